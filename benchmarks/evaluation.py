@@ -238,7 +238,8 @@ def matrix_rate(model: Any, repeats: int = 40) -> dict[str, float]:
     import torch
 
     from hfpatch.evaluation.scorer.batching import BatchLimits
-    from hfpatch.nn.matmul import available, fast_matmul, linear
+    from hfpatch.nn.matmul import fast_matmul, linear
+    from hfpatch.support.cpu import has_onednn
 
     hidden, tokens = model.config.hidden_size, BatchLimits.for_device(model.device).tokens
     inner = getattr(model.config, "intermediate_size", None) or 4 * hidden
@@ -250,7 +251,7 @@ def matrix_rate(model: Any, repeats: int = 40) -> dict[str, float]:
         for _ in range(repeats):
             linear(left, right)  # the result is not kept, so that all products go to the same memory
 
-    for library in ("mkl", "onednn") if available() else ("mkl",):
+    for library in ("mkl", "onednn") if has_onednn() else ("mkl",):
         with torch.no_grad(), fast_matmul(torch.nn.Identity(), library=library):
             linear(left, right)
             take(seconds, multiply)

@@ -68,8 +68,8 @@ from hfpatch.data.tokenizer import TokenStream
 from hfpatch.nn.matmul import fast_matmul
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.training import TrainingSettings
+from hfpatch.support.cpu import keep_freed_memory
 from hfpatch.support.files import write_json
-from hfpatch.support.malloc import keep_freed_memory
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.surgery.bases import load_base, load_config, load_tokenizer
 from hfpatch.surgery.methods import build_method

@@ -5,15 +5,53 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.sizes import NO_SIZE, SIZES
 from hfpatch.support.files import write_text
-from hfpatch.support.scaffold import PLACES, class_name, method_file, pyproject_file, test_file
+
+
+class Place(NamedTuple):
+    """A new method's term at a place: it adds r A B to y.
+
+    Attributes:
+        arguments: of the place's function, after ``parts``; the first is y.
+        read: r, one of the arguments.
+        inputs: the width of r, as ``build`` computes it.
+        outputs: the width of y.
+        returned: the result, for the function's docstring.
+    """
+
+    arguments: str
+    read: str
+    inputs: str
+    outputs: str
+    returned: str
+
+
+_HIDDEN, _MIXED = "site.hidden_size", "site.mixed_size or 0"
+_HEAD = 'site.width("query") // site.head_count'
+_X, _OUT = "``(batch, seq, hidden)``", "``(batch, seq, out)``"
+_PROJECTED = {
+    name: Place(f"{name[0]}: Tensor, x: Tensor", "x", _HIDDEN, f'site.width("{name}")', f"the {name} {_OUT}")
+    for name in ("query", "key", "value")
+}
+_READ = "what the output projection reads ``(batch, seq, heads·size)``"
+PLACES = {
+    "entered": Place("x: Tensor", "x", _HIDDEN, _HIDDEN, f"what enters the attention {_X}"),
+    **_PROJECTED,
+    "heads": Place("q: Tensor", "q", _HEAD, _HEAD, "the query ``(batch, seq, heads, size)``"),
+    "mixed": Place("a: Tensor, x: Tensor", "x", _HIDDEN, _MIXED, _READ),
+    "output": Place("o: Tensor, a: Tensor", "a", _MIXED, _HIDDEN, f"what the output projection returns for a {_X}"),
+    "left": Place("branch: Tensor, x: Tensor", "x", _HIDDEN, _HIDDEN, f"what joins the residual stream {_X}"),
+    "stream": Place("h: Tensor", "h", _HIDDEN, _HIDDEN, f"the residual stream {_X}"),
+}
+"""The places of :data:`hfpatch.tuners.hooks.PLACES`, in their order."""
 
 
 def new_method(
@@ -36,15 +74,16 @@ def new_method(
             raise HfpatchError(f"--place {each}: no place of a branch{nearest(each, PLACES)}; use {', '.join(PLACES)}")
     places = [each for each in PLACES if each in given]
     _require_free(name)
-    files = {out / f"{name}.py": method_file(name, places), out / f"test_{name}.py": test_file(name, places)}
-    if package:
-        files[out / "pyproject.toml"] = pyproject_file(name)
+    names = {f"{name}.py": "method.py", f"test_{name}.py": "test_method.py", "pyproject.toml": "pyproject.toml"}
+    files = {out / file: filled(template, name, places) for file, template in names.items()}
+    if not package:
+        del files[out / "pyproject.toml"]
     if there := [path for path in files if path.exists()]:
         raise HfpatchError(f"{there[0]}: exists already; choose another name, or --out")
     for path, text in files.items():
         write_text(path, text)
         print(f"wrote: {path}")
-    print(f"check: hfpatch check tinyworld/gpt2 --method {name}:{class_name(name)}")
+    print(f"check: hfpatch check tinyworld/gpt2 --method {name}:{_class_name(name)}")
 
 
 def _require_free(name: str) -> None:
@@ -55,3 +94,28 @@ def _require_free(name: str) -> None:
         raise HfpatchError(f"{name}: is a method already; choose another name")
     if importlib.util.find_spec(name) is not None:
         raise HfpatchError(f"{name}: a module of this name is installed already; choose another name")
+
+
+def filled(template: str, name: str, places: Sequence[str]) -> str:
+    """Return a file of a new method that acts at some of :data:`PLACES`, by its template in ``templates/``."""
+    import jinja2
+
+    loader = jinja2.PackageLoader("hfpatch.cli")
+    environment = jinja2.Environment(
+        loader=loader,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template(f"{template}.jinja").render(
+        name=name,
+        cls=_class_name(name),
+        listed=" and ".join(filter(None, [", ".join(places[:-1]), places[-1]])),
+        places={place: (f"{place}_" if len(places) > 1 else "", PLACES[place]) for place in places},
+    )
+
+
+def _class_name(name: str) -> str:
+    """Return the name of the class of a method: ``OutputGate`` for ``output_gate``."""
+    return "".join(word.capitalize() for word in name.split("_"))

@@ -73,10 +73,8 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
         raise HfpatchError(f"data.source: {settings.source} is local; data.streaming is for hub data sets")
     if any((path / name).is_file() for name in _SAVED):
         return _saved(path, settings)
-    if path.exists():
-        return _local(_files_in(path), settings, _own_slice(settings))
-    if glob.has_magic(settings.source):
-        return _local(_files_like(settings.source), settings, _own_slice(settings))
+    if path.exists() or glob.has_magic(settings.source):
+        return _local(_files(settings.source), settings, _own_slice(settings))
     if is_readable(path) or settings.source.startswith(("/", ".", "~")) or settings.source.count("/") > 1:
         raise HfpatchError(f"data.source: {settings.source} does not exist")
     if data_dir is not None:
@@ -125,24 +123,17 @@ def _tinyworld(settings: DataSettings) -> Corpus:
     return Corpus(read, compute_digest=lambda: _digest(read()), cacheable=False)
 
 
-def _files_in(path: Path) -> list[Path]:
-    if path.is_file():
-        if not is_readable(path):
-            raise HfpatchError(f"{path}: unknown file type; use {_TYPES}")
-        return [path]
-    files = sorted(file for file in path.iterdir() if file.is_file() and is_readable(file))
+def _files(source: str) -> list[Path]:
+    """Return a file, or the files in a folder or of a pattern (``**`` for any folders) in the order of their names."""
+    path = Path(source)
+    if path.exists():
+        found = sorted(path.iterdir()) if path.is_dir() else [path]
+    else:
+        found = [Path(name) for name in sorted(glob.glob(source, recursive=True))]  # noqa: PTH207
+    files = [file for file in found if file.is_file() and is_readable(file)]
     if not files:
-        raise HfpatchError(f"{path}: the folder has no {_TYPES} file")
-    return files
-
-
-def _files_like(pattern: str) -> list[Path]:
-    """Return the files that match a pattern, ``**`` for any folders, in the order of their names."""
-    found = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]  # noqa: PTH207
-    files = [path for path in found if path.is_file() and is_readable(path)]
-    if not files:
-        problem = "no file that can be read matches" if found else "no file matches"
-        raise HfpatchError(f"data.source: {problem} {pattern}; use {_TYPES}")
+        problem = "is of an unknown type" if path.is_file() else "has no file of a known type"
+        raise HfpatchError(f"data.source: {source} {problem if found else 'has no files'}; use {_TYPES}")
     return files
 
 

@@ -26,7 +26,7 @@ from hfpatch.evaluation.windows import check_positions, long_windows, say_once
 from hfpatch.models.attention import fast_attention
 from hfpatch.nn.matmul import choose_library, fast_matmul
 from hfpatch.sites import input_device
-from hfpatch.support.malloc import keep_freed_memory
+from hfpatch.support.cpu import keep_freed_memory
 from hfpatch.support.ranks import Ranks
 
 if TYPE_CHECKING:

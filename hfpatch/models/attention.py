@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hfpatch.nn.attention import causal_attention
-from hfpatch.nn.matmul import active_library
+from hfpatch.support.cpu import active_library
 
 _SDPA = "sdpa"
 _SHORTEST = 128  # tokens, from which on blocks are faster than torch's kernel
@@ -32,7 +32,7 @@ def fast_attention() -> Iterator[None]:
     `document_lengths`); elsewhere transformers' own function is called.
 
     Causal rows without a mask, and without gradients, are computed in blocks by the faster library, where
-    `hfpatch.nn.fast_matmul` found one: torch's kernel computes whole squares of up to 512 keys and its products with
+    `hfpatch.fast_matmul` found one: torch's kernel computes whole squares of up to 512 keys and its products with
     MKL. Values agree to rounding.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # imports scipy

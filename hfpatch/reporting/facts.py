@@ -18,7 +18,7 @@ PRODUCTS = {
     "bf16": "of bfloat16 weights in bfloat16, by instructions of the processor",
     "fp32": "of bfloat16 weights in float32: no bfloat16 instructions, no gain by them, or HFPATCH_MATMUL=fp32",
 }
-"""How the products of a bfloat16 model were computed on a CPU, by the name of :mod:`hfpatch.nn.matmul`."""
+"""How the products of a bfloat16 model were computed on a CPU, by the name of :mod:`hfpatch.support.cpu`."""
 
 
 def protocol_facts(results: ComparisonResults) -> list[Fact]:

@@ -109,7 +109,7 @@ class TrainResult(Part):
             loss after it said so.
         mfu: the share of the measured rate of a large matrix product that the steps reached; a lower bound, see
             :func:`hfpatch.training.hardware.flops_per_token`.
-        matmul: the library of the matrix products on the CPU, see :mod:`hfpatch.nn.matmul`.
+        matmul: the library of the matrix products on the CPU, see :mod:`hfpatch.support.cpu`.
     """
 
     steps: int

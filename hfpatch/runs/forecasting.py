@@ -12,7 +12,6 @@ from hfpatch.evaluation.sizing import (
     TaskRequests,
     Timed,
 )
-from hfpatch.nn.matmul import pinned_library
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.comparison import read_match
 from hfpatch.results.forecast import Detectable, Forecast, MeasuredKind, PlannedMethod, PlannedTask, Work
@@ -21,6 +20,7 @@ from hfpatch.runs.measuring import FORWARD, SECONDS, Measured, kind_of, measure
 from hfpatch.runs.plan import MEASURING, Unit, plan_comparison
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.setup import ComparisonSetup, set_up
+from hfpatch.support.cpu import pinned_library
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.processes import start_processes
 

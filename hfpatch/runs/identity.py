@@ -18,10 +18,10 @@ from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import PLAN, BatchPlan, read_plans, write_plans
 from hfpatch.data.tokenizer import identify_tokenizer
 from hfpatch.errors import HfpatchError
-from hfpatch.nn.matmul import MatmulLibrary
 from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings
 from hfpatch.results.identity import OF_BASE, OF_TASK, facts_of_base
 from hfpatch.support.code import hash_code
+from hfpatch.support.cpu import MatmulLibrary
 from hfpatch.support.files import hash_values, read_json, write_json, write_text
 from hfpatch.surgery.bases import Base, hash_tensors
 from hfpatch.surgery.code import hash_model_code

@@ -19,7 +19,7 @@ from hfpatch.evaluation import evaluate as run_tasks
 from hfpatch.evaluation.cache import computed_with
 from hfpatch.evaluation.sample_log import FOLDER, SampleLog
 from hfpatch.evaluation.selection import Selection, select
-from hfpatch.nn.matmul import choose_library, pinned_library
+from hfpatch.nn.matmul import choose_library
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.strict import flatten
@@ -30,6 +30,7 @@ from hfpatch.runs.folder import check_place
 from hfpatch.runs.identity import describe_base
 from hfpatch.runs.placing import load_placed, ranks_of
 from hfpatch.runs.progress import Progress
+from hfpatch.support.cpu import pinned_library
 from hfpatch.support.files import read_json, sha256_file, write_json
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.surgery.bases import Base

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from hfpatch.data.plan import BatchPlan
-from hfpatch.nn.matmul import MatmulLibrary, pinned_library
 from hfpatch.runs.folder import check_folder, discard_failed_start
 from hfpatch.runs.identity import Identity, check_run, check_scores, check_shared, stored_library, write_shared
 from hfpatch.runs.locks import Holder, hold, hold_shared
 from hfpatch.runs.plan import Plan, PlannedRun
 from hfpatch.runs.recipe_changes import changes, reopen
+from hfpatch.support.cpu import MatmulLibrary, pinned_library
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock
 from hfpatch.training.processes import start_processes

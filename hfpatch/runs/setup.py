@@ -16,7 +16,7 @@ from hfpatch.data.load import load_splits
 from hfpatch.data.plan import BatchPlan, draw_plans
 from hfpatch.data.vocabulary import check_tokenizer
 from hfpatch.errors import HfpatchError
-from hfpatch.nn.matmul import MatmulLibrary, choose_library
+from hfpatch.nn.matmul import choose_library
 from hfpatch.recipes.budgets import TOLERANCE, budget_in, family_of
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.training import with_steps
@@ -25,6 +25,7 @@ from hfpatch.runs.identity import Identity, identify_base, identify_data, identi
 from hfpatch.runs.plan import PlannedRun
 from hfpatch.runs.tuning import Tuning, values_text
 from hfpatch.support.cache import cache_folder
+from hfpatch.support.cpu import MatmulLibrary
 from hfpatch.support.files import check_data_dir, hash_values
 from hfpatch.surgery.bases import Base, check_place, hash_weights, load_model, place_base
 from hfpatch.surgery.budget import Trial

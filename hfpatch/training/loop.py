@@ -25,9 +25,9 @@ from transformers import PreTrainedModel
 from hfpatch.data.collate import collate
 from hfpatch.errors import HfpatchError
 from hfpatch.models.attention import fast_attention
-from hfpatch.nn.matmul import choose_library, fast_matmul, pinned_library
+from hfpatch.nn.matmul import choose_library, fast_matmul
 from hfpatch.results.parts import TrainResult
-from hfpatch.support.malloc import keep_freed_memory
+from hfpatch.support.cpu import keep_freed_memory, pinned_library
 from hfpatch.training.checkpoint import checkpoint_at, load_optimizer, load_trainables, save_checkpoint
 from hfpatch.training.diagnostics import diagnose
 from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, tokens_per_s_at_most

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hfpatch.errors import HfpatchError
-from hfpatch.nn.matmul import MatmulLibrary
 from hfpatch.results.parts import TrainResult
+from hfpatch.support.cpu import MatmulLibrary
 from hfpatch.support.files import write_text
 
 _END_BYTES = 4096

@@ -10,8 +10,8 @@ import pytest
 from own_methods import forgotten
 
 from hfpatch.__main__ import main
+from hfpatch.cli.creating import PLACES
 from hfpatch.promises import run
-from hfpatch.support.scaffold import PLACES
 from hfpatch.tuners.hooks import PLACES as KNOWN
 
 CONFIG = Path(__file__).parents[2] / "pyproject.toml"

@@ -45,9 +45,9 @@ def test_a_pattern_takes_all_files_that_match(tmp_path):
     assert (
         open_corpus(settings).digest != open_corpus(settings.model_copy(update={"source": str(tmp_path / "b")})).digest
     )
-    for pattern, told in (("*.txt", "no file matches"), ("a/*.md", "no file that can be read matches")):
+    for pattern, told in (("*.txt", "has no files"), ("a/*.md", "has no file of a known type")):
         wrong = DataSettings(source=str(tmp_path / pattern))
-        with pytest.raises(HfpatchError, match=f"data.source: {told} .*; use .jsonl"):
+        with pytest.raises(HfpatchError, match=f"data.source: .* {told}; use .jsonl"):
             open_corpus(wrong)
 
 
@@ -243,8 +243,8 @@ def test_offline_hub_is_one_clear_error(tmp_path, monkeypatch):
         ("tinyworld/shiftd", r"tinyworld/shiftd: no such text \(did you mean 'tinyworld/shifted'\?\)"),
         ("{tmp}/missing.jsonl", "missing.jsonl does not exist"),
         ("missing.txt", "data.source: missing.txt does not exist"),
-        ("{tmp}/notes.md", "notes.md: unknown file type"),
-        ("{tmp}/empty", "empty: the folder has no .jsonl"),
+        ("{tmp}/notes.md", "notes.md is of an unknown type; use .jsonl"),
+        ("{tmp}/empty", "empty has no files; use .jsonl"),
         ("{tmp}/short.jsonl", "no document has 100 characters; lower data.min_characters"),
     ],
 )

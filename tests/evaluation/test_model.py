@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING, BartForConditionalGeneration
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.cache import model_key
 from hfpatch.evaluation.model import HfpatchLM
-from hfpatch.nn.matmul import available
+from hfpatch.support.cpu import has_onednn
 from hfpatch.surgery.bases import load_base
 from hfpatch.twins import random_model, shrink
 
@@ -71,7 +71,7 @@ def test_loglikelihoods_equal_hflm(model, tokenizer, batch_size, pairs, support)
     torch.testing.assert_close(rolling, also, rtol=1e-6, atol=1e-4)
 
 
-@pytest.mark.skipif(not available(), reason="this build of torch has no oneDNN")
+@pytest.mark.skipif(not has_onednn(), reason="this build of torch has no oneDNN")
 def test_loglikelihoods_by_onednn_equal_hflm(model, tokenizer, pairs, monkeypatch):
     asked = requests("loglikelihood", pairs)
     expected = HFLM(model, tokenizer=tokenizer, batch_size=1).loglikelihood(asked, disable_tqdm=True)

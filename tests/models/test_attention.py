@@ -7,7 +7,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaC
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hfpatch.models.attention import document_lengths, fast_attention
-from hfpatch.nn.matmul import available, fast_matmul
+from hfpatch.nn.matmul import fast_matmul
+from hfpatch.support.cpu import has_onednn
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 50}
 GROUPED = {**SIZES, "num_key_value_heads": 2}
@@ -148,7 +149,7 @@ def test_the_mask_decides_and_not_what_the_module_says():
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.skipif(not available(), reason="this build of torch has no oneDNN")
+@pytest.mark.skipif(not has_onednn(), reason="this build of torch has no oneDNN")
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_long_rows_without_gradients_are_computed_in_blocks(config, calls):
     model = model_of(config)
@@ -169,9 +170,9 @@ def test_with_gradients_or_where_no_other_library_is_faster_torchs_kernel_comput
     model, tokens = model_of(CONFIGS["gpt_neox"]), torch.randint(50, (1, 140))
     with fast_matmul(model, library="mkl"), fast_attention(), torch.no_grad():
         model(tokens, use_cache=False)
-    if available():
+    if has_onednn():
         with fast_matmul(model, library="onednn"), fast_attention():
             model(tokens, use_cache=False)
             with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
                 model(tokens, use_cache=False)
-    assert calls == [(140, False)] * (6 if available() else 2)
+    assert calls == [(140, False)] * (6 if has_onednn() else 2)

@@ -2,7 +2,6 @@
 
 import copy
 import time
-from itertools import accumulate, cycle
 
 import pytest
 import torch
@@ -11,9 +10,11 @@ from transformers.pytorch_utils import Conv1D
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import matmul
-from hfpatch.nn.matmul import active_library, choose_library, fast_matmul, linear
+from hfpatch.nn.matmul import choose_library, fast_matmul, linear
+from hfpatch.support import cpu
+from hfpatch.support.cpu import active_library, has_onednn, pinned_library
 
-onednn = pytest.mark.skipif(not matmul.available(), reason="this build of torch has no oneDNN")
+onednn = pytest.mark.skipif(not has_onednn(), reason="this build of torch has no oneDNN")
 INPUTS = {
     "a vector": lambda: torch.randn(32),
     "rows": lambda: torch.randn(3, 32),
@@ -138,7 +139,7 @@ def test_what_is_not_plain_computes_as_before(monkeypatch):
 
 def test_a_copy_made_inside_is_of_its_own():
     net = model()
-    with fast_matmul(net, library="onednn" if matmul.available() else "mkl"):
+    with fast_matmul(net, library="onednn" if has_onednn() else "mkl"):
         twin = copy.deepcopy(net)
         with torch.no_grad():
             twin[0].weight.zero_()
@@ -151,7 +152,7 @@ def test_a_copy_made_inside_is_of_its_own():
 @pytest.mark.parametrize(("gain", "chosen"), [(1.5, "onednn"), (1.05, "mkl")])
 def test_a_gain_of_a_tenth_decides(monkeypatch, gain, chosen):
     monkeypatch.delenv("HFPATCH_MATMUL", raising=False)
-    monkeypatch.setattr(matmul, "measured_gain", lambda *_: gain)
+    monkeypatch.setattr(cpu, "measured_gain", lambda *_: gain)
     assert choose_library(nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 128))) == chosen
     assert choose_library(nn.Linear(8, 8)) == "mkl"  # too small for a gain
     assert choose_library(nn.Linear(8, 8, device="meta")) is None
@@ -160,22 +161,12 @@ def test_a_gain_of_a_tenth_decides(monkeypatch, gain, chosen):
 @onednn
 def test_measuring_is_short_and_done_once():
     net = nn.Sequential(nn.Linear(768, 3072), nn.Linear(3072, 768), nn.Linear(768, 2304), nn.Linear(768, 50304))
-    matmul.measured_gain.cache_clear()
+    cpu.measured_gain.cache_clear()
     begin = time.process_time()
     shapes = matmul._expensive_shapes(net)
-    first = matmul.measured_gain(shapes, torch.get_num_threads())
+    first = cpu.measured_gain(shapes, torch.get_num_threads(), matmul._onednn)
     assert time.process_time() - begin < 0.3 * max(2, torch.get_num_threads())
-    assert matmul.measured_gain(shapes, torch.get_num_threads()) == first > 0
-
-
-@onednn
-def test_time_that_other_processes_take_does_not_count(monkeypatch):
-    """On a busy machine wall times once chose the library that is half as fast."""
-    clock = accumulate(cycle([0.0, 2.0, 0.0, 1.0]))  # before and after MKL's product, before and after oneDNN's
-    monkeypatch.setattr(matmul.time, "thread_time", lambda: next(clock))
-    matmul.measured_gain.cache_clear()
-    assert matmul.measured_gain(((8, 4), (4, 8)), 1) == 2.0
-    matmul.measured_gain.cache_clear()
+    assert cpu.measured_gain(shapes, torch.get_num_threads(), matmul._onednn) == first > 0
 
 
 @pytest.mark.parametrize("conv", [False, True], ids=["linear", "conv"])
@@ -226,18 +217,18 @@ def test_in_a_bf16_model_bf16_products_stay_native_and_fp32_ones_take_onednn(mon
 )
 def test_of_a_bf16_model_instructions_and_a_gain_over_the_best_of_fp32_decide(monkeypatch, instructions, gains, chosen):
     monkeypatch.delenv("HFPATCH_MATMUL", raising=False)
-    monkeypatch.setattr(matmul, "available", lambda: True)
-    monkeypatch.setattr(matmul, "multiplies_bf16", lambda: instructions)
-    monkeypatch.setattr(matmul, "measured_gain", lambda shapes, threads, library="onednn": gains[library == "bf16"])
+    monkeypatch.setattr(cpu, "has_onednn", lambda: True)
+    monkeypatch.setattr(cpu, "multiplies_bf16", lambda: instructions)
+    monkeypatch.setattr(cpu, "measured_gain", lambda *given: gains[given[3:] == (torch.bfloat16,)])
     assert choose_library(nn.Linear(512, 512).bfloat16()) == chosen
     assert choose_library(nn.Linear(8, 8).bfloat16()) == ("bf16" if instructions else "fp32")  # too small to measure
     assert choose_library(nn.Linear(512, 512)) in ("mkl", "onednn")
     monkeypatch.setenv("HFPATCH_MATMUL", "fp32" if chosen == "bf16" else "bf16")
     assert choose_library(nn.Linear(512, 512).bfloat16()) != chosen
     assert choose_library(nn.Linear(8, 8)) == "mkl"  # the variable is of bf16 models
-    with matmul.pinned_library("mkl"):  # a run that was begun before there was a choice
+    with pinned_library("mkl"):  # a run that was begun before there was a choice
         assert choose_library(nn.Linear(8, 8).bfloat16()) == "mkl"
-    with pytest.raises(HfpatchError, match="but the run was begun with"), matmul.pinned_library(chosen):
+    with pytest.raises(HfpatchError, match="but the run was begun with"), pinned_library(chosen):
         pass
 
 
@@ -248,6 +239,6 @@ def test_the_variable_decides_by_hand(monkeypatch):
     with pytest.raises(HfpatchError, match=r"^HFPATCH_MATMUL is 'fastest'; give mkl or onednn, for a model in"):
         choose_library(nn.Linear(4, 4))
     monkeypatch.setenv("HFPATCH_MATMUL", "onednn")
-    monkeypatch.setattr(matmul, "available", lambda: False)
+    monkeypatch.setattr(cpu, "has_onednn", lambda: False)
     with pytest.raises(HfpatchError, match="does not have"):
         choose_library(nn.Linear(4, 4))

@@ -14,8 +14,8 @@ from transformers.integrations import integration_utils
 from hfpatch import PreProjectionConfig, patch
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
-from hfpatch.nn.matmul import available
 from hfpatch.recipes.training import TrainingSettings, group_of
+from hfpatch.support.cpu import has_onednn
 from hfpatch.training.probe import train_probe
 from hfpatch.training.validation import mean_loss
 
@@ -293,7 +293,7 @@ def test_packing_is_refused_where_it_would_leak(base, blocks, padded_blocks, tmp
     run(base("bloom"), padded_blocks, tmp_path / "padded", lr=1e-3)
 
 
-@pytest.mark.skipif(not available(), reason="this build of torch has no oneDNN")
+@pytest.mark.skipif(not has_onednn(), reason="this build of torch has no oneDNN")
 def test_a_run_keeps_its_library_for_matrix_products(patched, blocks, tmp_path, monkeypatch):
     plan = plan_for(blocks)
     expected = plain_loop(patched(), blocks, plan, lr=1e-2, warmup=2, clip=1.0)

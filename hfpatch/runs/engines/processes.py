@@ -16,6 +16,7 @@ from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.worker import Job, Outcome, Place, begin, place, work
 from hfpatch.runs.engines.workers import Worker, Workers
 from hfpatch.runs.plan import Unit
+from hfpatch.support.cpu import count_cores
 from hfpatch.training.processes import CPU_ONLY
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -121,11 +122,6 @@ class _Process(Worker):
         for pid in list(self._pool._processes or {}):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
-
-
-def count_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def room_on(gpus: int, gpus_per_run: float) -> int:

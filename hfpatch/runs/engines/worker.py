@@ -144,10 +144,10 @@ def _set_up(job: Job, finished: Callable[[str], None]) -> Callable[[Unit], None]
     """
     import torch
 
-    from hfpatch.nn.matmul import pinned_library
     from hfpatch.runs.engines.scored import Scored, ScoredFile
     from hfpatch.runs.identity import check_shared, stored_library
     from hfpatch.runs.progress import Progress
+    from hfpatch.support.cpu import pinned_library
     from hfpatch.training.processes import start_processes
 
     class Listener(Progress):
