@@ -17,7 +17,7 @@ from hfpatch.runs.recipe_changes import changes
 from hfpatch.runs.reports import write_report
 from hfpatch.runs.results import compares_what_it_should
 from hfpatch.runs.session import check_start, open_runs
-from hfpatch.runs.train_eval import ComparisonWork
+from hfpatch.runs.train_eval import ComparisonSession
 from hfpatch.training.processes import start_processes
 from hfpatch.training.sharding import cuts_tensors
 
@@ -64,13 +64,13 @@ def compare(
             write_report(out)
         state.wait_for_everyone()
         return folder.read_results()
-    work = ComparisonWork(recipe, plan, progress)
+    session = ComparisonSession(recipe, plan, progress)
     with closing(make_engine(engine or EngineSettings())) as executor:
         executor.connect()
-        with open_runs(work, resume=resume, holder=executor.holder):
-            with work.throttle:
-                executor.execute(work)
-            work.write_results(complete=True)
+        with open_runs(session, resume=resume, holder=executor.holder):
+            with session.throttle:
+                executor.execute(session)
+            session.write_results(complete=True)
             if state.is_main_process:
                 write_report(out)
             state.wait_for_everyone()

@@ -21,8 +21,7 @@ from hfpatch.runs.folder import summarise
 from hfpatch.runs.identity import Identity, identify_training, write_shared
 from hfpatch.runs.plan import Plan, PlannedRun, Unit, plan_pretraining, planned_runs
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.session import check_start, open_runs, resumed_clock
-from hfpatch.runs.work import Work
+from hfpatch.runs.session import Session, check_start, open_runs, resumed_clock
 from hfpatch.support.files import hash_values, read_json, write_json
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.architecture import build_model
@@ -76,7 +75,7 @@ class PretrainingSetup(Generic[AnyPretraining]):
 StudySetup: TypeAlias = PretrainingSetup[StudyRecipe]
 
 
-class PretrainingWork(Work[PretrainingSetup[AnyPretraining]]):
+class PretrainingSession(Session[PretrainingSetup[AnyPretraining]]):
     """The training of one model, or those of a study."""
 
     def __init__(self, recipe: AnyPretraining, plan: Plan, progress: Progress | None = None) -> None:
@@ -86,10 +85,6 @@ class PretrainingWork(Work[PretrainingSetup[AnyPretraining]]):
     def set_up(self) -> None:
         """Load the text and try every model."""
         self.setup = set_up_pretraining(self._recipe, self.plan.out)
-
-    def steps(self, unit: Unit) -> int:
-        """Return how many steps a unit trains."""
-        return single_recipe(self.setup.recipe, unit.run).training.steps
 
     def write_results(self, *, complete: bool = False) -> None:
         """Do nothing: the result of a single model is that of its run."""
@@ -164,9 +159,9 @@ def pretrain(
     (unit,) = plan.units
     check_start(plan, resume=resume)
     if not unit.is_complete():
-        work = PretrainingWork(recipe, plan, progress)
-        with open_runs(work, resume=resume):
-            work.train(unit.run)
+        session = PretrainingSession(recipe, plan, progress)
+        with open_runs(session, resume=resume):
+            session.train(unit.run)
     result: dict[str, Any] = read_json(unit.run.result)
     return result
 

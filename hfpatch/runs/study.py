@@ -10,7 +10,7 @@ from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.locks import hold_shared
 from hfpatch.runs.plan import plan_pretraining
-from hfpatch.runs.pretraining import PretrainingWork
+from hfpatch.runs.pretraining import PretrainingSession
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.reports import write_report
 from hfpatch.runs.session import check_start, open_runs
@@ -19,7 +19,7 @@ from hfpatch.support.files import read_json, write_json
 from hfpatch.training.processes import start_processes
 
 
-class StudyWork(PretrainingWork[StudyRecipe]):
+class StudySession(PretrainingSession[StudyRecipe]):
     """The trainings of a study."""
 
     def write_results(self, *, complete: bool = False) -> None:
@@ -63,13 +63,13 @@ def pretrain_study(
     """
     state, plan = start_processes(), plan_pretraining(recipe, out, variant)
     check_start(plan, resume=resume)
-    work = StudyWork(recipe, plan, progress)
+    session = StudySession(recipe, plan, progress)
     with closing(make_engine(engine or EngineSettings())) as executor:
         executor.connect()
-        with open_runs(work, resume=resume, holder=executor.holder):
-            with work.throttle:
-                executor.execute(work)
-            work.write_results(complete=True)  # also what other calls completed
+        with open_runs(session, resume=resume, holder=executor.holder):
+            with session.throttle:
+                executor.execute(session)
+            session.write_results(complete=True)  # also what other calls completed
             if state.is_main_process and variant is None:
                 write_report(out)
             state.wait_for_everyone()

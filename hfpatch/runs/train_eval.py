@@ -22,10 +22,9 @@ from hfpatch.runs.identity import check_run, check_scores, check_seeds
 from hfpatch.runs.plan import MEASURING, Plan, PlannedRun, Unit
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.retention import by_document, measure_further
-from hfpatch.runs.session import resumed_clock
+from hfpatch.runs.session import Session, resumed_clock
 from hfpatch.runs.setup import ComparisonSetup, set_up
 from hfpatch.runs.tuning import Outcome, Tuning, values_text
-from hfpatch.runs.work import Work
 from hfpatch.support.files import read_json, write_json
 from hfpatch.support.provenance import checkout_state
 from hfpatch.surgery.folder import save_patch
@@ -34,7 +33,7 @@ from hfpatch.training.processes import start_ranks
 from hfpatch.training.validation import document_losses
 
 
-class ComparisonWork(Work[ComparisonSetup]):
+class ComparisonSession(Session[ComparisonSetup]):
     """The units of a comparison, or those that train one of its methods."""
 
     def __init__(self, recipe: Recipe, plan: Plan, progress: Progress | None = None) -> None:
@@ -45,10 +44,6 @@ class ComparisonWork(Work[ComparisonSetup]):
         """Load the base and the data, and try each method on the base."""
         part = self.plan.part
         self.setup = set_up(self._recipe, Tuning(self.plan.tuning, part and self._recipe.tuned_at(part)))
-
-    def steps(self, unit: Unit) -> int:
-        """Return how many steps a unit trains."""
-        return self.setup.recipe_of(unit.run).training.steps
 
     def record(self, unit: Unit) -> None:
         """Note that a unit is complete; a training changes nothing in results.json until it is evaluated."""

@@ -10,7 +10,7 @@ from hfpatch.runs.folder import RunPaths, diverged_step
 from hfpatch.runs.plan import plan_training
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.session import check_start, open_runs
-from hfpatch.runs.train_eval import ComparisonWork
+from hfpatch.runs.train_eval import ComparisonSession
 from hfpatch.support.files import read_json
 
 
@@ -37,11 +37,11 @@ def train(
     """
     plan = plan_training(recipe, out, method)
     check_start(plan, resume=resume)
-    work = ComparisonWork(recipe, plan, progress)
-    with open_runs(work, resume=resume):
-        if method in work.setup.left_out:
-            raise HfpatchError(f"{method} is left out: {work.setup.left_out[method]}")
+    session = ComparisonSession(recipe, plan, progress)
+    with open_runs(session, resume=resume):
+        if method in session.setup.left_out:
+            raise HfpatchError(f"{method} is left out: {session.setup.left_out[method]}")
         for unit in plan.units:
-            work.complete(unit)
+            session.complete(unit)
     trained = [RunPaths(unit.run.folder) for unit in plan.units if unit.action == "train"]
     return [paths.patch for paths in trained if diverged_step(read_json(paths.training)) is None]

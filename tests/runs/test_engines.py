@@ -118,7 +118,7 @@ def test_how_far_an_evaluation_is_can_be_read_from_its_folder(tmp_path, monkeypa
     shown = []
     dispatch = object.__new__(parallel._Dispatch)
     dispatch.seen = {}
-    dispatch.work = SimpleNamespace(progress=SimpleNamespace(scored=lambda *told: shown.append(told)))
+    dispatch.session = SimpleNamespace(progress=SimpleNamespace(scored=lambda *told: shown.append(told)))
     unit = SimpleNamespace(run=SimpleNamespace(folder=tmp_path, name="lora · seed 0"))
     for _ in range(2):
         dispatch._show_scored(unit)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from hfpatch.runs.locks import Holder
-from hfpatch.runs.work import Work
+from hfpatch.runs.session import Session
 
 
 class Engine(ABC):
@@ -34,7 +34,7 @@ class Engine(ABC):
         """How many runs are worked on at a time, known once it is connected."""
 
     @abstractmethod
-    def execute(self, work: Work[Any]) -> None:
+    def execute(self, session: Session[Any]) -> None:
         """Bring every unit of a plan to its end.
 
         Raises:
@@ -60,13 +60,13 @@ class Sequential(Engine):
         """One."""
         return 1
 
-    def execute(self, work: Work[Any]) -> None:
+    def execute(self, session: Session[Any]) -> None:
         """Bring one unit after the other to its end."""
-        for unit in work.plan.units:
-            due = work.is_due(unit)
-            work.complete(unit)
+        for unit in session.plan.units:
+            due = session.is_due(unit)
+            session.complete(unit)
             if due:
-                work.record(unit)
+                session.record(unit)
 
     def close(self) -> None:
         """Do nothing."""

@@ -24,7 +24,7 @@ from hfpatch.runs.engines.worker import Job, Outcome, Place, to_send
 from hfpatch.runs.engines.workers import Worker, Workers
 from hfpatch.runs.locks import new_holder, take_back
 from hfpatch.runs.plan import MEASURING, Unit
-from hfpatch.runs.work import Work
+from hfpatch.runs.session import Session
 from hfpatch.training.interruption import SigtermWatch, Terminated
 from hfpatch.training.processes import CPU_ONLY, start_processes
 from hfpatch.training.records import MetricsFile
@@ -85,9 +85,9 @@ class Parallel(Engine):
             PartialState._reset_state()
             start_processes()
 
-    def execute(self, work: Work[Any]) -> None:
+    def execute(self, session: Session[Any]) -> None:
         """Bring every unit to its end, or to where it or one that it needs fails."""
-        plan: Any = work.plan
+        plan: Any = session.plan
         job = Job(
             recipe=plan.recipe,
             out=plan.out.absolute(),
@@ -99,7 +99,7 @@ class Parallel(Engine):
             launch_config=self.settings.launch_config,
         )
         self.workers.check(job)
-        _Dispatch(work, self.workers, job).run()
+        _Dispatch(session, self.workers, job).run()
 
     def close(self) -> None:
         """Give back what `connect` took."""
@@ -126,9 +126,9 @@ class _Seat:
 class _Dispatch:
     """One execution of a plan's units by workers."""
 
-    def __init__(self, work: Work[Any], workers: Workers, job: Job) -> None:
-        self.work, self.workers, self.job = work, workers, job
-        self.schedule = Schedule(work.plan.units)
+    def __init__(self, session: Session[Any], workers: Workers, job: Job) -> None:
+        self.session, self.workers, self.job = session, workers, job
+        self.schedule = Schedule(session.plan.units)
         self.queue: list[Unit] = []
         self.seats: list[_Seat] = []
         self.begun: Counter[int] = Counter()
@@ -148,7 +148,7 @@ class _Dispatch:
             Terminated: if this process was asked to end.
         """
         self._sort()
-        self.work.progress.opened(self.workers.describe(), self.schedule.open)
+        self.session.progress.opened(self.workers.describe(), self.schedule.open)
         try:
             with SigtermWatch() as sigterm:
                 while self.schedule.open:
@@ -167,10 +167,10 @@ class _Dispatch:
         """Complete at once the units that take no time, and queue the others that are ready."""
         while (unit := self.schedule.take()) is not None:
             try:
-                if self.work.is_due(unit):
+                if self.session.is_due(unit):
                     insort(self.queue, unit, key=self.schedule.place)
                     continue
-                self.work.complete(unit)
+                self.session.complete(unit)
             except HfpatchError as error:
                 self._fail(unit, str(error))
             else:
@@ -190,11 +190,11 @@ class _Dispatch:
             unit = seat.unit = self.queue.pop(0)
             self.begun[id(unit)] += 1
             seat.future = seat.worker.submit(to_send(unit))
-            self.work.progress.placed(unit.run.name, unit.action, seat.node)
+            self.session.progress.placed(unit.run.name, unit.action, seat.node)
             if unit.action in MEASURING:
-                self.work.progress.evaluating(unit.run.name, "evaluation")
+                self.session.progress.evaluating(unit.run.name, "evaluation")
             else:
-                self.work.progress.started(unit.run.name, self.work.steps(unit))
+                self.session.progress.started(unit.run.name, self.session.steps(unit))
 
     def _wait(self) -> None:
         busy = [seat for seat in self.seats if seat.unit is not None or not seat.started]
@@ -206,7 +206,7 @@ class _Dispatch:
             self.waiting_since = time.monotonic()
         elif time.monotonic() - self.waiting_since > SAY_WAITING_S:
             self.waiting_since = time.monotonic()
-            self.work.progress.waiting("no machine has free devices for a run yet")
+            self.session.progress.waiting("no machine has free devices for a run yet")
 
     def _take_note(self, seat: _Seat) -> None:
         """Note what became of a start or of a unit."""
@@ -236,10 +236,10 @@ class _Dispatch:
 
     def _complete(self, unit: Unit, outcome: Outcome) -> None:
         self.schedule.complete(unit)
-        self.work.record(unit)
-        self.work.progress.left(unit.run.name, self.schedule.open)
+        self.session.record(unit)
+        self.session.progress.left(unit.run.name, self.schedule.open)
         if outcome.summary is not None:
-            self.work.progress.finished(unit.run.name, outcome.summary)
+            self.session.progress.finished(unit.run.name, outcome.summary)
 
     def _replace(self, seat: _Seat, reason: str) -> None:
         """Leave a worker that has ended; another one goes on with its unit from the checkpoint.
@@ -255,18 +255,18 @@ class _Dispatch:
             if self.starts >= TRIES:
                 raise HfpatchError(f"workers cannot be started ({reason})")
             return
-        take_back(self.work.plan.out, unit.run.lock, self.job.holder)
+        take_back(self.session.plan.out, unit.run.lock, self.job.holder)
         if self.begun[id(unit)] >= TRIES:
             self._fail(unit, f"{unit.run.name}: its worker ended {TRIES} times before it did ({reason})")
         else:
             insort(self.queue, unit, key=self.schedule.place)
-            self.work.progress.lost(unit.run.name, reason)
+            self.session.progress.lost(unit.run.name, reason)
 
     def _fail(self, unit: Unit, message: str) -> None:
         self.failures.append(message)
         self.dropped += len(self.schedule.drop(unit))
-        self.work.progress.left(unit.run.name, self.schedule.open)
-        self.work.progress.failed(message)
+        self.session.progress.left(unit.run.name, self.schedule.open)
+        self.session.progress.failed(message)
 
     def _summary(self) -> str:
         """Return all failures in one line; the only one as it is."""
@@ -289,13 +289,13 @@ class _Dispatch:
         record = MetricsFile(unit.run.folder / "metrics.jsonl").last()
         if record is not None and self.seen.get(id(unit)) != record.step:
             self.seen[id(unit)] = record.step
-            self.work.progress.stepped(unit.run.name, record)
+            self.session.progress.stepped(unit.run.name, record)
 
     def _show_scored(self, unit: Unit) -> None:
         scored = ScoredFile(unit.run.folder).read()
         if scored is not None and self.seen.get(id(unit)) != scored:
             self.seen[id(unit)] = scored
-            self.work.progress.scored(unit.run.name, *scored)
+            self.session.progress.scored(unit.run.name, *scored)
 
     def _end_workers(self) -> None:
         """End all workers: those at work may save a checkpoint first."""
@@ -309,5 +309,5 @@ class _Dispatch:
         for seat in self.seats:
             seat.worker.kill()
             if seat.unit is not None:
-                take_back(self.work.plan.out, seat.unit.run.lock, self.job.holder)
+                take_back(self.session.plan.out, seat.unit.run.lock, self.job.holder)
         self.seats = []

@@ -23,7 +23,7 @@ from hfpatch.runs.locks import Holder, hold
 from hfpatch.runs.plan import Unit, plan_comparison, plan_pretraining
 
 if TYPE_CHECKING:
-    from hfpatch.runs.work import Work
+    from hfpatch.runs.session import Session
 
 _PACKAGE = str(Path(__file__).parents[2])
 _LOCK_WAIT_S = 20.0
@@ -92,7 +92,7 @@ class UnitWorker:
         self.job = job
         with suppress(OSError):  # another machine need not have it, if the recipe has absolute paths
             os.chdir(job.folder)
-        self._work: Work[Any] | None = None
+        self._session: Session[Any] | None = None
 
     def place(self) -> Place:
         """Return where this worker is."""
@@ -131,14 +131,14 @@ class UnitWorker:
         lock = hold(self.job.out, [unit.run.lock], wait_s=_LOCK_WAIT_S, lender=self.job.holder)
         with lock if state.is_main_process else nullcontext():
             state.wait_for_everyone()
-            work = self._work = self._work or _set_up(self.job)
-            work.progress = shown = UnitProgress(unit.run.folder if state.is_main_process else None)
-            with pinned_library(work.setup.matmul):
-                work.complete(unit)
+            session = self._session = self._session or _set_up(self.job)
+            session.progress = shown = UnitProgress(unit.run.folder if state.is_main_process else None)
+            with pinned_library(session.setup.matmul):
+                session.complete(unit)
         return shown.summary
 
 
-def _set_up(job: Job) -> Work[Any]:
+def _set_up(job: Job) -> Session[Any]:
     """Load what the units of a job share.
 
     Raises:
@@ -151,19 +151,19 @@ def _set_up(job: Job) -> Work[Any]:
 
     if job.threads is not None:
         torch.set_num_threads(job.threads)
-    work: Work[Any]
+    session: Session[Any]
     if isinstance(job.recipe, StudyRecipe):
-        from hfpatch.runs.study import StudyWork
+        from hfpatch.runs.study import StudySession
 
-        work = StudyWork(job.recipe, plan_pretraining(job.recipe, job.out, job.part))
+        session = StudySession(job.recipe, plan_pretraining(job.recipe, job.out, job.part))
     else:
-        from hfpatch.runs.train_eval import ComparisonWork
+        from hfpatch.runs.train_eval import ComparisonSession
 
-        work = ComparisonWork(job.recipe, plan_comparison(job.recipe, job.out))
+        session = ComparisonSession(job.recipe, plan_comparison(job.recipe, job.out))
     with pinned_library(stored_library(job.out)):
-        work.set_up()
-    check_shared(job.out, work.setup.shared, work.setup.plans)
-    return work
+        session.set_up()
+    check_shared(job.out, session.setup.shared, session.setup.plans)
+    return session
 
 
 def error_file(folder: Path) -> Path:
