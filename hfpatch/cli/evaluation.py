@@ -40,11 +40,12 @@ def evaluate(given: EvalOptions) -> None:
     settings, models, device_map = read_settings(given), read_models(given, more), device_map_of(given)
     quiet_libraries()
     with collection_paused():
-        from hfpatch.runs.placing import ranks_of
         from hfpatch.surgery.placement import Placement
+        from hfpatch.training.processes import start_ranks
 
         placement = Placement(device_map, given.tp)
-        ranks = ranks_of(placement)  # before imports that take seconds, so that mistakes show at once
+        ranks = start_ranks(split=given.tp)  # before imports that take seconds, so that mistakes show at once
+        placement.check(ranks.count)
         from hfpatch.cli.progress import choose_progress
         from hfpatch.runs import evaluate as run_evaluate
     gc.freeze()

@@ -9,13 +9,12 @@ from hfpatch.support.lazy import lazy_names
 if TYPE_CHECKING:
     from hfpatch.runs.checking import check
     from hfpatch.runs.comparison import compare
+    from hfpatch.runs.evaluation import evaluate, evaluate_models
     from hfpatch.runs.forecasting import forecast
     from hfpatch.runs.inspection import inspect
-    from hfpatch.runs.models import evaluate_models
     from hfpatch.runs.pretraining import pretrain
     from hfpatch.runs.previewing import preview
     from hfpatch.runs.progress import Progress
-    from hfpatch.runs.scoring import evaluate
     from hfpatch.runs.study import pretrain_study
     from hfpatch.runs.tokens import tokenize
     from hfpatch.runs.training import train
@@ -39,8 +38,8 @@ _HOMES = {
     "Progress": "progress",
     "check": "checking",
     "compare": "comparison",
-    "evaluate": "scoring",
-    "evaluate_models": "models",
+    "evaluate": "evaluation",
+    "evaluate_models": "evaluation",
     "forecast": "forecasting",
     "inspect": "inspection",
     "pretrain": "pretraining",

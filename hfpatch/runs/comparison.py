@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.folder import load_comparison
-from hfpatch.runs.engines.engine import Session
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.folder import RunFolder
-from hfpatch.runs.plan import MEASURING, Plan, Unit, plan_comparison
+from hfpatch.runs.plan import plan_comparison
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.recipe_changes import changes
 from hfpatch.runs.reports import write_report
-from hfpatch.runs.results import collect, compares_what_it_should, publish_values
-from hfpatch.runs.session import check_start, open_runs, resumed_clock
-from hfpatch.runs.setup import ComparisonSetup, set_up
-from hfpatch.runs.throttle import Throttled
-from hfpatch.runs.train_eval import complete, is_due
-from hfpatch.runs.tuning import Tuning
-from hfpatch.support.files import write_json
-from hfpatch.support.provenance import Clock
+from hfpatch.runs.results import compares_what_it_should
+from hfpatch.runs.session import check_start, open_runs
+from hfpatch.runs.train_eval import ComparisonSession
 from hfpatch.training.processes import start_processes
 from hfpatch.training.sharding import cuts_tensors
 
@@ -71,14 +64,13 @@ def compare(
             write_report(out)
         state.wait_for_everyone()
         return folder.read_results()
-    clock, executor = resumed_clock(out), make_engine(engine or EngineSettings())
-    with closing(executor):
+    session = ComparisonSession(recipe, plan, progress)
+    with closing(make_engine(engine or EngineSettings())) as executor:
         executor.connect()
-        tuning, holder = Tuning(plan.tuning, plan.part), executor.holder
-        with open_runs(plan, partial(set_up, recipe, tuning), resume=resume, holder=holder) as setup:
-            with Throttled(lambda: _write(setup, folder, clock, complete=False)) as throttled:
-                executor.execute(_session(plan, setup, throttled, progress or Progress()))
-            _write(setup, folder, clock, complete=True)
+        with open_runs(session, resume=resume, holder=executor.holder):
+            with session.throttle:
+                executor.execute(session)
+            session.write_results(complete=True)
             if state.is_main_process:
                 write_report(out)
             state.wait_for_everyone()
@@ -90,29 +82,3 @@ def _is_done(folder: RunFolder, recipe: Recipe) -> bool:
     if not folder.is_complete() or changes(folder.root, recipe)[0]:
         return False
     return compares_what_it_should(recipe, load_comparison(folder.root))
-
-
-def _write(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete: bool) -> None:
-    """Write results.json, of all runs that are complete; of several processes the first does."""
-    if start_processes().is_main_process:
-        results = collect(setup, folder, clock, complete=complete)
-        if complete and results.comparisons:
-            publish_values(folder, results)
-        write_json(folder.results, results.to_json())
-
-
-def _session(plan: Plan, setup: ComparisonSetup, throttled: Throttled, progress: Progress) -> Session:
-    """Return what an engine executes: the units of a comparison, its results written as they come."""
-
-    def record(unit: Unit) -> None:
-        if unit.action in ("tune", *MEASURING):
-            throttled()
-
-    return Session(
-        plan=plan,
-        complete=lambda unit: complete(unit, setup, progress),
-        is_due=lambda unit: is_due(unit, setup),
-        record=record,
-        steps=lambda unit: setup.recipe_of(unit.run).training.steps,
-        progress=progress,
-    )

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.power import ASSUMED, Differences
-from hfpatch.evaluation.sizing import (
-    Spread,
-    TaskRequests,
-    Timed,
-)
+from hfpatch.evaluation.sizing import Spread, TaskRequests, Timed
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.comparison import read_match
-from hfpatch.results.forecast import Detectable, Forecast, MeasuredKind, PlannedMethod, PlannedTask, Work
+from hfpatch.results.forecast import Detectable, Forecast, PlannedMethod, PlannedTask
 from hfpatch.results.verdicts import ALPHA, POWER
-from hfpatch.runs.measuring import FORWARD, SECONDS, Measured, kind_of, measure
-from hfpatch.runs.plan import MEASURING, Unit, plan_comparison
+from hfpatch.runs.measuring import SECONDS, Measured, kind_of, measure
+from hfpatch.runs.plan import plan_comparison
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.setup import ComparisonSetup, set_up
-from hfpatch.support.cpu import pinned_library
+from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.processes import start_processes
 
@@ -46,13 +41,10 @@ def forecast(
         raise HfpatchError(f"--effect {effect:g}: must lie between 0 and 1, such as 0.01 for one point of accuracy")
     if start_processes().num_processes > 1:
         raise HfpatchError("plan runs in one process; start it without a launcher")
-    clock, listener = Clock(), progress or Progress()
+    clock = Clock()
     units = plan_comparison(recipe, Path("runs") / recipe.name).units
-    setup = set_up(recipe)
-    units, recipe = tuple(unit for unit in units if unit.run.variant not in setup.left_out), setup.recipe
-    with pinned_library(setup.matmul):
-        measured = measure(setup, seconds, listener, spread=True)
-    asked, spreads, kinds = measured.asked, measured.spreads, measured.kinds
+    measured = measure(recipe, seconds, progress or Progress(), spread=True)
+    setup, asked, spreads, recipe = measured.setup, measured.asked, measured.spreads, measured.setup.recipe
     others = [name for name in recipe.methods if name != recipe.baseline]
     comparisons = len(others) * sum(spread.sd is not None for spread in spreads.values())
     base = setup.base
@@ -61,12 +53,12 @@ def forecast(
         model={**base.facts, "dtype": recipe.model.dtype, "parameters": setup.sizes[recipe.baseline].base},
         seeds=list(recipe.training.seeds),
         methods={name: _method(setup, name) for name in others},
-        kinds=kinds,
+        kinds=measured.kinds,
         tasks={
             name: _task(each, measured.timed[name], spreads.get(name), len(recipe.training.seeds), comparisons, effect)
             for name, each in asked.items()
         },
-        work=_work(setup, units, kinds, asked),
+        work=measured.work(units),
         comparisons=comparisons,
         effect=effect,
         assumptions=[measured.words, *_assumptions(setup, spreads.values())],
@@ -77,22 +69,6 @@ def forecast(
         ],
         provenance={**provenance(clock), "matmul": setup.matmul},
     )
-
-
-def measured_seconds(recipe: Recipe, units: Sequence[Unit], progress: Progress) -> tuple[list[float], str]:
-    """Return about how long trainings and evaluations take here, and what that was measured on.
-
-    Raises:
-        HfpatchError: if the recipe cannot be run.
-    """
-    setup = set_up(recipe)
-    with pinned_library(setup.matmul):
-        found = measure(setup, SECONDS, progress, spread=False)
-    seconds = [
-        0.0 if unit.run.variant in setup.left_out else _work_of(setup, unit, found.kinds, found.asked).seconds
-        for unit in units
-    ]
-    return seconds, found.words
 
 
 def _method(setup: ComparisonSetup, name: str) -> PlannedMethod:
@@ -145,72 +121,6 @@ def _detectable(model: Differences, documents: int, seeds: int, comparisons: int
 def _seeds_for(model: Differences, effect: float, documents: int, seeds: int) -> int | None:
     """Return the seeds that are needed; those of the recipe where they are enough, as one may be."""
     return seeds if model.power(effect, documents, seeds) >= POWER else model.seeds_for(effect, documents)
-
-
-def _work(
-    setup: ComparisonSetup,
-    units: Iterable[Unit],
-    kinds: Mapping[str, MeasuredKind],
-    asked: Mapping[str, TaskRequests],
-) -> dict[str, Work]:
-    """Return what all units of each action take together."""
-    found: dict[str, Work] = {}
-    for unit in units:
-        if unit.action != "check_baseline":
-            before, added = found.get(unit.action, Work()), _work_of(setup, unit, kinds, asked)
-            together = {name: getattr(before, name) + getattr(added, name) for name in type(added).model_fields}
-            found[unit.action] = Work(**together)
-    return found
-
-
-def _work_of(
-    setup: ComparisonSetup, unit: Unit, kinds: Mapping[str, MeasuredKind], asked: Mapping[str, TaskRequests]
-) -> Work:
-    """Return what one unit takes, which trains or measures something."""
-    kind = kinds[kind_of(setup.methods[unit.run.variant])]
-    if unit.action == "evaluate":
-        return Work(
-            units=1,
-            requests=sum(len(each.encoded) for each in asked.values()),
-            tokens=sum(each.tokens for each in asked.values()),
-            seconds=sum(kind.evaluation_s.values()) + (kind.step_s or 0.0) * _held_out_steps(setup, unit, 1),
-        )
-    if unit.action in MEASURING:
-        blocks = _measured_blocks(setup, unit)
-        seconds = (kind.step_s or 0.0) * blocks / setup.recipe.training.batch_size * FORWARD
-        return Work(units=1, tokens=blocks * setup.blocks.block_size, seconds=seconds)
-    steps = _steps(setup.recipe, unit)
-    return Work(
-        units=1,
-        steps=steps,
-        tokens=steps * setup.recipe.training.batch_size * setup.blocks.block_size,
-        seconds=(kind.step_s or 0.0) * (steps + _held_out_steps(setup, unit, steps)),
-    )
-
-
-def _measured_blocks(setup: ComparisonSetup, unit: Unit) -> int:
-    """Return how many blocks pass through the model; the text of retention does so with the patch on and off."""
-    retained = 2 * sum(map(len, setup.retained.values()))
-    if unit.action == "retain":
-        return retained
-    tuning, held_out = (0 if text is None else len(text) for text in (setup.tuning_text, setup.held_out))
-    return tuning + (held_out + retained if unit.scale != 1 else 0)
-
-
-def _steps(recipe: Recipe, unit: Unit) -> int:
-    """Return the steps of a training; trials of tuning may have their own number."""
-    own = recipe.tuning.steps if recipe.tuning is not None and unit.action == "tune" else None
-    return own or recipe.training.steps
-
-
-def _held_out_steps(setup: ComparisonSetup, unit: Unit, steps: int) -> float:
-    """Return how many steps take as long as measuring the loss on held-out text does, so often as ``steps`` ask."""
-    held_out = setup.measured_on(unit.run)
-    if held_out is None:
-        return 0.0
-    every = None if unit.action == "tune" else setup.recipe.training.evaluate_every
-    times = 1 + ((steps - 1) // every if every else 0)
-    return times * len(held_out) / setup.recipe.training.batch_size * FORWARD
 
 
 def _assumptions(setup: ComparisonSetup, spreads: Iterable[Spread]) -> list[str]:

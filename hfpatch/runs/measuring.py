@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,9 +25,12 @@ from hfpatch.evaluation.sizing import (
     scorer_of,
     time_requests,
 )
-from hfpatch.results.forecast import MeasuredKind
+from hfpatch.recipes.comparison import Recipe
+from hfpatch.results.forecast import MeasuredKind, Work
+from hfpatch.runs.plan import MEASURING, Unit, training_steps
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.setup import ComparisonSetup
+from hfpatch.runs.setup import ComparisonSetup, set_up
+from hfpatch.support.cpu import pinned_library
 from hfpatch.surgery.methods import Method
 from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory
@@ -80,12 +83,14 @@ class Measured:
     """What was measured of a comparison.
 
     Attributes:
+        setup: the comparison.
         asked: what each task asks for.
         timed: how long the base takes for each task.
         spreads: how documents vary under the base, of the tasks where that was measured.
         kinds: the times and the memory of each kind of method.
     """
 
+    setup: ComparisonSetup
     asked: dict[str, TaskRequests]
     timed: dict[str, Timed] = field(default_factory=dict)
     spreads: dict[str, Spread] = field(default_factory=dict)
@@ -100,18 +105,88 @@ class Measured:
         said += [f"{_range(steps, '{:.0%}')} of a step of each kind of method"] if steps else []
         return f"Measured were {' and '.join(said)}; the rest in proportion to its operations."
 
+    def work(self, units: Iterable[Unit]) -> dict[str, Work]:
+        """Return what all units of each action take together."""
+        found: dict[str, Work] = {}
+        for unit in units:
+            if unit.action != "check_baseline" and unit.run.variant not in self.setup.left_out:
+                before, added = found.get(unit.action, Work()), self.work_of(unit)
+                together = {name: getattr(before, name) + getattr(added, name) for name in type(added).model_fields}
+                found[unit.action] = Work(**together)
+        return found
+
+    def work_of(self, unit: Unit) -> Work:
+        """Return what one unit takes, which trains or measures something; nothing of a method that is left out."""
+        setup, training = self.setup, self.setup.recipe.training
+        if unit.run.variant in setup.left_out:
+            return Work()
+        kind = self.kinds[kind_of(setup.methods[unit.run.variant])]
+        step_s = kind.step_s or 0.0
+        if unit.action == "evaluate":
+            return Work(
+                units=1,
+                requests=sum(len(each.encoded) for each in self.asked.values()),
+                tokens=sum(each.tokens for each in self.asked.values()),
+                seconds=sum(kind.evaluation_s.values()) + step_s * self._held_out_steps(unit, 1),
+            )
+        if unit.action in MEASURING:
+            blocks = self._measured_blocks(unit)
+            seconds = step_s * blocks / training.batch_size * FORWARD
+            return Work(units=1, tokens=blocks * setup.blocks.block_size, seconds=seconds)
+        steps = training_steps(setup.recipe, unit)
+        return Work(
+            units=1,
+            steps=steps,
+            tokens=steps * training.batch_size * setup.blocks.block_size,
+            seconds=step_s * (steps + self._held_out_steps(unit, steps)),
+        )
+
+    def _measured_blocks(self, unit: Unit) -> int:
+        """Return how many blocks pass through the model; the text of retention does so with the patch on and off."""
+        setup = self.setup
+        retained = 2 * sum(map(len, setup.retained.values()))
+        if unit.action == "retain":
+            return retained
+        tuning, held_out = (0 if text is None else len(text) for text in (setup.tuning_text, setup.held_out))
+        return tuning + (held_out + retained if unit.scale != 1 else 0)
+
+    def _held_out_steps(self, unit: Unit, steps: int) -> float:
+        """Return how many steps take as long as the measurements of the loss on held-out text during ``steps``."""
+        training, held_out = self.setup.recipe.training, self.setup.measured_on(unit.run)
+        if held_out is None:
+            return 0.0
+        every = None if unit.action == "tune" else training.evaluate_every
+        times = 1 + ((steps - 1) // every if every else 0)
+        return times * len(held_out) / training.batch_size * FORWARD
+
 
 def _range(values: Sequence[float], form: str) -> str:
     low, high = form.format(min(values)), form.format(max(values))
     return low if low == high else f"{low} to {high}"
 
 
-def measure(setup: ComparisonSetup, seconds: float, progress: Progress, *, spread: bool) -> Measured:
-    """Measure what takes time, for about so many seconds: the base on each task, each kind of method, the spreads."""
+def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool) -> Measured:
+    """Set a comparison up, and measure its parts for about so many seconds.
+
+    Args:
+        recipe: the comparison.
+        seconds: for the base on each task, a step of each kind of method, and the spreads; loading comes on top.
+        progress: shown what is measured.
+        spread: whether to score documents of each task with the base, too.
+
+    Raises:
+        HfpatchError: if the recipe cannot be run.
+    """
+    setup = set_up(recipe)
+    with pinned_library(setup.matmul):
+        return _measure(setup, seconds, progress, spread=spread)
+
+
+def _measure(setup: ComparisonSetup, seconds: float, progress: Progress, *, spread: bool) -> Measured:
     recipe, base, largest = setup.recipe, setup.base, _largest(setup)
     progress.evaluating(BASE, "requests of the tasks")
     given = (base.model, base.tokenizer, recipe.evaluation)
-    found = Measured(collect_requests(*given, recipe.data_dir))
+    found = Measured(setup, collect_requests(*given, recipe.data_dir))
     timer = _Timer(seconds, (_SCORE + spread * _SPREAD) * len(found.asked) + _STEP * max(1, len(largest) - 1), progress)
     base.model.eval()
     base_bytes = sum(each.numel() * each.element_size() for each in base.model.parameters())

@@ -125,6 +125,14 @@ class Plan:
         return self.runs[0].folder == self.out
 
 
+def training_steps(recipe: AnyRecipe, unit: Unit) -> int:
+    """Return how many steps a unit trains."""
+    if isinstance(recipe, StudyRecipe):
+        return recipe.single(unit.run.variant, unit.run.point, unit.run.seed).training.steps
+    own = recipe.tuning.steps if isinstance(recipe, Recipe) and recipe.tuning and unit.action == "tune" else None
+    return own or recipe.training.steps
+
+
 def plan_comparison(recipe: Recipe, out: Path) -> Plan:
     """Plan all of a comparison: nothing is trained before the baseline is evaluated and has passed its check."""
     baseline, *others = runs = planned_runs(recipe, out)

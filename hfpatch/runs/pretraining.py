@@ -19,9 +19,9 @@ from hfpatch.recipes.training import with_steps
 from hfpatch.runs.corpus import Corpus, load_corpus
 from hfpatch.runs.folder import summarise
 from hfpatch.runs.identity import Identity, identify_training, write_shared
-from hfpatch.runs.plan import PlannedRun, Unit, plan_pretraining, planned_runs
+from hfpatch.runs.plan import Plan, PlannedRun, Unit, plan_pretraining, planned_runs
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.session import check_start, open_runs, resumed_clock
+from hfpatch.runs.session import Session, check_start, open_runs, resumed_clock
 from hfpatch.support.files import hash_values, read_json, write_json
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.architecture import build_model
@@ -75,6 +75,66 @@ class PretrainingSetup(Generic[AnyPretraining]):
 StudySetup: TypeAlias = PretrainingSetup[StudyRecipe]
 
 
+class PretrainingSession(Session[PretrainingSetup[AnyPretraining]]):
+    """The training of one model, or those of a study."""
+
+    def __init__(self, recipe: AnyPretraining, plan: Plan, progress: Progress | None = None) -> None:
+        super().__init__(plan, progress)
+        self._recipe = recipe
+
+    def set_up(self) -> None:
+        """Load the text and try every model."""
+        self.setup = set_up_pretraining(self._recipe, self.plan.out)
+
+    def write_results(self, *, complete: bool = False) -> None:
+        """Do nothing: the result of a single model is that of its run."""
+
+    def complete(self, unit: Unit) -> None:
+        """Bring a unit to its end, if it is not complete yet."""
+        try:
+            if not unit.is_complete():
+                self.train(unit.run)
+        except HfpatchError as error:
+            raise HfpatchError(f"{unit.run.name}: {error}") from error
+
+    def train(self, run: PlannedRun) -> None:
+        """Train one model, from its newest checkpoint where it has one, and write its folder."""
+        clock, state, setup, corpus = Clock(), start_processes(), self.setup, self.setup.corpus
+        recipe, plan, identity = single_recipe(setup.recipe, run), setup.plans[run.seed], setup.identify(run)
+        model = build_model(recipe.architecture, tokenizer=corpus.tokenizer, seed=recipe.seed)
+        check_blocks(model, corpus.train, corpus.evaluation)
+        if state.is_main_process:
+            write_shared(run.folder, recipe.to_yaml(), identity, {})
+        self.progress.started(run.name, recipe.training.steps)
+        outcome = run_pretraining(
+            model,
+            settings=recipe.training,
+            blocks=corpus.train,
+            plan=plan,
+            evaluation_blocks=corpus.evaluation,
+            tokenizer=corpus.tokenizer,
+            seed=recipe.seed,
+            run_dir=run.folder,
+            resume=True,
+            on_step=partial(self.progress.stepped, run.name),
+            origin=identity,
+        )
+        result = {
+            "provenance": provenance(clock),
+            "identity": identity,
+            "data": corpus.train.to_json(),
+            "plan": {"sha256": plan.sha256},
+            "parameters": setup.parameters[run.variant],
+            "train": outcome.to_json(),
+        }
+        if state.is_main_process:
+            write_json(run.result, result)
+            if not recipe.training.keep_finished:  # they are of use to an interrupted run only
+                shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
+        state.wait_for_everyone()
+        self.progress.finished(run.name, summarise(result))
+
+
 def pretrain(
     recipe: PretrainRecipe, out: Path, *, resume: bool = False, progress: Progress | None = None
 ) -> dict[str, Any]:
@@ -99,8 +159,9 @@ def pretrain(
     (unit,) = plan.units
     check_start(plan, resume=resume)
     if not unit.is_complete():
-        with open_runs(plan, partial(set_up_pretraining, recipe, out), resume=resume) as setup:
-            pretrain_run(setup, unit.run, progress or Progress())
+        session = PretrainingSession(recipe, plan, progress)
+        with open_runs(session, resume=resume):
+            session.train(unit.run)
     result: dict[str, Any] = read_json(unit.run.result)
     return result
 
@@ -125,57 +186,6 @@ def set_up_pretraining(recipe: AnyPretraining, out: Path) -> PretrainingSetup[An
                 where = f"variants.{run.variant}: " if isinstance(recipe, StudyRecipe) else ""
                 raise HfpatchError(f"{where}{error}") from error
     return PretrainingSetup(recipe, out, corpus, plans, parameters, resumed_clock(out))
-
-
-def complete_pretraining(unit: Unit, setup: PretrainingSetup[AnyPretraining], progress: Progress) -> None:
-    """Bring a unit of a study to its end, if it is not complete yet.
-
-    Raises:
-        HfpatchError: if it fails, naming the run.
-    """
-    try:
-        if not unit.is_complete():
-            pretrain_run(setup, unit.run, progress)
-    except HfpatchError as error:
-        raise HfpatchError(f"{unit.run.name}: {error}") from error
-
-
-def pretrain_run(setup: PretrainingSetup[AnyPretraining], run: PlannedRun, progress: Progress) -> None:
-    """Train one model, from its newest checkpoint where it has one, and write its folder."""
-    clock, state, corpus = Clock(), start_processes(), setup.corpus
-    recipe, plan, identity = single_recipe(setup.recipe, run), setup.plans[run.seed], setup.identify(run)
-    model = build_model(recipe.architecture, tokenizer=corpus.tokenizer, seed=recipe.seed)
-    check_blocks(model, corpus.train, corpus.evaluation)
-    if state.is_main_process:
-        write_shared(run.folder, recipe.to_yaml(), identity, {})
-    progress.started(run.name, recipe.training.steps)
-    outcome = run_pretraining(
-        model,
-        settings=recipe.training,
-        blocks=corpus.train,
-        plan=plan,
-        evaluation_blocks=corpus.evaluation,
-        tokenizer=corpus.tokenizer,
-        seed=recipe.seed,
-        run_dir=run.folder,
-        resume=True,
-        on_step=lambda record: progress.stepped(run.name, record),
-        origin=identity,
-    )
-    result = {
-        "provenance": provenance(clock),
-        "identity": identity,
-        "data": corpus.train.to_json(),
-        "plan": {"sha256": plan.sha256},
-        "parameters": setup.parameters[run.variant],
-        "train": outcome.to_json(),
-    }
-    if state.is_main_process:
-        write_json(run.result, result)
-        if not recipe.training.keep_finished:  # they are of use to an interrupted run only
-            shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
-    state.wait_for_everyone()
-    progress.finished(run.name, summarise(result))
 
 
 def single_recipe(recipe: PretrainRecipe | StudyRecipe, run: PlannedRun) -> PretrainRecipe:

@@ -8,14 +8,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
-from hfpatch.recipes.tuning import trial_training
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.folder import RunPaths, check_folder
-from hfpatch.runs.forecasting import measured_seconds
-from hfpatch.runs.plan import MEASURING, Plan, PlannedRun, Unit, plan_comparison, plan_pretraining
+from hfpatch.runs.measuring import SECONDS, measure
+from hfpatch.runs.plan import MEASURING, Plan, Unit, plan_comparison, plan_pretraining, training_steps
 from hfpatch.runs.progress import Progress
 from hfpatch.training.records import MetricsFile
 
@@ -102,10 +100,10 @@ def preview(
     sources = [f"finished runs in {out}"] if finished else []
     open_units = [place for place, unit in enumerate(plan.units) if not unit.is_complete() and seconds[place] is None]
     if isinstance(recipe, Recipe) and open_units:
-        measured, words = measured_seconds(recipe, [plan.units[place] for place in open_units], progress or Progress())
-        for place, value in zip(open_units, measured, strict=True):
-            seconds[place] = value
-        sources.append(words.rstrip("."))
+        measured = measure(recipe, SECONDS, progress or Progress(), spread=False)
+        for place in open_units:
+            seconds[place] = measured.work_of(plan.units[place]).seconds
+        sources.append(measured.words.rstrip("."))
     return Preview(_steps(plan, seconds), devices, "; ".join(sources) or None)
 
 
@@ -131,18 +129,7 @@ def _finished_seconds(plan: Plan) -> dict[tuple[str, str], float]:
     medians = {variant: statistics.median(found) for variant, found in of_step.items() if found}
     trained = [unit for unit in plan.units if unit.action in ("tune", "train", "pretrain")]
     return {
-        (unit.action, unit.run.variant): medians[unit.run.variant] * _count_steps(plan, unit.action, unit.run)
+        (unit.action, unit.run.variant): medians[unit.run.variant] * training_steps(plan.recipe, unit)
         for unit in trained
         if unit.run.variant in medians
     }
-
-
-def _count_steps(plan: Plan, action: str, run: PlannedRun) -> int:
-    recipe = plan.recipe
-    if isinstance(recipe, Recipe):
-        if action == "tune" and recipe.tuning is not None:
-            return trial_training(recipe.training, recipe.tuning).steps
-        return recipe.training.steps
-    if isinstance(recipe, StudyRecipe):
-        return recipe.single(run.variant, run.point, run.seed).training.steps
-    raise HfpatchError("a single model has no graph")

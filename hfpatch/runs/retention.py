@@ -32,7 +32,6 @@ from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.support.files import read_json, write_json
 from hfpatch.support.provenance import checkout_state
 from hfpatch.support.ranks import Ranks
-from hfpatch.surgery.folder import load_patch
 from hfpatch.training.processes import start_ranks
 from hfpatch.training.retention import document_changes
 from hfpatch.training.validation import document_losses, mean_loss
@@ -70,7 +69,7 @@ def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Rank
     records = folder if ranks.is_first else None
     found: dict[str, Any] = {}
     scores: dict[str, TaskResult] = {}
-    with setup.patched(run, lambda model, _: load_patch(model, paths.patch, scale=unit.scale)) as model:
+    with setup.patched(run, paths.patch, scale=unit.scale) as model:
         model.eval()
         if unit.action == "rewind":
             progress.evaluating(run.name, f"text of tuning at {unit.scale:g}")

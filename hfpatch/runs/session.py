@@ -1,18 +1,21 @@
-"""Starting or resuming the runs of a folder: what every command does before its first unit of work."""
+"""`Session`: what a command does on a run folder, and how it starts or resumes there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from hfpatch.data.plan import BatchPlan
 from hfpatch.runs.folder import check_folder, discard_failed_start
 from hfpatch.runs.identity import Identity, check_run, check_scores, check_shared, stored_library, write_shared
 from hfpatch.runs.locks import Holder, hold, hold_shared
-from hfpatch.runs.plan import Plan, PlannedRun
-from hfpatch.runs.recipe_changes import changes, reopen
+from hfpatch.runs.plan import Plan, PlannedRun, Unit, training_steps
+from hfpatch.runs.progress import Progress
+from hfpatch.runs.recipe_changes import AnyRecipe, changes, reopen
+from hfpatch.runs.throttle import Throttled
 from hfpatch.support.cpu import MatmulLibrary, pinned_library
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock
@@ -21,6 +24,10 @@ from hfpatch.training.processes import start_processes
 
 class Setup(Protocol):
     """What all runs of a folder share, loaded and checked before the first of them."""
+
+    @property
+    def recipe(self) -> AnyRecipe:
+        """The recipe, with what is known of it once the data are loaded."""
 
     @property
     def shared(self) -> Identity:
@@ -44,6 +51,61 @@ class Setup(Protocol):
 AnySetup = TypeVar("AnySetup", bound=Setup)
 
 
+class Session(ABC, Generic[AnySetup]):
+    """What one command does on a folder: the units of a plan, and how each is brought to its end.
+
+    Args:
+        plan: the units.
+        progress: what is shown; None shows nothing.
+
+    Attributes:
+        setup: what all runs share, once `set_up` has loaded it.
+        throttle: writes results.json now and then while runs finish.
+    """
+
+    setup: AnySetup
+
+    def __init__(self, plan: Plan, progress: Progress | None = None) -> None:
+        self.plan, self.progress = plan, progress or Progress()
+        self.throttle = Throttled()
+
+    @abstractmethod
+    def set_up(self) -> None:
+        """Load what all runs share and check it, so that a mistake shows before any training.
+
+        Raises:
+            HfpatchError: if something cannot be loaded or used.
+        """
+
+    @abstractmethod
+    def complete(self, unit: Unit) -> None:
+        """Bring a unit to its end in this process, doing only what is not done yet.
+
+        Raises:
+            HfpatchError: if it fails, naming the run.
+        """
+
+    @abstractmethod
+    def write_results(self, *, complete: bool = False) -> None:
+        """Write results.json, of the runs that are complete so far; of several processes the first does.
+
+        Args:
+            complete: whether these are all runs.
+        """
+
+    def steps(self, unit: Unit) -> int:
+        """Return how many steps a unit trains."""
+        return training_steps(self.setup.recipe, unit)
+
+    def is_due(self, unit: Unit) -> bool:
+        """Return whether completing a unit takes time; the units that it needs are complete."""
+        return not unit.is_complete()
+
+    def record(self, unit: Unit) -> None:
+        """Note that a unit that took time is complete."""
+        self.throttle(self.write_results)
+
+
 def check_start(plan: Plan, *, resume: bool) -> None:
     """Refuse a folder that cannot take this plan; the first process checks, the others wait for it.
 
@@ -57,16 +119,13 @@ def check_start(plan: Plan, *, resume: bool) -> None:
 
 
 @contextmanager
-def open_runs(
-    plan: Plan, set_up: Callable[[], AnySetup], *, resume: bool, holder: Holder | None = None
-) -> Iterator[AnySetup]:
-    """Lock the runs of a plan, set them up and, if nothing in the folder comes from elsewhere, yield what they share.
+def open_runs(session: Session[Any], *, resume: bool, holder: Holder | None = None) -> Iterator[None]:
+    """Lock the runs of a plan and set them up, and go on if everything in the folder comes from the same inputs.
 
     Everything is compared before anything is written. A start that fails leaves no folder behind.
 
     Args:
-        plan: what the command does; `check_start` has accepted its folder.
-        set_up: loads and checks what the runs share.
+        session: what the command does; `check_start` has accepted its folder.
         resume: whether the folder may hold runs of this recipe.
         holder: what the locks name as their holder, for one that lends them to workers.
 
@@ -74,14 +133,15 @@ def open_runs(
         HfpatchError: if another process has one of the locks, the set-up fails, or something in the folder was made
             with another base, text, plan or method.
     """
-    out, state = plan.out, start_processes()
+    plan, out, state = session.plan, session.plan.out, start_processes()
     with ExitStack() as stack:
         if state.is_main_process:
             stack.enter_context(hold(out, plan.locks, own=holder))
             stack.enter_context(discard_failed_start(out, plan.locks))
         state.wait_for_everyone()
         stack.enter_context(pinned_library(stored_library(out)))
-        setup = set_up()
+        session.set_up()
+        setup = session.setup
         if state.is_main_process:
             plans = {} if plan.is_one_run else setup.plans  # the identity of a single run names its plan
             scored = any(unit.action == "evaluate" for unit in plan.units) and any(
@@ -98,7 +158,7 @@ def open_runs(
                     reopen(out, plan.recipe, plans)
                 write_shared(out, plan.recipe.to_yaml(), setup.shared, plans, setup.matmul)
         stack.enter_context(pinned_library(setup.matmul))
-        yield setup
+        yield
 
 
 def resumed_clock(out: Path) -> Clock:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 from accelerate import PartialState
 from transformers import PreTrainedModel
@@ -29,8 +30,9 @@ from hfpatch.support.cpu import MatmulLibrary
 from hfpatch.support.files import check_data_dir, hash_values
 from hfpatch.surgery.bases import Base, check_place, hash_weights, load_model, place_base
 from hfpatch.surgery.budget import Trial
+from hfpatch.surgery.folder import load_patch
 from hfpatch.surgery.methods import Method, build_method, validate_methods
-from hfpatch.surgery.patch import PatchSummary, patch_summary, unpatch
+from hfpatch.surgery.patch import PatchSummary, patch, patch_summary, unpatch
 from hfpatch.surgery.scale import scale_patch
 from hfpatch.training.run import check_blocks
 from hfpatch.training.sharding import cuts_tensors
@@ -127,12 +129,13 @@ class ComparisonSetup:
         return {task: each.identity for task, each in asked.items()}
 
     @contextmanager
-    def patched(self, run: PlannedRun, put: Callable[[PreTrainedModel, Method], object]) -> Iterator[PreTrainedModel]:
+    def patched(self, run: PlannedRun, saved: Path | None = None, *, scale: float = 1.0) -> Iterator[PreTrainedModel]:
         """Yield the base with a run's method in it; afterwards take it out again and verify the base by hash.
 
         Args:
             run: the run; nothing is put in for the baseline.
-            put: puts new modules, or those of a saved patch, into the base.
+            saved: the patch to load; None puts in new modules.
+            scale: what a saved patch's change is multiplied by.
 
         Raises:
             HfpatchError: if the base's own weights changed meanwhile.
@@ -141,7 +144,10 @@ class ComparisonSetup:
         if not method.configs:
             yield model
             return
-        put(model, method)
+        if saved is None:
+            patch(model, method.configs, seed=run.seed)
+        else:
+            load_patch(model, saved, scale=scale)
         try:
             yield model
         finally:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hfpatch.recipes.pretraining import StudyRecipe
-from hfpatch.runs.engines.engine import Session
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.locks import hold_shared
-from hfpatch.runs.plan import Plan, plan_pretraining
-from hfpatch.runs.pretraining import StudySetup, complete_pretraining, set_up_pretraining, single_recipe
+from hfpatch.runs.plan import plan_pretraining
+from hfpatch.runs.pretraining import PretrainingSession
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.reports import write_report
 from hfpatch.runs.session import check_start, open_runs
 from hfpatch.runs.study_results import collect_study
-from hfpatch.runs.throttle import Throttled
 from hfpatch.support.files import read_json, write_json
 from hfpatch.training.processes import start_processes
+
+
+class StudySession(PretrainingSession[StudyRecipe]):
+    """The trainings of a study."""
+
+    def write_results(self, *, complete: bool = False) -> None:
+        """Write results.json, of what all processes that share the study have completed."""
+        if start_processes().is_main_process:
+            with hold_shared(self.plan.out):
+                write_json(self.plan.out / "results.json", collect_study(self.setup).to_json())
 
 
 def pretrain_study(
@@ -56,35 +63,15 @@ def pretrain_study(
     """
     state, plan = start_processes(), plan_pretraining(recipe, out, variant)
     check_start(plan, resume=resume)
-    listener, executor = progress or Progress(), make_engine(engine or EngineSettings())
-    with closing(executor):
+    session = StudySession(recipe, plan, progress)
+    with closing(make_engine(engine or EngineSettings())) as executor:
         executor.connect()
-        prepare = partial(set_up_pretraining, recipe, out)
-        with open_runs(plan, prepare, resume=resume, holder=executor.holder) as setup:
-            with Throttled(lambda: _collect(setup)) as throttled:
-                executor.execute(_session(plan, setup, throttled, listener))
-            _collect(setup)  # also what other calls completed
+        with open_runs(session, resume=resume, holder=executor.holder):
+            with session.throttle:
+                executor.execute(session)
+            session.write_results(complete=True)  # also what other calls completed
             if state.is_main_process and variant is None:
                 write_report(out)
             state.wait_for_everyone()
     results: dict[str, Any] = read_json(out / "results.json")
     return results
-
-
-def _session(plan: Plan, setup: StudySetup, throttled: Throttled, progress: Progress) -> Session:
-    """Return what an engine executes: the runs of a study, its results written as they come."""
-    return Session(
-        plan=plan,
-        complete=lambda unit: complete_pretraining(unit, setup, progress),
-        is_due=lambda unit: not unit.is_complete(),
-        record=lambda _: throttled(),
-        steps=lambda unit: single_recipe(setup.recipe, unit.run).training.steps,
-        progress=progress,
-    )
-
-
-def _collect(setup: StudySetup) -> None:
-    """Write results.json, of what all processes that share the study have completed."""
-    if start_processes().is_main_process:
-        with hold_shared(setup.out):
-            write_json(setup.out / "results.json", collect_study(setup).to_json())

@@ -12,30 +12,30 @@ SHARE = 0.05
 
 
 class Throttled:
-    """Calls a function that writes the complete runs, unless it was called a short while ago.
+    """Calls a function that writes the complete runs, unless one was called a short while ago.
 
     This affects only readers during the run: every run has its own result, from which the next call, or the next
     command after a kill, collects everything. As a context manager it writes once more if an error ends the block.
     """
 
-    def __init__(self, write: Callable[[], object], *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._write, self._clock = write, clock
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._next = -float("inf")
-        self._pending = False
+        self._pending: Callable[[], object] | None = None
 
-    def __call__(self) -> None:
+    def __call__(self, write: Callable[[], object]) -> None:
         """Write unless it is too soon."""
-        self._pending = True
+        self._pending = write
         if self._clock() >= self._next:
             self.flush()
 
     def flush(self) -> None:
         """Write if something is pending."""
-        if self._pending:
+        if self._pending is not None:
             started = self._clock()
-            self._write()
+            self._pending()
             ended = self._clock()
-            self._pending, self._next = False, ended + max(EVERY_S, (ended - started) / SHARE)
+            self._pending, self._next = None, ended + max(EVERY_S, (ended - started) / SHARE)
 
     def __enter__(self) -> Throttled:
         return self
@@ -44,3 +44,4 @@ class Throttled:
         """Write once more if an error ends the block."""
         if kind is not None:
             self.flush()
+        self._pending = None

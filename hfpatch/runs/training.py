@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from hfpatch.errors import HfpatchError
@@ -11,9 +10,7 @@ from hfpatch.runs.folder import RunPaths, diverged_step
 from hfpatch.runs.plan import plan_training
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.session import check_start, open_runs
-from hfpatch.runs.setup import set_up
-from hfpatch.runs.train_eval import complete
-from hfpatch.runs.tuning import Tuning
+from hfpatch.runs.train_eval import ComparisonSession
 from hfpatch.support.files import read_json
 
 
@@ -40,10 +37,11 @@ def train(
     """
     plan = plan_training(recipe, out, method)
     check_start(plan, resume=resume)
-    with open_runs(plan, partial(set_up, recipe, Tuning(plan.tuning, recipe.tuned_at(method))), resume=resume) as setup:
-        if method in setup.left_out:
-            raise HfpatchError(f"{method} is left out: {setup.left_out[method]}")
+    session = ComparisonSession(recipe, plan, progress)
+    with open_runs(session, resume=resume):
+        if method in session.setup.left_out:
+            raise HfpatchError(f"{method} is left out: {session.setup.left_out[method]}")
         for unit in plan.units:
-            complete(unit, setup, progress or Progress())
+            session.complete(unit)
     trained = [RunPaths(unit.run.folder) for unit in plan.units if unit.action == "train"]
     return [paths.patch for paths in trained if diverged_step(read_json(paths.training)) is None]

@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 from hfpatch.errors import HfpatchError
 from hfpatch.support.signals import sigterm_answered_by
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _LONGEST_WAIT = timedelta(days=2)  # for a rank whose share takes longer; one that is gone shows at once
@@ -81,9 +82,9 @@ class Ranks:
         self._meet("all_gather_object", values, value)
         return values
 
-    def on_first(self, work: Callable[[], T]) -> T:
-        """Let the first rank do something that the others wait for, and return its result."""
-        return self.same(cast("T", work() if self.is_first else None))
+    def on_first(self, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+        """Call a function on the first rank while the others wait for it, and return its result."""
+        return self.same(cast("T", work(*arguments, **options) if self.is_first else None))
 
     def share_out(self, costs: Sequence[int]) -> list[int]:
         """Return which rank each of several units of work goes to, by the first rank's view of their costs.

@@ -572,13 +572,13 @@ def test_a_cache_that_takes_no_files_is_one_line(capsys, monkeypatch, tmp_path):
 
 
 def test_an_interrupted_eval_says_what_is_kept(capsys, monkeypatch, tmp_path):
-    from hfpatch.runs import scoring
+    from hfpatch.runs import evaluation
 
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setenv("HFPATCH_CACHE", str(tmp_path))
-    monkeypatch.setattr(scoring, "run_tasks", interrupt)
+    monkeypatch.setattr(evaluation, "run_tasks", interrupt)
     arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze"]
     for options, kept in (((), "answers"), (("--output", str(tmp_path / "out")), "out")):
         assert main([*arguments, *options]) == 130

@@ -153,7 +153,7 @@ def test_one_folder_takes_one_evaluation(options, expected, folders, capsys):
 
 
 def test_a_patch_or_a_base_that_was_changed_is_another_evaluation(folders, tmp_path, capsys, monkeypatch):
-    import hfpatch.runs.placing as placing
+    from hfpatch.runs import variants
 
     shutil.copytree(folders["patch"], tmp_path / "patch")
     arguments = [*EVAL, "--model", MODEL, "--patch", str(tmp_path / "patch"), "--output", str(tmp_path / "out")]
@@ -165,7 +165,7 @@ def test_a_patch_or_a_base_that_was_changed_is_another_evaluation(folders, tmp_p
     assert main(arguments) == 2
     assert "holds another evaluation (variants.patch is" in capsys.readouterr().err
     file.write_text(file.read_text()[:-1])
-    load = placing.load_base
-    monkeypatch.setattr(placing, "load_base", lambda *given, **more: replace(load(*given, **more), sha256="other"))
+    load = variants.load_base
+    monkeypatch.setattr(variants, "load_base", lambda *given, **more: replace(load(*given, **more), sha256="other"))
     assert main(arguments) == 2
     assert "model.sha256" in capsys.readouterr().err

@@ -31,8 +31,7 @@ from hfpatch.runs import compare, pretrain, train
 from hfpatch.runs.plan import plan_comparison
 from hfpatch.runs.recipe_changes import changes
 from hfpatch.runs.session import open_runs
-from hfpatch.runs.setup import set_up
-from hfpatch.runs.train_eval import complete
+from hfpatch.runs.train_eval import ComparisonSession
 from hfpatch.support.files import read_json, write_json
 from hfpatch.surgery.bases import load_base
 from hfpatch.surgery.folder import load_patch
@@ -300,10 +299,11 @@ def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe,
 
 def test_units_may_run_in_any_order_that_their_needs_allow(straight, recipe, tmp_path, no_report):
     plan, log, done = plan_comparison(recipe, tmp_path / "out"), Trained(), []
-    with open_runs(plan, partial(set_up, recipe), resume=False) as setup:
+    session = ComparisonSession(recipe, plan, log)
+    with open_runs(session, resume=False):
         while left := [unit for unit in plan.units if unit not in done]:
             done.append(next(unit for unit in reversed(left) if all(need in done for need in unit.needs)))
-            complete(done[-1], setup, log)
+            session.complete(done[-1])
     assert log.trained == [f"{method} · seed {seed}" for seed in (1, 0) for method in ("lora", "pre_projection")]
     again = Trained()
     results = compare(recipe, tmp_path / "out", resume=True, progress=again)

@@ -1,5 +1,7 @@
 """`--dry-run`: the graph of units, and how long it takes on N devices."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from hfpatch.cli.engines import print_preview, with_address
@@ -31,10 +33,10 @@ def tuned():
 
 
 def test_the_time_on_many_devices_is_that_of_the_graph(tuned, tmp_path, monkeypatch, capsys):
-    measured = "Measured were a few."
-    monkeypatch.setattr(
-        previewing, "measured_seconds", lambda _, units, __: ([SECONDS[unit.action] for unit in units], measured)
+    measured = SimpleNamespace(
+        words="Measured were a few.", work_of=lambda unit: SimpleNamespace(seconds=SECONDS[unit.action])
     )
+    monkeypatch.setattr(previewing, "measure", lambda *_, **__: measured)
     found = preview(tuned, tmp_path / "out", engine=EngineSettings(jobs=2))
     assert not (tmp_path / "out").exists()
     assert (len(found.steps), sum(step.optional for step in found.steps), found.devices) == (2 + 4 + 4 + 8, 4, 2)

@@ -20,7 +20,7 @@ from hfpatch.evaluation import compare_again, kept_again, retention_again
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.forecast import MeasuredKind
 from hfpatch.runs import compare
-from hfpatch.runs.forecasting import _work
+from hfpatch.runs.measuring import Measured
 from hfpatch.runs.plan import plan_comparison
 from hfpatch.runs.setup import set_up
 from hfpatch.tinyworld import documents
@@ -203,7 +203,7 @@ def test_a_plan_counts_the_passes_over_text(model_folder):
     setup, plan = set_up(recipe), plan_comparison(recipe, Path("nowhere"))
     kinds = {kind: MeasuredKind(method="lora", step_s=12.0) for kind in ("lora", "pre_projection", "base")}
     kinds["base"] = MeasuredKind(method="baseline")
-    work = _work(setup, plan.units, kinds, {})
+    work = Measured(setup, {}, kinds=kinds).work(plan.units)
     retained, held_out, tuning = len(setup.retained["old"]), len(setup.held_out), len(setup.tuning_text)
     runs, block_s = 4, 12.0 / 4 / 3  # a third of a step's time for each block
     assert (work["retain"].units, work["rewind"].units) == (runs + 1, 2 * runs)

@@ -11,19 +11,19 @@ def test_results_are_written_at_once_then_rarely_and_before_an_error_leaves():
         written.append(now[0])
 
     cost = 1.0
-    with suppress(KeyboardInterrupt), Throttled(write, clock=lambda: now[0]) as throttled:
-        throttled()
+    with suppress(KeyboardInterrupt), Throttled(clock=lambda: now[0]) as throttled:
+        throttled(write)
         assert written == [1.0]
         now[0] = EVERY_S
-        throttled()
+        throttled(write)
         assert len(written) == 1
         now[0] = 1.0 + EVERY_S
         cost = 100.0
-        throttled()
-        throttled()
+        throttled(write)
+        throttled(write)
         assert len(written) == 2
         now[0] = written[1] + 100.0 / SHARE - 1  # it may take a twentieth of the time
-        throttled()
+        throttled(write)
         assert len(written) == 2
         raise KeyboardInterrupt
     assert len(written) == 3

@@ -4,9 +4,6 @@ import pytest
 from families import make_config
 
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.comparison import ModelSettings
-from hfpatch.runs import placing
-from hfpatch.support.ranks import Ranks
 from hfpatch.surgery import placement
 from hfpatch.surgery.placement import Placement, tensor_parallel_plan
 
@@ -43,15 +40,7 @@ def test_old_versions_of_transformers_are_refused(monkeypatch):
         tensor_parallel_plan(make_config("llama"), 2)
 
 
-def test_what_is_asked_for_goes_to_transformers(monkeypatch):
+def test_a_model_is_cut_by_its_plan():
     Placement().check(4)
     plan = tensor_parallel_plan(make_config("llama"), 2)
     assert (plan.tp_plan, plan.tp_size) == ("auto", 2)
-    given = []
-    monkeypatch.setattr(placing, "load_base", lambda name, **options: given.append(options))
-    monkeypatch.setattr(placing, "place_base", lambda base, device: None)
-    model = ModelSettings(name="some/model", device_map="cpu")
-    for asked in (Placement(), Placement("auto"), Placement(tp=True)):
-        placing.load_placed(model, asked, Ranks(count=2))
-    assert [options["device_map"] for options in given] == ["cpu", "auto", "cpu"]
-    assert [options["tensor_parallel"] for options in given] == [None, None, 2]

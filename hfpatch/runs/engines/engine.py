@@ -3,36 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any
 
 from hfpatch.runs.locks import Holder
-from hfpatch.runs.plan import Plan, Unit
-from hfpatch.runs.progress import Progress
-
-Record: TypeAlias = Callable[[Unit], None]
-
-
-@dataclass(frozen=True)
-class Session:
-    """What one command does on a folder, after it has locked, checked and set up its runs.
-
-    Attributes:
-        plan: the units.
-        complete: brings a unit to its end in this process, doing only what is not done yet.
-        is_due: whether a unit is one that takes time, judged once the units that it needs are complete.
-        record: writes what the folder's results say; called after each unit that took time.
-        steps: how many steps a unit trains.
-        progress: what is shown.
-    """
-
-    plan: Plan
-    complete: Callable[[Unit], None]
-    is_due: Callable[[Unit], bool]
-    record: Record
-    steps: Callable[[Unit], int]
-    progress: Progress
+from hfpatch.runs.session import Session
 
 
 class Engine(ABC):
@@ -60,7 +34,7 @@ class Engine(ABC):
         """How many runs are worked on at a time, known once it is connected."""
 
     @abstractmethod
-    def execute(self, session: Session) -> None:
+    def execute(self, session: Session[Any]) -> None:
         """Bring every unit of a plan to its end.
 
         Raises:
@@ -86,7 +60,7 @@ class Sequential(Engine):
         """One."""
         return 1
 
-    def execute(self, session: Session) -> None:
+    def execute(self, session: Session[Any]) -> None:
         """Bring one unit after the other to its end."""
         for unit in session.plan.units:
             due = session.is_due(unit)

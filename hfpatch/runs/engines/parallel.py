@@ -16,7 +16,7 @@ import torch
 from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
-from hfpatch.runs.engines.engine import Engine, Session
+from hfpatch.runs.engines.engine import Engine
 from hfpatch.runs.engines.schedule import Schedule
 from hfpatch.runs.engines.scored import Scored, ScoredFile
 from hfpatch.runs.engines.settings import EngineSettings
@@ -24,6 +24,7 @@ from hfpatch.runs.engines.worker import Job, Outcome, Place, to_send
 from hfpatch.runs.engines.workers import Worker, Workers
 from hfpatch.runs.locks import new_holder, take_back
 from hfpatch.runs.plan import MEASURING, Unit
+from hfpatch.runs.session import Session
 from hfpatch.training.interruption import SigtermWatch, Terminated
 from hfpatch.training.processes import CPU_ONLY, start_processes
 from hfpatch.training.records import MetricsFile
@@ -84,7 +85,7 @@ class Parallel(Engine):
             PartialState._reset_state()
             start_processes()
 
-    def execute(self, session: Session) -> None:
+    def execute(self, session: Session[Any]) -> None:
         """Bring every unit to its end, or to where it or one that it needs fails."""
         plan: Any = session.plan
         job = Job(
@@ -125,7 +126,7 @@ class _Seat:
 class _Dispatch:
     """One execution of a plan's units by workers."""
 
-    def __init__(self, session: Session, workers: Workers, job: Job) -> None:
+    def __init__(self, session: Session[Any], workers: Workers, job: Job) -> None:
         self.session, self.workers, self.job = session, workers, job
         self.schedule = Schedule(session.plan.units)
         self.queue: list[Unit] = []

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from hfpatch.errors import HfpatchError
 from hfpatch.runs.folder import RunPaths
+from hfpatch.runs.progress import Progress
 from hfpatch.support.files import read_json, write_json
 
 EVERY_S = 1.0
@@ -42,3 +43,24 @@ class ScoredFile:
         with suppress(HfpatchError, TypeError):
             return Scored(**read_json(self._path))
         return None
+
+
+class UnitProgress(Progress):
+    """The progress of one unit in a worker: how far an evaluation is, in its file, and the run in one line.
+
+    Args:
+        run: the run's folder; None in processes that write nothing.
+    """
+
+    def __init__(self, run: Path | None) -> None:
+        self.summary: str | None = None
+        self._scored = ScoredFile(run) if run is not None else None
+
+    def scored(self, run: str, task: str, done: int, total: int) -> None:
+        """Write how far it is."""
+        if self._scored is not None:
+            self._scored.write(Scored(task, done, total))
+
+    def finished(self, run: str, summary: str) -> None:
+        """Keep the line."""
+        self.summary = summary

@@ -1,6 +1,6 @@
 """What a worker process does: one unit at a time, on what it has loaded for the first of them.
 
-Nothing here imports torch before the first unit, so that a worker is soon deaf to the Ctrl-C that its driver answers.
+Nothing here imports torch before the first unit, so that a worker soon ignores Ctrl-C, which its driver handles.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import signal
 import socket
 import traceback
 import warnings
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
@@ -22,6 +21,9 @@ from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs.engines.launching import launch
 from hfpatch.runs.locks import Holder, hold
 from hfpatch.runs.plan import Unit, plan_comparison, plan_pretraining
+
+if TYPE_CHECKING:
+    from hfpatch.runs.session import Session
 
 _PACKAGE = str(Path(__file__).parents[2])
 _LOCK_WAIT_S = 20.0
@@ -90,8 +92,7 @@ class UnitWorker:
         self.job = job
         with suppress(OSError):  # another machine need not have it, if the recipe has absolute paths
             os.chdir(job.folder)
-        self._complete: Callable[[Unit], None] | None = None
-        self._summary: str | None = None
+        self._session: Session[Any] | None = None
 
     def place(self) -> Place:
         """Return where this worker is."""
@@ -110,7 +111,7 @@ class UnitWorker:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 try:
-                    self._bring_to_end(unit)
+                    summary = self._bring_to_end(unit)
                 finally:
                     said = [str(each.message) for each in caught if each.filename.startswith(_PACKAGE)]
         except HfpatchError as error:
@@ -118,74 +119,51 @@ class UnitWorker:
         except Exception as error:  # whatever a method, a task or a library raises
             return Outcome(error=_report(unit, error), warnings=tuple(said))
         error_file(unit.run.folder).unlink(missing_ok=True)
-        return Outcome(summary=self._summary, warnings=tuple(said))
+        return Outcome(summary=summary, warnings=tuple(said))
 
-    def _bring_to_end(self, unit: Unit) -> None:
-        """Work on a unit under the lock on its run, which the first of several processes holds."""
+    def _bring_to_end(self, unit: Unit) -> str | None:
+        """Complete a unit under the lock on its run, which the first of several processes holds; return its summary."""
+        from hfpatch.runs.engines.scored import UnitProgress
+        from hfpatch.support.cpu import pinned_library
         from hfpatch.training.processes import start_processes
 
-        self._summary, state = None, start_processes()
+        state = start_processes()
         lock = hold(self.job.out, [unit.run.lock], wait_s=_LOCK_WAIT_S, lender=self.job.holder)
         with lock if state.is_main_process else nullcontext():
             state.wait_for_everyone()
-            if self._complete is None:
-                self._complete = _set_up(self.job, self._finished)
-            self._complete(unit)
+            session = self._session = self._session or _set_up(self.job)
+            session.progress = shown = UnitProgress(unit.run.folder if state.is_main_process else None)
+            with pinned_library(session.setup.matmul):
+                session.complete(unit)
+        return shown.summary
 
-    def _finished(self, summary: str) -> None:
-        self._summary = summary
 
-
-def _set_up(job: Job, finished: Callable[[str], None]) -> Callable[[Unit], None]:
-    """Load what the units of a job share, and return the function that completes one of them.
+def _set_up(job: Job) -> Session[Any]:
+    """Load what the units of a job share.
 
     Raises:
         HfpatchError: if something cannot be loaded here, or is not what the driver has loaded.
     """
     import torch
 
-    from hfpatch.runs.engines.scored import Scored, ScoredFile
     from hfpatch.runs.identity import check_shared, stored_library
-    from hfpatch.runs.progress import Progress
     from hfpatch.support.cpu import pinned_library
-    from hfpatch.training.processes import start_processes
-
-    class Listener(Progress):
-        def __init__(self, unit: Unit) -> None:
-            self._scored = ScoredFile(unit.run.folder) if start_processes().is_main_process else None
-
-        def scored(self, run: str, task: str, done: int, total: int) -> None:
-            if self._scored is not None:
-                self._scored.write(Scored(task, done, total))
-
-        def finished(self, run: str, summary: str) -> None:
-            finished(summary)
 
     if job.threads is not None:
         torch.set_num_threads(job.threads)
-    setup: Any
-    complete_one: Callable[..., None]
+    session: Session[Any]
+    if isinstance(job.recipe, StudyRecipe):
+        from hfpatch.runs.study import StudySession
+
+        session = StudySession(job.recipe, plan_pretraining(job.recipe, job.out, job.part))
+    else:
+        from hfpatch.runs.train_eval import ComparisonSession
+
+        session = ComparisonSession(job.recipe, plan_comparison(job.recipe, job.out))
     with pinned_library(stored_library(job.out)):
-        if isinstance(job.recipe, StudyRecipe):
-            from hfpatch.runs.pretraining import complete_pretraining as complete_one
-            from hfpatch.runs.pretraining import set_up_pretraining
-
-            plan = plan_pretraining(job.recipe, job.out, job.part)
-            setup = set_up_pretraining(job.recipe, job.out)
-        else:
-            from hfpatch.runs.setup import set_up
-            from hfpatch.runs.train_eval import complete as complete_one
-            from hfpatch.runs.tuning import Tuning
-
-            plan = plan_comparison(job.recipe, job.out)
-            setup = set_up(job.recipe, Tuning(plan.tuning, plan.part))
-    check_shared(job.out, setup.shared, setup.plans)
-
-    def complete(unit: Unit) -> None:
-        with pinned_library(setup.matmul):
-            complete_one(unit, setup, Listener(unit))
-
-    return complete
+        session.set_up()
+    check_shared(job.out, session.setup.shared, session.setup.plans)
+    return session
 
 
 def error_file(folder: Path) -> Path:

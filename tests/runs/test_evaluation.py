@@ -15,8 +15,7 @@ from hfpatch.evaluation import known_scores
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results import load_results
-from hfpatch.runs import evaluate, evaluate_models, models, placing
-from hfpatch.runs.scoring import short_names
+from hfpatch.runs import evaluate, evaluate_models, evaluation, variants
 from hfpatch.support.files import read_json
 from hfpatch.surgery.bases import load_base
 from hfpatch.tinyworld import documents
@@ -64,7 +63,7 @@ def outcome(folder):
         return base
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(placing, "load_base", load)
+        patched.setattr(variants, "load_base", load)
         found = evaluate_models(
             settings_of(folder), settings=evaluation_of(), data_dir=folder / "data", output=folder / "out"
         )
@@ -137,7 +136,7 @@ def test_the_same_call_continues_and_another_is_refused(outcome, folder, monkeyp
     again = evaluate_models(settings_of(folder), settings=evaluation_of(), data_dir=folder / "data", output=out)
     assert again.comparisons == found.comparisons
     assert all(score.reused for variant in again.variants.values() for score in variant.scores.values())
-    monkeypatch.setattr(placing, "load_base", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(variants, "load_base", lambda *_, **__: pytest.fail("loaded"))
     for names, key in (("ab", "models.c.name"), ("abc", "settings.limit")):
         chosen = evaluation_of() if names == "ab" else EvaluationSettings(tasks=TASKS, limit=LIMIT + 1)
         with pytest.raises(HfpatchError, match=rf"holds another evaluation \({key}"):
@@ -167,7 +166,7 @@ def test_models_that_cannot_be_compared_are_refused_before_any_is_scored(
     copied("mute", "b")
     if second == "broken":
         (copied("broken") / "model.safetensors").write_bytes(b"no tensors")
-    monkeypatch.setattr(models, "run_tasks", lambda *_, **__: pytest.fail("scored"))
+    monkeypatch.setattr(evaluation, "run_tasks", lambda *_, **__: pytest.fail("scored"))
     named = [ModelSettings(name=str(folder / name)) for name in ("a", second)]
     with pytest.raises(HfpatchError, match=message) as error:
         evaluate_models(named, settings=evaluation_of("tinyworld_endings"), output=tmp_path / "out")
@@ -182,13 +181,6 @@ def test_a_model_outside_its_known_score_stops_the_comparison(folder, monkeypatc
         evaluate_models(settings_of(folder, "ab"), settings=evaluation_of("tinyworld_endings"))
     chosen = evaluation_of("tinyworld_endings", allow_unknown_base=True)
     assert any("0.990" in text for text in evaluate_models(settings_of(folder, "ab"), settings=chosen).warnings)
-
-
-def test_models_are_called_by_what_distinguishes_them():
-    named = [ModelSettings(name=name) for name in ("x/gpt2", "gpt2", "y/gpt2", "y/small")]
-    named.append(ModelSettings(name="y/small", revision="refs/pr/1"))
-    assert list(models._label(named)) == ["x-gpt2", "gpt2", "y-gpt2", "small", "small@refs-pr-1"]
-    assert short_names([("p", "q"), ("r", "q"), ("s",)]) == ["p-q", "r-q", "s"]
 
 
 def test_models_that_differ_in_their_template_alone_differ_where_it_is_used(folder, tmp_path):

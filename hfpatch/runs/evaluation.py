@@ -1,0 +1,251 @@
+"""`evaluate` and `evaluate_models`: score models on lm-eval tasks and compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hfpatch import evaluation  # its comparisons, which import scipy, are loaded where variants are compared
+from hfpatch.errors import HfpatchError
+from hfpatch.evaluation import check_known_scores, unknown_base
+from hfpatch.evaluation import evaluate as run_tasks
+from hfpatch.evaluation.sample_log import SampleLog
+from hfpatch.evaluation.selection import Selection, select
+from hfpatch.recipes.comparison import ModelSettings
+from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.recipes.strict import flatten
+from hfpatch.reporting.floor import floor_cautions
+from hfpatch.results.folder import RESULTS
+from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
+from hfpatch.runs.folder import check_place
+from hfpatch.runs.progress import Progress
+from hfpatch.runs.variants import ANSWERS, BASE, Models, Patches, Variant, Variants
+from hfpatch.support.files import read_json, write_json
+from hfpatch.support.provenance import Clock, provenance
+from hfpatch.surgery.placement import Placement
+
+IDENTITY = "evaluation.json"  # what the folder's evaluation is of, written before its first answer
+_NOT_IDENTITY = {"allow_unknown_base", "batch_size", "token_budget"}  # change no number, but for rounding
+
+
+def evaluate(
+    model: ModelSettings,
+    *,
+    patches: Sequence[Path] = (),
+    scales: Sequence[float] = (1.0,),
+    allow_other_base: bool = False,
+    baseline: bool = False,
+    settings: EvaluationSettings,
+    data_dir: Path | None = None,
+    output: Path | None = None,
+    log_samples: bool = False,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+    placement: Placement | None = None,
+) -> EvaluationResults:
+    """Evaluate a base with each of several patches on the tasks of ``settings``; the base is loaded once.
+
+    Args:
+        model: the base.
+        patches: folders that `save_patch` or PEFT wrote; without any, the bare base is evaluated.
+        scales: what each patch's change is multiplied by, see :func:`hfpatch.scale_patch`; each is a variant.
+        allow_other_base: take patches whose base had other weights.
+        baseline: evaluate the bare base too, first, and compare every patch with it.
+        settings: the tasks.
+        data_dir: a folder that holds local copies of hub data sets.
+        output: a folder for results.json, a folder of records for each variant, and the answers as they come, from
+            which the same call continues after an interruption.
+        log_samples: write lm-eval's own results and samples into ``output`` too.
+        cache_dir: where answers are kept without an ``output``; None keeps none.
+        progress: called at every task; None shows nothing.
+        placement: where the weights go; None takes one device for each process.
+
+    Raises:
+        HfpatchError: if the model, a patch, a task or its data cannot be loaded, or ``output`` has another evaluation;
+            or if patches are to be compared with a base whose scores are not the published ones, or by a metric that
+            allows no comparison.
+    """
+    options: dict[str, Any] = {"allow_other_base": allow_other_base, "baseline": baseline}
+    variants = Patches(model, patches, scales, **options, placement=placement or Placement())
+    return _evaluate(variants, settings, data_dir, output, log_samples, cache_dir, progress or Progress())
+
+
+def evaluate_models(
+    models: Sequence[ModelSettings],
+    *,
+    settings: EvaluationSettings,
+    data_dir: Path | None = None,
+    output: Path | None = None,
+    log_samples: bool = False,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+    placement: Placement | None = None,
+) -> EvaluationResults:
+    """Evaluate whole models, each with its own tokenizer, and compare every one with all before it.
+
+    Each model is loaded twice: before anything is scored, so that one that cannot be loaded shows then, and to be
+    scored. Only one is in memory at a time. ``models`` are two or more; the other arguments are those of `evaluate`.
+
+    Raises:
+        HfpatchError: if a model is named twice, two are the same, a model, a task or its data cannot be loaded,
+            ``output`` has another evaluation, a model's scores are not the published ones, or a metric allows no
+            comparison.
+    """
+    variants = Models(models, placement or Placement())
+    return _evaluate(variants, settings, data_dir, output, log_samples, cache_dir, progress or Progress())
+
+
+def _evaluate(
+    variants: Variants,
+    settings: EvaluationSettings,
+    data_dir: Path | None,
+    output: Path | None,
+    log_samples: bool,
+    cache_dir: Path | None,
+    progress: Progress,
+) -> EvaluationResults:
+    """Score each variant, compare it with its references, and write the results into their folder, if there is one."""
+    # What can be refused before anything is loaded, then what can be before anything is scored
+    ranks, clock = variants.ranks, Clock()
+    variants.identity |= {"settings": settings.model_dump(mode="json", exclude=_NOT_IDENTITY)}
+    ranks.on_first(check_output, output, variants.identity)
+    selection = select(settings, data_dir)
+    variants.prepare(settings)
+    ranks.on_first(check_output, output, variants.identity)
+    if output is not None and ranks.is_first:
+        write_json(output / IDENTITY, variants.identity)
+
+    # One variant after the other; a bare model's scores are checked before the next one's
+    given: dict[str, Any] = {"settings": settings, "selection": selection, "ranks": ranks}
+    given |= {"answers_dir": cache_dir if output is None else output / ANSWERS, "answers_optional": output is None}
+    scored: dict[str, EvaluatedVariant] = {}
+    warnings = variants.warnings(selection.tasks)
+    with nullcontext(output) if output is not None else TemporaryDirectory() as folder:
+        records = Path(folder)
+        for variant in variants:
+            given |= {"records_dir": records / variant.label, "log": _log_of(output, variant) if log_samples else None}
+            scored[variant.label] = _score(variants, variant, progress, **given)
+            progress.finished(variant.label, "")
+            if variant.patch is None:
+                scores, compared = scored[variant.label].scores, variants.compared
+                of_base = (variant.model, settings, scores, records / variant.label, selection.tasks)
+                warnings += ranks.on_first(check_base, *of_base, compared=compared)
+        comparisons = ranks.on_first(_compare, records, variants, scored, selection.tasks)
+
+    found = EvaluationResults(
+        model=variants.model,
+        settings=settings.model_dump(mode="json"),
+        variants=scored,
+        comparisons=comparisons,
+        warnings=warnings,
+        provenance={**provenance(clock), **variants.computed},
+    )
+    if output is not None and ranks.is_first:
+        write_json(output / RESULTS, found.to_json())
+    return ranks.same(found)
+
+
+def _score(
+    variants: Variants, variant: Variant, progress: Progress, *, selection: Selection, **given: Any
+) -> EvaluatedVariant:
+    """Run the tasks as ``given`` says; no model is left in a variable here when the next one is loaded."""
+    with variants.opened(variant) as (base, added):
+        scores = run_tasks(
+            base.model,
+            base.tokenizer,
+            base_sha256=base.sha256,
+            selection=selection,
+            on_task=partial(progress.evaluating, variant.label),
+            on_scored=partial(progress.scored, variant.label),
+            **given,
+        )
+    patch = variant.patch
+    return EvaluatedVariant(
+        model=variants.models.get(variant.label),
+        patch=None if patch is None else str(patch.folder),
+        scale=None if patch is None or patch.scale == 1 else patch.scale,
+        added=added,
+        scores=scores,
+        groups=selection.group_results(scores) or None,
+    )
+
+
+def _log_of(output: Path | None, variant: Variant) -> SampleLog | None:
+    """Return lm-eval's own log of a variant, if there is a folder for it."""
+    if output is None:
+        return None
+    model = variant.model
+    known = {"pretrained": model.full_name, "dtype": model.dtype, "revision": model.revision, "patch": variant.patch}
+    return SampleLog(output, variant.log_name, {key: str(value) for key, value in known.items() if value is not None})
+
+
+def check_output(output: Path | None, identity: Mapping[str, Any]) -> None:
+    """Refuse a folder that has other files than those of this evaluation, or cannot be a folder."""
+    if output is None:
+        return
+    check_place(output, "--output")
+    if not output.is_dir() or not any(output.iterdir()):
+        return
+    if not (output / IDENTITY).is_file():
+        raise HfpatchError(f"{output}: is not empty and holds no evaluation of hfpatch; choose another --output")
+    old, new = flatten(read_json(output / IDENTITY)), flatten(identity)
+    for key in [*new, *(key for key in old if key not in new and not key.endswith(".sha256"))]:
+        there, here = old.get(key, "absent"), new.get(key, "absent")
+        if there != here:
+            raise HfpatchError(
+                f"{output}: holds another evaluation ({key} is {there!r} there, {here!r} here); choose another --output"
+            )
+
+
+def check_base(
+    model: ModelSettings,
+    settings: EvaluationSettings,
+    scores: dict[str, TaskResult],
+    records: Path,
+    tasks: Mapping[str, Any],
+    *,
+    compared: str,
+) -> list[str]:
+    """Return what is odd about the base's scores.
+
+    Args:
+        model: the base.
+        settings: the tasks, and whether a base with other scores than the known ones is accepted.
+        scores: the base's.
+        records: the folder of its records.
+        tasks: lm-eval's tasks.
+        compared: what is to be compared with it, in words; empty for nothing.
+
+    Raises:
+        HfpatchError: if something is to be compared with it and its scores are not known ones, unless the settings
+            allow that, or a metric is one by which nothing can be compared.
+    """
+    surprises = check_known_scores(model.full_name, model.revision, model.dtype, scores, plain=settings.plain)
+    if not compared:
+        return surprises
+    if surprises and not settings.allow_unknown_base:
+        raise HfpatchError(f"{' '.join(surprises)} --allow-unknown-base evaluates {compared} anyway")
+    evaluation.check_comparable(records, scores, evaluation.all_aggregations(tasks))
+    unknown = unknown_base(model.full_name, model.revision, model.dtype, scores, plain=settings.plain)
+    return [*surprises, *([unknown] if unknown else []), *floor_cautions(scores, model.name)]
+
+
+def _compare(
+    records: Path, variants: Variants, scored: Mapping[str, EvaluatedVariant], tasks: Mapping[str, Any]
+) -> list[Comparison]:
+    """Return the differences between each variant and its references, by the primary and the low-noise metrics."""
+    references = {variant.label: variant.references for variant in variants if variant.references}
+    if not references:
+        return []
+    return evaluation.compare(
+        {label: {0: records / label} for label in scored},
+        tasks=next(iter(scored.values())).scores,
+        references=references,
+        baseline=BASE if BASE in scored else "",
+        aggregations=evaluation.all_aggregations(tasks),
+        without_low_noise=variants.cut_by_tokens(tasks),
+    )

@@ -1,0 +1,24 @@
+"""What an evaluation compares: labels, and where models are loaded."""
+
+from hfpatch.recipes.comparison import ModelSettings
+from hfpatch.runs import variants
+from hfpatch.runs.variants import label_models, short_names
+from hfpatch.surgery.placement import Placement
+
+
+def test_models_are_called_by_what_distinguishes_them():
+    named = [ModelSettings(name=name) for name in ("x/gpt2", "gpt2", "y/gpt2", "y/small")]
+    named.append(ModelSettings(name="y/small", revision="refs/pr/1"))
+    assert list(label_models(named)) == ["x-gpt2", "gpt2", "y-gpt2", "small", "small@refs-pr-1"]
+    assert short_names([("p", "q"), ("r", "q"), ("s",)]) == ["p-q", "r-q", "s"]
+
+
+def test_what_is_asked_for_goes_to_transformers(monkeypatch):
+    given = []
+    monkeypatch.setattr(variants, "load_base", lambda name, **options: given.append(options))
+    monkeypatch.setattr(variants, "place_base", lambda base, device: None)
+    model = ModelSettings(name="some/model", device_map="cpu")
+    for asked in (Placement(), Placement("auto"), Placement(tp=True)):
+        variants.load_placed(model, asked, 2)
+    assert [options["device_map"] for options in given] == ["cpu", "auto", "cpu"]
+    assert [options["tensor_parallel"] for options in given] == [None, None, 2]
