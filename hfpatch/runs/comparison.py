@@ -16,7 +16,7 @@ from hfpatch.runs.progress import Progress
 from hfpatch.runs.recipe_changes import changes
 from hfpatch.runs.reports import write_report
 from hfpatch.runs.results import compares_what_it_should
-from hfpatch.runs.session import check_start, open_runs
+from hfpatch.runs.session import check_start, open_runs, resumed_clock
 from hfpatch.runs.train_eval import ComparisonSession
 from hfpatch.training.processes import start_processes
 from hfpatch.training.sharding import cuts_tensors
@@ -64,7 +64,7 @@ def compare(
             write_report(out)
         state.wait_for_everyone()
         return folder.read_results()
-    session = ComparisonSession(recipe, plan, progress)
+    session = ComparisonSession(recipe, plan, progress, resumed_clock(out))
     with closing(make_engine(engine or EngineSettings())) as executor:
         executor.connect()
         with open_runs(session, resume=resume, holder=executor.holder):

@@ -22,11 +22,11 @@ from hfpatch.runs.identity import check_run, check_scores, check_seeds
 from hfpatch.runs.plan import MEASURING, Plan, PlannedRun, Unit
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.retention import by_document, measure_further
-from hfpatch.runs.session import Session, resumed_clock
+from hfpatch.runs.session import Session
 from hfpatch.runs.setup import ComparisonSetup, set_up
 from hfpatch.runs.tuning import Outcome, Tuning, values_text
 from hfpatch.support.files import read_json, write_json
-from hfpatch.support.provenance import checkout_state
+from hfpatch.support.provenance import Clock, checkout_state
 from hfpatch.surgery.folder import save_patch
 from hfpatch.training.probe import train_probe
 from hfpatch.training.processes import start_ranks
@@ -34,11 +34,20 @@ from hfpatch.training.validation import document_losses
 
 
 class ComparisonSession(Session[ComparisonSetup]):
-    """The units of a comparison, or those that train one of its methods."""
+    """The units of a comparison, or those that train one of its methods.
 
-    def __init__(self, recipe: Recipe, plan: Plan, progress: Progress | None = None) -> None:
+    Args:
+        recipe: the recipe.
+        plan: the units.
+        progress: what is shown; None shows nothing.
+        clock: gives results.json its times; None starts one.
+    """
+
+    def __init__(
+        self, recipe: Recipe, plan: Plan, progress: Progress | None = None, clock: Clock | None = None
+    ) -> None:
         super().__init__(plan, progress)
-        self._recipe, self._folder, self._clock = recipe, RunFolder(plan.out), resumed_clock(plan.out)
+        self._recipe, self._folder, self._clock = recipe, RunFolder(plan.out), clock or Clock()
 
     def set_up(self) -> None:
         """Load the base and the data, and try each method on the base."""
