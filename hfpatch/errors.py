@@ -1,10 +1,10 @@
-"""The one error that a user can fix."""
+"""The one error that a user can fix, and the words of its messages."""
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -32,6 +32,11 @@ def whole_number(name: str, value: Any, *, at_least: int) -> int:
 def first_line(error: BaseException) -> str:
     """Return the first line of what an error of another library says, or the name of its kind if it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return ``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from hfpatch.errors import HfpatchError, nearest
+from hfpatch.errors import HfpatchError, listed, nearest
 from hfpatch.recipes.sizes import NO_SIZE, SIZES
 from hfpatch.support.files import write_text
 
@@ -111,7 +111,7 @@ def filled(template: str, name: str, places: Sequence[str]) -> str:
     return environment.get_template(f"{template}.jinja").render(
         name=name,
         cls=_class_name(name),
-        listed=" and ".join(filter(None, [", ".join(places[:-1]), places[-1]])),
+        listed=listed(places),
         places={place: (f"{place}_" if len(places) > 1 else "", PLACES[place]) for place in places},
     )
 

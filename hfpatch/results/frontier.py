@@ -6,12 +6,13 @@ is a verdict like all others. :func:`sentence` says both, and every report reads
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from hfpatch.errors import listed
 from hfpatch.recipes.budgets import budget_in, family_of
 from hfpatch.results.parts import Measured, Part
 from hfpatch.results.verdicts import Verdict
@@ -132,7 +133,7 @@ def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict
         side, other = ("ahead of", "behind") if _first_is_better(verdicts) else ("behind", "ahead")
         return f"is {side} {name} below {crossing:,} parameters, {other} above"
     parts = [
-        f"{words} at {_listed(budgets)}"
+        f"{words} at {listed(budgets)}"
         for words, budgets in (
             (f"ahead of {name}", better),
             (f"behind {name}", worse),
@@ -140,12 +141,7 @@ def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict
         )
         if budgets
     ]
-    return f"is {_listed(parts)}"
-
-
-def _listed(words: Sequence[str]) -> str:
-    """Return ``a, b and c``."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    return f"is {listed(parts)}"
 
 
 def _first_is_better(verdicts: Mapping[str, Verdict]) -> bool:

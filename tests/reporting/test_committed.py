@@ -29,7 +29,7 @@ def test_the_page_has_the_numbers_of_the_markdown(folder):
     rows = [line for line in (folder / "report.md").read_text().splitlines() if line.startswith("| ")]
     page = (folder / "report.html").read_text()
     assert set(number.findall("\n".join(rows))) <= set(number.findall(page))
-    assert len(page) < 1_200_000  # a comparison of 27 methods; most are half as large
+    assert len(page) < (1_200_000 if folder.name == "frontier" else 600_000)  # frontier has 27 methods
 
 
 WITHOUT_VALUES = {"smollm2-135m-skip"}  # run before values were kept; results/README.md says so
