@@ -16,7 +16,7 @@ from hfpatch.analysis.means import TokenMeans, norm_ratio
 from hfpatch.analysis.running import Batch, block_of, method_layers, run
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.models.paths import PathOutput, observed
-from hfpatch.nn.skip import PAPER_SKIP_STD
+from hfpatch.nn.preprojection import PAPER_SKIP_STD
 from hfpatch.sites import AttentionSite, base_model, find_sites
 from hfpatch.support.modes import hooked
 from hfpatch.tuners.hidden_state import hidden_argument

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.nn.calls import HookedModule
+from hfpatch.nn.calls import CALLS, HookedModule
 from hfpatch.sites.family import NO_WEIGHTS
 from hfpatch.tuners.hooks import PLACES, ActingModule, MethodSite, scaled
 
@@ -180,12 +180,11 @@ class Lora(HookedModule):
 
     def keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the projection's input."""
-        self.keep("x", args[0])
+        CALLS.keep(self, "x", args[0])
 
     def change(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         """Add every part to the projection's output."""
-        x, result = self.take("x"), output
-        assert x is not None
+        x, result = CALLS.take(self, "x"), output
         for a, b, scaling in zip(self.a, self.b, self.scaling, strict=True):
             result = result + b(a(x.to(next(a.parameters()).dtype))) * scaling
         return result.to(output.dtype)

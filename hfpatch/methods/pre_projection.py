@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import ContentSkip, PreProjection, activation, pre_project
-from hfpatch.nn.preprojection import check_expansion, check_init
-from hfpatch.nn.skip import add_skip
+from hfpatch.nn.preprojection import add_skip, check_expansion, check_init
 from hfpatch.sites import AttentionSite
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.hooks import MethodSite, Parts

@@ -1,16 +1,19 @@
 """Pure torch modules: the mathematics of the methods, with no Hugging Face import."""
 
-from hfpatch.nn.activations import ACTIVATIONS, activation
 from hfpatch.nn.anchors import IdentityAnchoredQuery, WeightAnchoredQuery, anchor_preserving, anchored
 from hfpatch.nn.convolution import ShortConvolution, short_convolution
-from hfpatch.nn.hidden import HiddenProjection, HiddenState
-from hfpatch.nn.initialization import low_rank_, normal_, seeded_generator, uniform_
+from hfpatch.nn.functions import ACTIVATIONS, NORMS, activation, make_norm
+from hfpatch.nn.initialization import (
+    low_rank_,
+    normal_,
+    orthonormal_,
+    orthonormal_rows,
+    seeded_generator,
+    uniform_,
+)
 from hfpatch.nn.mixed import MixedProjection
-from hfpatch.nn.nonlinear import NonlinearProjection, nonlinear_map
-from hfpatch.nn.norms import NORMS, make_norm
-from hfpatch.nn.orthonormal import orthonormal_, orthonormal_rows
-from hfpatch.nn.preprojection import PreProjection, inner_width, pre_project
-from hfpatch.nn.skip import ContentSkip
+from hfpatch.nn.nonlinear import HiddenProjection, HiddenState, NonlinearProjection, nonlinear_map
+from hfpatch.nn.preprojection import ContentSkip, PreProjection, inner_width, pre_project
 from hfpatch.nn.temperature import QueryTemperature, scale_heads
 
 __all__ = [

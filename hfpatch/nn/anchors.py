@@ -8,9 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.nn.hidden import HiddenProjection
 from hfpatch.nn.initialization import normal_
-from hfpatch.nn.nonlinear import NonlinearProjection
+from hfpatch.nn.nonlinear import HiddenProjection, NonlinearProjection
 
 ModuleOf = Callable[[nn.Module], nn.Module]
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 class Calls(threading.local):
@@ -34,10 +34,6 @@ class Calls(threading.local):
             self.values.pop(owner, None)
         return value
 
-    def end(self, owner: Any) -> None:
-        """Forget everything that an owner kept."""
-        self.values.pop(owner, None)
-
 
 CALLS = Calls()
 
@@ -45,7 +41,7 @@ CALLS = Calls()
 class HookedModule(nn.Module):
     """A module that acts through hooks on other modules of its block.
 
-    What one hook leaves for a later one is kept by thread and cleared when the block's forward ends, also by an
+    What one hook leaves for a later one is kept in :data:`CALLS` and cleared when the block's forward ends, also by an
     exception: threads, recomputation and failed calls do not meet. A replica of ``nn.DataParallel`` shares the hooks of
     its original; the block that is called then shows which replica of this module has to act. Hooks are kept as bound
     methods, so that a deep copy or an unpickled model acts on its own modules.
@@ -91,20 +87,6 @@ class HookedModule(nn.Module):
             handle.remove()
         self._hooks.clear()
 
-    def keep(self, name: str, value: Tensor) -> None:
-        """Keep a tensor for a later hook of this call."""
-        CALLS.keep(self, name, value)
-
-    def look(self, name: str) -> Tensor | None:
-        """Return what an earlier hook of this call kept, and keep it."""
-        kept: Tensor | None = CALLS.look(self, name)
-        return kept
-
-    def take(self, name: str) -> Tensor | None:
-        """Return what an earlier hook of this call kept; it is forgotten."""
-        kept: Tensor | None = CALLS.take(self, name)
-        return kept
-
     def _act(self, hook: Callable[..., Any], *signals: Any) -> Any:
         return hook(CALLS.replicas.get(self, self), *signals)
 
@@ -113,4 +95,4 @@ class HookedModule(nn.Module):
             CALLS.replicas[self] = block.get_submodule(self._path)
 
     def _end(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        CALLS.end(CALLS.replicas.pop(self, self))
+        CALLS.values.pop(CALLS.replicas.pop(self, self), None)

@@ -1,8 +1,9 @@
-"""Initialisation that depends on a seed and a name alone, never on what was initialised before."""
+"""Initialisation that depends on a seed and a name alone, and matrices with orthonormal rows."""
 
 from __future__ import annotations
 
 import hashlib
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -50,3 +51,32 @@ def low_rank_(down: nn.Linear, up: nn.Linear, *, seed: int, name: str) -> None:
     """Initialise ``up(σ(down(x)))`` as LoRA is: down ~ U(-1/√d, 1/√d), up = 0, an exact no-op."""
     uniform_(down.weight, bound=down.in_features**-0.5, seed=seed, name=f"{name}_down")
     nn.init.zeros_(up.weight)
+
+
+def orthonormal_rows(matrix: Tensor) -> Tensor:
+    """Return R = L⁻¹ M ``(r, d)``, where M Mᵀ = L Lᵀ (Cholesky): orthonormal rows that span those of M.
+
+    It is M itself, up to rounding, where the rows of M are orthonormal. Computed in fp32 at least, also under autocast.
+
+    Args:
+        matrix: M ``(r, d)`` of rank r.
+    """
+    kind = matrix.device.type
+    plain = torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    with plain:
+        wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+        factor, _ = torch.linalg.cholesky_ex(wide @ wide.mT)  # which, unlike cholesky, does not wait for a GPU
+        rows: Tensor = torch.linalg.solve_triangular(factor, wide, upper=False)
+    return rows.to(matrix.dtype)
+
+
+@torch.no_grad()
+def orthonormal_(tensor: Tensor, *, seed: int, name: str) -> Tensor:
+    """Fill ``tensor`` ``(r, d)`` in place with random orthonormal rows, drawn and computed in fp32 on the CPU.
+
+    A tensor on the meta device is left as it is.
+    """
+    if tensor.device.type != "meta":
+        drawn = normal_(torch.empty(tensor.shape, device="cpu", dtype=torch.float32), std=1.0, seed=seed, name=name)
+        tensor.copy_(torch.linalg.qr(drawn.mT)[0].mT)
+    return tensor

@@ -69,17 +69,32 @@ class MixedProjection(nn.Module):
         self.fused = fused
         self._partners = list(partners)  # a plain list: they stay children of the attention
         if fused:
-            self._require_fusable()
-            self._share()
+            if self.rest is None and not partners:
+                raise HfpatchError(
+                    "fused=true needs keys and values that are computed from the same x; there are none, so leave it "
+                    "out"
+                )
+            self.rest = None if self.rest is None else shared(self.rest)
+            for path in paths.values():
+                f = path.f if isinstance(path, IdentityAnchoredQuery | WeightAnchoredQuery) else None
+                if not isinstance(f, NonlinearProjection):
+                    raise HfpatchError("fused=true needs a nonlinear f with its own W_1 in every layer")
+                require_joinable(f.norm_in)
+                f.up = shared(f.up)  # an adapter may be put around it then
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x ``(batch, seq, inputs)`` to ``(batch, seq, groups·width)``."""
-        matrices = self._joinable(x) if self.fused else []
-        rest, values = self._one_product(x, matrices) if matrices else self._products(x)
+        values = self._joined(x) if self.fused else None
+        if values is None:
+            values = {name: path(x) for name, path in self.paths.items()}
+        rest = None if self.rest is None else self.rest(x)
+        kind = x.device.type
+        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # not on the meta device
+        dtype = torch.get_autocast_dtype(kind) if autocast else x.dtype  # which a linear layer would give
         if rest is None and len(values) == 1:
             (value,) = values.values()
-            return value.to(product_dtype(x))
-        return self._placed(rest, values, product_dtype(x))
+            return value.to(dtype)
+        return self._placed(rest, values, dtype)
 
     def rest_columns(self) -> list[int]:
         """Return which columns of a group the matrix fills."""
@@ -111,30 +126,28 @@ class MixedProjection(nn.Module):
         values = {name: path.linear_part(x, module_of) for name, path in self.paths.items()}  # type: ignore[operator]
         return self._placed(None if self.rest is None else module_of(self.rest)(x), values, x.dtype)
 
-    def _products(self, x: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
-        values = {name: path(x) for name, path in self.paths.items()}
-        return (None if self.rest is None else self.rest(x)), values
-
-    def _joinable(self, x: Tensor) -> list[SharedLinear]:
-        """Return the matrices that W_1 joins for this x; none where one of them has no weight to join."""
-        matrices = [shared_inside(self.rest)] if self.rest is not None else self._partners
-        ups = [shared_inside(path.f.up) for path in self.paths.values()]  # type: ignore[union-attr, arg-type]
-        found = [m for m in [*matrices, *ups] if m is not None and m.weight.device == x.device]
-        return found[: len(matrices)] if len(found) == len(matrices) + len(ups) else []
-
-    def _one_product(self, x: Tensor, matrices: list[SharedLinear]) -> tuple[Tensor | None, dict[str, Tensor]]:
+    def _joined(self, x: Tensor) -> dict[str, Tensor] | None:
+        """Return the value of every path, with W_1 and the matrices in one product; None where one has no weight."""
         maps = {name: path.f for name, path in self.paths.items()}
-        ups = [f.joined_weight() for f in maps.values()]  # type: ignore[operator, union-attr]
-        weights = [*(matrix.weight for matrix in matrices), *ups]
-        joint = F.linear(x, torch.cat(weights), _joined_bias(matrices, sum(up.shape[0] for up in ups)))
-        parts = list(torch.split(joint, [weight.shape[0] for weight in weights], dim=-1))
-        for matrix, part in zip(matrices, parts, strict=False):
+        matrices = [shared_inside(self.rest)] if self.rest is not None else self._partners
+        wanted = [*matrices, *(shared_inside(f.up) for f in maps.values())]  # type: ignore[union-attr, arg-type]
+        found = [each for each in wanted if each is not None and each.weight.device == x.device]
+        if len(found) < len(wanted):
+            return None
+        joined = found[: len(matrices)]
+        weights = [*(matrix.weight for matrix in joined), *(f.joined_weight() for f in maps.values())]  # type: ignore[operator, union-attr]
+        bias = None
+        if any(matrix.bias is not None for matrix in joined):
+            biases: list[Tensor] = [m.weight.new_zeros(m.out_features) if m.bias is None else m.bias for m in joined]
+            bias = F.pad(torch.cat(biases), (0, sum(len(weight) for weight in weights[len(joined) :])))
+        joint = F.linear(x, torch.cat(weights), bias)
+        parts = list(torch.split(joint, [len(weight) for weight in weights], dim=-1))
+        for matrix, part in zip(joined, parts, strict=False):
             matrix.keep(x, part)
-        values = {
+        return {
             name: path.around(x, maps[name].from_joined(x, part))  # type: ignore[operator, union-attr]
-            for (name, path), part in zip(self.paths.items(), parts[len(matrices) :], strict=True)
+            for (name, path), part in zip(self.paths.items(), parts[len(joined) :], strict=True)
         }
-        return (None if self.rest is None else self.rest(x)), values
 
     def _placed(self, rest: Tensor | None, values: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Put values and rest where they belong: (batch, seq, groups, width), then flat."""
@@ -149,34 +162,3 @@ class MixedProjection(nn.Module):
                 pieces.append(value.reshape(*value.shape[:-1], self.groups, length).to(dtype))
             at = start + length
         return torch.cat(pieces, dim=-1).flatten(-2)
-
-    def _share(self) -> None:
-        self.rest = None if self.rest is None else shared(self.rest)
-        for path in self.paths.values():
-            path.f.share()  # type: ignore[operator, union-attr]
-
-    def _require_fusable(self) -> None:
-        if self.rest is None and not self._partners:
-            raise HfpatchError(
-                "fused=true needs keys and values that are computed from the same x; there are none, so leave it out"
-            )
-        for path in self.paths.values():
-            f = path.f if isinstance(path, IdentityAnchoredQuery | WeightAnchoredQuery) else None
-            if not isinstance(f, NonlinearProjection):
-                raise HfpatchError("fused=true needs a nonlinear f with its own W_1 in every layer")
-            require_joinable(f.norm_in)
-
-
-def _joined_bias(matrices: Sequence[nn.Linear], more: int) -> Tensor | None:
-    """Return the biases of several linear layers and ``more`` zeros; None where no layer has one."""
-    if all(matrix.bias is None for matrix in matrices):
-        return None
-    biases: list[Tensor] = [m.weight.new_zeros(m.out_features) if m.bias is None else m.bias for m in matrices]
-    return F.pad(torch.cat(biases), (0, more))
-
-
-def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype that a linear layer would give for x: that of autocast where it is on, else that of x."""
-    kind = x.device.type
-    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # not on the meta device
-    return torch.get_autocast_dtype(kind) if on else x.dtype

@@ -17,7 +17,7 @@ from hfpatch.data.packing import packing_obstacle
 from hfpatch.data.plan import BatchPlan
 from hfpatch.errors import HfpatchError
 from hfpatch.models.paths import query_paths_with_f
-from hfpatch.nn.hidden import HiddenProjection
+from hfpatch.nn.nonlinear import HiddenProjection
 from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings, held_out_mistake
 from hfpatch.training.checkpoint import Checkpoint, newest_checkpoint, remove_leftovers, remove_old
 from hfpatch.training.diagnostics import DiagnosticsFile

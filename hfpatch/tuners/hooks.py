@@ -266,7 +266,7 @@ class ActingModule(SharingModule):
     def _keep_read(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the hidden state that a module was called with, for the place ``name``."""
         if self.changes(name) and CALLS.look(self, "attention"):  # a projection may be called by itself
-            self.keep(name, args[0])
+            CALLS.keep(self, name, args[0])
 
     def _forget(self, role: str, *call: Any) -> None:
         CALLS.take(self, role)
@@ -307,7 +307,7 @@ class ActingModule(SharingModule):
 
     def read_by(self, target: str, x: Tensor) -> Tensor:
         """Return the hidden state that a projection of x reads: x, or what its low-rank image x was made of."""
-        kept = self.look(target)
+        kept = CALLS.look(self, target)
         return x if kept is None else kept
 
     def _change_projected(
@@ -315,7 +315,7 @@ class ActingModule(SharingModule):
     ) -> Tensor:
         read: dict[str, Tensor] = {}
         for target in targets:
-            kept = self.take(target)
+            kept = CALLS.take(self, target)
             if kept is not None or target not in self.behind_sources:  # it may be called by itself
                 read[target] = args[0] if kept is None else kept
 
@@ -355,7 +355,7 @@ class ActingModule(SharingModule):
     # mixed and output: what the output projection reads and returns
 
     def _change_mixed(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        x, (mixed, *others) = self.take("mixed"), args
+        x, (mixed, *others) = CALLS.take(self, "mixed"), args
         if x is None:
             return None
         self._require_all_heads(mixed)
@@ -396,7 +396,7 @@ class ActingModule(SharingModule):
 
     def _keep_entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.acts("left"):
-            self.keep("left", hidden_argument(args, kwargs))
+            CALLS.keep(self, "left", hidden_argument(args, kwargs))
 
     def _change_branch(
         self, outside: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
@@ -405,7 +405,7 @@ class ActingModule(SharingModule):
         if not self.acts("left"):
             return output
         # a forward hook sees the arguments that the pre-hooks replaced
-        x = self.take("left") if outside else hidden_argument(args, kwargs)
+        x = CALLS.take(self, "left") if outside else hidden_argument(args, kwargs)
         return output if x is None else replace_first(output, lambda branch: self.left(branch, x))
 
     # stream

@@ -1,14 +1,17 @@
-"""The activations that the methods and their linear controls use."""
+"""The activations and norms that the options of methods name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, nearest
+
+NORM_EPSILON = 1e-5
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -28,6 +31,11 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": F.silu,
     "identity": _identity,  # turns a nonlinear map into its capacity-matched linear control
 }
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "rmsnorm": partial(nn.RMSNorm, eps=NORM_EPSILON),
+    "layernorm": partial(nn.LayerNorm, eps=NORM_EPSILON, bias=False),
+    "none": nn.Identity,
+}
 
 
 def activation(name: str) -> Activation:
@@ -39,3 +47,14 @@ def activation(name: str) -> Activation:
     if name not in ACTIVATIONS:
         raise HfpatchError(f"activation={name!r} is not one of {', '.join(ACTIVATIONS)}{nearest(name, ACTIVATIONS)}")
     return ACTIVATIONS[name]
+
+
+def make_norm(name: str, size: int) -> nn.Module:
+    """Return a norm over the last dimension with a gain and no bias, eps 1e-5; ``none`` is the identity.
+
+    Raises:
+        HfpatchError: if there is no norm of that name.
+    """
+    if name not in NORMS:
+        raise HfpatchError(f"norm {name!r} is not one of {', '.join(NORMS)}{nearest(name, NORMS)}")
+    return NORMS[name](size)

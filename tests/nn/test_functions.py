@@ -1,0 +1,83 @@
+import math
+
+import pytest
+import torch
+
+from hfpatch.errors import HfpatchError
+from hfpatch.nn import ACTIVATIONS, activation, make_norm
+
+X = torch.tensor([-3.0, -0.5, 0.0, 0.25, 2.0], dtype=torch.float64)
+SIZE = 6
+
+FORMULAS = {
+    "gelu": lambda x: x * 0.5 * (1 + math.erf(x / math.sqrt(2))),
+    "relu": lambda x: max(x, 0.0),
+    "relu2": lambda x: max(x, 0.0) ** 2,
+    "silu": lambda x: x / (1 + math.exp(-x)),
+    "identity": lambda x: x,
+}
+
+
+def test_every_activation_has_a_formula_here():
+    assert set(FORMULAS) == set(ACTIVATIONS)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_activation(name):
+    expected = torch.tensor([FORMULAS[name](x) for x in X.tolist()], dtype=torch.float64)
+    torch.testing.assert_close(activation(name)(X), expected, rtol=1e-14, atol=1e-15)
+
+
+def test_gelu_is_the_exact_one_not_the_tanh_approximation():
+    x = torch.tensor([1.5], dtype=torch.float64)
+    approximation = torch.nn.functional.gelu(x, approximate="tanh")
+    assert abs(float(activation("gelu")(x) - approximation)) > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "message"),
+    [
+        (activation, "gelo", "activation='gelo'.*did you mean 'gelu'"),
+        (activation, "relu_2", "activation='relu_2'.*did you mean 'relu2'"),
+        (activation, "silo", "activation='silo'.*did you mean 'silu'"),
+        (activation, "wxyz", "activation='wxyz' is not one of gelu, relu, relu2, silu, identity$"),
+        (lambda name: make_norm(name, SIZE), "rms_norm", "norm 'rms_norm' is not one of .*did you mean 'rmsnorm'"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(make, name, message):
+    with pytest.raises(HfpatchError, match=message):
+        make(name)
+
+
+def rms_norm(x, gain):
+    return x / torch.sqrt((x * x).sum(-1, keepdim=True) / x.shape[-1] + 1e-5) * gain
+
+
+def layer_norm(x, gain):
+    centred = x - x.sum(-1, keepdim=True) / x.shape[-1]
+    return centred / torch.sqrt((centred * centred).sum(-1, keepdim=True) / x.shape[-1] + 1e-5) * gain
+
+
+@pytest.mark.parametrize(("name", "formula"), [("rmsnorm", rms_norm), ("layernorm", layer_norm)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-6)])
+@pytest.mark.parametrize("scale", [1.0, 1e-3])  # at 1e-3 the eps of 1e-5 decides the value
+def test_norm(name, formula, dtype, tolerance, scale):
+    norm = make_norm(name, SIZE).to(dtype)
+    gain = torch.linspace(-1, 2, SIZE, dtype=dtype)
+    norm.weight.data = gain
+    x = (scale * (torch.randn(2, 3, SIZE) + 0.7)).to(dtype)
+    torch.testing.assert_close(norm(x), formula(x, gain), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["rmsnorm", "layernorm"])
+def test_there_is_a_gain_of_one_and_no_bias(name):
+    parameters = dict(make_norm(name, SIZE).named_parameters())
+    assert list(parameters) == ["weight"]
+    assert torch.equal(parameters["weight"], torch.ones(SIZE))
+
+
+def test_none_is_the_identity():
+    norm = make_norm("none", SIZE)
+    x = torch.randn(2, SIZE)
+    assert torch.equal(norm(x), x)
+    assert not list(norm.parameters())
