@@ -42,7 +42,9 @@ def require_fitting(model: nn.Module, configs: Sequence[PeftConfig]) -> None:
         if not isinstance(config, MethodConfig):  # these check themselves against each layer
             with refusing_wrong_values(config):
                 _require_matches(model, config)
-                _require_matrices(model, config)
+                targets = getattr(config, "target_modules", None)
+                for name in targeted_modules(model, config) if targets and targets != "all-linear" else ():
+                    require_matrix(model.get_submodule(name), name)  # PEFT knows which modules are linear
 
 
 @contextmanager
@@ -143,15 +145,6 @@ def _require_matches(model: nn.Module, config: PeftConfig) -> None:
             raise HfpatchError(f"layers_to_transform: layer {layer} has none of the target_modules, or does not exist")
 
 
-def _require_matrices(model: nn.Module, config: PeftConfig) -> None:
-    """Refuse ``target_modules`` that name a projection put together from several matrices, or from none."""
-    targets = getattr(config, "target_modules", None)
-    if targets and targets != "all-linear":  # PEFT knows which are linear
-        for name, module in model.named_modules():
-            if check_target_module_exists(config, name):
-                require_matrix(module, name)
-
-
 def require_distinct_names(model: nn.Module, adapters: Sequence[str]) -> None:
     """Refuse an adapter name that is also another part of a parameter's name, as ``lora_A`` is of LoRA's.
 
@@ -184,16 +177,9 @@ def require_sound(model: nn.Module) -> None:
         )
     if any(isinstance(module, MethodLayer) for module in model.modules()):
         for site in find_sites(model):
-            for target, layer in _changed_projections(site).items():
+            layers = {target: layer for layer in layers_at(site) for target in PROJECTED if layer.changes(target)}
+            for target, layer in layers.items():
                 _require_effect(site, target, layer.device())
-
-
-def _changed_projections(site: AttentionSite) -> dict[str, MethodLayer]:
-    """Return the layers whose hooks change what a projection returns, by its target."""
-    changed: dict[str, MethodLayer] = {}
-    for layer in layers_at(site):
-        changed |= {target: layer for target in PROJECTED if layer.changes(target)}
-    return changed
 
 
 @torch.no_grad()

@@ -13,9 +13,26 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite
-from hfpatch.tuners.card import describe_loading
 from hfpatch.tuners.hooks import PLACES, MethodSite
 from hfpatch.tuners.options import fitting
+
+_FRONT = "---\nlibrary_name: peft\ntags: [hfpatch]\n---\n\n# PEFT adapter of hfpatch\n"
+_OURS = (
+    "The method is one of hfpatch, which registers it with PEFT: `pip install hfpatch`, and import it before loading."
+)
+_THEIRS = """\
+The method is defined in the module `{module}`, with hfpatch, which registers it with PEFT: install both, and import the
+module before loading."""
+_HOW_TO_LOAD = """
+## How to load this adapter
+
+{about}
+
+    import {module}
+    from peft import PeftModel
+
+    model = PeftModel.from_pretrained(base_model, "this folder")
+"""
 
 
 @dataclass(frozen=True)
@@ -123,8 +140,11 @@ class MethodConfig(PeftConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as JSON keeps it: tuples and sets as lists, sets sorted."""
-        values = super().to_dict()
-        return {name: _json_value(value) for name, value in values.items()}
+        values: dict[str, Any] = super().to_dict()
+        for name, value in values.items():
+            if isinstance(value, set | tuple):
+                values[name] = sorted(value) if isinstance(value, set) else list(value)
+        return values
 
     def build(self, site: MethodSite, seed: int) -> nn.ModuleDict:
         """Return the parts of one layer, initialised so that they change nothing, or as the options say.
@@ -168,7 +188,12 @@ class MethodConfig(PeftConfig):
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
         """Write ``adapter_config.json``, and say in the card beside it what to import before loading."""
         super().save_pretrained(save_directory, **kwargs)
-        describe_loading(Path(save_directory) / "README.md", home_of(self))
+        card, home = Path(save_directory) / "README.md", home_of(self)
+        text = card.read_text(encoding="utf-8") if card.is_file() else _FRONT
+        if f"import {home or 'hfpatch'}" not in text:
+            about = _THEIRS.format(module=home) if home else _OURS
+            text = f"{text.rstrip()}\n{_HOW_TO_LOAD.format(about=about, module=home or 'hfpatch')}"
+            card.write_text(text, encoding="utf-8")
 
 
 def option_types(cls: type[MethodConfig]) -> dict[str, Any]:
@@ -200,12 +225,6 @@ def _python_value(value: Any) -> Any:
     if isinstance(value, range):
         return list(value)
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, set):
-        return sorted(value)
-    return list(value) if isinstance(value, tuple) else value
 
 
 def method_name(config: PeftConfig) -> str:

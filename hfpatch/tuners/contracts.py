@@ -57,7 +57,14 @@ def require_registrable(cls: Any, spec: MethodSpec) -> None:
     if not (acts := [place for place in PLACES if hasattr(cls, place)]):
         raise HfpatchError(f"{where} acts nowhere: define one of {', '.join(PLACES)}")
     for name in ("build", *acts):
-        _require_arguments(getattr(cls, name), name, where)
+        function, arguments = getattr(cls, name), _ARGUMENTS[name]
+        if not isinstance(function, types.FunctionType):
+            raise HfpatchError(f"{where}: {name} must be a function, {name}(self, {arguments})")
+        found = inspect.signature(function)
+        try:
+            found.bind("self", *arguments.split(", "))
+        except TypeError:
+            raise HfpatchError(f"{where}: {name}{found} must take (self, {arguments})") from None
     for name, function in vars(cls).items():
         hint = "" if name in _ARGUMENTS else nearest(name, PLACES, cutoff=0.8)
         if hint and isinstance(function, types.FunctionType) and "parts" in inspect.signature(function).parameters:
@@ -89,17 +96,6 @@ def _require_options(cls: type[MethodConfig], where: str) -> None:
         raise HfpatchError(f"{where}: the type of an option must be known in its module: {error}") from error
     except HfpatchError as error:
         raise HfpatchError(f"{where}: {error}") from error
-
-
-def _require_arguments(function: Any, name: str, where: str) -> None:
-    wanted = _ARGUMENTS[name].split(", ")
-    if not isinstance(function, types.FunctionType):
-        raise HfpatchError(f"{where}: {name} must be a function, {name}(self, {_ARGUMENTS[name]})")
-    try:
-        inspect.signature(function).bind("self", *wanted)
-    except TypeError:
-        found = inspect.signature(function)
-        raise HfpatchError(f"{where}: {name}{found} must take (self, {_ARGUMENTS[name]})") from None
 
 
 def require_initialised(cls: type[MethodConfig]) -> None:

@@ -5,22 +5,23 @@ An export carries this code, so it knows nothing of PEFT. x is what the projecti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.calls import CALLS
-from hfpatch.nn.columns import on_all_columns
 from hfpatch.sites.columns import Columns
 from hfpatch.sites.heads import QueryHeads
 from hfpatch.tuners.cross_layer import Shared, SharingModule, shared_by
 from hfpatch.tuners.hidden_state import hidden_argument, replace_first, replace_hidden
-from hfpatch.tuners.lookback import Row, arguments_of, known_attention, row_of
-from hfpatch.tuners.precision import as_computed_by, through
+from hfpatch.tuners.lookback import Row, known_attention, row_of
 
 PROJECTED = ("query", "key", "value")
 PLACES = ("entered", *PROJECTED, "heads", "mixed", "output", "left", "stream")
@@ -143,29 +144,75 @@ class SiteInCall(MethodSite):
         return self.row.earlier(f"{self.slot}.{len(self.asked)}", value, steps)
 
 
-class Scaled:
-    """A method whose change is multiplied at every place: v + factor · (act(v) - v).
+class Combined:
+    """A method whose result at every place is combined with what it was given: combine(v, act(v))."""
 
-    Args:
-        method: the method.
-        factor: 0 would be the base and 1 the method, which both go without this.
-    """
-
-    def __init__(self, method: Any, factor: float) -> None:
-        self.method, self.factor = method, factor
+    def __init__(self, method: Any, combine: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.method, self.combine = method, combine
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.method, name)
         return partial(self._act, found) if name in PLACES else found
 
     def _act(self, function: Any, parts: Parts, value: Tensor, *others: Any) -> Tensor:
-        changed: Tensor = function(parts, value, *others)
-        return value + self.factor * (changed - value)
+        return self.combine(value, function(parts, value, *others))
 
 
 def scaled(method: Any, factor: float) -> Any:
     """Return a method with its change multiplied by a factor."""
-    return method if factor == 1 else Scaled(method, factor)
+    return method if factor == 1 else Combined(method, lambda value, changed: value + factor * (changed - value))
+
+
+def through(act: Callable[..., Any], parts: Mapping[str, Any], value: Tensor, *others: Any) -> Tensor:
+    """Return ``act(parts, value, *others)``, computed in the dtype of the parts at least, in that of ``value``."""
+    dtype = computed_in(parts)
+    wide = value if dtype is None else value.to(torch.promote_types(dtype, value.dtype))
+    changed: Tensor = act(parts, wide, *others)
+    return changed.to(value.dtype)
+
+
+def as_computed_by(parts: Mapping[str, Any], x: Tensor) -> Tensor:
+    """Return x in the dtype of the parts."""
+    return x.to(computed_in(parts) or x.dtype)
+
+
+def computed_in(parts: Mapping[str, Any]) -> torch.dtype | None:
+    """Return the dtype of the parts, that of the first tensor of floats; None where they have none."""
+    for module in parts.values():
+        for parameter in module._parameters.values() or module.parameters():  # the latter takes microseconds
+            if parameter is not None and parameter.is_floating_point():
+                dtype: torch.dtype = parameter.dtype
+                return dtype
+    return None
+
+
+def on_all_columns(module: nn.Module, output: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return ``change(output)`` as if all columns of a projection were here, for the columns that are.
+
+    In tensor parallelism each process has some rows of the projection's weight W (out, in), one block after the other,
+    and so some columns of its output; what enters the projection is the same everywhere. ``change`` must treat the
+    columns of its argument one by one: those of other processes are zeros.
+
+    Args:
+        module: the projection.
+        output: what it returned here, ``(..., out)`` or ``(..., out / processes)``.
+        change: maps ``(..., out)`` to ``(..., out)``.
+
+    Raises:
+        HfpatchError: if the columns of a process are not one block.
+    """
+    weight: Any = getattr(module, "weight", None)
+    places = [(dim, place) for dim, place in enumerate(getattr(weight, "placements", ())) if place.is_shard()]
+    width = output.shape[-1]
+    if not places or width == weight.shape[0]:
+        return change(output)
+    ((dim, place),) = places
+    if hasattr(place, "split_factor"):
+        raise HfpatchError(
+            "tensor parallelism packs the columns of this model's query projection; evaluate it without --tp"
+        )
+    start = weight.device_mesh.get_local_rank(dim) * width
+    return change(F.pad(output, (start, weight.shape[0] - start - width)))[..., start : start + width]
 
 
 class ActingModule(SharingModule):
@@ -188,7 +235,7 @@ class ActingModule(SharingModule):
 
     def acts(self, place: str) -> bool:
         """Return whether anything acts at a place now."""
-        return any(True for _ in self.acting(place))
+        return next(self.acting(place), None) is not None
 
     def looks_back(self) -> bool:
         """Return whether anything that acts now reads earlier positions of the row."""
@@ -222,7 +269,8 @@ class ActingModule(SharingModule):
         for module in modules.get("row", ()):
             known_attention(module)
             self.reads_rows = True
-            self.before(module, ActingModule._begin_row, arguments_of(module))
+            names = tuple(inspect.signature(type(module).forward).parameters)[1:]
+            self.before(module, ActingModule._begin_row, names)
         for module in modules.get("norm", ()):
             self.after(module, ActingModule._change_normed)
         for module in modules.get("entries", ()):
@@ -410,11 +458,10 @@ class ActingModule(SharingModule):
 
     # stream
 
-    def streamed(self, hidden: Tensor) -> Tensor:
-        """Return the residual stream ``(batch, seq, hidden)`` behind the block."""
-        for method, parts, site in self.acting("stream"):
-            hidden = through(method.stream, parts, hidden, site)
-        return hidden
-
     def _change_stream(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        return replace_first(output, self.streamed) if self.acts("stream") else output
+        def change(hidden: Tensor) -> Tensor:
+            for method, parts, site in self.acting("stream"):
+                hidden = through(method.stream, parts, hidden, site)
+            return hidden
+
+        return replace_first(output, change) if self.acts("stream") else output

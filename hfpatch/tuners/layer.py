@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,10 +18,43 @@ from hfpatch.errors import HfpatchError
 from hfpatch.nn.initialization import move_
 from hfpatch.sites import AttentionSite
 from hfpatch.tuners.config import MethodConfig, drawn_as
-from hfpatch.tuners.hooks import ActingModule, MethodSite, Parts, scaled
+from hfpatch.tuners.hooks import PLACES, ActingModule, Combined, MethodSite, Parts, scaled
 from hfpatch.tuners.merging import merged_weights
-from hfpatch.tuners.places import defined_places, method_site, modules_at, row_at
-from hfpatch.tuners.rows import OfRows, names_of_rows
+from hfpatch.tuners.places import method_site, modules_at, row_at
+
+
+class _Rows(threading.local):
+    """The adapters of the rows of a running call in this thread, by the layer, as PEFT's ``adapter_names`` asks for."""
+
+    def __init__(self) -> None:
+        self.names: dict[Any, tuple[str, ...]] = {}
+
+
+_ROWS = _Rows()
+
+
+@contextmanager
+def choosing(layers: Iterable[Any], names: Sequence[str]) -> Iterator[None]:
+    """Let each row of a batch have its own adapter for a while; ``__base__`` has none."""
+    chosen = dict.fromkeys(layers, tuple(names))
+    _ROWS.names |= chosen
+    try:
+        yield
+    finally:
+        for layer in chosen:
+            _ROWS.names.pop(layer, None)
+
+
+def in_rows(method: Any, rows: Sequence[bool]) -> Combined:
+    """Return a method that acts in some rows of a batch: those that are True."""
+
+    def choose(value: Tensor, changed: Tensor) -> Tensor:
+        if len(value) != len(rows):
+            raise HfpatchError(f"adapter_names: {len(rows)} names for {len(value)} rows; give one for each")
+        acts = torch.tensor(rows, device=value.device).view(-1, *[1] * (value.dim() - 1))
+        return torch.where(acts, changed, value)
+
+    return Combined(method, choose)
 
 
 class MethodLayer(ActingModule, BaseTunerLayer):
@@ -58,7 +92,8 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         # In a tuple, so that it is not registered as a child a second time.
         self._base_layer = (next(with_weights, projections[0]),)
         host = site.host_path.removeprefix(site.block_path)
-        register = partial(self.act_on, modules_at(site, defined_places(self.method)) | row_at(site, self.method))
+        defined = [place for place in PLACES if hasattr(self.method, place)]
+        register = partial(self.act_on, modules_at(site, defined) | row_at(site, self.method))
         self.hook_into(site.block, f"{host}.{self.method.spec.child}".lstrip("."), register)
         if self.method.spec.shares:
             self.share_across(site.around, site.block_path.removeprefix(site.around_path).lstrip("."))
@@ -105,13 +140,13 @@ class MethodLayer(ActingModule, BaseTunerLayer):
 
     def acting(self, place: str) -> Iterator[tuple[Any, Parts, MethodSite]]:
         """Yield configuration and modules of the adapters that act at a place in this forward pass, in order."""
-        rows = names_of_rows(self)
+        rows = _ROWS.names.get(self)
         for name in self.working_adapters():
             if place in self.places[name]:
                 config, site = self.configs[name], self.sites[name]
                 method = self.scaled(name)
                 if rows is not None:
-                    method = OfRows(method, [each == name for each in rows])
+                    method = in_rows(method, [each == name for each in rows])
                 yield method, self.parts(name), self.in_call(site, config, name, place) if self.reads_rows else site
 
     def scaled(self, adapter_name: str) -> Any:
@@ -135,8 +170,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         """Return the adapters that act in this forward pass, in the order in which they were added."""
         if self.disable_adapters or self.merged_adapters:
             return []
-        rows = names_of_rows(self)
-        chosen = self.active_adapters if rows is None else rows
+        chosen = _ROWS.names.get(self, self.active_adapters)
         return [name for name in self.configs if name in chosen and self.scales[name]]
 
     def delete_adapter(self, adapter_name: str) -> None:
@@ -166,8 +200,14 @@ class MethodLayer(ActingModule, BaseTunerLayer):
                 f"layer {self.site.layer}: other adapters act beside the {self.method.spec.label} on this attention, "
                 "so it cannot be merged alone; hfpatch.fold merges a stack of hfpatch's linear methods"
             )
-        with self._unmerged():
+        merged = {parameter: parameter.detach().clone() for parameter in self._before_merge}
+        try:
+            for parameter, value in self._before_merge.items():  # computed from the base as it was before merging
+                parameter.data.copy_(value)
             return merged_weights(self.branch, [(self.scaled(n), self.parts(n), self.sites[n]) for n in names])
+        finally:
+            for parameter, value in merged.items():
+                parameter.data.copy_(value)
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Put adapters into the weights of the base, in fp64 until they are rounded to its dtype.
@@ -197,28 +237,11 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         self._before_merge.clear()
         self.merged_adapters.clear()
 
-    @contextmanager
-    def _unmerged(self) -> Iterator[None]:
-        """Put the base's weights back as they were before merging, for a while."""
-        merged = {parameter: parameter.detach().clone() for parameter in self._before_merge}
-        try:
-            for parameter, value in self._before_merge.items():
-                parameter.data.copy_(value)
-            yield
-        finally:
-            for parameter, value in merged.items():
-                parameter.data.copy_(value)
-
     def enable_adapters(self, enabled: bool) -> None:
         """Let adapters act, or not: then they leave the weights that they were merged into."""
         if not enabled and self.merged:
             self.unmerge()
         super().enable_adapters(enabled)
-
-    def detach(self, host: nn.Module) -> None:
-        """Remove every hook, and this layer from its parent module."""
-        self.unhook()
-        delattr(host, self.method.spec.child)
 
     def device(self) -> torch.device:
         """Return the device on which the base computes; an offloaded module keeps its weights elsewhere meanwhile."""

@@ -8,7 +8,6 @@ An export carries this code, so it knows nothing of PEFT.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -51,10 +50,6 @@ class Remembering:
         values = torch.cat([before.values.to(value), value], 1)[:, -(steps + max(value.shape[1], MARGIN)) :]
         self.kept[slot] = Kept(values, before.seen + value.shape[1], steps)
         return before.values[:, before.values.shape[1] - min(steps, before.values.shape[1]) :].to(value)
-
-    def seen(self, slot: str) -> int:
-        """Return how many positions a slot has seen."""
-        return self.kept[slot].seen if slot in self.kept else 0
 
     def reset(self) -> None:
         """Forget everything."""
@@ -172,7 +167,7 @@ class Row:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _kept(self, slot: str, value: Tensor, steps: int) -> Tensor:
         if slot not in self._before:
-            seen = self.layer.seen(slot)
+            seen = self.layer.kept[slot].seen if slot in self.layer.kept else 0
             if self.past is not None and seen != self.past:
                 raise HfpatchError(
                     f"{slot}: the cache holds {self.past} tokens, of which the method has seen {seen}; it looks back, "
@@ -180,11 +175,6 @@ class Row:
                 )
             self._before[slot] = self.layer.push(slot, value, steps)
         return self._before[slot]
-
-
-def arguments_of(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of a module's arguments."""
-    return tuple(inspect.signature(type(module).forward).parameters)[1:]
 
 
 def row_of(names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Row:

@@ -224,7 +224,10 @@ class _Merge:
                 not name.startswith(added)
                 and module not in projections.values()
                 and joined(site.path, name) != site.output_path
-                and any(_could_read(p, site.hidden_size) for p in module._parameters.values())
+                and any(  # packed matrices have any shape
+                    p is not None and p.dim() >= 2 and (site.hidden_size in p.shape or not p.is_floating_point())
+                    for p in module._parameters.values()
+                )
             ):
                 raise HfpatchError(
                     f"{site.path}: {name or 'the attention itself'} may read the hidden state besides query, key and "
@@ -256,13 +259,6 @@ def _times(weight: Tensor, matrix: Tensor) -> Tensor:
 def _put_before(matrix: _Matrix, own: Tensor, constant: Tensor) -> None:
     matrix.bias = matrix.bias + constant @ matrix.weight
     matrix.weight = own @ matrix.weight
-
-
-def _could_read(parameter: Tensor | None, hidden_size: int) -> bool:
-    """Return whether a parameter may be a matrix that hidden states are multiplied with; packed ones have any shape."""
-    if parameter is None or parameter.dim() < 2:
-        return False
-    return hidden_size in parameter.shape or not parameter.is_floating_point()
 
 
 def _plain_weight(module: nn.Module, at: str, uses: Counter[int]) -> nn.Parameter:

@@ -22,10 +22,9 @@ from hfpatch.sites import AttentionSite, count_values, select_sites, survey
 from hfpatch.sites.discovery import Refusal
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.contracts import built, require_own_names, require_places, require_some_parts
-from hfpatch.tuners.layer import MethodLayer
+from hfpatch.tuners.layer import MethodLayer, choosing
 from hfpatch.tuners.naming import chosen_modules, fill_in, named_sites, wanted_layers
 from hfpatch.tuners.places import method_site, refused_at
-from hfpatch.tuners.rows import choosing
 
 _LARGE, _LARGE_SHARE = 10_000_000, 0.05
 _logger = logging.getLogger(__name__)
@@ -277,6 +276,7 @@ def detach_layers(model: nn.Module) -> None:
         delattr(model, _INPUT_GRADIENTS)
         model.disable_input_require_grads()  # type: ignore[operator]
     for module in list(model.modules()):
-        for child in list(module.children()):
+        for name, child in list(module.named_children()):
             if isinstance(child, MethodLayer):
-                child.detach(module)
+                child.unhook()
+                delattr(module, name)

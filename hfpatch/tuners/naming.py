@@ -34,9 +34,19 @@ def named_sites(sites: Sequence[AttentionSite], config: MethodConfig) -> list[At
         HfpatchError: if a name or a pattern is of no attention: a method changes these as a whole.
     """
     targets = chosen_modules(config)
+    paths = [path for site in sites for path in _paths(site)]
     for option, given in (("target_modules", targets), ("exclude_modules", config.exclude_modules)):
-        _require_attentions(sites, config, option, given)
-    every = {path for site in sites for path in _paths(site)}
+        for name in [given] if isinstance(given, str) else sorted(given or ()):
+            try:
+                is_one = re.compile(name if isinstance(given, str) else rf"(.*\.)?{re.escape(name)}")
+            except re.error as error:
+                raise HfpatchError(f"{option}={name!r} is no regular expression: {error}") from error
+            if not any(map(is_one.fullmatch, paths)):
+                raise HfpatchError(
+                    f"{config.spec.label}: {option}={name!r} names no attention of this model, such as {paths[0]}; the "
+                    "method changes whole attention branches: name those, or choose layers with layers_to_transform"
+                )
+    every = {*paths}
     options = SimpleNamespace(
         target_modules=every if targets is None else targets,
         target_parameters=None,
@@ -79,19 +89,3 @@ def wanted_layers(sites: Sequence[AttentionSite], config: MethodConfig) -> set[i
 def _paths(site: AttentionSite) -> Iterable[str]:
     """Return what an attention is called: its own path, and that of the module that its layers are put under."""
     return dict.fromkeys((site.path, site.host_path))
-
-
-def _require_attentions(
-    sites: Sequence[AttentionSite], config: MethodConfig, option: str, given: set[str] | str | None
-) -> None:
-    paths = [path for site in sites for path in _paths(site)]
-    for name in [given] if isinstance(given, str) else sorted(given or ()):
-        try:
-            is_one = re.compile(name if isinstance(given, str) else rf"(.*\.)?{re.escape(name)}")
-        except re.error as error:
-            raise HfpatchError(f"{option}={name!r} is no regular expression: {error}") from error
-        if not any(map(is_one.fullmatch, paths)):
-            raise HfpatchError(
-                f"{config.spec.label}: {option}={name!r} names no attention of this model, such as {paths[0]}; the "
-                "method changes whole attention branches: name those, or choose layers with layers_to_transform"
-            )

@@ -10,7 +10,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite
 from hfpatch.sites.modules import features, is_linear, unwrapped
 from hfpatch.tuners.config import MethodConfig
-from hfpatch.tuners.hooks import PLACES, PROJECTED, MethodSite
+from hfpatch.tuners.hooks import PROJECTED, MethodSite
 from hfpatch.tuners.lookback import cannot_look_back, known_attention
 
 LOOKING_BACK = ("entered", *PROJECTED, "mixed")
@@ -31,11 +31,6 @@ def method_site(site: AttentionSite) -> MethodSite:
         output_size=None if output is None else features(output)[1],
         exit_factor=site.exit_factor,
     )
-
-
-def defined_places(method: type[MethodConfig]) -> tuple[str, ...]:
-    """Return the places that a method defines, whether or not all its configurations use them."""
-    return tuple(place for place in PLACES if hasattr(method, place))
 
 
 def modules_at(site: AttentionSite, places: Iterable[str]) -> dict[str, list[nn.Module]]:
@@ -79,7 +74,7 @@ def refused_at(site: AttentionSite, config: MethodConfig) -> str | None:
             return f"{type(site.attention).__name__} {why}"
     if config.spec.shares and site.input_gradients:
         return "an autograd function of the model recomputes its blocks, so that layers can share nothing else"
-    if (steps := config.steps_back()) and (why := _blind(site, config.acts_at(), steps)):
+    if config.steps_back() and (why := _cannot_look_back_at(site, config)):
         return why
     return config.refusal(site)
 
@@ -101,32 +96,26 @@ def _missing(site: AttentionSite, place: str) -> str | None:
     return None
 
 
-def _blind(site: AttentionSite, places: Iterable[str], steps: int) -> str | None:
-    """Return why a method cannot look back at a site, None if it can."""
-    attention = site.attention
-    for place in places:
+def _cannot_look_back_at(site: AttentionSite, config: MethodConfig) -> str | None:
+    """Return why the arguments of an attention do not say what a token may look back at, None if they do."""
+    attention, window = site.attention, getattr(site.attention, "sliding_window", None)
+    for place in config.acts_at():
         if place not in LOOKING_BACK or (place == "mixed" and not site.output_path.startswith(f"{site.path}.")):
             return f"no earlier positions are known at {place!r}; act at {', '.join(LOOKING_BACK)} inside the attention"
     try:
         known_attention(attention)
     except HfpatchError as error:
         return str(error)
-    why = _unknown_row(site, steps)
-    return None if why is None else str(cannot_look_back(attention, why))
-
-
-def _unknown_row(site: AttentionSite, steps: int) -> str | None:
-    """Return why the arguments of an attention do not say what a token may look back at, None if they do."""
-    attention, window = site.attention, getattr(site.attention, "sliding_window", None)
+    why = site.refusals.get("earlier")
     if site.norm is not None or site.entries != (attention,):
-        return "it is not called with the hidden state"
-    if getattr(attention, "is_causal", True) is False:
-        return "it is not causal, so a token has no past alone"
-    if getattr(getattr(attention, "config", None), "attention_chunk_size", None):
-        return "it attends within chunks, so the first token of each has no past"
-    if isinstance(window, int) and window <= steps:
-        return f"it attends to {window} positions, and the method looks back {steps}"
-    return site.refusals.get("earlier")
+        why = "it is not called with the hidden state"
+    elif getattr(attention, "is_causal", True) is False:
+        why = "it is not causal, so a token has no past alone"
+    elif getattr(getattr(attention, "config", None), "attention_chunk_size", None):
+        why = "it attends within chunks, so the first token of each has no past"
+    elif isinstance(window, int) and window <= config.steps_back():
+        why = f"it attends to {window} positions, and the method looks back {config.steps_back()}"
+    return None if why is None else str(cannot_look_back(attention, why))
 
 
 def _projection(site: AttentionSite, target: str) -> dict[str, list[nn.Module]]:
