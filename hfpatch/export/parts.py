@@ -1,4 +1,7 @@
-"""A patched model's adapters as the plain description and tensors that :mod:`hfpatch.export.runtime` takes."""
+"""A patched model's adapters as the plain description and tensors that :mod:`hfpatch.export.runtime` takes.
+
+Adapters that are no parts of an export are merged into the weights of the base by PEFT.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any, cast
 
+import torch
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
+from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import ModulesToSaveWrapper
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from transformers.pytorch_utils import Conv1D
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, first_line
 from hfpatch.sites import AttentionSite, find_sites
 from hfpatch.sites.modules import unwrapped
 from hfpatch.sites.site import joined
+from hfpatch.tuners.adapters import adapter_state
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.hooks import PLACES
 from hfpatch.tuners.layer import MethodLayer, layers_at
@@ -75,10 +84,11 @@ def _method(
     modules = modules_at(site, [place for place in PLACES if place in places]) | row_at(site, layer.method)
     at = {role: [names[module] for module in found] for role, found in modules.items()}
     sites = [asdict(layer.sites[name]) for name in layer.working_adapters()]
+    own = [each.name for each in fields(layer.method) if each.name not in {each.name for each in fields(MethodConfig)}]
     options: dict[str, Any] = {
         "method": layer.method.spec.name,
         "sites": sites,
-        "adapters": list(map(_options, configs)),
+        "adapters": [{name: getattr(config, name) for name in own} for config in configs],
     }
     factors = [layer.scales[name] for name in layer.working_adapters()]
     if set(factors) != {1.0}:
@@ -88,30 +98,17 @@ def _method(
         item["around_blocks"] = site.around_path
     for index, adapter in enumerate(layer.working_adapters()):
         parts = nn.ModuleDict(layer.parts(adapter))
-        _require_plain(parts, layer.method)
+        for name, module in parts.named_modules():  # an export and servers put another class in its place
+            if isinstance(module, nn.Linear) and (
+                type(module).forward is not nn.Linear.forward or is_parametrized(module)
+            ):
+                raise HfpatchError(
+                    f"{layer.method.__name__} cannot be exported: {name} is a {type(module).__name__}, an nn.Linear "
+                    "that computes something else; make it an nn.Module that has an nn.Linear or a parameter"
+                )
         for name, tensor in (parts.state_dict(keep_vars=True) | dict(parts.named_buffers())).items():
             tensors[joined(site.host_path, f"{item['name']}.parts.{index}.{name}")] = tensor
     return item
-
-
-def _require_plain(parts: nn.ModuleDict, method: type[MethodConfig]) -> None:
-    """Refuse a linear layer with a forward of its own, in whose place an export and servers put another class.
-
-    Raises:
-        HfpatchError: naming it.
-    """
-    for name, module in parts.named_modules():
-        if isinstance(module, nn.Linear) and (type(module).forward is not nn.Linear.forward or is_parametrized(module)):
-            raise HfpatchError(
-                f"{method.__name__} cannot be exported: {name} is a {type(module).__name__}, an nn.Linear that "
-                "computes something else; make it an nn.Module that has an nn.Linear or a parameter"
-            )
-
-
-def _options(config: MethodConfig) -> dict[str, Any]:
-    """Return the options that the method's own class declares."""
-    shared = {field.name for field in fields(MethodConfig)}
-    return {field.name: getattr(config, field.name) for field in fields(config) if field.name not in shared}
 
 
 def _item(
@@ -136,3 +133,61 @@ def _lora(name: str, layer: LoraLayer, tensors: Tensors) -> dict[str, Any]:
         parts.append({**sizes, "scaling": float(layer.scaling[adapter]), "bias": b.bias is not None})
     paths = {"host": host, "block": host, "at": {"linear": [at]}, "around": [at]}
     return {"kind": "hfpatch_lora", "name": own, **paths, "options": {"parts": parts}}
+
+
+def is_plain_lora(module: Any) -> bool:
+    """Return whether a module is LoRA on a linear projection, y = xW + (x A) B, which an export has as a part."""
+    if not isinstance(module, LoraLayer) or isinstance(module, ParamWrapper):
+        return False
+    if type(module).__module__ != "peft.tuners.lora.layer" or module.lora_variant or module.lora_embedding_A:
+        return False
+    return all(isinstance(each, nn.Linear) for held in (module.lora_A, module.lora_B) for each in held.values())
+
+
+@torch.no_grad()
+def merge_others(model: nn.Module) -> list[str]:
+    """Merge the active adapters that are neither hfpatch's nor plain LoRA; return the paths of their modules.
+
+    A weight that is tied to another one is untied before, unless the adapter changes both.
+
+    Raises:
+        HfpatchError: if PEFT cannot merge one of them.
+    """
+    merged = []
+    modules: list[tuple[str, Any]] = list(model.named_modules())
+    for name, module in modules:
+        if not isinstance(module, BaseTunerLayer) or isinstance(module, MethodLayer) or is_plain_lora(module):
+            continue
+        if module.active_adapters and not module.disable_adapters:
+            if not isinstance(module, TrainableTokensLayer):
+                base = module.get_base_layer()
+                others = {id(p) for each in model.modules() if each is not base for p in each._parameters.values()}
+                for key, parameter in list(base._parameters.items()):
+                    if parameter is not None and id(parameter) in others:
+                        own = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+                        base._parameters[key] = own
+            try:
+                module.merge(safe_merge=True)
+            except (AttributeError, NotImplementedError, ValueError, TypeError, RuntimeError) as error:
+                reason, method = first_line(error), type(module).__module__.split(".")[-2]
+                raise HfpatchError(
+                    f"{base_name(name)}: a {method} adapter cannot be exported: PEFT cannot merge it ({reason})"
+                ) from error
+            merged.append(base_name(name))
+    return merged
+
+
+def parts_of_the_base(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of the base by the names that they had before any adapter.
+
+    An adapter's copy of a module (``modules_to_save``) replaces the original.
+    """
+    added = adapter_state(model)
+    state = model.state_dict(keep_vars=True)
+    found = {base_name(name): tensor for name, tensor in state.items() if name not in added}
+    for name, module in model.named_modules():
+        if isinstance(module, ModulesToSaveWrapper) and not module.disable_adapters:
+            for adapter in (each for each in module.active_adapters if each in module.modules_to_save):
+                for key, tensor in module.modules_to_save[adapter].state_dict(keep_vars=True).items():
+                    found[f"{base_name(name)}.{key}"] = tensor
+    return found

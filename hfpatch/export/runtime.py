@@ -256,9 +256,16 @@ class Hooked:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         start = f"{self.hfpatch_prefix}." if self.hfpatch_prefix else ""
         for item in config.hfpatch:
-            if all(path.startswith(start) for path in paths_of(item)):
-                require_served(item, config._attn_implementation)
-                attach(self, item, start)
+            around = [f"{item['around_blocks']}."] if item.get("around_blocks") else []
+            paths = [item["host"], item["block"], *around, *(path for paths in item["at"].values() for path in paths)]
+            if not all(path.startswith(start) for path in paths):
+                continue
+            if config._attn_implementation == "vllm" and "around_blocks" in item:
+                raise HfpatchError(
+                    f"{item['options']['method']} passes tensors from layer to layer in one call of the model, which "
+                    "vLLM does not make; generate with transformers"
+                )
+            attach(self, item, start)
         model: Any = self  # tied weights have other names now
         model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
         if config._attn_implementation == "vllm":
@@ -282,25 +289,6 @@ class Hooked:
     def is_custom_code(cls) -> bool:
         """Tell transformers to initialise weights and buffers as in the stock classes."""
         return False
-
-
-def require_served(item: dict[str, Any], attention: str | None) -> None:
-    """Refuse methods that share tensors between layers in one call of the model: vLLM runs the layers without it.
-
-    Raises:
-        HfpatchError: naming the method.
-    """
-    if attention == "vllm" and "around_blocks" in item:
-        raise HfpatchError(
-            f"{item['options']['method']} passes tensors from layer to layer in one call of the model, which vLLM does "
-            "not make; generate with transformers"
-        )
-
-
-def paths_of(item: dict[str, Any]) -> list[str]:
-    """Return every path of an item."""
-    around = [f"{item['around_blocks']}."] if item.get("around_blocks") else []
-    return [item["host"], item["block"], *around, *(path for paths in item["at"].values() for path in paths)]
 
 
 def attach(model: Any, item: dict[str, Any], start: str) -> None:

@@ -12,13 +12,19 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hfpatch.errors import HfpatchError
-from hfpatch.export.merge import merge_others, parts_of_the_base
-from hfpatch.export.parts import Description, Tensors, describe, exported_name, methods_of
+from hfpatch.export.parts import (
+    Description,
+    Tensors,
+    describe,
+    exported_name,
+    merge_others,
+    methods_of,
+    parts_of_the_base,
+)
 from hfpatch.export.source import FILE, has_tower, modelling_source, patched_name
-from hfpatch.promises.common import example_tokens, logits, rounding
+from hfpatch.promises.common import example_tokens, logits, relative, rounding
 from hfpatch.support.files import write_text
 from hfpatch.support.plugins import one_line
 
@@ -66,7 +72,9 @@ def write_model(model: Any, folder: Path) -> WrittenModel:
         raise
     except Exception as error:  # a method's code may raise any without hfpatch around it
         raise _refused(model, f"its modelling file fails with {one_line(error)}") from error
-    same = _close(found, expected, rounding(model)) if merged else torch.equal(found, expected)
+    same = torch.equal(found, expected)
+    if merged:
+        same = relative(expected.double(), found.double()) <= rounding(model)
     if not same:
         why = "differs from the patched model; nothing was written"
         raise HfpatchError(f"the export {why}" + (f" (merged: {merged[0]}, ...)" if merged else ""))
@@ -105,7 +113,9 @@ def _write(model: Any, description: Description, base: Tensors, parts: Tensors, 
     model.config.save_pretrained(str(folder))  # read again as transformers keeps it
     values, _ = config_kind.get_config_dict(str(folder))
     settings = config_kind.from_dict({**values, "model_type": config_kind.model_type, "hfpatch": description})
-    if not _are_tied(model, description, base):
+    ties = getattr(model, "all_tied_weights_keys", {}).items()
+    pairs = [[base[exported_name(name, description)] for name in tie] for tie in ties]
+    if not all(one is other or torch.equal(one, other) for one, other in pairs):  # one of two was merged into
         settings.tie_word_embeddings = settings.get_text_config(decoder=True).tie_word_embeddings = False
     settings.auto_map = {"AutoConfig": f"{home}.{config_kind.__name__}"}
     settings.auto_map["AutoModelForCausalLM"] = f"{home}.{kind.__name__}"
@@ -121,13 +131,6 @@ def _write(model: Any, description: Description, base: Tensors, parts: Tensors, 
     return kind
 
 
-def _are_tied(model: Any, description: Description, base: Tensors) -> bool:
-    """Return whether tied weights are still equal after merging adapters of one of two tied modules."""
-    ties = getattr(model, "all_tied_weights_keys", {}).items()
-    pairs = [[base[exported_name(name, description)] for name in tie] for tie in ties]
-    return all(one is other or torch.equal(one, other) for one, other in pairs)
-
-
 def _fill(model: Any, copy: Any, tensors: Tensors) -> None:
     """Put every tensor into a model without values, each in its own dtype; those that are tied stay so."""
     names = copy.state_dict().keys()
@@ -139,8 +142,3 @@ def _fill(model: Any, copy: Any, tensors: Tensors) -> None:
 
 def _refused(model: Any, why: str) -> HfpatchError:
     return HfpatchError(f"{type(model).__name__} cannot be exported: {why}; nothing was written")
-
-
-def _close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
-    difference = (found.double() - expected.double()).abs().max()
-    return bool(difference <= tolerance * expected.double().abs().max())

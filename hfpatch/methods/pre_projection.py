@@ -50,7 +50,15 @@ class PreProjectionConfig(MethodConfig):
         super().__post_init__()
         activation(self.activation)
         check_init(self.init)
-        self._check_expansion()
+        if self.expansion:
+            check_expansion(self.expansion)
+        elif not self.content_skip:
+            raise HfpatchError(
+                f"expansion={self.expansion} must be above 0 without a content skip; with content_skip=True it is the "
+                "skip alone"
+            )
+        elif idle := next((name for name in ("gated", "dropout") if getattr(self, name)), None):
+            raise HfpatchError(f"{idle}={getattr(self, idle)} has no effect with expansion=0; leave one of them out")
         if not 0 <= self.dropout < 1:
             raise HfpatchError(f"dropout={self.dropout} must be at least 0 and below 1")
 
@@ -98,18 +106,3 @@ class PreProjectionConfig(MethodConfig):
         if self.activation != "identity":
             return f"activation={self.activation!r} is not linear (activation='identity' is)"
         return None
-
-    def _check_expansion(self) -> None:
-        if self.expansion:
-            check_expansion(self.expansion)
-            return
-        if not self.content_skip:
-            raise HfpatchError(
-                f"expansion={self.expansion} must be above 0 without a content skip; with content_skip=True it is the "
-                "skip alone"
-            )
-        for name in ("gated", "dropout"):
-            if getattr(self, name):
-                raise HfpatchError(
-                    f"{name}={getattr(self, name)} has no effect with expansion=0; leave one of them out"
-                )

@@ -41,15 +41,32 @@ def attach(model: nn.Module, plan: Plan) -> None:
 def _forget(owners: list[Any], model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """Clear what a call that failed has left."""
     for owner in owners:
-        CALLS.end(owner)
+        CALLS.values.pop(owner, None)
 
 
 def reshape(model: nn.Module, plan: Plan) -> None:
     """Give a stock model the head size and the biases of a plan."""
-    if plan["head_size"]:
-        _resize_heads(model, plan)
-    if not plan["biases"]:
-        _remove_biases(model)
+    size, std = plan["head_size"], plan["std"]
+    # GPT-2: q, k, v become h·k wide each, and the output projection reads h·k
+    attentions = [(name, module) for name, module in model.named_modules() if size and hasattr(module, "split_size")]
+    for name, attention in attentions:
+        wide, depth = size * attention.num_heads, 2 * len(attentions)
+        for part, (outputs, inputs), scale in (
+            ("c_attn", (3 * wide, attention.embed_dim), std),
+            ("c_proj", (attention.embed_dim, wide), std / depth**0.5),  # GPT-2's rule for what joins the residual
+        ):
+            old = getattr(attention, part).weight
+            weight = old.new_empty(outputs, inputs)
+            normal_(weight, std=scale, seed=plan["seed"], name=f"{name}.{part}")
+            setattr(attention, part, _linear(weight, old.new_zeros(outputs), keep_bias=True))
+        if attention.scale_attn_weights:
+            attention.scaling *= (attention.head_dim / size) ** 0.5
+        attention.head_dim, attention.split_size = size, wide
+    for name, module in [] if plan["biases"] else list(model.named_modules()):
+        if hasattr(module, "nf"):  # a Conv1D cannot be without a bias
+            _set(model, name, _linear(*_rows(module), keep_bias=False))
+        elif getattr(module, "bias", None) is not None:
+            module.bias = None
 
 
 def _replace(model: nn.Module, item: dict[str, Any], plan: Plan) -> None:
@@ -70,9 +87,17 @@ def _replace(model: nn.Module, item: dict[str, Any], plan: Plan) -> None:
     ).to(weight.dtype)
     new.train(stock.training)
     for name, (start, length) in new.spans.items():
-        columns = list(range(start, start + length))
-        name_in_model = f"{item['at']}.{name}"
-        _fill_path(new.paths[name], _chosen(weight, columns, new), _chosen(bias, columns, new), name_in_model, plan)
+        # what has the place of the stock matrix takes its values, f the plan's own
+        columns, path, named = list(range(start, start + length)), new.paths[name], f"{item['at']}.{name}"
+        f, drawn = path.f, {"seed": plan["seed"], "std": plan["std"]}
+        if isinstance(path, WeightAnchoredQuery):
+            _fill(path.anchor, _chosen(weight, columns, new), _chosen(bias, columns, new))
+        if isinstance(f, NonlinearProjection):
+            init_nonlinear(up=f.up, down=f.down, norm_out=f.norm_out, silent=False, name=named, **drawn)
+        elif isinstance(f, nn.Linear):
+            _fill(f, _chosen(weight, columns, new), None)
+        elif isinstance(f, HiddenProjection):
+            normal_(f.down.weight, name=f"{named}_hidden", **drawn)
     if new.rest is not None:
         _fill(new.rest, _chosen(weight, new.rest_columns(), new), _chosen(bias, new.rest_columns(), new))
     _set(model, item["at"], new)
@@ -85,19 +110,6 @@ def _path(hidden: int, item: dict[str, Any], name: str, bias: bool, source: Hidd
     if item["anchor"] == "weight":
         return WeightAnchoredQuery(**sizes, bias=bias, f=item["f"], **options)
     return IdentityAnchoredQuery(**sizes, f=item["f"], **options)
-
-
-def _fill_path(path: nn.Module, weight: Tensor | None, bias: Tensor | None, name: str, plan: Plan) -> None:
-    """Initialise a path: what has the place of the stock matrix takes its values, f the plan's own."""
-    if isinstance(path, WeightAnchoredQuery):
-        _fill(path.anchor, weight, bias)
-    f, std, seed = path.f, plan["std"], plan["seed"]
-    if isinstance(f, NonlinearProjection):
-        init_nonlinear(up=f.up, down=f.down, norm_out=f.norm_out, silent=False, seed=seed, name=name, std=std)
-    elif isinstance(f, nn.Linear):
-        _fill(f, weight, None)
-    elif f is not None:
-        normal_(f.down.weight, std=std, seed=seed, name=f"{name}_hidden")  # type: ignore[union-attr, arg-type]
 
 
 def _shared(model: nn.Module, path: str) -> SharedLinear:
@@ -141,31 +153,3 @@ def _linear(weight: Tensor, bias: Tensor | None, *, keep_bias: bool) -> nn.Linea
     made = nn.Linear(inputs, outputs, bias=bias is not None and keep_bias, device=weight.device, dtype=weight.dtype)
     _fill(made, weight, bias)
     return made
-
-
-def _remove_biases(model: nn.Module) -> None:
-    """Take the bias off every linear layer and norm; a Conv1D, which cannot be without, becomes a Linear."""
-    for name, module in list(model.named_modules()):
-        if hasattr(module, "nf"):
-            _set(model, name, _linear(*_rows(module), keep_bias=False))
-        elif getattr(module, "bias", None) is not None:
-            module.bias = None
-
-
-def _resize_heads(model: nn.Module, plan: Plan) -> None:
-    """Give GPT-2's attention a head size of its own: q, k, v are h·k wide each and the output projection reads h·k."""
-    size, std = plan["head_size"], plan["std"]
-    attentions = [(name, module) for name, module in model.named_modules() if hasattr(module, "split_size")]
-    for name, attention in attentions:
-        wide, depth = size * attention.num_heads, 2 * len(attentions)
-        for part, (outputs, inputs), scale in (
-            ("c_attn", (3 * wide, attention.embed_dim), std),
-            ("c_proj", (attention.embed_dim, wide), std / depth**0.5),  # GPT-2's rule for what joins the residual
-        ):
-            old = getattr(attention, part).weight
-            weight = old.new_empty(outputs, inputs)
-            normal_(weight, std=scale, seed=plan["seed"], name=f"{name}.{part}")
-            setattr(attention, part, _linear(weight, old.new_zeros(outputs), keep_bias=True))
-        if attention.scale_attn_weights:
-            attention.scaling *= (attention.head_dim / size) ** 0.5
-        attention.head_dim, attention.split_size = size, wide

@@ -87,14 +87,10 @@ def _observe(hooks: ExitStack, each: QueryPath, observe: Callable[[PathOutput], 
         x = args[0]
         observe(PathOutput(each.at, each.target, x, seen.pop("f"), seen.pop("anchor", x)))
 
-    hooks.callback(_last_of_f(each.path).register_forward_hook(remember("f")).remove)
+    f: Any = each.path.f
+    is_matrix = isinstance(each.path, IdentityAnchoredQuery) and each.path.is_linear
+    last: nn.Module = f if is_matrix else f.norm_out  # whose output is f(x), whether W_1 is fused or not
+    hooks.callback(last.register_forward_hook(remember("f")).remove)
     if isinstance(each.path, WeightAnchoredQuery):
         hooks.callback(each.path.anchor.register_forward_hook(remember("anchor")).remove)
     hooks.callback(each.projection.register_forward_hook(done).remove)
-
-
-def _last_of_f(path: IdentityAnchoredQuery | WeightAnchoredQuery) -> nn.Module:
-    """Return the module whose output is f(x) whether W_1 is fused or not: a matrix, or the norm behind W_2."""
-    f: Any = path.f
-    last: nn.Module = f if isinstance(path, IdentityAnchoredQuery) and path.is_linear else f.norm_out
-    return last

@@ -50,7 +50,14 @@ def make_plan(outline: Any, settings: ScratchSettings, *, head_size: int | None,
     if not settings.biases and left:
         raise HfpatchError(f"architecture.biases: {left[0]} cannot be removed; leave biases out")
     if settings.query.path != "linear":
-        _warn(settings.query)
+        if {"query", "key"} <= set(settings.query.targets):
+            terms = [] if settings.query.anchor == "weight" else ["a parameter-free x·x"]
+            terms += [] if settings.query.path == "identity" else ["f(x)·f(x)"]
+            warnings.warn(
+                f"architecture.query.targets: with a path in both query and key the logits hold {' and '.join(terms)}",
+                UserWarning,
+                stacklevel=1,
+            )
         try:
             sites = find_sites(outline)
         except HfpatchError as error:
@@ -62,12 +69,28 @@ def make_plan(outline: Any, settings: ScratchSettings, *, head_size: int | None,
 
 
 def _projections(site: AttentionSite, query: QuerySettings, reads: str | None) -> list[Plan]:
-    """Return an item for each projection of a site that changes."""
+    """Return an item for each projection of a site that changes.
+
+    Raises:
+        HfpatchError: if one of them cannot be changed so.
+    """
     items: dict[str, Plan] = {}
     for target in query.targets:
-        _require_possible(site, target, query)
+        reason = site.refusals.get(target)
+        if target not in site.projections:
+            reason = f"it has no {target} projection of its own"
+        elif site.projections[target].source:
+            reason = f"its {target} is computed from a low-rank latent, not from the hidden state"
+        if reason:
+            raise HfpatchError(f"architecture.query: layer {site.layer}: {target} cannot be changed: {reason}")
         projection = site.projections[target]
         columns = projection.columns
+        if query.anchor == "identity" and columns.size != site.hidden_size:
+            raise HfpatchError(
+                f"architecture.query: layer {site.layer}, {target}: {_WITHOUT_MATRIX[query.path]} needs it as wide as "
+                f"the hidden state, but it has d_q={columns.size} and d={site.hidden_size}; set path: nonlinear with "
+                "anchor: weight, or make heads times head size equal to d"
+            )
         at = f"{site.path}.{projection.path}"
         item = items.setdefault(
             at,
@@ -119,24 +142,6 @@ def _f(query: QuerySettings, reads: str | None, hidden: int) -> Plan:
     return {"f": "nonlinear", "options": {"rank": rank, "activation_name": query.activation, **norms}}
 
 
-def _require_possible(site: AttentionSite, target: str, query: QuerySettings) -> None:
-    reason = site.refusals.get(target)
-    if target not in site.projections:
-        reason = f"it has no {target} projection of its own"
-    elif site.projections[target].source:
-        reason = f"its {target} is computed from a low-rank latent, not from the hidden state"
-    if reason:
-        raise HfpatchError(f"architecture.query: layer {site.layer}: {target} cannot be changed: {reason}")
-    if query.anchor == "identity":
-        size = site.projections[target].columns.size
-        if size != site.hidden_size:
-            raise HfpatchError(
-                f"architecture.query: layer {site.layer}, {target}: {_WITHOUT_MATRIX[query.path]} needs it as wide as "
-                f"the hidden state, but it has d_q={size} and d={site.hidden_size}; set path: nonlinear with anchor: "
-                "weight, or make heads times head size equal to d"
-            )
-
-
 def _readers(outline: nn.Module, sites: list[AttentionSite]) -> dict[str, str]:
     """Return, by site, the down-projection of the MLP before it.
 
@@ -161,15 +166,3 @@ def _readers(outline: nn.Module, sites: list[AttentionSite]) -> dict[str, str]:
             )
         readers[site.name] = f"{block}.{name}"
     return readers
-
-
-def _warn(query: QuerySettings) -> None:
-    if not {"query", "key"} <= set(query.targets):
-        return
-    terms = [] if query.anchor == "weight" else ["a parameter-free x·x"]
-    terms += [] if query.path == "identity" else ["f(x)·f(x)"]
-    warnings.warn(
-        f"architecture.query.targets: with a path in both query and key the logits hold {' and '.join(terms)}",
-        UserWarning,
-        stacklevel=2,
-    )

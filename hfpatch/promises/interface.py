@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,21 +74,16 @@ def devices(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
 def _calls(model: Any, config: MethodConfig, tokens: Tensor) -> dict[str, Call]:
     """Run the model with the method and return the first call at each place where the method acts."""
     calls: dict[str, Call] = {}
-    with perturbed(model, config), _recording(type(config), config.acts_at(), calls):
-        logits(model, tokens)
-    return calls
-
-
-@contextmanager
-def _recording(method: type[MethodConfig], places: tuple[str, ...], calls: dict[str, Call]) -> Iterator[None]:
-    before = {place: getattr(method, place) for place in places}
-    for place, function in before.items():
-        setattr(method, place, _recorded(function, place, calls))
-    try:
-        yield
-    finally:
+    before = {place: getattr(type(config), place) for place in config.acts_at()}
+    with perturbed(model, config):
         for place, function in before.items():
-            setattr(method, place, function)
+            setattr(type(config), place, _recorded(function, place, calls))
+        try:
+            logits(model, tokens)
+        finally:
+            for place, function in before.items():
+                setattr(type(config), place, function)
+    return calls
 
 
 def _recorded(function: Callable[..., Tensor], place: str, calls: dict[str, Call]) -> Callable[..., Tensor]:

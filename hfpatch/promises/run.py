@@ -16,7 +16,7 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.methods import PreProjectionConfig
-from hfpatch.promises import behaviour, catalogue, interface, residual, site, temperature
+from hfpatch.promises import behaviour, catalogue, interface, residual, site
 from hfpatch.promises.common import Test, changed_by, example_tokens
 from hfpatch.support.modes import evaluating
 from hfpatch.support.notebook import html_table
@@ -34,7 +34,7 @@ PROMISES: list[tuple[str, Test]] = [
     ("x~ reaches query, key and value", site.reach),
     ("the content skip reaches the residual", residual.arrival),
     ("projections are as declared", site.query_columns),
-    ("temperatures scale their own heads", temperature.own_heads),
+    ("temperatures scale their own heads", site.own_heads),
     ("causality", site.causality),
     ("generation with and without cache", behaviour.cache),
     ("left padding", behaviour.padding),

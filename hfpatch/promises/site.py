@@ -8,18 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import PeftConfig
 from torch import Tensor, nn
 
-from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
+from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
+from hfpatch.nn import QueryTemperature
 from hfpatch.promises.common import changed_by, leak, logits, perturbed, relative, rounding, within
 from hfpatch.promises.softmax import Observation, SoftmaxMode, attentions, observe, self_attention, silence
 from hfpatch.sites import AttentionSite, find_sites, survey, unwrapped
 from hfpatch.support.modes import hooked
+from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.tuners.hidden_state import hidden_argument, replace_hidden
+from hfpatch.tuners.layer import method_layer
 
 MOVED = 1e-6  # relative, above rounding
 TINY = 1e-12
@@ -126,6 +129,48 @@ def query_columns(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool,
             if problem:
                 return False, f"{problem} in {site.path}"
     return True, f"columns act as {', '.join(config.targets)}, and no others do, in each of {len(sites)} attentions"
+
+
+def own_heads(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """Each τ changes the scores of its own head where the softmax reads them, and of no other, at every site.
+
+    The heads are distinguished by the binary digits of their numbers: one run a digit and site.
+    """
+    if not isinstance(config, QueryTemperatureConfig):
+        return True, "does not apply: tested with a query temperature"
+    sites = changed_by(model, config)
+    plain = observe(model, sites, tokens)
+    patch(model, config)
+    try:
+        for site in sites:
+            scores = plain[site.path].scores
+            if scores is None:
+                return False, NO_SOFTMAX.format(path=site.path)
+            if problem := _wrong_heads(model, site, tokens, scores):
+                return False, f"{problem} in {site.path}"
+    finally:
+        unpatch(model)
+    return True, f"each temperature acts only on its own head in each of {len(sites)} attentions"
+
+
+def _wrong_heads(model: Any, site: AttentionSite, tokens: Tensor, plain: Tensor) -> str | None:
+    """Return an error about the heads of a site, whose scores without temperatures are ``plain``; else None."""
+    layer = method_layer(site, QueryTemperatureConfig)
+    assert layer is not None
+    tau = cast("QueryTemperature", layer.parts(layer.working_adapters()[0])["query"]).weight
+    number = torch.arange(len(tau), device=tau.device)
+    for digit in range(max(1, (len(tau) - 1).bit_length())):
+        chosen = (number >> digit) % 2 == (0 if len(tau) == 1 else 1)
+        tau.data.copy_(chosen)
+        seen = observe(model, [site], tokens)[site.path].scores
+        tau.data.zero_()
+        if seen is None or seen.shape[0] % len(tau):
+            return f"the softmax does not see {len(tau)} query heads"
+        change = (seen - plain).nan_to_num().abs().amax((1, 2)) / plain.nan_to_num().abs().amax((1, 2)).clamp(min=TINY)
+        moved = (change > rounding(model)).reshape(-1, len(tau))
+        if not torch.equal(moved, chosen.to(moved.device).expand_as(moved)):
+            return "a temperature does not act only on its own head"
+    return None
 
 
 @dataclass(frozen=True)

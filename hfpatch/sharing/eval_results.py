@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import yaml
 from huggingface_hub import constants
 
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.parts import TaskResult
 
 FOLDER = ".eval_results"
 
@@ -22,12 +20,21 @@ def eval_results(results: ComparisonResults, method: str, seed: int, repo_id: st
     """Return the files of one method and seed, by their path in the repository."""
     from hfpatch.evaluation.tasks import hub_dataset  # lm-eval takes seconds to import
 
-    include = results.evaluation.get("include_path")
+    include, date = results.evaluation.get("include_path"), results.provenance.get("started")
+    version = results.provenance.get("versions", {}).get("lm_eval", "")
     found = {}
     for name, score in results.methods[method].runs[seed].evaluation.items():
         dataset = hub_dataset(name, include_path=None if include is None else Path(include))
         if dataset is not None and math.isfinite(score.metrics.get(score.primary, math.nan)):
-            entry = _entry(results, score, dataset, seed, repo_id)
+            part = " of a part of the set only" if _is_limited(results, score.task) else ""
+            entry = {
+                "dataset": {"id": dataset, "task_id": score.task},
+                "value": score.metrics[score.primary],
+                **({"date": date} if date else {}),
+                "source": {"url": f"{constants.ENDPOINT}/{repo_id}/blob/main/report.md", "name": "hfpatch report"},
+                "notes": f"{score.primary} of lm-eval {version}, task version {score.version}, "
+                f"{score.num_fewshot}-shot, {score.n} documents{part}, seed {seed}",
+            }
             found[f"{FOLDER}/{name}.yaml"] = yaml.safe_dump([entry], sort_keys=False, allow_unicode=True).encode()
     return found
 
@@ -38,17 +45,3 @@ def _is_limited(results: ComparisonResults, task: str) -> bool:
     options = tasks if isinstance(tasks, dict) else {}
     own = [options[task]] if task in options else options.values()
     return results.evaluation.get("limit") is not None or any((each or {}).get("limit") is not None for each in own)
-
-
-def _entry(results: ComparisonResults, score: TaskResult, dataset: str, seed: int, repo_id: str) -> dict[str, Any]:
-    version = results.provenance.get("versions", {}).get("lm_eval", "")
-    documents = f"{score.n} documents" + (" of a part of the set only" if _is_limited(results, score.task) else "")
-    date = results.provenance.get("started")
-    return {
-        "dataset": {"id": dataset, "task_id": score.task},
-        "value": score.metrics[score.primary],
-        **({"date": date} if date else {}),
-        "source": {"url": f"{constants.ENDPOINT}/{repo_id}/blob/main/report.md", "name": "hfpatch report"},
-        "notes": f"{score.primary} of lm-eval {version}, task version {score.version}, {score.num_fewshot}-shot, "
-        f"{documents}, seed {seed}",
-    }

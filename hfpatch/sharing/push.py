@@ -8,7 +8,7 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from hfpatch.errors import HfpatchError, first_line
-from hfpatch.sharing.contents import Contents, contents
+from hfpatch.sharing.contents import contents
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,9 @@ def push(
         HfpatchError: if the folder cannot be shared, or the hub refuses.
     """
     shared = contents(folder, method=method, seed=seed, repo_id=repo_id)
-    url = None if dry_run else _send(shared, repo_id, private=private, message=f"Upload {folder.resolve().name}")
-    return Pushed(url, tuple(sorted(shared)))
-
-
-def _send(shared: Contents, repo_id: str, *, private: bool, message: str) -> str:
-    api = HfApi()
+    if dry_run:
+        return Pushed(None, tuple(sorted(shared)))
+    api, message = HfApi(), f"Upload {folder.resolve().name}"
     try:
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         operations = [CommitOperationAdd(name, file) for name, file in sorted(shared.items())]
@@ -57,4 +54,4 @@ def _send(shared: Contents, repo_id: str, *, private: bool, message: str) -> str
             f"{repo_id}: the hub refused the upload ({first_line(error)}); check the name, `hf auth login`, the "
             "network and HF_HUB_OFFLINE"
         ) from error
-    return str(commit.repo_url)
+    return Pushed(str(commit.repo_url), tuple(sorted(shared)))

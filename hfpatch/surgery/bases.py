@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,12 +35,14 @@ from hfpatch.surgery.gguf_files import (
 )
 from hfpatch.surgery.peft_registration import peft_is_imported
 from hfpatch.surgery.placement import tensor_parallel_plan
-from hfpatch.surgery.quantised import bits_config, keep_packing
 
 TINYWORLD = "tinyworld/"
 _SNAPSHOT = re.compile(r"[/\\]snapshots[/\\]([0-9a-f]{40})[/\\]")
 _HALVES = ("bfloat16", "float16")
 _PIECE = 1 << 18  # values that are rounded at once, so that the copy stays in the cache
+# A 4-bit layer of bitsandbytes with this set packs its weights again when it first computes without a gradient, with
+# scales in bfloat16. It then computes other values, has none for gradients, and the base's weights have changed.
+_REPACKS = "support_avx512bf16_for_cpu"
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def load_base(
         )
     options: dict[str, Any] = {"attn_implementation": attn_implementation, "device_map": device_map}
     if load_in_8bit or load_in_4bit:
-        options["quantization_config"] = bits_config(
+        options["quantization_config"] = _bits_config(
             dtype, load_in_8bit=load_in_8bit, quant_type=bnb_4bit_quant_type, double=bnb_4bit_use_double_quant
         )
     name = f"{name}/{gguf_file}" if gguf_file else name
@@ -141,7 +144,9 @@ def load_base(
     if gguf is not None:
         check_complete(as_plain(model), gguf)
         model.name_or_path = name
-    keep_packing(model)
+    for module in model.modules():
+        if hasattr(module, _REPACKS):
+            setattr(module, _REPACKS, False)
     return Base(
         name=name,
         revision=_commit(source, file, revision),
@@ -150,6 +155,27 @@ def load_base(
         sha256=hash_weights(model),
         placed=device_map is not None or tensor_parallel is not None or load_in_8bit or load_in_4bit,
         gguf=gguf,
+    )
+
+
+def _bits_config(dtype: str, *, load_in_8bit: bool, quant_type: str, double: bool) -> Any:
+    """Return transformers' configuration of bitsandbytes.
+
+    Raises:
+        HfpatchError: if bitsandbytes is not installed.
+    """
+    from transformers import BitsAndBytesConfig
+
+    if importlib.util.find_spec("bitsandbytes") is None:
+        bits = 8 if load_in_8bit else 4
+        raise HfpatchError(f"model.load_in_{bits}bit needs bitsandbytes; pip install 'hfpatch[quantized]'")
+    if load_in_8bit:
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quant_type,
+        bnb_4bit_use_double_quant=double,
+        bnb_4bit_compute_dtype=getattr(torch, dtype),
     )
 
 

@@ -40,7 +40,16 @@ def fold(model: Model) -> Model:
             then unchanged.
     """
     require_plain(model)
-    _require_foldable(model)
+    found = [(name, module) for name, module in model.named_modules() if isinstance(module, AdapterWrapper)]
+    if not found:
+        raise HfpatchError("the model has no adapter to fold; patch it with PreProjectionConfig(activation='identity')")
+    for name, layer in found:
+        if not isinstance(layer, MethodLayer):
+            raise HfpatchError(f"{name}: a {type(layer).__name__} cannot be folded; only hfpatch's own methods can")
+        if layer.merged:
+            raise HfpatchError(f"{name}: {layer.merged_adapters[0]!r} is merged already; call unmerge_adapter() first")
+        if idle := [adapter for adapter in layer.configs if adapter not in layer.active_adapters]:
+            raise HfpatchError(f"{name}: {idle[0]!r} is not active, and would be lost; activate it or delete it")
     folded = []
     for site in find_sites(model):
         acting = [
@@ -52,16 +61,3 @@ def fold(model: Model) -> Model:
     for parameter, value in folded:
         parameter.copy_(value)
     return unpatch(model)
-
-
-def _require_foldable(model: nn.Module) -> None:
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, AdapterWrapper)]
-    if not found:
-        raise HfpatchError("the model has no adapter to fold; patch it with PreProjectionConfig(activation='identity')")
-    for name, layer in found:
-        if not isinstance(layer, MethodLayer):
-            raise HfpatchError(f"{name}: a {type(layer).__name__} cannot be folded; only hfpatch's own methods can")
-        if layer.merged:
-            raise HfpatchError(f"{name}: {layer.merged_adapters[0]!r} is merged already; call unmerge_adapter() first")
-        if idle := [adapter for adapter in layer.configs if adapter not in layer.active_adapters]:
-            raise HfpatchError(f"{name}: {idle[0]!r} is not active, and would be lost; activate it or delete it")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.support.files import atomic_directory, read_json
 from hfpatch.surgery.bases import difference
-from hfpatch.surgery.manifest import MANIFEST, Adapter, Base, Manifest, read_manifest, refuse_a_run
+from hfpatch.surgery.manifest import MANIFEST, Adapter, read_manifest, refuse_a_run
 from hfpatch.surgery.part_files import (
     CARD,
     CONFIG,
@@ -102,21 +101,29 @@ def load_patch(
     directory = Path(directory)
     if has_adapters(model):
         raise HfpatchError("the model has adapters already; call hfpatch.unpatch(model) first")
-    manifest = _manifest_of(directory)
-    if manifest is None:
+    active = None
+    if (directory / CONFIG).is_file():  # of a single adapter that PEFT wrote
         folders = {"default": directory}
         configs, tensors = {"default": _read_config(directory)}, {"default": read_tensors(directory)}
+    elif not (directory / MANIFEST).is_file():
+        refuse_a_run(directory)
+        raise HfpatchError(f"{directory}: no patch here ({MANIFEST} or {CONFIG} is missing)")
     else:
+        manifest = read_manifest(directory / MANIFEST)
+        active, base = manifest.active, manifest.base
         folders = {part.name: directory / part.name for part in manifest.adapters}
-        configs = {part.name: _read_part(directory, part) for part in manifest.adapters}
+        configs = {part.name: _read_config(folders[part.name], part) for part in manifest.adapters}
         tensors = {part.name: read_tensors(folders[part.name], part.sha256) for part in manifest.adapters}
-        if not allow_other_base:
-            _require_base(model, manifest.base, directory)
+        if not allow_other_base and (why := difference(base.fingerprint.model_dump(), model)):
+            raise HfpatchError(
+                f"{directory}: made for another base, {base.name or base.class_name!r} ({why}); load that one, or "
+                "allow another: allow_other_base=True, or --allow-other-base of the commands"
+            )
     patch(model, list(configs.values()), names=list(configs))
     try:
         for name, folder in folders.items():
             _fill(model, name, tensors[name], folder)
-        activate(model, manifest.active if manifest is not None else None, trainable=trainable, upcast=False)
+        activate(model, active, trainable=trainable, upcast=False)
         if scale != 1:
             scale_patch(model, scale)
     except HfpatchError:
@@ -142,32 +149,8 @@ def _require_replaceable(directory: Path) -> None:
         )
 
 
-def _manifest_of(directory: Path) -> Manifest | None:
-    """Return what ``patch.json`` says; None for the folder of a single adapter that PEFT wrote."""
-    if (directory / CONFIG).is_file():
-        return None
-    if not (directory / MANIFEST).is_file():
-        refuse_a_run(directory)
-        raise HfpatchError(f"{directory}: no patch here ({MANIFEST} or {CONFIG} is missing)")
-    return read_manifest(directory / MANIFEST)
-
-
-def _read_part(directory: Path, part: Adapter) -> PeftConfig:
-    config = _read_config(directory / part.name, part.module)
-    if (found := method_name(config)) != part.method:
-        raise HfpatchError(f"{directory / part.name}: contains a {found} adapter where {MANIFEST} says {part.method}")
-    return config
-
-
-def _require_base(model: nn.Module, base: Base, directory: Path) -> None:
-    if why := difference(base.fingerprint.model_dump(), model):
-        raise HfpatchError(
-            f"{directory}: made for another base, {base.name or base.class_name!r} ({why}); load that one, or allow "
-            "another: allow_other_base=True, or --allow-other-base of the commands"
-        )
-
-
-def _read_config(folder: Path, module: str | None = None) -> PeftConfig:
+def _read_config(folder: Path, part: Adapter | None = None) -> PeftConfig:
+    """Read the configuration of an adapter, which must be of the method that the manifest names for ``part``."""
     if not (folder / CONFIG).is_file():
         raise HfpatchError(f"{folder / CONFIG}: missing; the adapter folder is incomplete")
     values = read_json(folder / CONFIG)
@@ -176,7 +159,7 @@ def _read_config(folder: Path, module: str | None = None) -> PeftConfig:
         raise HfpatchError(f"{folder / CONFIG}: not an adapter configuration (no peft_type)")
     require_loaded(kind.lower())
     if kind not in KNOWN:
-        where = f"import {module}" if module else "import the module that defines it"
+        where = f"import {part.module}" if part and part.module else "import the module that defines it"
         raise HfpatchError(
             f"{folder / CONFIG}: of method {kind.lower()!r}, which neither PEFT nor hfpatch has; {where} first, or "
             "install its package"
@@ -189,13 +172,21 @@ def _read_config(folder: Path, module: str | None = None) -> PeftConfig:
         config: PeftConfig = PeftConfig.from_pretrained(str(folder))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise HfpatchError(f"{folder / CONFIG}: not an adapter configuration ({error})") from error
+    if part is not None and (found := method_name(config)) != part.method:
+        raise HfpatchError(f"{folder}: contains a {found} adapter where {MANIFEST} says {part.method}")
     return config
 
 
 def _fill(model: nn.Module, name: str, tensors: dict[str, Tensor], folder: Path) -> None:
     """Put the tensors of one part in place, in the dtype in which they were saved."""
-    expected = tensors_of(model, name)
-    tensors = _without_embeddings(model, tensors, expected, folder)
+    expected, base = tensors_of(model, name), base_parameters(model)
+    for key, tensor in list(tensors.items()):  # PEFT saves the base's own embeddings beside adapters on them
+        own = base.get(key.removeprefix(PEFT_PREFIX).replace(".base_layer.", "."))
+        if key in expected or own is None:  # a trained copy of a module is called as the module itself
+            continue
+        if own.shape != tensor.shape or not torch.equal(own.detach().cpu(), tensor.to(own.dtype)):
+            raise HfpatchError(f"{folder / TENSORS}: {key!r} is of another base than the model")
+        del tensors[key]
     for problem, keys in (
         ("is missing", expected.keys() - tensors.keys()),
         ("is unexpected", tensors.keys() - expected.keys()),
@@ -216,23 +207,3 @@ def _fill(model: nn.Module, name: str, tensors: dict[str, Tensor], folder: Path)
     filled = tensors_of(model, name)
     if wrong := [key for key, tensor in tensors.items() if tensor_identity(filled[key]) != tensor_identity(tensor)]:
         raise HfpatchError(f"{folder / TENSORS}: PEFT does not put tensor {min(wrong)!r} in its place in this model")
-
-
-def _without_embeddings(
-    model: nn.Module, tensors: dict[str, Tensor], expected: Collection[str], folder: Path
-) -> dict[str, Tensor]:
-    """Leave out the base's own embeddings, which PEFT saves beside adapters on them.
-
-    A trained copy of a module (``modules_to_save``) is called as the module itself, so it is ``expected``.
-
-    Raises:
-        HfpatchError: if they are others than the model's, which a patch leaves as it is.
-    """
-    base, kept = base_parameters(model), {}
-    for key, tensor in tensors.items():
-        own = base.get(key.removeprefix(PEFT_PREFIX).replace(".base_layer.", "."))
-        if key in expected or own is None:
-            kept[key] = tensor
-        elif own.shape != tensor.shape or not torch.equal(own.detach().cpu(), tensor.to(own.dtype)):
-            raise HfpatchError(f"{folder / TENSORS}: {key!r} is of another base than the model")
-    return kept

@@ -6,7 +6,6 @@ import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING, PeftConfig
@@ -92,7 +91,16 @@ def validate_methods(methods: Methods) -> None:
         for number, part in enumerate(parts):
             where = f"methods.{name}[{number}]"
             part = _known(where, part)
-            _check_keys(where, part, methods, name)
+            cls = _config_class(part["type"])
+            internal = _INTERNAL_KEYS | ({"target_modules"} if issubclass(cls, MethodConfig) else set())
+            options = [field.name for field in dataclasses.fields(cls) if field.name not in internal]
+            known = [*options, "type", "match"]
+            for key in part:
+                if key not in known:
+                    hint = NO_OWN_RATE if key in RATES else nearest(str(key), known)
+                    raise HfpatchError(f"{where}: {part['type']} has no option {key!r}{hint}")
+            if mistake := match_mistake(name, part, methods):
+                raise HfpatchError(where + mistake)
             if "match" in part and part["type"] in SIZES:
                 part = _sized(part, SIZES[part["type"]].smallest(part))
             if part.get("target_modules") in SHORTHANDS or part["type"] == LORA:
@@ -128,7 +136,10 @@ def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
                 other, budget = budget_text(fields["match"]), parameter_count(model, fields["match"])
             else:
                 budget = count_added(model, build_method(model, methods, other).configs)
-            build = partial(_sized_config, where, fields)
+
+            def build(value: Any, where: str = where, fields: Part = fields) -> PeftConfig:
+                return _config(where, _sized(fields, value))
+
             try:
                 value, count = match_size(model, size, fields, build, budget=budget - rest)
             except HfpatchError as error:
@@ -155,10 +166,6 @@ def _sized(part: Part, value: Any) -> dict[str, Any]:
     return {**{key: item for key, item in part.items() if key != "match"}, SIZES[part["type"]].key: value}
 
 
-def _sized_config(where: str, part: Part, value: Any) -> PeftConfig:
-    return _config(where, _sized(part, value))
-
-
 def method_types() -> list[str]:
     """Return the part types that a recipe may name: hfpatch's methods and PEFT's, in lower case."""
     return sorted(str(kind.value).lower() for kind in PEFT_TYPE_TO_CONFIG_MAPPING)
@@ -183,20 +190,6 @@ def _known(where: str, part: Part) -> Part:
             "package.module:Class"
         )
     return part
-
-
-def _check_keys(where: str, part: Part, methods: Methods, name: str) -> None:
-    kind = part["type"]
-    cls = _config_class(kind)
-    internal = _INTERNAL_KEYS | ({"target_modules"} if issubclass(cls, MethodConfig) else set())
-    options = [field.name for field in dataclasses.fields(cls) if field.name not in internal]
-    known = [*options, "type", "match"]
-    for key in part:
-        if key not in known:
-            hint = NO_OWN_RATE if key in RATES else nearest(str(key), known)
-            raise HfpatchError(f"{where}: {kind} has no option {key!r}{hint}")
-    if mistake := match_mistake(name, part, methods):
-        raise HfpatchError(where + mistake)
 
 
 def _config(where: str, part: Part) -> PeftConfig:

@@ -51,8 +51,16 @@ def write_patch(model: Any, folder: Path, directory: Path) -> None:
     base = Base(**printable({**named, **kind}), fingerprint=Fingerprint(**fingerprint(model)))
     adapters, written = [], Counter[_Identity]()
     for name, config in stack(model).items():
-        part = folder / name
-        written.update(_write_tensors(tensors_of(model, name), part, directory))
+        part, tensors = folder / name, tensors_of(model, name)
+        part.mkdir(exist_ok=True)
+        try:
+            safetensors.torch.save_file(tensors, part / TENSORS, metadata={"format": "pt"})
+        except SafetensorError as error:  # also where the disk is full
+            raise OSError(str(error)) from error
+        found = {key: tensor_identity(tensor) for key, tensor in read_tensors(part).items()}
+        if found != {key: tensor_identity(tensor) for key, tensor in tensors.items()}:
+            raise HfpatchError(f"{directory}: the file of {name!r} is not what was saved")
+        written.update(found.values())
         sha256 = sha256_file(part / TENSORS)
         entry = Adapter(name=name, method=method_name(config), sha256=sha256, module=home_of(config) or None)
         saved = copy.deepcopy(config)
@@ -76,19 +84,6 @@ def require_adapter_saved(model: nn.Module, folder: Path) -> None:
         HfpatchError: if something is missing there.
     """
     _require_all_saved(model, Counter(map(tensor_identity, read_tensors(folder).values())), folder)
-
-
-def _write_tensors(tensors: dict[str, Tensor], folder: Path, directory: Path) -> list[_Identity]:
-    """Write one part's tensors, and return what is in the file."""
-    folder.mkdir(exist_ok=True)
-    try:
-        safetensors.torch.save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
-    except SafetensorError as error:  # also where the disk is full
-        raise OSError(str(error)) from error
-    written = {key: tensor_identity(tensor) for key, tensor in read_tensors(folder).items()}
-    if written != {key: tensor_identity(tensor) for key, tensor in tensors.items()}:
-        raise HfpatchError(f"{directory}: the file of {folder.name!r} is not what was saved")
-    return list(written.values())
 
 
 def _require_all_saved(model: nn.Module, written: Counter[_Identity], directory: Path) -> None:

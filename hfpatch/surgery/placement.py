@@ -47,17 +47,14 @@ class Placement:
                 f"{processes} processes; start hfpatch without a launcher, or leave it out"
             )
         if isinstance(self.device_map, str) and DEVICE.fullmatch(self.device_map):
-            _check_device(self.device_map)
+            import torch
 
-
-def _check_device(device: str) -> None:
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = first_line(error)
-        raise HfpatchError(f"device {device}: not available here ({reason}); leave it out, or name another") from error
+            try:
+                torch.empty(0, device=self.device_map)
+            except (RuntimeError, AssertionError, NotImplementedError) as error:
+                raise HfpatchError(
+                    f"device {self.device_map}: not available here ({first_line(error)}); leave it out, or name another"
+                ) from error
 
 
 def tensor_parallel_plan(config: Any, processes: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -44,15 +44,24 @@ def scale_patch(model: Model, scale: float) -> Model:
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, AdapterWrapper)]
     if not layers:
         raise HfpatchError("the model has no adapters to scale; call hfpatch.patch(model, config) first")
-    for name, layer in layers:
-        if scale != 1:
-            _require_scalable(name, layer)
+    for name, layer in layers if scale != 1 else ():
+        if isinstance(layer, BaseTunerLayer) and layer.merged:
+            merged = layer.merged_adapters[0]
+            raise HfpatchError(f"{name}: {merged!r} is merged; call unmerge_adapter() before scale_patch")
+        variants = {*getattr(layer, "active_adapters", ())} & {*getattr(layer, "lora_variant", ())}  # DoRA and others
+        if not isinstance(layer, MethodLayer | LoraLayer) or variants:
+            kind = f"the variant of LoRA at {name}" if variants else f"{type(layer).__name__} at {name}"
+            raise HfpatchError(f"{kind} has no factor; scale_patch takes hfpatch's methods and plain LoRA")
     for _, layer in layers:
         if isinstance(layer, MethodLayer):
             for adapter in layer.active_adapters:
                 layer.set_scale(adapter, scale)
         elif isinstance(layer, LoraLayer):
-            _scale_lora(layer, scale)
+            before = getattr(layer, _TRAINED, {})
+            trained = {name: before.get(name, factor) for name, factor in layer.scaling.items()}
+            setattr(layer, _TRAINED, trained)
+            for adapter in set(layer.active_adapters) & trained.keys():
+                layer.scaling[adapter] = trained[adapter] * scale
     return model
 
 
@@ -65,24 +74,3 @@ def is_scaled(model: nn.Module) -> bool:
         for module in model.modules()
         if isinstance(module, MethodLayer | LoraLayer)
     )
-
-
-def _scale_lora(layer: Any, scale: float) -> None:
-    trained = getattr(layer, _TRAINED, {})
-    trained = {name: trained.get(name, factor) for name, factor in layer.scaling.items()}
-    setattr(layer, _TRAINED, trained)
-    for adapter in layer.active_adapters:
-        if adapter in layer.scaling:
-            layer.scaling[adapter] = trained[adapter] * scale
-
-
-def _require_scalable(name: str, layer: Any) -> None:
-    active = list(getattr(layer, "active_adapters", ()))
-    if isinstance(layer, BaseTunerLayer) and layer.merged:
-        raise HfpatchError(f"{name}: {layer.merged_adapters[0]!r} is merged; call unmerge_adapter() before scale_patch")
-    if isinstance(layer, MethodLayer):
-        return
-    variants = set(active) & set(getattr(layer, "lora_variant", ()))  # DoRA and others
-    if not isinstance(layer, LoraLayer) or variants:
-        kind = f"the variant of LoRA at {name}" if variants else f"{type(layer).__name__} at {name}"
-        raise HfpatchError(f"{kind} has no factor; scale_patch takes hfpatch's methods and plain LoRA")

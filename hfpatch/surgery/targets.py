@@ -42,7 +42,10 @@ def target_names(
         return attention_modules(model, layers=layers, pattern=pattern)
     if pattern is not None:
         raise HfpatchError(f"layers_pattern does not go with target_modules={shorthand}; leave it out")
-    names = _linear(model)
+    base: Any = base_model(model)
+    head = base.get_output_embeddings()
+    linear = [(name, module) for name, module in base.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    names = [name for name, module in linear if module is not head]
     if shorthand == "mlp" or layers is not None:
         found = survey(model)
         chosen = range(len(found.blocks)) if layers is None else {site.layer for site in select_sites(found, layers)}
@@ -53,14 +56,6 @@ def target_names(
     if not names:
         raise HfpatchError(f"target_modules={shorthand}: this model has no such linear projection; name its modules")
     return names
-
-
-def _linear(model: nn.Module) -> list[str]:
-    base: Any = base_model(model)
-    head = base.get_output_embeddings()
-    return [
-        name for name, module in base.named_modules() if isinstance(module, nn.Linear | Conv1D) and module is not head
-    ]
 
 
 def _outside_attention(names: Sequence[str], found: Survey) -> list[str]:

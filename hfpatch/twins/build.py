@@ -1,7 +1,10 @@
-"""Build a model of random weights from a configuration."""
+"""A tiny model of random weights from a configuration: the same options, a few small layers."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +15,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from hfpatch.errors import HfpatchError
 from hfpatch.models import build_scratch, take_apart
 from hfpatch.nn import normal_
-from hfpatch.twins.shrink import shrink, shrink_settings
+from hfpatch.recipes.models import ScratchSettings
+from hfpatch.twins.corrections import CORRECTIONS
+from hfpatch.twins.sizes import DROPOUTS, LAYER_COUNTS, LAYERS, SIZES, SWITCHES, VOCABULARY
 
+MOST_LAYERS = 6
+RANK = 24
 NOISE = 0.1  # moves biases and gains off the zero and one where a wrong site would not show
 
 
@@ -45,7 +52,11 @@ def random_model(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model = _causal_lm(config)
+            decoder: Any = getattr(config, "decoder", None)
+            if isinstance(decoder, PreTrainedConfig):  # transformers registers some causal models under their composite
+                model = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type])(decoder)
+            else:
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
             reason = " ".join(str(error).split())
             raise HfpatchError(f"a tiny model of type {config.model_type!r} cannot be built: {reason}") from error
@@ -60,11 +71,110 @@ def _with_noise(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     return model.eval()
 
 
-def _causal_lm(config: PreTrainedConfig) -> PreTrainedModel:
-    decoder: Any = getattr(config, "decoder", None)
-    if isinstance(decoder, PreTrainedConfig):  # transformers registers some causal models under their composite
-        name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]
-        built: PreTrainedModel = getattr(transformers, name)(decoder)
-        return built
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return model
+def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return a configuration of the same class and switches whose random model takes milliseconds.
+
+    Sizes become small, keeping what the structure depends on: whether heads share keys and values, whether heads times
+    head size is the hidden size, and one layer at least of each kind that the configuration lists. Dropout is off.
+    """
+    values = _values(config)
+    layers = _chosen_layers(values)
+    small = {name: _small(name, value, values, layers) for name, value in values.items()}
+    small |= {name: value for name, value in _heads(values).items() if name in small}
+    if config.model_type in CORRECTIONS:
+        CORRECTIONS[config.model_type](small)
+    return type(config)(**small)
+
+
+def shrink_settings(settings: Mapping[str, Any], config: PreTrainedConfig) -> ScratchSettings:
+    """Return the settings of a model from scratch for the shrunk form of its stock configuration.
+
+    Args:
+        settings: as in the model's plan.
+        config: the stock configuration, not shrunk; it shows whether heads times head size is the hidden size.
+    """
+    small = ScratchSettings.model_validate(settings)
+    size = SIZES["head_dim"]
+    if small.head_size is not None:
+        fills = small.head_size * config.num_attention_heads == config.hidden_size
+        small = small.model_copy(update={"head_size": size if fills else size + size // 2})
+    if small.query.rank is not None:
+        query = small.query.model_copy(update={"rank": min(small.query.rank, RANK)})
+        small = small.model_copy(update={"query": query})
+    return small
+
+
+def _values(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return what the constructor takes, without what transformers derives or ignores."""
+    skip = {"transformers_version", "architectures", "id2label", "label2id", "dtype", "problem_type"}
+    plain = config.to_dict()  # reads attributes that differ between layers, too
+    names = list(inspect.signature(type(config).__init__).parameters)
+    if dataclasses.is_dataclass(config):  # as configurations became in the course of transformers 5
+        names = [field.name for field in dataclasses.fields(config) if field.init]
+    values = {name: plain[name] for name in names if name in plain and name not in skip}
+    values |= {name: getattr(config, name) for name in config.sub_configs if getattr(config, name, None) is not None}
+    if plain.get("per_layer_config"):
+        values["per_layer_config"] = {int(index): changes for index, changes in plain["per_layer_config"].items()}
+    return values
+
+
+def _small(name: str, value: Any, values: Mapping[str, Any], layers: Sequence[int]) -> Any:
+    total = _layer_count(values)
+    if isinstance(value, PreTrainedConfig):
+        return shrink(value)
+    if name == "per_layer_config":  # what single layers do otherwise: their sizes are twice those of the other layers
+        changes = {new: value[old] for new, old in enumerate(layers) if old in value}
+        doubled = {key: 2 * size for key, size in SIZES.items()}
+        return {index: {key: doubled.get(key, old) for key, old in own.items()} for index, own in changes.items()}
+    if name in LAYER_COUNTS and isinstance(value, int):
+        return len(layers)
+    if isinstance(value, list | tuple) and len(value) == total and total > 0:
+        return [SIZES.get(name, value[index]) for index in layers]
+    if isinstance(value, bool) or value is None:
+        return value
+    if name in DROPOUTS:
+        return type(value)(0)
+    if name.endswith(("token_id", "_index")) and isinstance(value, int):
+        return min(value, VOCABULARY - 1)
+    if name in SWITCHES and value == 0:
+        return value
+    return SIZES.get(name, value)
+
+
+def _layer_count(values: Mapping[str, Any]) -> int:
+    for name in LAYER_COUNTS:
+        if isinstance(values.get(name), int) and values[name] > 0:
+            return int(values[name])
+    return 0
+
+
+def _chosen_layers(values: Mapping[str, Any]) -> list[int]:
+    """Return the indices of layers to keep: the first of each kind that some list distinguishes, at least two."""
+    total = _layer_count(values)
+    per_layer = [v for v in values.values() if isinstance(v, list | tuple) and len(v) == total]
+    own = values.get("per_layer_config") or {}
+    kinds: dict[str, int] = {}
+    for index in range(total):
+        kinds.setdefault(str([*(v[index] for v in per_layer), own.get(index)]), index)
+    chosen = sorted(list(kinds.values())[:MOST_LAYERS])
+    spare = (index for index in range(total) if index not in chosen)
+    while len(chosen) < min(LAYERS, total):
+        chosen.append(next(spare))
+    return sorted(chosen) or list(range(LAYERS))
+
+
+def _heads(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return numbers of heads and their size that keep what the structure depends on."""
+    heads, hidden = SIZES["num_attention_heads"], SIZES["hidden_size"]
+    size = hidden // heads
+    out: dict[str, Any] = {}
+    old_heads = values.get("num_attention_heads")
+    old_hidden = values.get("hidden_size")
+    for name in ("num_key_value_heads", "num_kv_heads"):
+        shared = values.get(name)
+        if isinstance(shared, int) and isinstance(old_heads, int):
+            out[name] = heads if shared == old_heads else min(shared, heads // 2)
+    old_size = values.get("head_dim")
+    if isinstance(old_size, int) and isinstance(old_heads, int) and isinstance(old_hidden, int):
+        out["head_dim"] = size if old_size * old_heads == old_hidden else size + size // 2
+    return out
