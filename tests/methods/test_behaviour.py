@@ -40,10 +40,10 @@ save_file(found, "{folder}/logits.safetensors")
 """
 
 
-def patched(case, name, *, names=("a",), dtype=torch.float32, std=None):
-    """A small model with adapters of one method, off their initial values."""
+def patched(case, name, *, dtype=torch.float32, std=None):
+    """A small model with an adapter of one method, off its initial values."""
     method = FURTHER[name]
-    model = hfpatch.patch(make_model(case, dtype), [method.config() for _ in names], names=list(names))
+    model = hfpatch.patch(make_model(case, dtype), method.config(), names=["a"])
     perturb(model, std=method.std if std is None else std)
     return model
 
@@ -128,23 +128,6 @@ def test_a_base_in_half_precision(name):
     assert {p.dtype for p in adapter_parameters(model).values()} == {torch.float32}
     assert found.dtype == torch.bfloat16
     assert close(found.float(), logits_of(patched(ONE, name), tokens), 0.1)
-
-
-@every_method
-def test_several_adapters(name):
-    """Each acts alone and together with the other; a deleted one leaves nothing; both disabled, the base is left."""
-    model, tokens = patched(ONE, name, names=("a", "b")), make_tokens()
-    together, found = logits_of(model, tokens), {}
-    for each in ("a", "b"):
-        model.set_adapter(each)
-        found[each] = logits_of(model, tokens)
-    assert torch.equal(found["a"], logits_of(patched(ONE, name), tokens))
-    assert not close(found["a"], found["b"], 1e-3)
-    assert not close(together, found["b"], 1e-3)
-    model.delete_adapter("a")
-    assert torch.equal(logits_of(model, tokens), found["b"])
-    model.disable_adapters()
-    assert torch.equal(logits_of(model, tokens), logits_of(make_model(ONE), tokens))
 
 
 @every_method
