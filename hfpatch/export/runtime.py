@@ -1,6 +1,6 @@
 """A patch as modules around those of a stock model, from the functions of :mod:`hfpatch.nn`.
 
-:mod:`hfpatch.export.source` copies :class:`Hooked`, with all that it uses of hfpatch, into every exported folder. x is
+:mod:`hfpatch.export.write` copies :class:`Hooked`, with all that it uses of hfpatch, into every exported folder. x is
 a module's input, ``(batch, seq, hidden)``.
 """
 

@@ -9,7 +9,7 @@ from hfpatch.methods.parallel_adapter import ParallelAdapterConfig
 from hfpatch.methods.pre_projection import PreProjectionConfig
 from hfpatch.methods.query_temperature import QueryTemperatureConfig
 from hfpatch.methods.value_residual import ValueResidualConfig
-from hfpatch.tuners.plugins import load_plugins
+from hfpatch.tuners.registration import load_plugins
 
 __all__ = [
     "CanonConfig",

@@ -39,7 +39,7 @@ from hfpatch.surgery.scale import is_scaled, scale_patch
 from hfpatch.tuners.adapters import base_parameters, has_adapters, stack
 from hfpatch.tuners.checks import require_untouched_base
 from hfpatch.tuners.config import method_name
-from hfpatch.tuners.plugins import require_loaded
+from hfpatch.tuners.registration import require_loaded
 
 Model = TypeVar("Model", bound=nn.Module)
 KNOWN: dict[Any, Any] = PEFT_TYPE_TO_CONFIG_MAPPING  # by peft_type

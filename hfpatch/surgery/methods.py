@@ -22,7 +22,7 @@ from hfpatch.surgery.matching import match_size, parameter_count
 from hfpatch.surgery.targets import ATTENTION, SHORTHANDS, target_names
 from hfpatch.tuners.checks import require_injectable
 from hfpatch.tuners.config import MethodConfig
-from hfpatch.tuners.plugins import named_method, require_loaded
+from hfpatch.tuners.registration import named_method, require_loaded
 
 Part = Mapping[str, Any]
 Methods = Mapping[str, Sequence[Part]]

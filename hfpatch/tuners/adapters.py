@@ -199,12 +199,16 @@ def _to_dtype(dtype: torch.dtype, module: nn.Module, args: tuple[Any, ...], outp
 def _adapter_tensors(model: nn.Module) -> set[int]:
     """Return the ids of the parameters and buffers of modules that the model did not have before any adapter."""
     base = {module for _, module in base_modules(model)}
-    added = {id(t) for module in {*model.modules()} - base for t in _own_tensors(module)}
-    return added - {id(t) for module in base for t in _own_tensors(module)}
-
-
-def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
-    yield from (t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
+    added, before = (
+        {
+            id(t)
+            for module in modules
+            for t in (*module._parameters.values(), *module._buffers.values())
+            if t is not None
+        }
+        for modules in ({*model.modules()} - base, base)
+    )
+    return added - before
 
 
 def tensor_group(name: str) -> str:

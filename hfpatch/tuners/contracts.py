@@ -148,7 +148,7 @@ def _shape(tensor: Tensor) -> str:
     return f"({', '.join(map(str, tensor.shape))})"
 
 
-def built(config: MethodConfig, site: MethodSite) -> nn.ModuleDict:
+def _built(config: MethodConfig, site: MethodSite) -> nn.ModuleDict:
     """Return what a method builds at a site, which PEFT must be able to keep.
 
     Raises:
@@ -177,12 +177,13 @@ def built(config: MethodConfig, site: MethodSite) -> nn.ModuleDict:
     return parts
 
 
-def require_some_parts(config: MethodConfig, parts: Sequence[nn.ModuleDict]) -> None:
-    """Refuse a method whose layers share what none of those that are changed would add anything to.
+def require_parts(config: MethodConfig, sites: Sequence[MethodSite]) -> None:
+    """Refuse a method that cannot be built at its sites, or has no parameters in any of them.
 
     Raises:
-        HfpatchError: naming the method and the number of layers.
+        HfpatchError: naming the method and what is wrong.
     """
+    parts = [_built(config, site) for site in sites]
     if not any(True for each in parts for _ in each.parameters()):
         layers = "the only layer" if len(parts) == 1 else f"any of the {len(parts)} layers"
         raise HfpatchError(
@@ -190,26 +191,18 @@ def require_some_parts(config: MethodConfig, parts: Sequence[nn.ModuleDict]) -> 
         )
 
 
-def require_places(config: MethodConfig) -> None:
-    """Refuse places where a method says that it acts but has no function.
+def require_usable(config: MethodConfig, names: Sequence[str]) -> None:
+    """Refuse places where a method has no function, and a prefix of tensors that names of the model contain.
 
     Raises:
-        HfpatchError: naming the method and the place.
+        HfpatchError: naming the method, and the places or a parameter.
     """
     places: Any = config.acts_at()
     known = [place for place in PLACES if hasattr(config, place)]
     wrong = isinstance(places, str) or not isinstance(places, Collection)  # an iterator would be used up
     if wrong or not places or not set(places) <= set(known):
         raise HfpatchError(f"{config.spec.name}: acts_at() must return some of {tuple(known)}, not {places!r}")
-
-
-def require_own_names(config: MethodConfig, names: Sequence[str]) -> None:
-    """Refuse a prefix that names of the model contain, whose tensors PEFT would take for the adapter's.
-
-    Raises:
-        HfpatchError: naming the method and a parameter.
-    """
-    prefix = config.spec.prefix
+    prefix = config.spec.prefix  # PEFT would take such a tensor for the adapter's
     taken = [name for name in names if prefix in name and f".{config.spec.child}." not in f".{name}"]
     if taken:
         raise HfpatchError(

@@ -66,20 +66,6 @@ class Passes(threading.local):
 PASSES = Passes()
 
 
-def shared_by(adapter: str) -> Shared:
-    """Return what an adapter shares between the layers of the forward pass that this is called in.
-
-    Raises:
-        HfpatchError: if there is none.
-    """
-    if not PASSES.stack:
-        raise HfpatchError(
-            "site.shared exists while the whole model runs, for a method registered with shares=True; checkpoint its "
-            "blocks by gradient_checkpointing_enable() alone"
-        )
-    return PASSES.stack[-1].shared.setdefault(adapter, Shared())
-
-
 class SharingModule(HookedModule):
     """A module that may share tensors with those of other blocks, within one forward pass.
 

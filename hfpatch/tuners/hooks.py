@@ -19,7 +19,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.nn.calls import CALLS
 from hfpatch.sites.columns import Columns
 from hfpatch.sites.heads import QueryHeads
-from hfpatch.tuners.cross_layer import Shared, SharingModule, shared_by
+from hfpatch.tuners.cross_layer import PASSES, Shared, SharingModule
 from hfpatch.tuners.hidden_state import hidden_argument, replace_first, replace_hidden
 from hfpatch.tuners.lookback import Row, known_attention, row_of
 
@@ -73,7 +73,12 @@ class MethodSite:
         Raises:
             HfpatchError: outside a forward pass, and where what is read was not written.
         """
-        return shared_by(self.adapter)
+        if not PASSES.stack:
+            raise HfpatchError(
+                "site.shared exists while the whole model runs, for a method registered with shares=True; checkpoint "
+                "its blocks by gradient_checkpointing_enable() alone"
+            )
+        return PASSES.stack[-1].shared.setdefault(self.adapter, Shared())
 
     def earlier(self, value: Tensor, steps: int) -> tuple[Tensor, ...]:
         """Return ``value`` at 1, 2, ..., ``steps`` positions earlier of the same document, each of its own shape.

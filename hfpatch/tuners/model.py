@@ -21,7 +21,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.sites import AttentionSite, count_values, select_sites, survey
 from hfpatch.sites.discovery import Refusal
 from hfpatch.tuners.config import MethodConfig
-from hfpatch.tuners.contracts import built, require_own_names, require_places, require_some_parts
+from hfpatch.tuners.contracts import require_parts, require_usable
 from hfpatch.tuners.layer import MethodLayer, choosing
 from hfpatch.tuners.naming import chosen_modules, fill_in, named_sites, wanted_layers
 from hfpatch.tuners.places import method_site, refused_at
@@ -50,12 +50,10 @@ class MethodModel(BaseTuner):
         ``state_dict`` it says which attentions are changed, as in PEFT.
         """
         config: MethodConfig = self.peft_config[adapter_name]
-        require_places(config)
-        require_own_names(config, _names_of_the_base(model))
+        require_usable(config, _names_of_the_base(model))
         sites = changed_sites(model, config) if state_dict is None else _sites_in(state_dict, model, config)
         with torch.device("meta"):
-            described = [replace(method_site(site), is_first=site is sites[0]) for site in sites]
-            require_some_parts(config, [built(config, each) for each in described])
+            require_parts(config, [replace(method_site(site), is_first=site is sites[0]) for site in sites])
         self._sites = {site.host_path: site for site in sites}
         self._config = copy.deepcopy(config)  # what the layers compute by, whatever becomes of the caller's
         given, before = chosen_modules(config), config.target_modules

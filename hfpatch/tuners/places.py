@@ -70,30 +70,25 @@ def refused_at(site: AttentionSite, config: MethodConfig) -> str | None:
         for refused in _REFUSED_AS.get(place, (place,)):
             if refused in site.refusals:
                 return site.refusals[refused]
-        if why := _missing(site, place):
+        target, why = "query" if place == "heads" else place, None
+        has_output = place not in ("mixed", "output") or output_projection(site) is not None
+        if target in PROJECTED and target not in site.projections:
+            why = f"has no projection that computes the {target} alone"
+        elif place == "heads" and site.heads is None:
+            why = "does not say how many query heads it has"
+        elif not has_output or (place == "mixed" and _reader(site) is None):
+            why = "has no output projection of its own"
+        elif place == "stream" and site.block is site.attention:
+            why = "is a block by itself, behind which there is no residual stream"
+        elif place == "stream" and site.count > 1:
+            why = f"is one of {site.count} in its block, whose end belongs to none of them alone"
+        if why is not None:
             return f"{type(site.attention).__name__} {why}"
     if config.spec.shares and site.input_gradients:
         return "an autograd function of the model recomputes its blocks, so that layers can share nothing else"
     if config.steps_back() and (why := _cannot_look_back_at(site, config)):
         return why
     return config.refusal(site)
-
-
-def _missing(site: AttentionSite, place: str) -> str | None:
-    target = "query" if place == "heads" else place
-    if target in PROJECTED and target not in site.projections:
-        return f"has no projection that computes the {target} alone"
-    if place == "heads" and site.heads is None:
-        return "does not say how many query heads it has"
-    if place == "mixed" and (output_projection(site) is None or _reader(site) is None):
-        return "has no output projection of its own"
-    if place == "output" and output_projection(site) is None:
-        return "has no output projection of its own"
-    if place == "stream" and site.block is site.attention:
-        return "is a block by itself, behind which there is no residual stream"
-    if place == "stream" and site.count > 1:
-        return f"is one of {site.count} in its block, whose end belongs to none of them alone"
-    return None
 
 
 def _cannot_look_back_at(site: AttentionSite, config: MethodConfig) -> str | None:

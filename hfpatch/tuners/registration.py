@@ -1,15 +1,22 @@
-"""Registration of methods with PEFT from outside; the only file that fills PEFT's mappings."""
+"""Registration of methods with PEFT from outside; the only file that fills PEFT's mappings.
+
+Methods of other packages are entry points of the group ``hfpatch.methods``, and classes named by their module.
+"""
 
 from __future__ import annotations
 
 import enum
+import functools
+import logging
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.sizes import register_size
+from hfpatch.support import plugins
 from hfpatch.tuners.config import MethodConfig, MethodSpec
 from hfpatch.tuners.contracts import check_results, require_initialised, require_registrable
 from hfpatch.tuners.layer import MethodLayer
@@ -17,6 +24,9 @@ from hfpatch.tuners.model import MethodModel
 
 Method = TypeVar("Method", bound=type[MethodConfig])
 
+GROUP = "hfpatch.methods"
+_BROKEN: dict[str, EntryPoint] = {}
+_logger = logging.getLogger(__name__)
 _CONFIGS: dict[Any, Any] = PEFT_TYPE_TO_CONFIG_MAPPING  # keyed by members of PEFT's own, closed enumeration
 
 
@@ -62,7 +72,17 @@ def method(
         called, inside = label or name.replace("_", " "), child or f"hfpatch_{name}"
         spec = MethodSpec(name, called, _kind(name.upper()), prefix or f"{name}_", inside, size, shares)
         require_registrable(cls, spec)
-        _require_free(cls, spec)
+        other = _CONFIGS.get(spec.kind)
+        if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise HfpatchError(
+                f"method {name!r} is {other.__module__}.{other.__qualname__} already; choose another name"
+            )
+        for theirs in filter(None, (getattr(known, "spec", None) for known in _CONFIGS.values())):
+            if theirs.kind != spec.kind and theirs.child == inside:
+                raise HfpatchError(
+                    f"method {name!r}: its layer would be called {inside!r}, as that of {theirs.name} is; choose "
+                    "another name, or give @hfpatch.method another child"
+                )
         check_results(cls)
         cls.spec = spec
         require_initialised(cls)
@@ -87,17 +107,50 @@ def _kind(value: str) -> Any:
     return next(known, None) or MethodType("MethodType", {value: value})[value]  # type: ignore[call-overload]
 
 
-def _require_free(cls: Any, spec: MethodSpec) -> None:
-    """Refuse a name that PEFT or another method has, for the method or for its layer."""
-    other = _CONFIGS.get(spec.kind)
-    if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise HfpatchError(
-            f"method {spec.name!r} is {other.__module__}.{other.__qualname__} already; choose another name"
-        )
-    for known in _CONFIGS.values():
-        theirs = getattr(known, "spec", None)
-        if theirs is not None and theirs.kind != spec.kind and theirs.child == spec.child:
-            raise HfpatchError(
-                f"method {spec.name!r}: its layer would be called {spec.child!r}, as that of {theirs.name} is; choose "
-                "another name, or give @hfpatch.method another child"
-            )
+@functools.cache
+def load_plugins() -> None:
+    """Import the methods of every installed package that declares some; once in a process.
+
+    An entry point is called as the method and names its class. One that cannot be loaded is a warning, and an error
+    where its method is asked for: importing PEFT must not fail for a package that has nothing to do with it.
+    """
+    for entry in plugins.entries(GROUP):
+        if plugins.being_imported(entry.module):
+            continue  # its import has led to this one, and registers the method as it goes on
+        try:
+            _load(entry)
+        except HfpatchError as error:
+            _BROKEN[entry.name] = entry
+            _logger.warning("hfpatch: %s", error)
+
+
+def require_loaded(name: str) -> None:
+    """Raise the error of the entry point that declares a method, if it could not be loaded and still cannot be.
+
+    Raises:
+        HfpatchError: naming the entry point.
+    """
+    if name in _BROKEN:
+        _load(_BROKEN[name])
+        del _BROKEN[name]
+
+
+def named_method(reference: str) -> type[MethodConfig]:
+    """Return the method that ``package.module:Class`` names.
+
+    Raises:
+        HfpatchError: if there is none.
+    """
+    return _method(plugins.named_object(reference), reference)
+
+
+def _load(entry: EntryPoint) -> None:
+    cls = _method(plugins.load(entry), plugins.where(entry))
+    if cls.spec.name != entry.name:
+        raise HfpatchError(f"{plugins.where(entry)} must be called {cls.spec.name!r}, as its method is")
+
+
+def _method(found: object, where: str) -> type[MethodConfig]:
+    if isinstance(found, type) and issubclass(found, MethodConfig) and "spec" in vars(found):
+        return found
+    raise HfpatchError(f"{where} is no method: put @hfpatch.method(...) above a dataclass below hfpatch.MethodConfig")

@@ -16,6 +16,11 @@ def _set(**changes: Any) -> Callable[[Values], None]:
     return lambda values: values.update(changes)
 
 
+def _second_alone(name: str) -> Callable[[Values], None]:
+    """List the second layer alone where layers of a kind are listed by their index."""
+    return lambda values: values.update({name: [1]} if values.get(name) else {})
+
+
 def _gpt_neo(values: Values) -> None:
     """The kinds of attention are listed with repetitions: one of each is enough."""
     kinds = list(dict.fromkeys(kind for group, _ in values["attention_types"] for kind in group))
@@ -43,18 +48,6 @@ def _nested_attention(values: Values) -> None:
     values["attn_config"].rope_theta = 10_000.0
 
 
-def _bamba(values: Values) -> None:
-    """The layers with attention are listed by their index."""
-    if values.get("attn_layer_indices"):
-        values["attn_layer_indices"] = [1]
-
-
-def _mllama(values: Values) -> None:
-    """The layers with cross-attention are listed by their index."""
-    if values.get("cross_attention_layers"):
-        values["cross_attention_layers"] = [1]
-
-
 def _hrm(values: Values) -> None:
     """The number of layers counts the slots of the cache: every pass through every layer."""
     values["num_layers_per_stack"] = 1
@@ -70,14 +63,6 @@ def _blt(values: Values) -> None:
         local.hidden_size_global = tower.hidden_size
 
 
-def _zamba(values: Values) -> None:
-    """The shared attention block needs two users, and a layer before it."""
-    values |= {
-        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
-        "num_hidden_layers": 4, "attention_head_dim": 2 * HIDDEN // HEADS, "attention_hidden_size": 2 * HIDDEN,
-    }  # fmt: skip
-
-
 def _dots3(values: Values) -> None:
     """Some layers have fewer heads; the head size is that of the latent attention."""
     fewer = {"num_attention_heads": HEADS // 2, "num_key_value_heads": HEADS // 2}
@@ -85,12 +70,6 @@ def _dots3(values: Values) -> None:
         return
     values["per_layer_config"] = {index: dict(fewer) for index in values["per_layer_config"]}
     values |= {"head_dim": SIZES["qk_nope_head_dim"] + SIZES["qk_rope_head_dim"], "num_key_value_heads": HEADS}
-
-
-def _reformer(values: Values) -> None:
-    """Positions factor in two axes, on which the hidden state is split."""
-    values |= {"axial_pos_embds_dim": [HIDDEN // 4, 3 * HIDDEN // 4], "axial_pos_shape": [8, 8]}
-    values |= {"local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8, "num_buckets": 4}
 
 
 def _sections_of_positions(values: Values) -> None:
@@ -101,7 +80,7 @@ def _sections_of_positions(values: Values) -> None:
 
 
 CORRECTIONS: dict[str, Callable[[Values], None]] = {
-    "bamba": _bamba,
+    "bamba": _second_alone("attn_layer_indices"),
     "blt": _blt,
     "cohere_compass_text": _sections_of_positions,
     "dbrx": _nested_attention,
@@ -114,10 +93,16 @@ CORRECTIONS: dict[str, Callable[[Values], None]] = {
     "hrm_text": _hrm,
     "longcat_flash": _set(head_dim=SIZES["qk_rope_head_dim"]),
     "mamba2": _set(head_dim=2 * HIDDEN // HEADS),
-    "mllama": _mllama,
-    "mllama_text_model": _mllama,
+    "mllama": _second_alone("cross_attention_layers"),
+    "mllama_text_model": _second_alone("cross_attention_layers"),
     "recurrent_gemma": _set(num_hidden_layers=3),  # one turn of its pattern
-    "reformer": _reformer,
-    "zamba": _zamba,
+    "reformer": _set(  # positions factor in two axes, on which the hidden state is split
+        axial_pos_embds_dim=[HIDDEN // 4, 3 * HIDDEN // 4], axial_pos_shape=[8, 8], local_attn_chunk_length=8,
+        lsh_attn_chunk_length=8, num_buckets=4,
+    ),
+    "zamba": _set(  # the shared attention block needs two users, and a layer before it
+        layers_block_type=["linear_attention", "hybrid", "linear_attention", "hybrid"], num_hidden_layers=4,
+        attention_head_dim=2 * HIDDEN // HEADS, attention_hidden_size=2 * HIDDEN,
+    ),
     "zaya": _set(num_experts_per_tok=1),
-}
+}  # fmt: skip

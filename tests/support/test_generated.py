@@ -7,7 +7,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hfpatch import NonlinearQueryConfig, OutputGateConfig, PreProjectionConfig, QueryTemperatureConfig
-from hfpatch.export.source import modelling_source as export_source
+from hfpatch.export.write import modelling_source as export_source
 from hfpatch.models.classes import modelling_source as scratch_source
 from hfpatch.support import generated
 from hfpatch.support.generated import LICENCE, modelling_file

@@ -14,7 +14,7 @@ import hfpatch
 from hfpatch import HfpatchError
 from hfpatch.__main__ import main
 from hfpatch.surgery.methods import build_method, validate_methods
-from hfpatch.tuners import plugins
+from hfpatch.tuners import registration
 
 METHOD = '''
 from dataclasses import dataclass
@@ -62,20 +62,20 @@ def package(tmp_path, monkeypatch):
         lines = [f"{name} = their_methods:{what}\n" for name, what in entries.items()]
         (info / "entry_points.txt").write_text("".join(["[hfpatch.methods]\n", *lines]))
         (tmp_path / "their_methods.py").write_text(text)
-        plugins.load_plugins.cache_clear()
+        registration.load_plugins.cache_clear()
 
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plugins, "_BROKEN", {})
+    monkeypatch.setattr(registration, "_BROKEN", {})
     with forgotten():
         yield install
     sys.modules.pop("their_methods", None)
-    plugins.load_plugins.cache_clear()
+    registration.load_plugins.cache_clear()
 
 
 def test_the_method_of_an_installed_package_is_known_by_its_name(package, caplog):
     package(gain="Gain")
-    plugins.load_plugins()
+    registration.load_plugins()
     methods = {"a": [{"type": "gain", "match": "b"}], "b": [{"type": "gain", "rank": 3}]}
     model = make_model("gpt2")
     method = build_method(model, methods, "a")
@@ -99,7 +99,7 @@ BROKEN = {
 def test_a_broken_package_is_one_warning_and_an_error_where_it_is_asked_for(package, caplog, what):
     name, text, message = BROKEN[what]
     package(text, gain=name)
-    plugins.load_plugins()
+    registration.load_plugins()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "\n" not in record.getMessage()
@@ -173,7 +173,7 @@ def test_a_method_is_checked_before_anything_is_installed(package, capsys, monke
 
 def test_a_saved_method_that_is_not_there_says_what_to_import(package, tmp_path, caplog):
     package(gain="Gain")
-    plugins.load_plugins()
+    registration.load_plugins()
     model = make_model("gpt2")
     hfpatch.patch(model, build_method(model, {"a": [{"type": "gain"}]}, "a").configs)
     hfpatch.save_patch(model, tmp_path / "patch")
