@@ -22,8 +22,7 @@ def normal_(tensor: Tensor, *, std: float, seed: int, name: str) -> Tensor:
     A tensor on the meta device is left as it is.
     """
     if tensor.device.type != "meta":
-        values = torch.randn(tensor.shape, generator=seeded_generator(seed, name), dtype=torch.float32) * std
-        tensor.copy_(values)
+        tensor.copy_(torch.randn(tensor.shape, generator=seeded_generator(seed, name), dtype=torch.float32) * std)
     return tensor
 
 

@@ -135,11 +135,12 @@ class MixedProjection(nn.Module):
         if len(found) < len(wanted):
             return None
         joined = found[: len(matrices)]
-        weights = [*(matrix.weight for matrix in joined), *(f.joined_weight() for f in maps.values())]  # type: ignore[operator, union-attr]
+        ups: list[Tensor] = [f.joined_weight() for f in maps.values()]  # type: ignore[operator, union-attr]
+        weights = [*(matrix.weight for matrix in joined), *ups]
         bias = None
         if any(matrix.bias is not None for matrix in joined):
             biases: list[Tensor] = [m.weight.new_zeros(m.out_features) if m.bias is None else m.bias for m in joined]
-            bias = F.pad(torch.cat(biases), (0, sum(len(weight) for weight in weights[len(joined) :])))
+            bias = F.pad(torch.cat(biases), (0, sum(map(len, ups))))
         joint = F.linear(x, torch.cat(weights), bias)
         parts = list(torch.split(joint, [len(weight) for weight in weights], dim=-1))
         for matrix, part in zip(joined, parts, strict=False):

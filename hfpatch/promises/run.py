@@ -145,16 +145,12 @@ def check(
             except HfpatchError:
                 raise
             except Exception as error:  # a promise that breaks with an error is a verdict, not a crash
-                holds, seen = False, _failure(error, config)
+                holds, seen = False, f"{type(error).__name__}: {error}".splitlines()[0]
+                file = getattr(sys.modules.get(type(config).__module__), "__file__", None)
+                lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+                if lines:  # in the method's own file
+                    seen += f" ({Path(str(file)).name}, line {lines[-1]})"
             finally:
                 unpatch(model)
             verdicts.append(Verdict(promise, holds, seen))
     return CheckReport(name, type(config).__name__, changed, left_out, verdicts)
-
-
-def _failure(error: Exception, config: PeftConfig) -> str:
-    """Return an error as one line, with the line of the method's own file where it happened, if it was there."""
-    file = getattr(sys.modules.get(type(config).__module__), "__file__", None)
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    where = f" ({Path(str(file)).name}, line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {error}".splitlines()[0] + where

@@ -127,7 +127,12 @@ def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
     match = None
     for number, part in enumerate(methods[name]):
         where = f"methods.{name}[{number}]"
-        fields = _targeted(model, _known(where, part))
+        fields = dict(_known(where, part))
+        if fields["type"] == LORA:
+            fields.setdefault("target_modules", ATTENTION)
+        if (shorthand := fields.get("target_modules")) in SHORTHANDS:  # full names, of the layers alone
+            layers, pattern = fields.pop("layers_to_transform", None), fields.pop("layers_pattern", None)
+            fields["target_modules"] = target_names(model, shorthand, layers=layers, pattern=pattern)
         if "match" in fields:
             other, size, rest = str(fields["match"]), SIZES[fields["type"]], 0
             if is_budget(fields["match"]):
@@ -148,17 +153,6 @@ def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
             fields = _sized(fields, value)
         configs.append(_config(where, fields))
     return Method(name=name, configs=configs, match=match)
-
-
-def _targeted(model: nn.Module, part: Part) -> dict[str, Any]:
-    """Return a part with the full names of its modules where it gives a shorthand, and of its layers alone."""
-    fields = dict(part)
-    if fields["type"] == LORA:
-        fields.setdefault("target_modules", ATTENTION)
-    if (shorthand := fields.get("target_modules")) in SHORTHANDS:  # full names, so that the layers need no other option
-        layers, pattern = fields.pop("layers_to_transform", None), fields.pop("layers_pattern", None)
-        fields["target_modules"] = target_names(model, shorthand, layers=layers, pattern=pattern)
-    return fields
 
 
 def _sized(part: Part, value: Any) -> dict[str, Any]:

@@ -95,18 +95,6 @@ def length_of(layer: Any) -> int | None:
     return int(layer.get_seq_length()) if hasattr(layer, "get_seq_length") else None
 
 
-def remembering(layers: list[Any], index: int) -> Any:
-    """Return a layer of a cache as one that keeps values, and put it into its place; it shares all that there is."""
-    layer = layers[index]
-    if not isinstance(layer, Remembering):
-        stock: Any = type(layer)
-        kind = _remembering(stock)
-        layers[index] = kind.__new__(kind)
-        layers[index].__dict__ = layer.__dict__
-        layers[index].kept = {}
-    return layers[index]
-
-
 @functools.cache
 def _remembering(kind: Any) -> Any:
     return type(f"Remembering{kind.__name__}", (Remembering, kind), {"__module__": kind.__module__})
@@ -232,7 +220,7 @@ def _read(module: nn.Module, mask: Any, length: int, *, additive: bool) -> Tenso
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _layer(module: nn.Module, cache: Any, index: int | None) -> Any:
-    """Return the layer of a cache that an attention uses: of that index, or the module's own."""
+    """Return the layer of a cache that an attention uses: of that index, or the module's own; it keeps values."""
     cache = getattr(cache, "self_attention_cache", cache)
     index = getattr(module, "layer_idx", getattr(module, "layer_id", None)) if index is None else index
     layers = getattr(cache, "layers", None)
@@ -245,7 +233,14 @@ def _layer(module: nn.Module, cache: Any, index: int | None) -> Any:
         raise cannot_look_back(
             module, f"{type(cache).__name__} has a {held}, which keeps no further values; use a DynamicCache"
         )
-    return remembering(layers, index)
+    layer: Any = layers[index]
+    if not isinstance(layer, Remembering):  # one that keeps values takes its place, and shares all that there is
+        stock: Any = type(layer)
+        kind = _remembering(stock)
+        layers[index] = kind.__new__(kind)
+        layers[index].__dict__ = layer.__dict__
+        layers[index].kept = {}
+    return layers[index]
 
 
 def cannot_look_back(module: nn.Module, why: str) -> HfpatchError:

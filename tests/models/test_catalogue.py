@@ -38,29 +38,6 @@ def made(case, path):
     return build(case, **PATHS[path])
 
 
-@EVERY
-def test_cached_generation_is_uncached_generation(case, path):
-    model, tokens = made(case, path), make_tokens(batch=2, length=5)
-    found = [
-        model.generate(tokens, use_cache=use, return_dict_in_generate=True, output_logits=True, **GREEDY)
-        for use in (True, False)
-    ]
-    assert torch.equal(found[0].sequences, found[1].sequences)
-    assert found[0].sequences.shape == (2, 17)
-    torch.testing.assert_close(torch.stack(found[0].logits), torch.stack(found[1].logits), rtol=1e-4, atol=1e-4)
-
-
-@EVERY
-def test_left_padding_changes_nothing(case, path):
-    model, tokens = made(case, path), make_tokens(batch=1, length=6)
-    padded, mask = (torch.nn.functional.pad(t, (3, 0)) for t in (tokens, torch.ones_like(tokens)))
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    found = logits_of(model, padded, attention_mask=mask, position_ids=positions)[:, 3:]
-    torch.testing.assert_close(found, logits_of(model, tokens), rtol=1e-4, atol=1e-4)
-    generated = model.generate(padded, attention_mask=mask, **GREEDY)[:, 3:]
-    assert torch.equal(generated, model.generate(tokens, **GREEDY))
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize(("case", "path"), [entry for entry in ALL if entry[1] != "mlp"])
 def test_gradient_checkpointing_changes_no_gradient(case, path, reentrant):

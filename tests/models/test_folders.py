@@ -32,15 +32,6 @@ def saved(tmp_path_factory):
     return made
 
 
-@pytest.mark.parametrize("case", SETTINGS)
-def test_it_loads_through_hfpatch(saved, case):
-    folder, model, logits = saved[case]
-    loaded = load_scratch(folder)
-    assert type(loaded) is type(model)
-    with torch.no_grad():
-        assert torch.equal(loaded(make_tokens(), use_cache=False).logits, logits)
-
-
 def test_the_base_of_a_comparison_may_be_such_a_model(saved, tmp_path):
     from transformers import AutoTokenizer
 

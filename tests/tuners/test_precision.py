@@ -56,25 +56,16 @@ def test_training_step_keeps_them_in_fp32_and_runs(method, dtype):
 @pytest.mark.parametrize("method", CONFIGS)
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("options", [{}, {"is_trainable": True}, {"low_cpu_mem_usage": True}])
-def test_loaded_by_peft(method, dtype, options, tmp_path):
+def test_loaded_by_peft_and_by_transformers(method, dtype, options, tmp_path):
     folder, tensors = saved(tmp_path, method)
-    model = PeftModel.from_pretrained(make_model("gpt_neox", dtype), folder, **options)
-    assert dtypes(model) == ({torch.float32}, {dtype})
-    assert_values(model, tensors)
+    by_transformers = make_model("gpt_neox", dtype)
+    by_transformers.load_adapter(str(folder), **options)
+    for model in (PeftModel.from_pretrained(make_model("gpt_neox", dtype), folder, **options), by_transformers):
+        assert dtypes(model) == ({torch.float32}, {dtype})
+        assert_values(model, tensors)
     again = get_peft_model(make_model("gpt_neox", dtype), CONFIGS[method]())
     again.load_adapter(folder, "second")
     assert dtypes(again) == ({torch.float32}, {dtype})
-
-
-@pytest.mark.parametrize("method", CONFIGS)
-@pytest.mark.parametrize("dtype", LOW)
-@pytest.mark.parametrize("options", [{}, {"is_trainable": True}, {"low_cpu_mem_usage": True}])
-def test_loaded_by_transformers(method, dtype, options, tmp_path):
-    folder, tensors = saved(tmp_path, method)
-    model = make_model("gpt_neox", dtype)
-    model.load_adapter(str(folder), **options)
-    assert dtypes(model) == ({torch.float32}, {dtype})
-    assert_values(model, tensors)
 
 
 @pytest.mark.parametrize("method", CONFIGS)

@@ -27,17 +27,12 @@ def trained(case, **options):
 
 
 @pytest.mark.parametrize("case", MANY)
-def test_save_and_load_by_peft_and_transformers(case, tmp_path):
+def test_it_is_saved_and_merged_where_no_norm_follows_the_projection(case, tmp_path):
     model, tokens = trained(case), make_tokens()
     model.save_pretrained(tmp_path)
-    by_transformers = make_model(case)
-    by_transformers.load_adapter(str(tmp_path))
     expected = logits_of(model, tokens)
     assert torch.equal(logits_of(PeftModel.from_pretrained(make_model(case), tmp_path), tokens), expected)
-    assert torch.equal(logits_of(by_transformers, tokens), expected)
     assert (expected - logits_of(make_model(case), tokens)).abs().max() > 1e-3
-    with model.disable_adapter():
-        assert torch.equal(logits_of(model, tokens), logits_of(make_model(case), tokens))
     if hfpatch.find_sites(model)[0].heads.norm is None:
         merged = logits_of(copy.deepcopy(model).merge_and_unload(), tokens)
         torch.testing.assert_close(merged, expected, rtol=1e-4, atol=1e-4)

@@ -36,15 +36,21 @@ def parts(model):
     return {n: p for n, p in state.items() if n not in added}, {n: p for n, p in state.items() if n in added}
 
 
+def assert_only_the_added_are_trained(trainer):
+    base, added = parts(trainer.model)
+    trainer.train()
+    after_base, after_added = parts(trainer.model)
+    assert added
+    assert all(torch.equal(base[name], after_base[name]) for name in base)
+    assert all(not torch.equal(added[name], after_added[name]) for name in added)
+    assert {p.dtype for p in after_added.values()} == {torch.float32}
+
+
 @BOTH
 def test_trainer(method, tmp_path):
     model = get_peft_model(make_model("gpt_neox"), METHODS[method]())
-    base, added = parts(model)
-    trainer = Trainer(model=model, args=TrainingArguments(output_dir=str(tmp_path), **OPTIONS), train_dataset=rows())
-    trainer.train()
-    after_base, after_added = parts(model)
-    assert all(torch.equal(base[name], after_base[name]) for name in base)
-    assert all(not torch.equal(added[name], after_added[name]) for name in added)
+    args = TrainingArguments(output_dir=str(tmp_path), **OPTIONS)
+    assert_only_the_added_are_trained(Trainer(model=model, args=args, train_dataset=rows()))
     saved = sorted(tmp_path.glob("checkpoint-2/adapter_*"))
     assert [file.name for file in saved] == ["adapter_config.json", "adapter_model.safetensors"]
     again = PeftModel.from_pretrained(make_model("gpt_neox"), saved[0].parent)
@@ -55,12 +61,9 @@ def test_trainer(method, tmp_path):
 def test_trainer_on_a_model_with_transformers_own_adapter(method, tmp_path):
     model = make_model("gpt2")
     model.add_adapter(METHODS[method]())
-    base, added = parts(model)
     options = {**OPTIONS, "gradient_checkpointing": True, "gradient_accumulation_steps": 2}
-    Trainer(model=model, args=TrainingArguments(output_dir=str(tmp_path), **options), train_dataset=rows()).train()
-    after_base, after_added = parts(model)
-    assert all(torch.equal(base[name], after_base[name]) for name in base)
-    assert all(not torch.equal(added[name], after_added[name]) for name in added)
+    args = TrainingArguments(output_dir=str(tmp_path), **options)
+    assert_only_the_added_are_trained(Trainer(model=model, args=args, train_dataset=rows()))
 
 
 def stack_of_parts():
@@ -184,10 +187,4 @@ def test_sft_trainer_of_trl(method, tmp_path):
         peft_config=METHODS[method](),
     )
     assert isinstance(trainer.model, PeftModel)
-    base, added = parts(trainer.model)
-    trainer.train()
-    after_base, after_added = parts(trainer.model)
-    assert all(torch.equal(base[name], after_base[name]) for name in base)
-    assert added
-    assert all(not torch.equal(added[name], after_added[name]) for name in added)
-    assert {p.dtype for p in after_added.values()} == {torch.float32}
+    assert_only_the_added_are_trained(trainer)
