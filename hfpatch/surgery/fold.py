@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import torch
-from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import find_sites
-from hfpatch.surgery.patch import require_plain, unpatch
+from hfpatch.surgery.patch import Model, require_plain, unpatch
 from hfpatch.tuners.adapters import AdapterWrapper
 from hfpatch.tuners.layer import MethodLayer, layers_at
 from hfpatch.tuners.merging import merged_weights
-
-Model = TypeVar("Model", bound=nn.Module)
 
 
 @torch.no_grad()

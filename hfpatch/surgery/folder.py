@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftConfig, PeftMixedModel, PeftModel, set_peft_model_state_dict
@@ -34,14 +34,13 @@ from hfpatch.surgery.part_files import (
     tensors_of,
     write_patch,
 )
-from hfpatch.surgery.patch import activate, patch, unpatch
+from hfpatch.surgery.patch import Model, activate, patch, unpatch
 from hfpatch.surgery.scale import is_scaled, scale_patch
 from hfpatch.tuners.adapters import base_parameters, has_adapters, stack
 from hfpatch.tuners.checks import require_untouched_base
 from hfpatch.tuners.config import method_name
 from hfpatch.tuners.registration import require_loaded
 
-Model = TypeVar("Model", bound=nn.Module)
 KNOWN: dict[Any, Any] = PEFT_TYPE_TO_CONFIG_MAPPING  # by peft_type
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TypeVar
 
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from hfpatch.errors import HfpatchError
+from hfpatch.surgery.patch import Model
 from hfpatch.tuners.adapters import AdapterWrapper
 from hfpatch.tuners.layer import MethodLayer
 
-Model = TypeVar("Model", bound=nn.Module)
 _TRAINED = "_hfpatch_trained_scaling"  # of a LoRA layer: its factors at scale 1
 
 

@@ -133,7 +133,7 @@ def _checked(function: Callable[..., Any], name: str) -> Callable[..., Tensor]:
             hint = "; does it lack a return?" if result is None else ""
             raise HfpatchError(f"{name} must return a tensor, not {type(result).__name__}{hint}")
         if result.shape != value.shape:
-            raise HfpatchError(f"{name} returned {_shape(result)} where it was given {_shape(value)}")
+            raise HfpatchError(f"{name} returned {tuple(result.shape)} where it was given {tuple(value.shape)}")
         if result.device != value.device:
             raise HfpatchError(f"{name} returned a tensor on {result.device} where it was given one on {value.device}")
         if not result.is_floating_point():
@@ -142,10 +142,6 @@ def _checked(function: Callable[..., Any], name: str) -> Callable[..., Tensor]:
 
     setattr(checked, _CHECKED, True)
     return checked
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"({', '.join(map(str, tensor.shape))})"
 
 
 def _built(config: MethodConfig, site: MethodSite) -> nn.ModuleDict:

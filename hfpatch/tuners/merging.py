@@ -174,14 +174,38 @@ class _Merge:
             _put_before(matrix, own, constant)
 
     def entered(self, config: Any, parts: Parts, method: MethodSite) -> None:
-        """Merge what an adapter makes of what enters the attention."""
-        if "entered" in config.acts_at():
-            readers = [self._matrix(path, module) for path, module in self._readers().items()]
-            (own,), constant = _affine(
-                lambda x: config.entered(parts, x, method), self.site.hidden_size, like=readers[0]
-            )
-            for matrix in readers:
-                _put_before(matrix, own, constant)
+        """Merge what an adapter makes of what enters the attention into all projections that read it.
+
+        Raises:
+            HfpatchError: if something else may read it too, which would then get x instead of x~.
+        """
+        if "entered" not in config.acts_at():
+            return
+        site = self.site
+        added = tuple(n for n, module in site.attention.named_modules() if isinstance(module, BaseTunerLayer))
+        readers = {
+            joined(site.path, projection.path): site.inner_module(projection.path)
+            for projection in site.projections.values()
+            if projection.source is None
+        }
+        for name, module in site.attention.named_modules() if {*site.entries} != {*readers.values()} else ():
+            if (
+                not name.startswith(added)
+                and module not in readers.values()
+                and joined(site.path, name) != site.output_path
+                and any(  # packed matrices have any shape
+                    p is not None and p.dim() >= 2 and (site.hidden_size in p.shape or not p.is_floating_point())
+                    for p in module._parameters.values()
+                )
+            ):
+                raise HfpatchError(
+                    f"{site.path}: {name or 'the attention itself'} may read the hidden state besides query, key and "
+                    "value, so what enters the attention cannot be changed by their weights"
+                )
+        matrices = [self._matrix(path, module) for path, module in readers.items()]
+        (own,), constant = _affine(lambda x: config.entered(parts, x, method), site.hidden_size, like=matrices[0])
+        for matrix in matrices:
+            _put_before(matrix, own, constant)
 
     def _columns(self, target: str, matrix: _Matrix, own: Tensor, read: Tensor | None, constant: Tensor) -> None:
         columns = self.site.projections[target].columns
@@ -203,37 +227,6 @@ class _Merge:
             bias = rows.new_zeros(rows.shape[1]) if bias is None else bias.detach().double()
             self.matrices[module] = _Matrix(path, module, rows, bias)
         return self.matrices[module]
-
-    def _readers(self) -> dict[str, nn.Module]:
-        """Return the projections that read the hidden state, by path from the model.
-
-        Raises:
-            HfpatchError: if something else may read it too, which would then get x instead of x~.
-        """
-        site = self.site
-        added = tuple(n for n, module in site.attention.named_modules() if isinstance(module, BaseTunerLayer))
-        projections = {
-            joined(site.path, projection.path): site.inner_module(projection.path)
-            for projection in site.projections.values()
-            if projection.source is None
-        }
-        if set(site.entries) == set(projections.values()):
-            return projections
-        for name, module in site.attention.named_modules():
-            if (
-                not name.startswith(added)
-                and module not in projections.values()
-                and joined(site.path, name) != site.output_path
-                and any(  # packed matrices have any shape
-                    p is not None and p.dim() >= 2 and (site.hidden_size in p.shape or not p.is_floating_point())
-                    for p in module._parameters.values()
-                )
-            ):
-                raise HfpatchError(
-                    f"{site.path}: {name or 'the attention itself'} may read the hidden state besides query, key and "
-                    "value, so what enters the attention cannot be changed by their weights"
-                )
-        return projections
 
 
 def _affine(act: Callable[..., Tensor], *widths: int, like: _Matrix) -> tuple[list[Tensor], Tensor]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from families import LLAMA, make_config, make_tokens
+from reference import ACTIVATIONS, layer_norm, rms_norm
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hfpatch import find_sites
@@ -16,13 +17,6 @@ from hfpatch.models import build_scratch
 from hfpatch.recipes.models import ScratchSettings
 
 CASES = ["gpt2", "gpt_neox", "llama", "mixtral"]
-ACTIVATIONS = {
-    "gelu": lambda z: 0.5 * z * (1 + torch.erf(z / 2**0.5)),
-    "relu": lambda z: z.clamp(min=0),
-    "relu2": lambda z: z.clamp(min=0) ** 2,
-    "silu": lambda z: z / (1 + torch.exp(-z)),
-    "identity": lambda z: z,
-}
 ATTENTIONS = {
     "gpt2": "transformer.h.{}.attn",
     "gpt_neox": "gpt_neox.layers.{}.attention",
@@ -80,10 +74,8 @@ def projection(case):
 
 def f_of(path, x, activation="gelu"):
     f = path.f
-    normed = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * f.norm_in.weight
-    out = ACTIVATIONS[activation](normed @ f.up.weight.T) @ f.down.weight.T
-    centred = out - out.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * f.norm_out.weight
+    inner = ACTIVATIONS[activation](rms_norm(x, f.norm_in.weight) @ f.up.weight.T)
+    return layer_norm(inner @ f.down.weight.T, f.norm_out.weight)
 
 
 FORMS = {

@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from reference import layer_norm, rms_norm
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import IdentityAnchoredQuery, anchor_preserving, anchored
@@ -53,10 +54,8 @@ def test_identity_anchor_with_a_nonlinear_f():
     f = module.f
     for parameter in module.parameters():
         parameter.data = torch.randn_like(parameter)
-    inner = x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-5) * f.norm_in.weight @ f.up.weight.T
-    out = inner.clamp(min=0) @ f.down.weight.T
-    centred = out - out.mean(-1, keepdim=True)
-    expected = (x + centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + 1e-5) * f.norm_out.weight) / 2
+    inner = rms_norm(x, f.norm_in.weight) @ f.up.weight.T
+    expected = (x + layer_norm(inner.clamp(min=0) @ f.down.weight.T, f.norm_out.weight)) / 2
     torch.testing.assert_close(module(x), expected, rtol=1e-12, atol=1e-12)
 
 

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from reference import layer_norm, rms_norm
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import ACTIVATIONS, activation, make_norm
@@ -47,15 +48,6 @@ def test_gelu_is_the_exact_one_not_the_tanh_approximation():
 def test_an_unknown_name_is_refused_with_the_nearest(make, name, message):
     with pytest.raises(HfpatchError, match=message):
         make(name)
-
-
-def rms_norm(x, gain):
-    return x / torch.sqrt((x * x).sum(-1, keepdim=True) / x.shape[-1] + 1e-5) * gain
-
-
-def layer_norm(x, gain):
-    centred = x - x.sum(-1, keepdim=True) / x.shape[-1]
-    return centred / torch.sqrt((centred * centred).sum(-1, keepdim=True) / x.shape[-1] + 1e-5) * gain
 
 
 @pytest.mark.parametrize(("name", "formula"), [("rmsnorm", rms_norm), ("layernorm", layer_norm)])

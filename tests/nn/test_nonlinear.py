@@ -4,30 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import ACTIVATIONS, NORMS
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import NonlinearProjection
 
 D, OUT = 16, 24
-
-
-def rms_norm(x, gain):
-    return x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-5) * gain
-
-
-def layer_norm(x, gain):
-    mean = x.mean(-1, keepdim=True)
-    return (x - mean) / torch.sqrt(((x - mean) ** 2).mean(-1, keepdim=True) + 1e-5) * gain
-
-
-NORMS = {"rmsnorm": rms_norm, "layernorm": layer_norm, "none": lambda x, gain: x}
-ACTIVATIONS = {
-    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5)),
-    "silu": lambda x: x / (1 + torch.exp(-x)),
-    "relu": lambda x: x.clamp(min=0),
-    "relu2": lambda x: x.clamp(min=0) ** 2,
-    "identity": lambda x: x,
-}
 COMBINATIONS = [*itertools.product(["gelu"], NORMS, NORMS), *((a, "rmsnorm", "layernorm") for a in ACTIVATIONS)]
 
 

@@ -2,18 +2,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import ACTIVATIONS
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import ContentSkip, PreProjection, inner_width
 
 D = 16
-ACTIVATIONS = {
-    "silu": lambda x: x * torch.sigmoid(x),
-    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5)),
-    "relu": lambda x: x.clamp(min=0),
-    "relu2": lambda x: x.clamp(min=0) ** 2,
-    "identity": lambda x: x,
-}
 
 
 def formula(module, x, sigma):
