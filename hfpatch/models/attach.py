@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.nn.anchors import IdentityAnchoredQuery, WeightAnchoredQuery
-from hfpatch.nn.calls import CALLS
+from hfpatch.nn.calls import CALLS, SharedLinear, shared
 from hfpatch.nn.initialization import normal_
 from hfpatch.nn.mixed import MixedProjection
 from hfpatch.nn.nonlinear import HiddenProjection, HiddenState, NonlinearProjection, init_nonlinear
-from hfpatch.nn.shared import SharedLinear, shared
 
 Plan = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""What the hooks of one forward pass hand to each other, kept by thread and call and never on a model."""
+"""What the modules of one forward pass hand to each other, kept by thread and call and never on a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class Calls(threading.local):
@@ -96,3 +96,33 @@ class HookedModule(nn.Module):
 
     def _end(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         CALLS.values.pop(CALLS.replicas.pop(self, self), None)
+
+
+class SharedLinear(nn.Linear):
+    """A linear layer that takes its product from where it was computed with others, if that was for the same x."""
+
+    def keep(self, x: Tensor, product: Tensor) -> None:
+        """Keep the product of x, which this layer is called with next in this thread."""
+        CALLS.keep(self, "product", (x, product))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map x ``(batch, seq, in)`` to ``(batch, seq, out)``."""
+        kept = CALLS.take(self, "product")
+        if kept is None or kept[0] is not input:
+            return super().forward(input)
+        product: Tensor = kept[1]
+        return product
+
+
+def shared(linear: nn.Linear) -> SharedLinear:
+    """Return a linear layer of the same parameters that can take its product from elsewhere."""
+    made = SharedLinear(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+    made.weight, made.bias = linear.weight, linear.bias
+    return made.train(linear.training)
+
+
+def shared_inside(module: nn.Module) -> SharedLinear | None:
+    """Return the module itself, or the one inside an adapter; None if that is of another class."""
+    if isinstance(module, SharedLinear):
+        return module
+    return next((inner for inner in module.modules() if isinstance(inner, SharedLinear)), None)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.anchors import IdentityAnchoredQuery, ModuleOf, WeightAnchoredQuery
+from hfpatch.nn.calls import SharedLinear, shared, shared_inside
 from hfpatch.nn.nonlinear import NonlinearProjection, require_joinable
-from hfpatch.nn.shared import SharedLinear, shared, shared_inside
 
 Span = tuple[int, int]
 

@@ -8,13 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.nn.calls import CALLS
+from hfpatch.nn.calls import CALLS, shared_inside
 from hfpatch.nn.functions import NORM_EPSILON, Activation, activation, make_norm
 from hfpatch.nn.initialization import normal_
-from hfpatch.nn.shared import as_read_by, shared_inside
 
 MAX_EXPANSION = 1024
 """The largest inner width over the hidden size: far beyond any use; what is more is a typing mistake."""
+
+
+def as_read_by(linear: nn.Module, x: Tensor) -> Tensor:
+    """Return x in the dtype of a linear layer's weight, or as it is where that is no float (quantised)."""
+    weight: Tensor = linear.weight  # type: ignore[assignment]
+    return x.to(weight.dtype) if weight.is_floating_point() else x
 
 
 def nonlinear_map(

@@ -10,8 +10,7 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import HiddenProjection, HiddenState, IdentityAnchoredQuery, MixedProjection, WeightAnchoredQuery
-from hfpatch.nn.calls import CALLS
-from hfpatch.nn.shared import SharedLinear
+from hfpatch.nn.calls import CALLS, SharedLinear
 
 
 class Constant(nn.Module):

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -19,7 +20,7 @@ from hfpatch import HfpatchError, sharing
 from hfpatch.__main__ import main
 from hfpatch.recipes.strict import write_yaml
 from hfpatch.reporting import write_report
-from hfpatch.sharing.contents import contents
+from hfpatch.sharing.contents import _is_limited, contents
 from hfpatch.surgery.manifest import FORMAT
 
 FINGERPRINT = {"dtypes": ["float32"], "exact": "f"}
@@ -230,3 +231,17 @@ def test_a_dry_run_sends_nothing(capsys, run):
 def test_a_name_that_cannot_be_is_one_line(capsys, run, repo):
     assert main(["push", str(run), "--to", repo]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "expected"),
+    [
+        ({"tasks": ["page", "cloze"], "limit": None}, [False, False]),
+        ({"tasks": ["page", "cloze"], "limit": 5}, [True, True]),
+        ({"tasks": {"page": {"limit": 5}, "cloze": None}, "limit": None}, [True, False]),
+        ({"tasks": {"a_group": {"limit": 5}, "cloze": None}, "limit": None}, [True, False]),
+    ],
+)
+def test_a_part_of_a_set_is_called_so(evaluation, expected):
+    results = SimpleNamespace(evaluation=evaluation)
+    assert [_is_limited(results, task) for task in ("page", "cloze")] == expected
