@@ -27,7 +27,7 @@ from hfpatch.tuners.adapters import adapter_state
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.hooks import PLACES
 from hfpatch.tuners.layer import MethodLayer, layers_at
-from hfpatch.tuners.places import modules_at, row_at
+from hfpatch.tuners.places import modules_at
 
 _WRAPPED = {"base_layer", "original_module", "token_adapter"}  # PEFT's names of the module inside
 
@@ -81,7 +81,7 @@ def _method(
 ) -> dict[str, Any]:
     configs = [layer.configs[name] for name in layer.working_adapters()]
     places = {place for config in configs for place in config.acts_at()}
-    modules = modules_at(site, [place for place in PLACES if place in places]) | row_at(site, layer.method)
+    modules = modules_at(site, [place for place in PLACES if place in places], layer.method)
     at = {role: [names[module] for module in found] for role, found in modules.items()}
     sites = [asdict(layer.sites[name]) for name in layer.working_adapters()]
     own = [each.name for each in fields(layer.method) if each.name not in {each.name for each in fields(MethodConfig)}]

@@ -153,19 +153,14 @@ def _write(model: Any, description: Description, base: Tensors, parts: Tensors, 
         for context in kind.get_init_context(model.dtype, False, False, None):  # as from_pretrained builds it
             on.enter_context(context)
         copy: Any = kind(settings)
-    _fill(model, copy, base | parts)
+    names, tensors = copy.state_dict().keys(), {name: each.detach() for name, each in (base | parts).items()}
+    if names != tensors.keys():
+        raise _refused(model, f"tensor {min(names ^ tensors.keys())!r} has no counterpart")
+    copy.load_state_dict(tensors, assign=True)  # each in its own dtype
+    copy.tie_weights()
     copy.generation_config = getattr(model, "generation_config", None)
     copy.save_pretrained(str(folder))
     return kind
-
-
-def _fill(model: Any, copy: Any, tensors: Tensors) -> None:
-    """Put every tensor into a model without values, each in its own dtype; those that are tied stay so."""
-    names = copy.state_dict().keys()
-    if names != tensors.keys():
-        raise _refused(model, f"tensor {min(names ^ tensors.keys())!r} has no counterpart")
-    copy.load_state_dict({name: tensor.detach() for name, tensor in tensors.items()}, assign=True)
-    copy.tie_weights()
 
 
 def _refused(model: Any, why: str) -> HfpatchError:

@@ -74,6 +74,10 @@ def _replace(model: nn.Module, item: dict[str, Any], plan: Plan) -> None:
     weight, bias = _rows(stock)
     mlp, _, down = (item["reads"] or "").rpartition(".")
     source = HiddenState(model.get_submodule(mlp), down) if item["reads"] else None
+    partners = []
+    for path in item["joins"]:  # whose product may then be computed with another's
+        partners.append(shared(_linear(*_rows(model.get_submodule(path)), keep_bias=True)))
+        _set(model, path, partners[-1])
     new = MixedProjection(
         inputs=weight.shape[1],
         groups=item["groups"],
@@ -82,7 +86,7 @@ def _replace(model: nn.Module, item: dict[str, Any], plan: Plan) -> None:
         spans={name: (start, length) for name, (start, length) in item["spans"].items()},
         bias=bias is not None,
         fused=item["fused"],
-        partners=[_shared(model, path) for path in item["joins"]],
+        partners=partners,
     ).to(weight.dtype)
     new.train(stock.training)
     for name, (start, length) in new.spans.items():
@@ -109,13 +113,6 @@ def _path(hidden: int, item: dict[str, Any], name: str, bias: bool, source: Hidd
     if item["anchor"] == "weight":
         return WeightAnchoredQuery(**sizes, bias=bias, f=item["f"], **options)
     return IdentityAnchoredQuery(**sizes, f=item["f"], **options)
-
-
-def _shared(model: nn.Module, path: str) -> SharedLinear:
-    """Exchange a projection for one whose product may be computed with another's."""
-    made = shared(_linear(*_rows(model.get_submodule(path)), keep_bias=True))
-    _set(model, path, made)
-    return made
 
 
 def _chosen(tensor: Tensor | None, columns: list[int], shape: MixedProjection) -> Tensor | None:

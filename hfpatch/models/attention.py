@@ -92,7 +92,14 @@ def _fast(stock: _Attention) -> _Attention:
     ) -> tuple[Tensor, Tensor | None]:
         nonlocal last
         lengths = None
-        if attention_mask is not None and _divisible(query, key, attention_mask, options):
+        if (
+            attention_mask is not None
+            and query.device.type == "cpu"
+            and not torch.compiler.is_compiling()
+            and len(attention_mask) == len(query)
+            and query.shape[2] == key.shape[2]
+            and all(options.get(name) is None for name in ("is_causal", "position_bias", "cache"))
+        ):  # attention depends on the mask alone
             mask, lengths = last
             if mask is not attention_mask:
                 lengths = document_lengths(attention_mask)
@@ -108,15 +115,6 @@ def _fast(stock: _Attention) -> _Attention:
         return torch.cat(rows), None  # (batch, seq, heads, head size)
 
     return attention
-
-
-def _divisible(query: Tensor, key: Tensor, mask: Tensor, options: dict[str, Any]) -> bool:
-    """Return whether attention depends on the mask alone, on a CPU and outside of compilers."""
-    if torch.compiler.is_compiling() or query.device.type != "cpu" or len(mask) != len(query):
-        return False
-    return query.shape[2] == key.shape[2] and all(
-        options.get(name) is None for name in ("is_causal", "position_bias", "cache")
-    )
 
 
 def _in_blocks(module: Any, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> bool:

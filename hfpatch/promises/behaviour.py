@@ -168,30 +168,26 @@ def save_and_load(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool,
 
 def init_independent(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """Init depends only on seed, layer and name, and is independent of order and other adapters."""
-    if isinstance(config, MethodConfig) and (wrong := _wrongly_drawn(model, config)):
-        return False, f"{wrong}; draw by hfpatch.nn.normal_, with a name that begins with site.name"
+    if isinstance(config, MethodConfig):
+        first, *others = [method_site(site) for site in changed_by(model, config)]
+        built, advice = _built(config, first), "draw by hfpatch.nn.normal_, with a name that begins with site.name"
+        if drawn := _different(built, _built(config, first, generator=1)):
+            why = f"build() draws {_some(drawn)} by torch's global generator, so values depend on earlier draws"
+            return False, f"{why}; {advice}"
+        drawn = _different(built, _built(config, first, seed=config.seed + 1))
+        same = [set(drawn) - set(_different(built, _built(config, other))) for other in others]
+        if equal := sorted(set.intersection(*same)) if same else []:
+            return False, f"{_some(equal)} starts equal in every layer; {advice}"
     names = ["checked", "other"]
-    other = LoraConfig(r=2, target_modules=attention_modules(model))
-    states = []
+    lora = LoraConfig(r=2, target_modules=attention_modules(model))
+    states: list[dict[str, Tensor]] = []
     for order in (1, -1):
-        patch(model, [config, other][::order], names=names[::order])
-        states.append({n: p.detach().clone() for n, p in adapter_parameters(model).items() if ".checked." in n})
+        patch(model, [config, lora][::order], names=names[::order])
+        added = {name.replace(".base_layer", ""): p for name, p in adapter_parameters(model).items()}
+        states.append({name: p.detach().clone() for name, p in added.items() if ".checked." in name})
         unpatch(model)
-    first, second = ({n.replace(".base_layer", ""): p for n, p in state.items()} for state in states)
-    same = first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
-    return same, f"{len(first)} tensors, injected before and after a LoRA"
-
-
-def _wrongly_drawn(model: Any, config: MethodConfig) -> str:
-    """Return an error about how a method draws its initial values, or an empty string."""
-    first, *others = [method_site(site) for site in changed_by(model, config)]
-    states = [_built(config, first, generator=0), _built(config, first, generator=1)]
-    if drawn := _different(*states):
-        return f"build() draws {_some(drawn)} by torch's global generator, so values depend on earlier draws"
-    drawn = _different(states[0], _built(config, first, seed=config.seed + 1))
-    same = [set(drawn) - set(_different(states[0], _built(config, other))) for other in others]
-    equal = sorted(set.intersection(*same)) if same else []
-    return f"{_some(equal)} starts equal in every layer" if equal else ""
+    equal_names = states[0].keys() == states[1].keys()
+    return equal_names and not _different(*states), f"{len(states[0])} tensors, injected before and after a LoRA"
 
 
 def _built(config: MethodConfig, site: MethodSite, *, generator: int = 0, seed: int | None = None) -> dict[str, Tensor]:

@@ -67,7 +67,19 @@ def _run(folder: Path, method: str | None, seed: int | None, repo_id: str | None
     figures = {f"figures/{path.name}": path for path in sorted((folder / "figures").glob("*")) if _is_own(path, folder)}
     shared: Contents = {**report, **figures}
     if method is not None:
-        patch = _patch(folder, list(results.methods), method, seed)
+        if method not in results.methods:
+            known = f"{nearest(method, results.methods)}; it has {', '.join(results.methods)}"
+            raise HfpatchError(f"{folder}: no method {method!r}{known}")
+        saved = sorted((folder / "runs" / method).glob("seed-*/patch"), key=_seed_of)
+        patches = {path.parent.name: path for path in saved}
+        if not patches:
+            raise HfpatchError(
+                f"{folder}: {method} has no saved patch; the baseline has none, others once they are trained"
+            )
+        name = next(iter(patches)) if seed is None else f"seed-{seed}"
+        if name not in patches:
+            raise HfpatchError(f"{folder}: {method} has no patch of seed {seed}; it has {', '.join(patches)}")
+        patch = patches[name]
         scores = eval_results(results, method, _seed_of(patch), repo_id) if repo_id is not None else {}
         return {**shared, **_tree(patch, folder), **scores}
     for patch in sorted((folder / "runs").glob("*/seed-*/patch")):
@@ -76,21 +88,6 @@ def _run(folder: Path, method: str | None, seed: int | None, repo_id: str | None
         files |= {"metrics.jsonl": curve} if _is_own(curve, folder) else {}
         shared |= {f"{patch.parent.relative_to(folder).as_posix()}/{name}": file for name, file in files.items()}
     return {**shared, "README.md": cut_paths(run_card(results), paths).encode()}
-
-
-def _patch(folder: Path, methods: list[str], method: str, seed: int | None) -> Path:
-    if method not in methods:
-        raise HfpatchError(f"{folder}: no method {method!r}{nearest(method, methods)}; it has {', '.join(methods)}")
-    saved = sorted((folder / "runs" / method).glob("seed-*/patch"), key=_seed_of)
-    patches = {path.parent.name: path for path in saved}
-    if not patches:
-        raise HfpatchError(
-            f"{folder}: {method} has no saved patch; the baseline has none, others once they are trained"
-        )
-    name = next(iter(patches)) if seed is None else f"seed-{seed}"
-    if name not in patches:
-        raise HfpatchError(f"{folder}: {method} has no patch of seed {seed}; it has {', '.join(patches)}")
-    return patches[name]
 
 
 def _seed_of(patch: Path) -> int:

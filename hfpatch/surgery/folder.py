@@ -70,7 +70,17 @@ def save_patch(model: Any, directory: str | Path) -> Path:
             "and hfpatch.load_patch(model, directory, scale=...) later"
         )
     directory = Path(directory)
-    _require_replaceable(directory)
+    if directory.is_dir() and any(directory.iterdir()):  # all of it is replaced
+        if not (directory / MANIFEST).is_file():
+            raise HfpatchError(f"{directory}: contains files that are not of a patch; name another folder")
+        names = [Path(part.name) for part in read_manifest(directory / MANIFEST).adapters]
+        ours = {Path(MANIFEST), Path(CARD), *(name / file for name in names for file in (CONFIG, TENSORS, CARD))}
+        others = [path for path in sorted(directory.rglob("*")) if path.is_symlink() or not path.is_dir()]
+        if foreign := [path for path in others if path.relative_to(directory) not in ours]:
+            raise HfpatchError(
+                f"{directory}: contains {foreign[0].relative_to(directory)}, which is not of a patch and saving would "
+                "remove it; move it or name another folder"
+            )
     with atomic_directory(directory) as temporary:
         write_patch(model, temporary, directory)
     return directory
@@ -130,22 +140,6 @@ def load_patch(
         raise
     model.eval()
     return model
-
-
-def _require_replaceable(directory: Path) -> None:
-    """Refuse a folder that contains anything but a patch, since all of it is replaced."""
-    if not directory.is_dir() or not any(directory.iterdir()):
-        return
-    if not (directory / MANIFEST).is_file():
-        raise HfpatchError(f"{directory}: contains files that are not of a patch; name another folder")
-    names = [Path(part.name) for part in read_manifest(directory / MANIFEST).adapters]
-    ours = {Path(MANIFEST), Path(CARD), *(name / file for name in names for file in (CONFIG, TENSORS, CARD))}
-    others = [path for path in sorted(directory.rglob("*")) if path.is_symlink() or not path.is_dir()]
-    if foreign := [path for path in others if path.relative_to(directory) not in ours]:
-        raise HfpatchError(
-            f"{directory}: contains {foreign[0].relative_to(directory)}, which is not of a patch and saving would "
-            "remove it; move it or name another folder"
-        )
 
 
 def _read_config(folder: Path, part: Adapter | None = None) -> PeftConfig:

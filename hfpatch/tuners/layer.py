@@ -20,7 +20,7 @@ from hfpatch.sites import AttentionSite
 from hfpatch.tuners.config import MethodConfig, drawn_as
 from hfpatch.tuners.hooks import PLACES, ActingModule, Combined, MethodSite, Parts, scaled
 from hfpatch.tuners.merging import merged_weights
-from hfpatch.tuners.places import method_site, modules_at, row_at
+from hfpatch.tuners.places import method_site, modules_at
 
 
 class _Rows(threading.local):
@@ -93,7 +93,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         self._base_layer = (next(with_weights, projections[0]),)
         host = site.host_path.removeprefix(site.block_path)
         defined = [place for place in PLACES if hasattr(self.method, place)]
-        register = partial(self.act_on, modules_at(site, defined) | row_at(site, self.method))
+        register = partial(self.act_on, modules_at(site, defined, self.method))
         self.hook_into(site.block, f"{host}.{self.method.spec.child}".lstrip("."), register)
         if self.method.spec.shares:
             self.share_across(site.around, site.block_path.removeprefix(site.around_path).lstrip("."))

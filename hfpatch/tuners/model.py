@@ -72,7 +72,21 @@ class MethodModel(BaseTuner):
         if any(site.input_gradients for site in sites) and not getattr(model, "_require_grads_hook", None):
             model.enable_input_require_grads()  # type: ignore[operator]  # the frozen embeddings give none
             setattr(model, _INPUT_GRADIENTS, True)
-        _say_share(model, adapter_name, [layer for layer in self._layers() if adapter_name in layer.configs])
+        layers = [layer for layer in self._layers() if adapter_name in layer.configs]
+        added = [p for layer in layers for part in layer.parts(adapter_name).values() for p in part.parameters()]
+        if any(parameter.is_meta for parameter in added):  # of a trial, or about to be loaded
+            return
+        names = {*_names_of_the_base(model)}
+        base = sum(count_values(parameter) for name, parameter in model.named_parameters() if name in names)
+        count = sum(parameter.numel() for parameter in added)
+        share = count / max(base, 1)
+        is_large = count >= _LARGE and share >= _LARGE_SHARE
+        advice = "; hfpatch.sized(config, model, parameters='1%') returns a configuration of any size"
+        _log_once(
+            logging.WARNING if is_large else logging.INFO,
+            f"{config.spec.label}: {count:,} parameters added, {share:.2%} of the base's {base:,}"
+            + (advice if is_large else ""),
+        )
 
     def _check_target_module_exists(self, peft_config: Any, key: str) -> Any:  # type: ignore[override]
         found = check_target_module_exists(peft_config, key)
@@ -179,23 +193,6 @@ class MethodModel(BaseTuner):
 
 def _with_names(rows: list[str], module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return args, {**kwargs, "adapter_names": rows}
-
-
-def _say_share(model: nn.Module, adapter_name: str, layers: list[MethodLayer]) -> None:
-    """Log how large an adapter is beside its base; a large one as a warning, once."""
-    added = [p for layer in layers for part in layer.parts(adapter_name).values() for p in part.parameters()]
-    if any(parameter.is_meta for parameter in added):  # of a trial, or about to be loaded
-        return
-    names = {*_names_of_the_base(model)}
-    base = sum(count_values(parameter) for name, parameter in model.named_parameters() if name in names)
-    count, label = sum(parameter.numel() for parameter in added), layers[0].method.spec.label
-    share = count / max(base, 1)
-    is_large = count >= _LARGE and share >= _LARGE_SHARE
-    _log_once(
-        logging.WARNING if is_large else logging.INFO,
-        f"{label}: {count:,} parameters added, {share:.2%} of the base's {base:,}"
-        + ("; hfpatch.sized(config, model, parameters='1%') returns a configuration of any size" if is_large else ""),
-    )
 
 
 @functools.cache

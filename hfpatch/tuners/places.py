@@ -33,8 +33,8 @@ def method_site(site: AttentionSite) -> MethodSite:
     )
 
 
-def modules_at(site: AttentionSite, places: Iterable[str]) -> dict[str, list[nn.Module]]:
-    """Return the modules that :meth:`hfpatch.tuners.hooks.ActingModule.act_on` needs for places, if they exist."""
+def modules_at(site: AttentionSite, places: Iterable[str], method: type[MethodConfig]) -> dict[str, list[nn.Module]]:
+    """Return the modules that :meth:`hfpatch.tuners.hooks.ActingModule.act_on` needs for a method at places."""
     found: dict[str, list[nn.Module]] = {}
     for place in places:
         if place == "entered":
@@ -56,12 +56,9 @@ def modules_at(site: AttentionSite, places: Iterable[str]) -> dict[str, list[nn.
             found |= {"exit": [site.exit]} | ({} if site.exit is site.attention else {"first": [site.entries[0]]})
         elif place == "stream":
             found["block"] = [site.block]
+    if method.steps_back is not MethodConfig.steps_back:  # the arguments say what a token may look back at
+        found["row"] = [site.attention]
     return found
-
-
-def row_at(site: AttentionSite, method: type[MethodConfig]) -> dict[str, list[nn.Module]]:
-    """Return the module whose arguments say what a token may look back at, for methods that do."""
-    return {} if method.steps_back is MethodConfig.steps_back else {"row": [site.attention]}
 
 
 def refused_at(site: AttentionSite, config: MethodConfig) -> str | None:
