@@ -27,7 +27,7 @@ from hfpatch.recipes.training import TrainingSettings
 from hfpatch.sites import family
 from hfpatch.sites import plugins as families
 from hfpatch.support.resources import recipes_dir
-from hfpatch.tuners import plugins as methods
+from hfpatch.tuners import registration as methods
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = sorted(path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md"))

@@ -22,7 +22,7 @@ from hfpatch.sites import family
 from hfpatch.sites import plugins as families
 from hfpatch.surgery.budget import attention_modules
 from hfpatch.surgery.methods import build_method
-from hfpatch.tuners import plugins as methods
+from hfpatch.tuners import registration as methods
 
 ROOT = Path(__file__).parents[1]
 

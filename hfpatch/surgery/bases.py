@@ -113,10 +113,8 @@ def load_base(
     """
     from transformers import AutoModelForCausalLM
 
-    if dtype not in get_args(Dtype):
-        raise HfpatchError(
-            f"dtype={dtype!r} is not one of {', '.join(get_args(Dtype))}{nearest(dtype, get_args(Dtype))}"
-        )
+    if dtype not in (known := get_args(Dtype)):
+        raise HfpatchError(f"dtype={dtype!r} is not one of {', '.join(known)}{nearest(dtype, known)}")
     options: dict[str, Any] = {"attn_implementation": attn_implementation, "device_map": device_map}
     if load_in_8bit or load_in_4bit:
         options["quantization_config"] = _bits_config(
