@@ -109,8 +109,7 @@ class Digester:
 
     def tokens(self, ids: npt.NDArray[Any] | Sequence[int]) -> list[tuple[int, bool]]:
         """Return the digests of a document of token ids: of its decoded text, too."""
-        text = self._tokenizer.decode(self._inner(ids), clean_up_tokenization_spaces=False)
-        return [(self.text(text), True), (self.ids(ids), True)]
+        return self.document(self._tokenizer.decode(self._inner(ids), clean_up_tokenization_spaces=False), ids)
 
     def _inner(self, ids: npt.NDArray[Any] | Sequence[int]) -> npt.NDArray[Any] | Sequence[int]:
         """Return ids without those that begin and end a document."""

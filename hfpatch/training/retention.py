@@ -11,8 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from hfpatch.data.blocks import IGNORE, TokenBlocks
-from hfpatch.data.collate import collate
+from hfpatch.data.blocks import IGNORE, TokenBlocks, collate
 from hfpatch.nn.matmul import linear
 from hfpatch.sites.lm_head import LMHead, find_lm_head
 from hfpatch.sites.tower import base_model

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from hfpatch.data.blocks import IGNORE, TokenBlocks
-from hfpatch.data.collate import collate
+from hfpatch.data.blocks import IGNORE, TokenBlocks, collate
 from hfpatch.support.modes import evaluating
 from hfpatch.training.head import loss_in_forward
 
