@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -91,10 +90,16 @@ def pretrain(
     )
     result = run_training(model, run, resume=resume)
     if result.diverged_step is None and PartialState().is_main_process:
-        with atomic_directory(run_dir / "model") as temporary, _no_progress_bar():
-            model.save_pretrained(temporary)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(temporary)
+        shows_progress = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            with atomic_directory(run_dir / "model") as temporary:
+                model.save_pretrained(temporary)
+                if tokenizer is not None:
+                    tokenizer.save_pretrained(temporary)
+        finally:
+            if shows_progress:
+                logging.enable_progress_bar()
     return result
 
 
@@ -138,14 +143,3 @@ def check_settings(settings: PretrainSettings, model: PreTrainedModel) -> None:
             f"training.diverged_above is {bound:g} nats a token; must be above ln V = {untrained:.2f}, the loss with "
             f"which a model of {vocabulary} tokens begins"
         )
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
