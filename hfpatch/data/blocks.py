@@ -272,12 +272,7 @@ def blocks_from_stream(
 
 
 def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> TokenBlocks:
-    """Return the blocks of several sources, one source after the other; none is copied.
-
-    Args:
-        blocks: those of each source, of one layout and block size.
-        weights: the weight of each.
-    """
+    """Return the blocks of several sources of one layout and block size, one source after the other, uncopied."""
     rows: list[TokenArray] = []
     for each in blocks:
         rows += each.rows.arrays if isinstance(each.rows, JoinedRows) else [each.rows]
@@ -383,13 +378,7 @@ def _cut_blocks(
     """Cut documents one after the other into consecutive rows; a rest shorter than a row is left out.
 
     The rows are a view of the tokens up to the first document that is not in the stream, and a copy from there.
-
-    Args:
-        stream: the documents.
-        settings: block size and source.
-        revision: the hub revision, or None.
-        identity: hash of all tokens, and where the documents are among them.
-        owners: the document of each token of a stream whose documents follow one another, or None.
+    ``identity`` says which tokens these are, ``owners`` the document of each token where they follow one another.
 
     Raises:
         HfpatchError: if there are fewer tokens than one row has.

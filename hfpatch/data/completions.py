@@ -64,10 +64,6 @@ class Completions:
 
     A token is learned if any of its characters is.
 
-    Args:
-        tokenizer: the tokenizer.
-        settings: ``append_eos``, and the chat template if it is not the tokenizer's own.
-
     Raises:
         HfpatchError: if the tokenizer does not give the characters of a token, an end-of-text token is wanted
             and it has none, or the template cannot be read.
@@ -207,12 +203,8 @@ def tokenize_completions(
 ) -> Iterator[TokenStream]:
     """Tokenize examples in parts like :func:`hfpatch.data.tokenizer.tokenize_in_parts`, with which tokens are learned.
 
-    Args:
-        documents: examples as JSON, see :mod:`hfpatch.data.rows`.
-        tokenizer: the tokenizer.
-        settings: see :class:`Completions`.
-        unread: the columns of their source that are not in them; those that the chat template would use are named in a
-            warning.
+    ``documents`` are examples as JSON, see :mod:`hfpatch.data.rows`. A warning names those ``unread`` columns of their
+    source that the chat template would use.
 
     Raises:
         HfpatchError: as :class:`Completions`, or if the template refuses a conversation, or no example is left.

@@ -243,8 +243,8 @@ def _lay_out(
     if settings.layout == "stream":
         return _build(text.file, settings, chosen, pad, None)
     if text.cache_dir is None:
-        with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-            return _build(text.file, settings, chosen, pad, Path(temporary))
+        with TemporaryDirectory(ignore_cleanup_errors=True) as rows:
+            return _build(text.file, settings, chosen, pad, Path(rows))
     places = [hashlib.sha256(each.tobytes()).hexdigest() for each in vars(chosen).values()]
     layout = [settings.layout, settings.block_size, pad]
     folder = text.cache_dir / _key(text.file.info.model_dump(mode="json"), layout, places)
@@ -255,7 +255,14 @@ def _lay_out(
         scratch.mkdir()
         built = _build(text.file, settings, chosen, pad, scratch)
         try:
-            _write_cache(folder, built)
+            with atomic_directory(folder) as temporary:
+                for split, blocks in built.items():
+                    (temporary / split).mkdir()
+                    for name in _ARRAYS:
+                        if (array := getattr(blocks, name)) is not None:
+                            np.save(temporary / split / f"{name}.npy", array, allow_pickle=False)
+                    write_json(temporary / split / "blocks.json", {name: getattr(blocks, name) for name in _SCALARS})
+                write_manifest(temporary)
         except HfpatchError as error:  # the cache is optional
             warnings.warn(f"the tokens are not cached for the next run: {error}", stacklevel=2)
             return built
@@ -300,19 +307,8 @@ def _key(*parts: Any) -> str:
     return hashlib.sha256(json.dumps([_CACHE_FORMAT, *parts], sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _write_cache(folder: Path, splits: Mapping[str, TokenBlocks]) -> None:
-    with atomic_directory(folder) as temporary:
-        for split, blocks in splits.items():
-            (temporary / split).mkdir()
-            for name in _ARRAYS:
-                if (array := getattr(blocks, name)) is not None:
-                    np.save(temporary / split / f"{name}.npy", array, allow_pickle=False)
-            write_json(temporary / split / "blocks.json", {name: getattr(blocks, name) for name in _SCALARS})
-        write_manifest(temporary)
-
-
 def _read_cache(folder: Path) -> dict[str, TokenBlocks] | None:
-    """Map the files of `_write_cache` after comparing them with their hashes; None if they are damaged."""
+    """Map the files of cached blocks after comparing them with their hashes; None if they are damaged."""
     try:
         check_manifest(folder)
         splits: dict[str, TokenBlocks] = {}

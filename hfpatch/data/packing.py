@@ -105,7 +105,7 @@ def packing_obstacle(model: PreTrainedModel, block_size: int) -> str | None:
 
     Args:
         model: a causal language model.
-        block_size: tokens of a row, as they are trained on; shorter rows are tried where they tell as much.
+        block_size: tokens of a row in training; shorter rows are tried where they tell as much.
 
     Returns:
         Why the model cannot be trained on packed rows, or None if it can.

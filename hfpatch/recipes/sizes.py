@@ -46,10 +46,6 @@ def _up_to(limit: Callable[[Widths], int]) -> Callable[[Part, Widths], Runs]:
     return lambda part, widths: [range(1, limit(widths) + 1)]
 
 
-def _narrowest(widths: Widths) -> int:
-    return min(min(pair) for pair in widths)
-
-
 def _widest_rank(widths: Widths) -> int:
     """Return the largest rank that a module's matrix can have; a larger size adds nothing."""
     return max(min(pair) for pair in widths)
@@ -137,7 +133,7 @@ SIZES: dict[str, Size] = {
     ),
     "osf": Size("effective_rank", lambda part, widths: [range(_widest_rank(widths) - 1, 0, -1)]),
     "pre_projection": Size("expansion", lambda part, widths: [_Expansions(max(widths)[0])], smallest=lambda part: 1.0),
-    "psoft": Size("r", _up_to(_narrowest)),
+    "psoft": Size("r", _up_to(lambda widths: min(map(min, widths)))),
     "randlora": Size("r", _randlora, smallest=lambda part: 32),
     "shira": Size("r", _up_to(lambda widths: min(n * m // (n + m) for n, m in widths))),
     "supertuning": Size("sparsity", _sparsity, smallest=lambda part: 0.5),

@@ -63,18 +63,9 @@ def save_checkpoint(
 ) -> None:
     """Write ``folder/step-<step>`` and remove all but the ``keep`` newest and the best.
 
-    Every process must call it: tensors in pieces are gathered first.
-
-    Args:
-        folder: the run's checkpoint folder.
-        step: optimiser steps done.
-        parameters: what is trained, by name.
-        optimizer: its state is stored by parameter name.
-        scheduler: its state is stored as JSON.
-        identity: what a resumed run must share: plan, data, settings.
-        state: what else the run knows; names the best checkpoint.
-        keep: how many checkpoints to keep.
-        write: whether this process writes.
+    Every process must call it, as tensors in pieces are gathered first; one has ``write`` set. The optimiser's state is
+    stored by parameter name, the schedule's as JSON. ``identity`` is what a resumed run must share: plan, data,
+    settings. ``state`` names the best checkpoint.
     """
     moments = whole_tensors(
         {

@@ -50,19 +50,9 @@ def pretrain(
     line is the last of metrics.jsonl, no model is written (what is in memory is no trained model), and resuming
     returns the same result at once.
 
-    Args:
-        model: a model from :func:`hfpatch.training.architecture.build_model`, or one to train further.
-        settings: the recipe's pretraining section.
-        blocks: the training blocks.
-        plan: which blocks each step sees, drawn for these blocks.
-        evaluation_blocks: the loss on all of them is recorded as ``eval_loss``.
-        tokenizer: saved beside the model.
-        seed: fixes the randomness of dropout.
-        run_dir: the run's own folder.
-        resume: continue from the newest checkpoint in ``run_dir``; without one, start again.
-        on_step: called after each step, on the main process.
-        origin: hashes of the tokenizer and of the architecture, kept in every checkpoint; a run only resumes with the
-            same ones.
+    The model is one of :func:`hfpatch.training.architecture.build_model`, or one to train further. ``tokenizer`` is
+    saved beside it, and ``origin`` has the hashes of the tokenizer and of the architecture. Other arguments are those
+    of :func:`hfpatch.training.probe.train_probe`, ``evaluation_blocks`` its ``held_out``.
 
     Raises:
         HfpatchError: as :func:`hfpatch.training.probe.train_probe`, though never for a loss; if

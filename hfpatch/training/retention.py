@@ -125,13 +125,8 @@ def document_changes(
     head, with a scale and a soft cap at most (:func:`hfpatch.sites.lm_head.find_lm_head`), computes its own, of one
     block at a time.
 
-    Args:
-        model: a causal LM with adapters, not wrapped; without adapters it is the base, which changes nothing.
-        blocks: blocks that know their documents.
-        batch_size: blocks in one forward pass.
-        autocast: the forward pass's autocast dtype.
-        process: this process's number.
-        processes: how many processes share the work.
+    The model has adapters and is not wrapped; without adapters it is the base, which changes nothing. Other arguments
+    are those of :func:`hfpatch.training.validation.mean_loss`.
 
     Returns:
         (documents, 5): predicted tokens of each document, and over them the sums of the base's nats, the patched

@@ -73,13 +73,7 @@ def document_losses(
 
     A token belongs to the document that it is from (``blocks.owners``), also where the row began with another one.
 
-    Args:
-        model: a causal LM, not wrapped; it is left in its mode.
-        blocks: blocks that know their documents.
-        batch_size: as of `mean_loss`, and so on.
-        autocast: the forward pass's autocast dtype.
-        process: this process's number.
-        processes: how many processes share the work.
+    The model, which is not wrapped, is left in its mode. Other arguments are those of `mean_loss`.
 
     Returns:
         (documents, 2) nats and predicted tokens of each document.
