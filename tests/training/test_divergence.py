@@ -4,23 +4,12 @@ import json
 import math
 
 import pytest
+from training.conftest import run_pretrain as run
 from training_blocks import metrics_of, same, trainables
 
-from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.training import PretrainSettings
-from hfpatch.training.pretrain import pretrain
 
-STEPS, BATCH, VOCABULARY = 6, 4, 64
-
-
-def run(model, blocks, folder, *, resume=False, on_step=None, evaluation_blocks=None, **values):
-    settings = {"steps": STEPS, "batch_size": BATCH, "warmup_steps": 2, "lr": 1e-2, **values}
-    plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=0)
-    return pretrain(
-        model, settings=PretrainSettings(**settings), blocks=blocks, plan=plan, seed=0, run_dir=folder,
-        resume=resume, on_step=on_step, evaluation_blocks=evaluation_blocks,
-    )  # fmt: skip
+STEPS, VOCABULARY = 6, 64
 
 
 def spoilt(model, call, factor):

@@ -13,13 +13,11 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DeepSpeedPlugin
+from training.conftest import run_probe
 from training_blocks import make_blocks
 
-from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import load_recipe
-from hfpatch.recipes.training import TrainingSettings
-from hfpatch.training.probe import train_probe
 from hfpatch.training.sharding import configure_deepspeed, like, whole, whole_tensors
 
 CONFIGS = sorted((Path(__file__).parent.parent.parent / "docs" / "accelerate").glob("*.yaml"))
@@ -97,11 +95,8 @@ def test_a_run_does_not_go_on_under_deepspeed(patched, tmp_path, monkeypatch):
         run(patched(), tmp_path, resume=True)
 
 
-def run(model, folder, *, resume=False, **values):
-    blocks = make_blocks()
-    settings = TrainingSettings(steps=4, batch_size=4, warmup_steps=1, **values)
-    plan = draw_plan(blocks=len(blocks), steps=4, batch_size=4, seed=3)
-    return train_probe(model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=folder, resume=resume)
+def run(model, folder, **values):
+    return run_probe(model, make_blocks(), folder, **{"steps": 4, "warmup_steps": 1, **values})
 
 
 @pytest.mark.parametrize("name", ["ddp-cpu", "fsdp2-cpu"])
