@@ -2,7 +2,6 @@ import errno
 import json
 import os
 import shutil
-import socket
 import tracemalloc
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import forked
 import numpy as np
 import pytest
 import torch
+from launched import free_port
 
 import hfpatch.data.load
 import hfpatch.support.files
@@ -212,12 +212,9 @@ def test_evaluation_takes_what_is_held_out_and_else_everything(text_file, tmp_pa
 def test_one_of_several_processes_tokenises_and_the_others_map_what_it_wrote(tmp_path, text_file, tokenizer):
     tests = Path(__file__).parent.parent
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = str(taken.getsockname()[1])
     command = [tests / "tokenise_on_processes.py", text_file, tmp_path / "tokenizer", tmp_path]
     paths = os.pathsep.join([str(tests.parent), os.environ.get("PYTHONPATH", "")])
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     environment = {**os.environ, **group, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     running = [forked.start(command, env={**environment, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
     for process in running:

@@ -27,16 +27,6 @@ methods:
 """
 
 
-@pytest.fixture
-def write(tmp_path):
-    def put(text: str | bytes, name: str = "recipe.yaml") -> Path:
-        path = tmp_path / name
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return path
-
-    return put
-
-
 def refused(path: Path, *overrides: str) -> str:
     with pytest.raises(HfpatchError) as caught:
         load_recipe(path, overrides)

@@ -11,6 +11,7 @@ from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import draw_plan
 from hfpatch.recipes.training import LoopSettings, PretrainSettings, TrainingSettings
 from hfpatch.results.parts import TrainResult
+from hfpatch.training.optim import build_optimizer, build_scheduler
 from hfpatch.training.pretrain import pretrain
 from hfpatch.training.probe import train_probe
 
@@ -50,6 +51,17 @@ def run_pretrain(model: PreTrainedModel, blocks: TokenBlocks, folder: Any, **val
     settings, given = _split(PretrainSettings, {"steps": 6, **values})
     plan = draw_plan(blocks=len(blocks), steps=settings.steps, batch_size=settings.batch_size, seed=0)
     return pretrain(model, **{"settings": settings, "blocks": blocks, "plan": plan, "run_dir": folder, **given})
+
+
+def rates_of(settings: LoopSettings, steps: int) -> list[float]:
+    """Return the learning rate of each step."""
+    optimizer = build_optimizer(torch.nn.Linear(2, 2), settings)
+    scheduler, found = build_scheduler(optimizer, settings, steps=steps), []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
 
 
 def _split(kind: type[LoopSettings], values: dict[str, Any]) -> tuple[LoopSettings, dict[str, Any]]:

@@ -1,7 +1,6 @@
 """What DeepSpeed would do, on a stand-in of its interface; FSDP2 itself runs in test_processes."""
 
 import os
-import socket
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DeepSpeedPlugin
+from launched import free_port
 from training.conftest import run_probe
 from training_blocks import make_blocks
 
@@ -108,16 +108,13 @@ def test_the_launcher_starts_two_processes_on_cpus(name, tmp_path):
         "state = start_processes()\n"
         f"(Path({str(tmp_path)!r}) / f'{{state.process_index}}-of-{{state.num_processes}}').touch()\n"
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     config = next(path for path in CONFIGS if path.stem == name)
     launch = ["-m", "accelerate.commands.launch", "--config_file", str(config)]
     environment = os.environ | {
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
-    ended = forked.python([*launch, "--main_process_port", port, script], env=environment)
+    ended = forked.python([*launch, "--main_process_port", str(free_port()), script], env=environment)
     assert ended.returncode == 0, ended.stderr
     assert sorted(path.name for path in tmp_path.glob("*-of-*")) == ["0-of-2", "1-of-2"]
 
