@@ -48,16 +48,7 @@ class TaskDigests:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The documents of one source, of which some are to decide.
-
-    Attributes:
-        source: its name, for messages.
-        digests: of the documents.
-        usable: which of them can decide at all.
-        tasks: which of them equal a task's text.
-        held_out: how many to hold out.
-        tuning: how many to take for tuning.
-    """
+    """The documents of one source: which are ``usable`` to decide, which equal a task's text, and how many to take."""
 
     source: str
     digests: Digests

@@ -10,14 +10,7 @@ import pytest
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import TaskResult, compare
 from hfpatch.results import records
-from hfpatch.results.records import (
-    VALUES,
-    hash_documents,
-    published_runs,
-    read_values,
-    write_published,
-    write_values,
-)
+from hfpatch.results.records import VALUES, hash_documents, published_runs, read_values, write_published, write_values
 
 ROWS = [
     {"doc_id": 0, "doc_hash": "a", "target": " b\u2028c", "acc": 1.0, "f1": [0, 1, 1], "word_perplexity": [-2.5, 3]},
