@@ -82,19 +82,6 @@ def test_memory_does_not_grow_with_the_text(tmp_path, tokenizer, monkeypatch, la
     assert not list(tmp_path.rglob(".*"))
 
 
-@pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_held_out_documents_are_the_last_ones_and_never_trained_on(text_file, texts, tokenizer, layout):
-    chosen = DataSettings(source=str(text_file), block_size=64, layout=layout, held_out=1)
-    splits = load_splits(chosen, tokenizer)
-    told = "".join(tokenizer.decode(row.tolist()) for row in splits.train.rows)
-    assert [text in told for text in texts] == [True] * (len(texts) - 1) + [False]
-    assert tokenizer.decode(splits.held_out.rows[0][: splits.held_out.tokens - 1].tolist()) == texts[-1]
-    assert (splits.train.documents, splits.held_out.documents) == (len(texts) - 1, 1)
-    whole = load_splits(chosen.model_copy(update={"held_out": None}), tokenizer)
-    assert whole.held_out is None
-    assert whole.train.tokens == splits.train.tokens + splits.held_out.tokens
-
-
 def test_a_stream_is_kept_once_whatever_the_blocks(tmp_path, text_file, tokenizer, monkeypatch):
     chosen, cache = DataSettings(source=str(text_file), block_size=16, layout="stream"), tmp_path / "cache"
     fresh = load_splits(chosen, tokenizer)

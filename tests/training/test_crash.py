@@ -202,11 +202,6 @@ def test_early_stopping_ends_with_the_best_weights_and_resumes_to_its_end(patche
     assert repeated.to_json() | {"peak_memory_bytes": 0} == result.to_json() | {"peak_memory_bytes": 0}
 
 
-def test_patience_without_anything_to_measure_is_refused(patched, tmp_path):
-    with pytest.raises(HfpatchError, match=r"there is none; set data\.held_out"):
-        run(patched(), tmp_path, patience=1)
-
-
 def test_another_batch_size_is_refused_and_another_micro_batch_is_not(patched, tmp_path):
     run(patched(), tmp_path, save_every=4, keep_checkpoints=3)
     with pytest.raises(HfpatchError, match=r"another settings.batch_size \(4, now 2\); resume with the same recipe"):

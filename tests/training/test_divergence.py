@@ -88,12 +88,6 @@ def test_a_first_loss_that_is_no_number_is_null_in_the_result(base, blocks, tmp_
     json.dumps(told, allow_nan=False)
 
 
-def test_a_real_divergence_by_the_learning_rate(base, blocks, tmp_path):
-    result = run(base(), blocks, tmp_path, lr=1e4, warmup_steps=0, max_grad_norm=None, diverged_above=20.0)
-    assert 1 < result.diverged_step <= STEPS
-    assert not (tmp_path / "model").exists()
-
-
 def test_a_bound_below_the_loss_of_an_untrained_model_is_refused(base, blocks, tmp_path):
     for bound in (4.0, math.log(VOCABULARY)):
         with pytest.raises(HfpatchError, match=r"diverged_above is 4.* must be above ln V = 4\.16, .* 64 tokens"):
