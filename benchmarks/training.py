@@ -60,8 +60,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
-from hfpatch.data.collate import collate
+from hfpatch.data.blocks import TokenBlocks, blocks_from_stream, collate
 from hfpatch.data.load import load_blocks
 from hfpatch.data.plan import BatchPlan
 from hfpatch.data.tokenizer import TokenStream

@@ -1,11 +1,11 @@
-"""Token blocks: the fixed-length rows that batches are drawn from."""
+"""Token blocks: the fixed-length rows that batches are drawn from, of one source or of a mixture."""
 
 from __future__ import annotations
 
 import hashlib
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hfpatch.data.joining import JoinedRows, Part
 from hfpatch.data.packing import Integers, pack, split_pieces
 from hfpatch.data.tokenizer import TokenArray, TokenStream, gather
 from hfpatch.errors import HfpatchError
@@ -25,6 +24,59 @@ from hfpatch.support.files import clear_about_writing
 IGNORE = -100
 Mask: TypeAlias = npt.NDArray[np.bool_]
 _CHUNK_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Part:
+    """One source of a mixture.
+
+    Attributes:
+        source: the ``data.source``.
+        revision: the hub revision, or None.
+        sha256: the hash of its blocks.
+        weight: its share of the blocks that are drawn, relative to the others' weights.
+        documents: how many documents its blocks were made from.
+        blocks: how many blocks it has.
+        tokens: how many tokens they have, padding not counted.
+    """
+
+    source: str
+    revision: str | None
+    sha256: str
+    weight: float
+    documents: int
+    blocks: int
+    tokens: int
+
+
+class JoinedRows:
+    """Arrays of rows as one, read like an array: by an index, or by an array of indices.
+
+    Args:
+        arrays: (rows, block_size) each, in memory, mapped or broadcast.
+    """
+
+    def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        self.arrays = list(arrays)
+        self._ends = np.cumsum([len(array) for array in arrays])
+        self.shape = (int(self._ends[-1]), arrays[0].shape[1])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: int | npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        if isinstance(index, np.ndarray):
+            return np.stack([self[int(each)] for each in index])
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        index %= len(self)
+        which = int(np.searchsorted(self._ends, index, side="right"))
+        array = self.arrays[which]
+        row: npt.NDArray[Any] = array[index - (int(self._ends[which]) - len(array))]
+        return row
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.concatenate(self.arrays).astype(dtype or self.arrays[0].dtype, copy=False)
 
 
 @dataclass(frozen=True)
@@ -98,7 +150,7 @@ class TokenBlocks:
         offsets = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
         learned = None if self.learned is None else self.learned[indices]
         owners = None if self.owners is None else self.owners[indices]
-        sha256 = _hash_arrays(rows, sizes, offsets, *_given(learned))
+        sha256 = _hash_arrays(rows, sizes, offsets, learned)
         new = {"rows": rows, "sizes": sizes, "offsets": offsets, "learned": learned, "owners": owners}
         return replace(self, **new, sha256=sha256, parts=())  # type: ignore[arg-type]
 
@@ -123,9 +175,14 @@ class TokenBlocks:
 
     def count_predicted(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> int:
         """Tokens that the rows with these indices predict: those to be learned, the first of each piece never."""
-        if self.learned is not None:
-            return sum(self._count_learned(int(index)) for index in indices)
-        return self.count_tokens(indices) - sum(len(self._pieces(int(index))) for index in indices)
+        if self.learned is None:
+            return self.count_tokens(indices) - sum(len(self._pieces(int(index))) for index in indices)
+        total = 0
+        for index in map(int, indices):
+            sizes = self._pieces(index)
+            learned = np.asarray(self.learned[index])
+            total += int(learned[: sizes.sum()].sum()) - int(learned[np.cumsum(sizes) - sizes].sum())
+        return total
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts about the data that results record."""
@@ -142,13 +199,8 @@ class TokenBlocks:
         if self.learned is not None:
             facts["predicted_tokens"] = self.predicted_tokens
         if self.parts:
-            facts["mixture"] = [part.to_json() for part in self.parts]
+            facts["mixture"] = [asdict(part) for part in self.parts]
         return facts
-
-    def _count_learned(self, index: int) -> int:
-        sizes = self._pieces(index)
-        learned = np.asarray(self.learned[index][: sizes.sum()] if self.learned is not None else ())
-        return int(learned.sum()) - int(learned[np.cumsum(sizes) - sizes].sum())
 
     def _pieces(self, index: int) -> npt.NDArray[np.int32]:
         return self.sizes[self.offsets[index] : self.offsets[index + 1]]
@@ -213,8 +265,44 @@ def blocks_from_stream(
         documents=len(stream.lengths),
         source=settings.source,
         revision=revision,
-        sha256=_hash_arrays(rows, sizes, offsets, *_given(learned)),
+        sha256=_hash_arrays(rows, sizes, offsets, learned),
         learned=learned,
+        owners=owners,
+    )
+
+
+def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> TokenBlocks:
+    """Return the blocks of several sources of one layout and block size, one source after the other, uncopied."""
+    rows: list[TokenArray] = []
+    for each in blocks:
+        rows += each.rows.arrays if isinstance(each.rows, JoinedRows) else [each.rows]
+    starts = np.cumsum([0, *(len(each.sizes) for each in blocks)])[:-1]
+    learned = None
+    if any(each.learned is not None for each in blocks):  # of a text all tokens are, for which one value is enough
+        shapes = [(len(each), each.block_size) for each in blocks]
+        masks = [np.True_ if each.learned is None else np.asarray(each.learned) for each in blocks]
+        learned = JoinedRows([np.broadcast_to(mask, shape) for mask, shape in zip(masks, shapes, strict=True)])
+    owners = None
+    known = [each.owners for each in blocks if each.owners is not None]
+    if len(known) == len(blocks):
+        firsts = np.cumsum([0, *(int(own.max()) + 1 for own in known[:-1])])
+        moved = [np.where(own < 0, own, own + first) for own, first in zip(known, firsts, strict=True)]
+        owners = np.concatenate(moved).astype(np.int32)
+    parts = tuple(
+        Part(each.source, each.revision, each.sha256, weight, each.documents, len(each), each.tokens)
+        for each, weight in zip(blocks, weights, strict=True)
+    )
+    return TokenBlocks(
+        rows=JoinedRows(rows),
+        sizes=np.concatenate([each.sizes for each in blocks]),
+        offsets=np.concatenate([[0], *(each.offsets[1:] + at for each, at in zip(blocks, starts, strict=True))]),
+        layout=blocks[0].layout,
+        documents=sum(each.documents for each in blocks),
+        source=" + ".join(f"{part.weight:g} × {part.source}" for part in parts),
+        revision=None,
+        sha256=hashlib.sha256(" + ".join(part.sha256 for part in parts).encode()).hexdigest(),
+        learned=learned,
+        parts=parts,
         owners=owners,
     )
 
@@ -290,13 +378,7 @@ def _cut_blocks(
     """Cut documents one after the other into consecutive rows; a rest shorter than a row is left out.
 
     The rows are a view of the tokens up to the first document that is not in the stream, and a copy from there.
-
-    Args:
-        stream: the documents.
-        settings: block size and source.
-        revision: the hub revision, or None.
-        identity: hash of all tokens, and where the documents are among them.
-        owners: the document of each token of a stream whose documents follow one another, or None.
+    ``identity`` says which tokens these are, ``owners`` the document of each token where they follow one another.
 
     Raises:
         HfpatchError: if there are fewer tokens than one row has.
@@ -328,13 +410,25 @@ def _cut_blocks(
     )
 
 
-def _given(array: Mask | JoinedRows | None) -> list[npt.NDArray[Any]]:
-    return [] if array is None else [np.asarray(array)]
-
-
-def _hash_arrays(*arrays: npt.NDArray[Any]) -> str:
+def _hash_arrays(*arrays: npt.NDArray[Any] | JoinedRows | None) -> str:
     digest = hashlib.sha256()
-    for array in arrays:
+    for array in (np.asarray(each) for each in arrays if each is not None):
         digest.update(f"{array.dtype.str}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
+
+
+def collate(rows: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Stack rows of (block_size,) to (batch, block_size).
+
+    Position ids that only count up from zero, and masks without padding, are a model's defaults; without them it takes
+    its fast causal path.
+    """
+    batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    positions = batch.get("position_ids")
+    if positions is not None and bool((positions[:, -1] == positions.shape[1] - 1).all()):
+        del batch["position_ids"]
+    mask = batch.get("attention_mask")
+    if mask is not None and bool(mask.all()):
+        del batch["attention_mask"]
+    return batch

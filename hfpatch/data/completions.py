@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -19,7 +20,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from hfpatch.data.copies import LONG, Digester, Digests
 from hfpatch.data.rows import ASSISTANT
-from hfpatch.data.tokenizer import TokenArray, TokenStream, batches, check_ids, end_of_text, token_dtype
+from hfpatch.data.tokenizer import TokenStream, batches, end_of_text, join_rows
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
 
@@ -63,10 +64,6 @@ class Completions:
 
     A token is learned if any of its characters is.
 
-    Args:
-        tokenizer: the tokenizer.
-        settings: ``append_eos``, and the chat template if it is not the tokenizer's own.
-
     Raises:
         HfpatchError: if the tokenizer does not give the characters of a token, an end-of-text token is wanted
             and it has none, or the template cannot be read.
@@ -93,19 +90,16 @@ class Completions:
             options = {"add_special_tokens": not templated, "return_offsets_mapping": True, "verbose": False}
             encoded: Any = self.tokenizer(texts, **options) if texts else {"input_ids": [], "offset_mapping": []}
             for place, ids, offsets in zip(chosen, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-                ids, mask = self._with_end(ids, _learned(offsets, examples[place].learned), templated)
-                found[place] = Encoded(ids, mask, self._digests(examples[place], ids))
+                example, mask = examples[place], _learned(offsets, examples[place].learned)
+                if self.eos is not None and not templated:  # the end-of-text is learned
+                    ids, mask = (ids[:-1], mask[:-1]) if ids and ids[-1] == self.eos else (ids, mask)
+                    ids, mask = [*ids, self.eos], [*mask, True]
+                # The whole, each reply with the messages before it, and each message; a long learned one is a document.
+                digests, text = self._digester.document(example.text, ids), self._digester.text
+                digests += [(text(example.text[:end]), True) for _, end in example.learned]
+                digests += [(text(said), learned and len(said) >= LONG) for said, learned in example.says]
+                found[place] = Encoded(ids, mask, digests)
         return [each for each in found if each is not None]
-
-    def _digests(self, example: Example, ids: list[int]) -> list[tuple[int, bool]]:
-        """Return the digests of an example: the whole, each reply with the messages before it, and each message.
-
-        A learned text of `LONG` characters counts as a document, independently of its prompt.
-        """
-        text = self._digester.text
-        found = self._digester.document(example.text, ids)
-        found += [(text(example.text[:end]), True) for _, end in example.learned]
-        return found + [(text(said), learned and len(said) >= LONG) for said, learned in example.says]
 
     def example(self, value: dict[str, Any]) -> Example:
         """Return ``messages``, or ``prompt`` and ``completion``, as text."""
@@ -174,14 +168,6 @@ class Completions:
             raise HfpatchError(f"the chat template refuses a conversation ({reason}): {_short(messages)}") from error
         return texts[0], [tuple(pair) for pair in marked[0]] if marks else []
 
-    def _with_end(self, ids: list[int], mask: list[bool], templated: bool) -> tuple[list[int], list[bool]]:
-        """Return a completion with its end-of-text, which is learned."""
-        if templated or self.eos is None:
-            return ids, mask
-        if ids and ids[-1] == self.eos:
-            return ids, [*mask[:-1], True]
-        return [*ids, self.eos], [*mask, True]
-
 
 def chat_template(tokenizer: PreTrainedTokenizerBase, settings: DataSettings) -> str | None:
     """Return the recipe's chat template, else the tokenizer's, else None.
@@ -191,7 +177,13 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, settings: DataSettings) ->
             them is the default.
     """
     if settings.chat_template is not None:
-        return _read_template(Path(settings.chat_template))
+        path = Path(settings.chat_template)
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8"
+            problem = f"data.chat_template: {path} cannot be read ({reason})"
+            raise HfpatchError(f"{problem}; give a file with Jinja") from error
     if not tokenizer.chat_template:
         return None
     try:
@@ -211,30 +203,19 @@ def tokenize_completions(
 ) -> Iterator[TokenStream]:
     """Tokenize examples in parts like :func:`hfpatch.data.tokenizer.tokenize_in_parts`, with which tokens are learned.
 
-    Args:
-        documents: examples as JSON, see :mod:`hfpatch.data.rows`.
-        tokenizer: the tokenizer.
-        settings: see :class:`Completions`.
-        unread: the columns of their source that are not in them; those that the chat template would use are named in a
-            warning.
+    ``documents`` are examples as JSON, see :mod:`hfpatch.data.rows`. A warning names those ``unread`` columns of their
+    source that the chat template would use.
 
     Raises:
         HfpatchError: as :class:`Completions`, or if the template refuses a conversation, or no example is left.
     """
-    completions, dtype, found = Completions(tokenizer, settings), token_dtype(tokenizer), False
+    completions, found = Completions(tokenizer, settings), False
     for batch in batches(documents):
         kept = [example for example in completions.encode(batch) if len(example.ids) > 1]
-        ids = list(chain.from_iterable(example.ids for example in kept))
-        check_ids(max(ids, default=0), tokenizer)
         found = found or bool(kept)
-        tokens: TokenArray = np.empty(len(ids), dtype)
-        tokens[:] = ids
-        yield TokenStream(
-            tokens,
-            np.asarray([len(example.ids) for example in kept], np.int64),
-            np.asarray(list(chain.from_iterable(example.learned for example in kept)), np.bool_),
-            digests=Digests.of([example.digests for example in kept]),
-        )
+        stream = join_rows([example.ids for example in kept], tokenizer)
+        learned = np.fromiter(chain.from_iterable(example.learned for example in kept), np.bool_, len(stream.tokens))
+        yield replace(stream, learned=learned, digests=Digests.of([example.digests for example in kept]))
     if not found:
         raise HfpatchError("no example has two tokens, so no token is predicted; choose another data.source")
     if names := completions.unread(unread):
@@ -257,14 +238,6 @@ def _learned(offsets: list[tuple[int, int]], stretches: list[tuple[int, int]]) -
         mask |= (last > begin) & ((first < end) | ((first == last) & (last == end)))
     found: list[bool] = mask.tolist()
     return found
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise HfpatchError(f"data.chat_template: {path} cannot be read ({reason}); give a file with Jinja") from error
 
 
 def _short(messages: Messages) -> str:

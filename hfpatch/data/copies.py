@@ -65,18 +65,13 @@ class Digests:
         values, documents, whole = values[first], documents[first], whole[first]
         _, group, having = np.unique(values, return_inverse=True, return_counts=True)
         being = np.bincount(group, weights=whole)
-        return _marked(documents[np.where(whole, having[group] > 1, being[group] > 0)], count)
+        return np.isin(np.arange(count), documents[np.where(whole, having[group] > 1, being[group] > 0)])
 
     def among(self, others: Digests, count: int) -> Flags:
         """Return which of ``count`` documents equal one of ``others``."""
         same = np.isin(self.values, others.values) & self.whole
-        return _marked(self.documents[same | np.isin(self.values, others.values[others.whole])], count)
-
-
-def _marked(documents: npt.NDArray[np.int64], count: int) -> Flags:
-    marked = np.zeros(count, np.bool_)
-    marked[documents] = True
-    return marked
+        same |= np.isin(self.values, others.values[others.whole])
+        return np.isin(np.arange(count), self.documents[same])
 
 
 class Digester:
@@ -109,8 +104,7 @@ class Digester:
 
     def tokens(self, ids: npt.NDArray[Any] | Sequence[int]) -> list[tuple[int, bool]]:
         """Return the digests of a document of token ids: of its decoded text, too."""
-        text = self._tokenizer.decode(self._inner(ids), clean_up_tokenization_spaces=False)
-        return [(self.text(text), True), (self.ids(ids), True)]
+        return self.document(self._tokenizer.decode(self._inner(ids), clean_up_tokenization_spaces=False), ids)
 
     def _inner(self, ids: npt.NDArray[Any] | Sequence[int]) -> npt.NDArray[Any] | Sequence[int]:
         """Return ids without those that begin and end a document."""

@@ -74,16 +74,23 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
     if any((path / name).is_file() for name in _SAVED):
         return _saved(path, settings)
     if path.exists() or glob.has_magic(settings.source):
-        return _local(_files(settings.source), settings, _own_slice(settings))
+        files, (part, *others) = _files(settings.source), split_parts(settings.split)
+        if others or part.name != "train":
+            raise HfpatchError(
+                f"data.split is {settings.split!r}, and {settings.source} is local, which has the one split 'train'; "
+                "leave data.split out, or take a slice such as train[:1%]"
+            )
+        return _local(files, settings, part)
     if is_readable(path) or settings.source.startswith(("/", ".", "~")) or settings.source.count("/") > 1:
         raise HfpatchError(f"data.source: {settings.source} does not exist")
+    copy = None
     if data_dir is not None:
         part, *others = split_parts(settings.split)
-        stem = _mirror_stem(settings, data_dir, part)
-        for file in (stem.with_name(stem.name + suffix) for suffix in SUFFIXES):
+        copy = data_dir / settings.source.rpartition("/")[2] / (settings.config or "") / part.name
+        for file in (copy.with_name(copy.name + suffix) for suffix in SUFFIXES):
             if file.is_file() and not others:
                 return _local([file], settings, part)
-    return _hub(settings, data_dir)
+    return _hub(settings, copy)
 
 
 def filtered_documents(corpus: Corpus, settings: DataSettings) -> Iterator[str]:
@@ -137,17 +144,6 @@ def _files(source: str) -> list[Path]:
     return files
 
 
-def _own_slice(settings: DataSettings) -> SplitPart:
-    """Return which part of local files is wanted; they are one split."""
-    part, *others = split_parts(settings.split)
-    if others or part.name != "train":
-        raise HfpatchError(
-            f"data.split is {settings.split!r}, and {settings.source} is local, which has the one split 'train'; leave "
-            "data.split out, or take a slice such as train[:1%]"
-        )
-    return part
-
-
 def _local(files: list[Path], settings: DataSettings, part: SplitPart) -> Corpus:
     rows = Rows.of(settings)
     name = str(files[0]) if len(files) == 1 else settings.source
@@ -162,14 +158,12 @@ def _local(files: list[Path], settings: DataSettings, part: SplitPart) -> Corpus
         total = sum(1 for _ in every_row()) if part.is_relative else _FAR
         return rows.documents(islice(every_row(), *part.bounds(total)), name)
 
-    digest = partial(_digest_slice, lambda: _digest(sha256_file(file) for file in files), part)
+    def digest() -> str:
+        of_files = _digest(sha256_file(file) for file in files)
+        rounding = " remainder dropped" if part.drops_remainder else ""
+        return of_files if part.is_whole else _digest([of_files, f"{part.start}:{part.stop}{rounding}"])
+
     return Corpus(read, digest, unread=rows.unread)
-
-
-def _digest_slice(of_whole: Callable[[], str], part: SplitPart) -> str:
-    """Return the digest of a slice of rows, by that of all of them."""
-    rounding = " remainder dropped" if part.drops_remainder else ""
-    return of_whole() if part.is_whole else _digest([of_whole(), f"{part.start}:{part.stop}{rounding}"])
 
 
 def _saved(path: Path, settings: DataSettings) -> Corpus:
@@ -185,14 +179,11 @@ def _saved(path: Path, settings: DataSettings) -> Corpus:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise HfpatchError(f"{path}: cannot be read as a data set of save_to_disk ({reason}); save it again") from error
-    if isinstance(found, datasets.DatasetDict):
-        if part.name not in found:
-            hint = nearest(part.name, found) or f"; there are {', '.join(found)}"
-            raise HfpatchError(f"data.split: {path} has no split {part.name!r}{hint}")
-        table = found[part.name]
-    else:
-        table = found
-    rows = Rows.of(settings)
+    splits = found if isinstance(found, datasets.DatasetDict) else {part.name: found}
+    if part.name not in splits:
+        hint = nearest(part.name, splits) or f"; there are {', '.join(splits)}"
+        raise HfpatchError(f"data.split: {path} has no split {part.name!r}{hint}")
+    table, rows = splits[part.name], Rows.of(settings)
     if not part.is_whole:
         table = table.select(range(*part.bounds(len(table))))
     read = partial(_table_documents, table, rows, str(path))
@@ -218,13 +209,24 @@ def _table_documents(table: Any, rows: Rows, name: str) -> Iterator[str]:
         raise HfpatchError(f"{name}: cannot be read beyond row {number} ({reason}); check the network") from error
 
 
-def _mirror_stem(settings: DataSettings, data_dir: Path, part: SplitPart) -> Path:
-    name = settings.source.rpartition("/")[2]
-    return data_dir / name / (settings.config or "") / part.name
+def _hub(settings: DataSettings, copy: Path | None) -> Corpus:
+    """Return the documents of a hub data set; ``copy`` is where a local copy was looked for, without its ending."""
+    with needing_lab():
+        import datasets
 
-
-def _hub(settings: DataSettings, data_dir: Path | None) -> Corpus:
-    dataset, name, rows = _load_from_hub(settings, data_dir), f"data set {settings.source}", Rows.of(settings)
+    options = {"streaming": True} if settings.streaming else {}
+    try:
+        dataset: Any = datasets.load_dataset(
+            settings.source, settings.config, split=settings.split, revision=settings.revision, **options
+        )
+    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        where = f"; {copy}.jsonl does not exist either" if copy is not None else ""
+        raise HfpatchError(
+            f"data set {settings.source} (config {settings.config}, split {settings.split}): "
+            f"cannot be loaded ({reason}){where}; check the name and the network, or set data_dir"
+        ) from error
+    name, rows = f"data set {settings.source}", Rows.of(settings)
     if dataset.column_names is not None:  # a stream may not know them before it is read
         rows.select_columns(name, dataset.column_names)
     read = partial(_table_documents, dataset, rows, name)
@@ -238,30 +240,12 @@ def _hub(settings: DataSettings, data_dir: Path | None) -> Corpus:
     )
 
 
-def _load_from_hub(settings: DataSettings, data_dir: Path | None) -> Any:
-    with needing_lab():
-        import datasets
-
-    options = {"streaming": True} if settings.streaming else {}
-    try:
-        return datasets.load_dataset(
-            settings.source, settings.config, split=settings.split, revision=settings.revision, **options
-        )
-    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        stem = _mirror_stem(settings, data_dir, split_parts(settings.split)[0]) if data_dir is not None else None
-        where = f"; {stem}.jsonl does not exist either" if stem is not None else ""
-        raise HfpatchError(
-            f"data set {settings.source} (config {settings.config}, split {settings.split}): "
-            f"cannot be loaded ({reason}){where}; check the name and the network, or set data_dir"
-        ) from error
-
-
 def _commit(settings: DataSettings, dataset: Any) -> str | None:
     """Return the hub commit that was read, or None if it is unknown; the files of a commit never change."""
-    found = _REVISION.search(" ".join(dataset.info.download_checksums or {}))
-    if found or not settings.streaming:
-        return found[1] if found else None
+    if found := _REVISION.search(" ".join(dataset.info.download_checksums or {})):
+        return found[1]
+    if not settings.streaming:
+        return None
     import huggingface_hub
 
     try:

@@ -48,16 +48,7 @@ class TaskDigests:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The documents of one source, of which some are to decide.
-
-    Attributes:
-        source: its name, for messages.
-        digests: of the documents.
-        usable: which of them can decide at all.
-        tasks: which of them equal a task's text.
-        held_out: how many to hold out.
-        tuning: how many to take for tuning.
-    """
+    """The documents of one source: which are ``usable`` to decide, which equal a task's text, and how many to take."""
 
     source: str
     digests: Digests
@@ -79,11 +70,8 @@ class Chosen:
 def choose_documents(sources: Sequence[Candidates], excluded: Values) -> list[Chosen]:
     """Choose documents to hold out and to tune on: the last ones of each source that equal no other document.
 
-    Those for tuning come before the held-out ones, and contain no excluded text. Text of tasks is not trained on.
-
-    Args:
-        sources: all that is trained on.
-        excluded: digests of texts that are not used for tuning.
+    Those for tuning come before the held-out ones, and have none of the digests ``excluded``. Text of tasks is not
+    trained on.
 
     Raises:
         HfpatchError: if there are too few, or none would be left to train on.
@@ -142,10 +130,7 @@ def digest_tasks(
     lines of `LONG` characters. A training document that contains such a text or line is a copy, too, if only one
     document of the task has it, unlike an instruction.
 
-    Args:
-        tasks: the documents of each.
-        digester: digests texts as those of the training documents.
-        with_ids: compare token ids, too, for token files.
+    With ``with_ids`` token ids are compared, too, as token files need it.
     """
     said = {
         name: [({_valid(text) for text in read} - {""}, _lines(texts)) for read, texts in documents]

@@ -53,19 +53,11 @@ def describe_documents(blocks: TokenBlocks, tokenizer: PreTrainedTokenizerBase) 
             document, own, counted = int(owners[start]), ids[start:stop], predicted[start:stop]
             if document >= 0:
                 digests[document].update(own.astype("<u4").tobytes() + counted.tobytes())
-                sizes[document] += _predicted_bytes(own, counted, tokenizer)
+                edges = np.flatnonzero(np.diff(counted.astype(np.int8), prepend=0, append=0)).tolist()
+                for number, edge in enumerate(edges):  # begin, end, begin, ... of stretches that are predicted
+                    text = tokenizer.decode(
+                        own[:edge].tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
+                    )
+                    size = len(text.rstrip(_PARTIAL).encode("utf-8"))
+                    sizes[document] += size if number % 2 else -size
     return Documents([digest.hexdigest()[:16] for digest in digests], sizes)
-
-
-def _predicted_bytes(
-    ids: npt.NDArray[np.int64], predicted: npt.NDArray[np.bool_], tokenizer: PreTrainedTokenizerBase
-) -> int:
-    """Return the bytes of the text of the predicted tokens of a stretch of one document."""
-    edges = np.flatnonzero(np.diff(predicted.astype(np.int8), prepend=0, append=0)).tolist()  # begin, end, begin, ...
-    signs = [1 if place % 2 else -1 for place in range(len(edges))]
-    return sum(sign * _text_bytes(ids[:edge], tokenizer) for sign, edge in zip(signs, edges, strict=True))
-
-
-def _text_bytes(ids: npt.NDArray[np.int64], tokenizer: PreTrainedTokenizerBase) -> int:
-    text: str = tokenizer.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return len(text.rstrip(_PARTIAL).encode("utf-8"))

@@ -6,8 +6,7 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
-from hfpatch.data.blocks import TokenBlocks, blocks_from_stream, has_something_to_learn
+from hfpatch.data.blocks import TokenBlocks, blocks_from_stream, has_something_to_learn, join_blocks
 from hfpatch.data.completions import chat_template
 from hfpatch.data.copies import Digester, Digests, Flags
 from hfpatch.data.corpora import filtered_documents, open_corpus
@@ -31,7 +30,6 @@ from hfpatch.data.deciding import (
     copies_of_tasks,
     digest_tasks,
 )
-from hfpatch.data.mixture import join_blocks
 from hfpatch.data.token_file import TokenFile, open_token_file, write_token_file
 from hfpatch.data.tokenizer import hash_tokenizer
 from hfpatch.errors import HfpatchError
@@ -245,32 +243,32 @@ def _lay_out(
     if settings.layout == "stream":
         return _build(text.file, settings, chosen, pad, None)
     if text.cache_dir is None:
-        with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-            return _build(text.file, settings, chosen, pad, Path(temporary))
+        with TemporaryDirectory(ignore_cleanup_errors=True) as rows:
+            return _build(text.file, settings, chosen, pad, Path(rows))
     places = [hashlib.sha256(each.tobytes()).hexdigest() for each in vars(chosen).values()]
     layout = [settings.layout, settings.block_size, pad]
     folder = text.cache_dir / _key(text.file.info.model_dump(mode="json"), layout, places)
     if folder.is_dir() and (cached := _read_cache(folder)) is not None:
         return cached
-    with _scratch(folder) as scratch:
+    scratch = temporary_path(folder, "tmp")  # removed below, or after a crash at the next start
+    try:
+        scratch.mkdir()
         built = _build(text.file, settings, chosen, pad, scratch)
         try:
-            _write_cache(folder, built)
+            with atomic_directory(folder) as temporary:
+                for split, blocks in built.items():
+                    (temporary / split).mkdir()
+                    for name in _ARRAYS:
+                        if (array := getattr(blocks, name)) is not None:
+                            np.save(temporary / split / f"{name}.npy", array, allow_pickle=False)
+                    write_json(temporary / split / "blocks.json", {name: getattr(blocks, name) for name in _SCALARS})
+                write_manifest(temporary)
         except HfpatchError as error:  # the cache is optional
             warnings.warn(f"the tokens are not cached for the next run: {error}", stacklevel=2)
             return built
-    return _read_cache(folder) or built
-
-
-@contextmanager
-def _scratch(folder: Path) -> Iterator[Path]:
-    """Yield a folder beside ``folder`` that is removed again, at the next start at the latest."""
-    scratch = temporary_path(folder, "tmp")
-    try:
-        scratch.mkdir()
-        yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    return _read_cache(folder) or built
 
 
 def _build(
@@ -309,19 +307,8 @@ def _key(*parts: Any) -> str:
     return hashlib.sha256(json.dumps([_CACHE_FORMAT, *parts], sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _write_cache(folder: Path, splits: Mapping[str, TokenBlocks]) -> None:
-    with atomic_directory(folder) as temporary:
-        for split, blocks in splits.items():
-            (temporary / split).mkdir()
-            for name in _ARRAYS:
-                if (array := getattr(blocks, name)) is not None:
-                    np.save(temporary / split / f"{name}.npy", array, allow_pickle=False)
-            write_json(temporary / split / "blocks.json", {name: getattr(blocks, name) for name in _SCALARS})
-        write_manifest(temporary)
-
-
 def _read_cache(folder: Path) -> dict[str, TokenBlocks] | None:
-    """Map the files of `_write_cache` after comparing them with their hashes; None if they are damaged."""
+    """Map the files of cached blocks after comparing them with their hashes; None if they are damaged."""
     try:
         check_manifest(folder)
         splits: dict[str, TokenBlocks] = {}

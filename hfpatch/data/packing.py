@@ -105,24 +105,21 @@ def packing_obstacle(model: PreTrainedModel, block_size: int) -> str | None:
 
     Args:
         model: a causal language model.
-        block_size: tokens of a row, as they are trained on; shorter rows are tried where they tell as much.
+        block_size: tokens of a row in training; shorter rows are tried where they tell as much.
 
     Returns:
         Why the model cannot be trained on packed rows, or None if it can.
     """
     try:
         with evaluating(model), _inputs_unrounded(model):
-            return _obstacle(model, max(_SHORTEST_ROW, _row_length(model, block_size)))
+            # A short row, or a whole block where frequencies may depend on the input's length.
+            config = model.config.get_text_config()
+            ropes = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
+            types = {kind for rope in ropes if isinstance(rope, dict) for kind in _rope_types(rope)}
+            size = min(block_size, _ENOUGH) if types <= _FIXED_ROPE else block_size
+            return _obstacle(model, max(_SHORTEST_ROW, size))
     except (TypeError, ValueError):
         return _CROSSING
-
-
-def _row_length(model: PreTrainedModel, block_size: int) -> int:
-    """Return the tokens that tell: a short row, or a whole block where frequencies may depend on the input's length."""
-    config = model.config.get_text_config()
-    ropes = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
-    types = {kind for rope in ropes if isinstance(rope, dict) for kind in _rope_types(rope)}
-    return min(block_size, _ENOUGH) if types <= _FIXED_ROPE else block_size
 
 
 def _rope_types(rope: dict[str, Any]) -> Iterator[str]:
@@ -157,22 +154,22 @@ def _obstacle(model: PreTrainedModel, size: int) -> str | None:
 @contextmanager
 def _inputs_unrounded(model: PreTrainedModel) -> Iterator[None]:
     """Let 8-bit layers of bitsandbytes multiply their inputs as they are, in place of rounding them to 8 bits."""
+
+    def by_dequantised_weight(module: Any, x: Tensor) -> Tensor:
+        from transformers.integrations.bitsandbytes import dequantize_bnb_weight
+
+        weight = dequantize_bnb_weight(module.weight, module.state).to(x.dtype)
+        return F.linear(x, weight, None if module.bias is None else module.bias.to(x.dtype))
+
     modules: list[Any] = [each for each in model.modules() if type(each._parameters.get("weight")).__name__ == _INT8]
     changed = [module for module in modules if "forward" not in vars(module)]
     for module in changed:
-        module.forward = partial(_by_dequantised_weight, module)
+        module.forward = partial(by_dequantised_weight, module)
     try:
         yield
     finally:
         for module in changed:
             del module.forward
-
-
-def _by_dequantised_weight(module: Any, x: Tensor) -> Tensor:
-    from transformers.integrations.bitsandbytes import dequantize_bnb_weight
-
-    weight = dequantize_bnb_weight(module.weight, module.state).to(x.dtype)
-    return F.linear(x, weight, None if module.bias is None else module.bias.to(x.dtype))
 
 
 def _features(model: PreTrainedModel, ids: Tensor, position_ids: Tensor | None) -> Tensor:

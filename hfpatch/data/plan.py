@@ -134,12 +134,7 @@ def draw_plan(
     Each source then has its share of all places by its weight, to the nearest block, and the places are drawn too. The
     generator is numpy's PCG64.
 
-    Args:
-        blocks: how many there are.
-        steps: optimiser steps.
-        batch_size: blocks a step.
-        seed: the seed.
-        parts: the blocks and the weight of each source of a mixture, in the order of their blocks.
+    ``parts`` are the number of blocks and the weight of each source of a mixture, in the order of their blocks.
 
     Raises:
         HfpatchError: if the blocks do not fill one batch, or the plan would be too long.

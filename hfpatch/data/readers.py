@@ -39,17 +39,8 @@ _SEPARATOR = re.compile(r"<\|[^|\s]+\|>")
 
 
 def is_readable(path: Path) -> bool:
-    """Whether :func:`read_documents` knows the file type of ``path``."""
+    """Whether :func:`read_rows` knows the file type of ``path``."""
     return path.name.endswith(SUFFIXES)
-
-
-def read_documents(path: Path, rows: Rows) -> Iterator[str]:
-    """Yield the documents of one file, see `read_rows`; rows without one are left out, with a warning.
-
-    Raises:
-        HfpatchError: as `read_rows`, or if a column is missing or has only nulls.
-    """
-    yield from rows.documents(read_rows(path, rows), str(path))
 
 
 def read_rows(path: Path, rows: Rows) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -117,16 +117,6 @@ class Rows:
         return _as_json({"prompt": prompt, "completion": completion, **given}, place)
 
 
-def contents(document: str, format_: Format) -> list[str]:
-    """Return the texts of a document: itself, or those of its messages, or of its prompt and completion."""
-    if format_ == "text":
-        return [document]
-    found: list[str] = []
-    for value in json.loads(document).values():
-        found += [value] if isinstance(value, str) else [str(message.get("content", "")) for message in value]
-    return found
-
-
 def _text(value: object, place: str, column: str) -> str:
     if not isinstance(value, str):
         raise HfpatchError(f"{place}: column {column!r} is {type(value).__name__}, not text")

@@ -111,16 +111,8 @@ def write_token_file(
 ) -> TokenFileInfo:
     """Tokenize documents into a token file, a few million characters at a time.
 
-    The file is written atomically, then its descriptions.
-
-    Args:
-        path: the file, ``NAME.bin``; neither it nor its descriptions may exist.
-        documents: the text.
-        tokenizer: the tokenizer.
-        settings: format and source of documents, and whether they end with an end-of-text token.
-        revision: the hub revision they are from.
-        unread: the columns of the source that are not read.
-        on_part: called from time to time with how many documents and tokens are written.
+    The file, ``NAME.bin``, is written atomically, then its descriptions; none of them may exist. ``on_part`` is called
+    from time to time with how many documents and tokens are written.
 
     Raises:
         HfpatchError: if the file exists or cannot be written, or no token is predicted.

@@ -82,27 +82,18 @@ def tokenize_in_parts(
     Raises:
         HfpatchError: if an end-of-text token is wanted and the tokenizer has none, or no document is left.
     """
-    eos, dtype, found = end_of_text(tokenizer, append=append_eos), token_dtype(tokenizer), False
-    digester = Digester(tokenizer)
+    eos, digester, found = end_of_text(tokenizer, append=append_eos), Digester(tokenizer), False
     for batch in batches(documents):
         rows = _encode(batch, tokenizer)
         for row in rows:
             if eos is not None and (not row or row[-1] != eos):
                 row.append(eos)
         kept = [(text, row) for text, row in zip(batch, rows, strict=True) if len(row) > 1]
-        lengths = np.fromiter((len(row) for _, row in kept), np.int64, len(kept))
-        ids = np.fromiter(chain.from_iterable(row for _, row in kept), np.int64, int(lengths.sum()))
-        if len(ids):
-            check_ids(int(ids.max()), tokenizer)
-        found = found or len(kept) > 0
-        tokens: TokenArray = np.empty(len(ids), dtype)
-        tokens[:] = ids
-        bounds = np.cumsum([0, *lengths]).tolist()
-        digests = [
-            digester.document(text, tokens[start:stop])
-            for (text, _), start, stop in zip(kept, bounds, bounds[1:], strict=False)
-        ]
-        yield TokenStream(tokens, lengths, digests=Digests.of(digests))
+        found = found or bool(kept)
+        stream = join_rows([row for _, row in kept], tokenizer)
+        parts = np.split(stream.tokens, stream.begins[1:])
+        digests = [digester.document(text, part) for (text, _), part in zip(kept, parts, strict=False)]
+        yield replace(stream, digests=Digests.of(digests))
     if not found:
         raise HfpatchError("no document has two tokens, so no token is predicted; choose another data.source")
 
@@ -118,17 +109,40 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase, *, append: bool) -> int | No
     return tokenizer.eos_token_id if append else None
 
 
-def check_ids(found: int, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check the largest id that a tokenizer gave.
+def check_tokenizer(model: Any, tokenizer: Any) -> None:
+    """Check that a tokenizer has tokens, and an embedding for each.
 
     Raises:
-        HfpatchError: if its vocabulary does not have it.
+        HfpatchError: if it does not.
     """
-    if found > (largest := largest_id(tokenizer)):
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise HfpatchError(
+            "the tokenizer has only special tokens, like the one that transformers creates if the model's folder has "
+            "none; save the model's own tokenizer in that folder"
+        )
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise HfpatchError(
+            f"the tokenizer has {len(tokenizer)} tokens and the model {rows} embeddings; use the model's own tokenizer"
+        )
+
+
+def join_rows(rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> TokenStream:
+    """Return documents of a tokenizer's ids as one stream.
+
+    Raises:
+        HfpatchError: if its vocabulary does not have one of the ids.
+    """
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    ids = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
+    if (found := int(ids.max(initial=0))) > (largest := largest_id(tokenizer)):
         raise HfpatchError(
             f"the tokenizer gives the id {found}, beyond {largest}, the largest of its vocabulary; its files do not "
             "match, so load it again"
         )
+    tokens: TokenArray = np.empty(len(ids), token_dtype(tokenizer))
+    tokens[:] = ids
+    return TokenStream(tokens, lengths)
 
 
 def token_dtype(tokenizer: PreTrainedTokenizerBase) -> np.dtype[np.uint16] | np.dtype[np.uint32]:

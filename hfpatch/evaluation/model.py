@@ -16,7 +16,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import has_bos_prefix
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from hfpatch.data.vocabulary import check_tokenizer
+from hfpatch.data.tokenizer import check_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.asked import Prompts
 from hfpatch.evaluation.generation import SharedGeneration

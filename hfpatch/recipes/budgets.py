@@ -82,7 +82,9 @@ def with_points(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     methods, shared = values.get("methods"), values.get("budgets")
     rest = {key: value for key, value in values.items() if key != "budgets"}
-    if not isinstance(methods, dict) or not all(map(_is_readable, methods.values())):
+    if not isinstance(methods, dict) or not all(
+        isinstance(parts, list) and all(isinstance(part, dict) for part in parts) for parts in methods.values()
+    ):
         return rest if not shared else dict(values)
     if not shared and not any("budgets" in part for parts in methods.values() for part in parts):
         return rest
@@ -122,12 +124,13 @@ def _points(name: str, parts: Parts, shared: Sequence[Budget]) -> dict[str, list
     bare = {key: value for key, value in parts[place].items() if key != "budgets"}
     if budgets and kind in NO_SIZE:
         raise ValueError(f"{where}.budgets: {kind} has no size to solve for: it {NO_SIZE[kind]}; leave budgets out")
-    if budgets and (given := next((key for key in ("match", *_size_key(kind)) if key in bare), None)):
+    keys = ("match", SIZES[kind].key) if kind in SIZES else ("match",)
+    if budgets and (given := next((key for key in keys if key in bare), None)):
         raise ValueError(f"{where} has both {given} and budgets; leave one out")
     return {
         f"{name}{_MARK}{budget_text(each)}": [
             *map(dict, parts[:place]),
-            {**bare, "match": _stored(each)},
+            {**bare, "match": budget_text(each) if isinstance(each, str) else each},
             *map(dict, parts[place + 1 :]),
         ]
         for each in sorted(budgets, key=_order)
@@ -174,15 +177,3 @@ def _check(where: str, budgets: Any) -> None:
 def _order(budget: Budget) -> float:
     """Return a number by which budgets of one kind are ordered."""
     return share_of(budget) or 0.0 if isinstance(budget, str) else float(budget)
-
-
-def _stored(budget: Budget) -> Budget:
-    return budget_text(budget) if isinstance(budget, str) else budget
-
-
-def _size_key(kind: str) -> list[str]:
-    return [SIZES[kind].key] if kind in SIZES else []
-
-
-def _is_readable(parts: object) -> bool:
-    return isinstance(parts, list) and all(isinstance(part, dict) for part in parts)

@@ -31,8 +31,8 @@ def refuse_code(values: dict[str, Any], said: Collection[str], source: str) -> N
         HfpatchError: naming each key.
     """
     below = tuple(f"{key}." for key in said)
-    found = {key: value for key, value in _leaves(values) if _is_code(key, value)}
-    if named := [f"{key}={_shown(value)}" for key, value in found.items() if not f"{key}.".startswith(below)]:
+    found = {key: value for key, value in _leaves(values) if _is_code(key, value) and not f"{key}.".startswith(below)}
+    if named := [f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in found.items()]:
         raise HfpatchError(
             f"{source}: names code outside the installed packages ({', '.join(named)}); read that code, then add "
             "--trust-code (in Python: trust_code=True)"
@@ -59,7 +59,3 @@ def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
             yield from _leaves(each, f"{key}.{name}" if key else str(name))
     else:
         yield key, value
-
-
-def _shown(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

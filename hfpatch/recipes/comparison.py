@@ -82,9 +82,23 @@ class ModelSettings(Section):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> ModelSettings:
-        for mistake in (_bits_mistake(self), _gguf_mistake(self), _device_mistake(self.device_map)):
-            if mistake:
-                raise ValueError(mistake)
+        if self.load_in_8bit and self.load_in_4bit:
+            raise ValueError("model.load_in_8bit and model.load_in_4bit are both on; choose one")
+        changed = [key for key in self.describe() if key.startswith("bnb_4bit_")]
+        if changed and not self.load_in_4bit:
+            raise ValueError(f"model.{changed[0]} is of 4-bit bases; set model.load_in_4bit, or leave it out")
+        if self.gguf_file is not None and not self.gguf_file.endswith(".gguf"):
+            raise ValueError(f"model.gguf_file is {self.gguf_file!r}, which is no .gguf file")
+        if self.gguf_file is not None and self.name.endswith(".gguf"):
+            raise ValueError(f"model.name {self.name} is a GGUF file already; leave model.gguf_file out")
+        if self.full_name.endswith(".gguf") and (self.load_in_8bit or self.load_in_4bit):
+            raise ValueError("model.load_in_8bit and model.load_in_4bit: a GGUF file is dequantised; leave them out")
+        place = self.device_map
+        if isinstance(place, str) and place not in _MAPS and not DEVICE.fullmatch(place):
+            raise ValueError(
+                f"model.device_map is {place!r}{nearest(place, [*_MAPS, 'cpu', 'cuda'])}; use {', '.join(_MAPS)}, a "
+                "device such as cuda:0, or a mapping"
+            )
         return self
 
     @property
@@ -106,32 +120,6 @@ class ModelSettings(Section):
         """What makes two models the same one: not where they are computed, nor by whose code."""
         own = self.model_dump(mode="json", include={"name", "revision", "dtype"})
         return own | {key: value for key, value in self.describe().items() if key not in PLACES}
-
-
-def _bits_mistake(model: ModelSettings) -> str | None:
-    if model.load_in_8bit and model.load_in_4bit:
-        return "model.load_in_8bit and model.load_in_4bit are both on; choose one"
-    changed = [key for key in model.describe() if key.startswith("bnb_4bit_")]
-    if changed and not model.load_in_4bit:
-        return f"model.{changed[0]} is of 4-bit bases; set model.load_in_4bit, or leave it out"
-    return None
-
-
-def _gguf_mistake(model: ModelSettings) -> str | None:
-    if model.gguf_file is not None and not model.gguf_file.endswith(".gguf"):
-        return f"model.gguf_file is {model.gguf_file!r}, which is no .gguf file"
-    if model.gguf_file is not None and model.name.endswith(".gguf"):
-        return f"model.name {model.name} is a GGUF file already; leave model.gguf_file out"
-    if model.full_name.endswith(".gguf") and (model.load_in_8bit or model.load_in_4bit):
-        return "model.load_in_8bit and model.load_in_4bit: a GGUF file is dequantised; leave them out"
-    return None
-
-
-def _device_mistake(device_map: str | dict[str, int | str] | None) -> str | None:
-    if not isinstance(device_map, str) or device_map in _MAPS or DEVICE.fullmatch(device_map):
-        return None
-    hint = nearest(device_map, [*_MAPS, "cpu", "cuda"])
-    return f"model.device_map is {device_map!r}{hint}; use {', '.join(_MAPS)}, a device such as cuda:0, or a mapping"
 
 
 class Recipe(Section):
@@ -173,21 +161,25 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Recipe:
-        measured = self.data.held_out is not None
-        loop = loop_mistake(self.training) or held_out_mistake(self.training, measured=measured)
-        unread = "load_recipe reads budgets; else name methods lora@10k, with match: 10000" if self.budgets else None
-        for mistake in (
-            loop,
-            unread,
-            _lists_mistake(self),
-            _methods_mistake(self),
-            _labels_mistake(self),
-            _tuning_mistake(self),
-            retention_mistake(self.retention, self.model.name, self.data, list(self.evaluation.tasks)),
-            _rewind_mistake(self),
-        ):
-            if mistake:
-                raise ValueError(mistake)
+        training, data, tasks = self.training, self.data, list(self.evaluation.tasks)
+        largest = max(training.seeds)
+        trained = {name: self.methods[name] for name in self.trained}
+        rewindable = {"tuning": self.tuning, "retention": self.retention, "data.held_out": data.held_out}
+        mistake = (
+            loop_mistake(training)
+            or held_out_mistake(training, measured=data.held_out is not None)
+            or (self.budgets and "load_recipe reads budgets; else name methods lora@10k, with match: 10000")
+            or twice_mistake("training.seeds", training.seeds)
+            or twice_mistake("evaluation.tasks", tasks)
+            or (largest >= SEED_LIMIT and f"training.seeds contains {largest}; must be below 2**32")
+            or _methods_mistake(self)
+            or _labels_mistake(self)
+            or (self.tuning and (tuning_mistake(self.tuning, training, data, trained) or self.trial_mistake()))
+            or retention_mistake(self.retention, self.model.name, data, tasks)
+            or rewind_mistake(self.rewind, rewindable)
+        )
+        if mistake:
+            raise ValueError(mistake)
         return self
 
     def to_yaml(self) -> str:
@@ -303,40 +295,16 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, trust_code: 
 
 
 def _rearranged(values: dict[str, Any]) -> dict[str, Any]:
-    return with_points(_labels_of_parts(values))
-
-
-def _labels_of_parts(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe's values with the label in a method's first part in ``labels``, unless it has one there."""
+    """Return a recipe's values with the budgets as methods, and the label in a method's first part in ``labels``."""
     methods, given = values.get("methods"), values.get("labels", {})
     if not isinstance(methods, dict) or not isinstance(given, dict):
-        return values
+        return with_points(values)
     labels, bare = {}, dict(methods)
     for name, parts in methods.items():
         if isinstance(parts, list) and parts and isinstance(parts[0], dict) and "label" in parts[0]:
             labels[name] = parts[0]["label"]
             bare[name] = [{key: value for key, value in parts[0].items() if key != "label"}, *parts[1:]]
-    return {**values, "methods": bare, "labels": {**labels, **given}} if labels else values
-
-
-def _tuning_mistake(recipe: Recipe) -> str | None:
-    """Return what is wrong with ``tuning``, the values of its grid included, or None."""
-    if recipe.tuning is None:
-        return None
-    trained = {name: recipe.methods[name] for name in recipe.trained}
-    return tuning_mistake(recipe.tuning, recipe.training, recipe.data, trained) or recipe.trial_mistake()
-
-
-def _rewind_mistake(recipe: Recipe) -> str | None:
-    given = {"tuning": recipe.tuning, "retention": recipe.retention, "data.held_out": recipe.data.held_out}
-    return rewind_mistake(recipe.rewind, given)
-
-
-def _lists_mistake(recipe: Recipe) -> str | None:
-    seeds, tasks = recipe.training.seeds, list(recipe.evaluation.tasks)
-    if mistake := twice_mistake("training.seeds", seeds) or twice_mistake("evaluation.tasks", tasks):
-        return mistake
-    return f"training.seeds contains {max(seeds)}; must be below 2**32" if max(seeds) >= SEED_LIMIT else None
+    return with_points({**values, "methods": bare, "labels": {**labels, **given}} if labels else values)
 
 
 def _methods_mistake(recipe: Recipe) -> str | None:

@@ -69,29 +69,23 @@ def _controls(parts: Parts, methods: Mapping[str, Parts]) -> Iterator[Control]:
         kind = kind_of(other)
         if not has_its_budget(other, parts):
             continue
-        if (own == "nonlinear_query" and kind == QUERY_TEMPERATURE and targets_of(parts) != {"value"}) or (
-            own == "nonlinear_query" and kind == LINEAR_QUERY and _form(other) == _form(parts)
-        ):
+        if own == "nonlinear_query" and kind == QUERY_TEMPERATURE and targets_of(parts) != {"value"}:
             yield Control(name, kind)
+        elif own == "nonlinear_query" and kind == LINEAR_QUERY:
+            forms = [each[0].get("form", "preserving") for each in (other, parts)]
+            if forms[0] == forms[1] and targets_of(other) == targets_of(parts):
+                yield Control(name, kind)
         elif own == "pre_projection" and kind == LINEAR_PRE_PROJECTION and not other[0].get("content_skip"):
             yield Control(name, LINEAR_NO_SKIP if with_skip else kind)
         elif with_skip and kind in (SKIP_ALONE, LINEAR_PRE_PROJECTION):
             yield Control(name, kind)
-        elif with_skip and kind == own and _without_skip(other[0]) == other[0] == _without_skip(parts[0]):
+        elif with_skip and kind == own and other[0] == {k: v for k, v in parts[0].items() if k != "content_skip"}:
             yield Control(name, NO_SKIP)
 
 
 def has_its_budget(control: Parts, parts: Parts) -> bool:
     """Return whether a control has the budget of a method, or none."""
     return budget_of(control) in (None, budget_of(parts))
-
-
-def _without_skip(part: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in part.items() if key != "content_skip"}
-
-
-def _form(parts: Parts) -> Any:
-    return parts[0].get("form", "preserving"), targets_of(parts)
 
 
 def targets_of(parts: Parts) -> set[str]:

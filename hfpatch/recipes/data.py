@@ -44,12 +44,16 @@ class DataSettings(TextSource):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> DataSettings:
-        if mistake := self._mixture_mistake():
-            raise ValueError(mistake)
+        if self.mixture:
+            self._check_mixture()
         if self.streaming and self.max_documents is None and self.layout != "stream":
             raise ValueError("data.streaming reads as far as it is needed; say how far with data.max_documents")
-        if mistake := self._token_file_mistake():
-            raise ValueError(mistake)
+        if self.is_token_file and self.layout != "stream":
+            raise ValueError(f"data.source {self.source} is a token file, which is one stream; set data.layout=stream")
+        if self.is_token_file and (changed := self._changed()):
+            raise ValueError(
+                f"data.{changed[0]} sets how text is read, and {self.source} already contains tokens; leave it out"
+            )
         if self.format != "text" and self.layout == "stream":
             raise ValueError(
                 f"data.layout is stream, whose blocks begin anywhere in a document, and data.format={self.format} "
@@ -92,33 +96,23 @@ class DataSettings(TextSource):
         defaults = type(self).model_fields
         return [f"data.{name}={json.dumps(defaults[name].default)}" for name in self._changed()]
 
-    def _mixture_mistake(self) -> str | None:
-        if not self.mixture:
-            return None
+    def _check_mixture(self) -> None:
         if len(self.mixture) == 1:
-            return "data.mixture has one source; list two at least, or write it as data.source"
+            raise ValueError("data.mixture has one source; list two at least, or write it as data.source")
         if changed := self.changed(_SOURCE):
-            return f"data.{changed[0]} is of a single text, and data.mixture has several; set it in each of them"
+            raise ValueError(
+                f"data.{changed[0]} is of a single text, and data.mixture has several; set it in each of them"
+            )
         try:
             parts = self.parts()
         except ValidationError as error:
-            return f"data.mixture: {explain(error, DataSettings)}"
+            raise ValueError(f"data.mixture: {explain(error, DataSettings)}") from None
         for (place, one), (later, other) in itertools.combinations(enumerate(parts), 2):
             if self.held_out and _may_share(one, other):
-                return (
+                raise ValueError(
                     f"data.mixture.{place} and data.mixture.{later} are {one.split} and {other.split} of {one.source}, "
                     "so one may train on what the other holds out; take slices that share nothing, or leave one out"
                 )
-        return None
-
-    def _token_file_mistake(self) -> str | None:
-        if not self.is_token_file:
-            return None
-        if self.layout != "stream":
-            return f"data.source {self.source} is a token file, which is one stream; set data.layout=stream"
-        if changed := self._changed():
-            return f"data.{changed[0]} sets how text is read, and {self.source} already contains tokens; leave it out"
-        return None
 
     def _changed(self) -> list[str]:
         return self.changed(tuple(name for name in (*_TEXT, "streaming") if name != "source"))

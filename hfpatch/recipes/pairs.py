@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from hfpatch.recipes.controls import LINEAR_QUERY, Parts, controls_of, has_its_budget, is_control, kind_of, targets_of
@@ -29,7 +29,26 @@ def references(recipe: Recipe) -> dict[str, list[str]]:
     compared with the baseline and the LoRAs of its match group; a LoRA with the baseline alone, as the others are
     compared with it.
     """
-    return {name: [recipe.baseline, *_others(recipe, name)] for name in recipe.methods if name != recipe.baseline}
+    methods, controls = recipe.methods, controls_of(recipe.methods)
+    anchors = {name: {str(part["match"]) for part in parts if "match" in part} for name, parts in methods.items()}
+    loras = [name for name, parts in methods.items() if is_lora(parts)]
+    found = {}
+    for name, parts in methods.items():
+        others = [lora for lora in loras if lora != name and in_one_group(anchors, name, lora)]
+        if is_lora(parts):
+            others = []
+        elif not is_control(parts):
+            others = [*(other for other in methods if name in anchors[other]), *others]
+            if kind_of(parts) == "nonlinear_query":
+                linear = [other for other, theirs in methods.items() if kind_of(theirs) == LINEAR_QUERY]
+                alike = [other for other in linear if targets_of(methods[other]) == targets_of(parts)]
+                others += [other for other in alike if has_its_budget(methods[other], parts)]
+            if not others and "lora" in methods and not all("match" in part for part in parts):
+                others = ["lora"]
+            others += [control.name for control in controls.get(name, [])]
+        if name != recipe.baseline:
+            found[name] = [recipe.baseline, *dict.fromkeys(others)]
+    return found
 
 
 def left_out_of_pairs(whole: Recipe, some: Recipe) -> list[str]:
@@ -74,39 +93,3 @@ def in_one_group(anchors: Mapping[str, Collection[str]], one: str, other: str) -
 def is_lora(parts: Parts) -> bool:
     """Return whether a method is LoRA, of whatever variant, and nothing else."""
     return bool(parts) and all(part.get("type") == "lora" for part in parts)
-
-
-def _others(recipe: Recipe, name: str) -> list[str]:
-    parts = recipe.methods[name]
-    if is_lora(parts):
-        return []
-    if is_control(parts):
-        return [*_group_loras(recipe, name)]
-    sized = [*_matched_to(recipe, name), *_group_loras(recipe, name), *_linear_queries(recipe, name)]
-    if not sized and "lora" in recipe.methods and not all("match" in part for part in parts):
-        sized = ["lora"]
-    controls = controls_of(recipe.methods).get(name, [])
-    return list(dict.fromkeys([*sized, *(control.name for control in controls)]))
-
-
-def _matched_to(recipe: Recipe, name: str) -> Iterator[str]:
-    return (other for other, anchors in _anchors(recipe).items() if name in anchors)
-
-
-def _group_loras(recipe: Recipe, name: str) -> Iterator[str]:
-    anchors = _anchors(recipe)
-    loras = (other for other, parts in recipe.methods.items() if other != name and is_lora(parts))
-    return (lora for lora in loras if in_one_group(anchors, name, lora))
-
-
-def _anchors(recipe: Recipe) -> dict[str, set[str]]:
-    return {name: {str(part["match"]) for part in parts if "match" in part} for name, parts in recipe.methods.items()}
-
-
-def _linear_queries(recipe: Recipe, name: str) -> Iterator[str]:
-    parts = recipe.methods[name]
-    if kind_of(parts) == "nonlinear_query":
-        for other, theirs in recipe.methods.items():
-            alike = kind_of(theirs) == LINEAR_QUERY and targets_of(theirs) == targets_of(parts)
-            if alike and has_its_budget(theirs, parts):
-                yield other

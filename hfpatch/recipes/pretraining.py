@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -124,10 +124,35 @@ class StudyRecipe(_Pretraining):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> StudyRecipe:
-        for mistake in (_study_mistake(self), next(_run_mistakes(self), None)):
-            if mistake:
-                raise ValueError(mistake)
+        if mistake := twice_mistake("seeds", self.seeds) or name_mistake(self.name, *self.variants):
+            raise ValueError(mistake)
+        if self.baseline not in self.variants:
+            hint = nearest(self.baseline, self.variants)
+            raise ValueError(f"baseline is {self.baseline!r}, which is not among variants{hint}")
+        if not self.measured:
+            raise ValueError("a study compares the loss on held-out text, and there is none; set data.held_out")
+        sweeps = {f"variants.{name}.sweep": each.sweep or {} for name, each in self.variants.items()}
+        for where, axes in {"sweep": self.sweep, **sweeps}.items():
+            for key, values in axes.items():
+                if mistake := _axis_mistake(f"{where}.{key}", key, values):
+                    raise ValueError(mistake)
+        for variant in self.variants:
+            for point in self.points(variant):
+                self._check_run(variant, point)
         return self
+
+    def _check_run(self, variant: str, point: Point) -> None:
+        """Refuse a run that is no recipe, or does not see the same batches as all others."""
+        where = f"variants.{variant}{' at ' * bool(point)}{point_name(point)}"
+        try:
+            run = self.single(variant, point, self.seeds[0])
+        except ValidationError as error:
+            raise ValueError(f"{where}: {explain(error, PretrainRecipe)}") from None
+        for key in _SHARED:
+            if getattr(run.training, key) != getattr(self.training, key):
+                raise ValueError(
+                    f"{where}: training.{key} must be the same for all, which are compared on the same batches"
+                )
 
     def points(self, variant: str) -> list[Point]:
         """Return the points of a variant's sweep, the last key varying fastest; one empty point without a sweep."""
@@ -167,21 +192,6 @@ def point_name(point: Point) -> str:
     return ",".join(f"{key}={value}" for key, value in point.items())
 
 
-def _study_mistake(study: StudyRecipe) -> str | None:
-    if mistake := twice_mistake("seeds", study.seeds) or name_mistake(study.name, *study.variants):
-        return mistake
-    if study.baseline not in study.variants:
-        return f"baseline is {study.baseline!r}, which is not among variants{nearest(study.baseline, study.variants)}"
-    if not study.measured:
-        return "a study compares the loss on held-out text, and there is none; set data.held_out"
-    axes = {
-        "sweep": study.sweep,
-        **{f"variants.{name}.sweep": each.sweep or {} for name, each in study.variants.items()},
-    }
-    found = [_axis_mistake(f"{where}.{key}", key, axis[key]) for where, axis in axes.items() for key in axis]
-    return next((mistake for mistake in found if mistake), None)
-
-
 def _axis_mistake(where: str, key: str, values: list[Any]) -> str | None:
     known = [name for name in PretrainSettings.model_fields if name not in _SHARED]
     if key not in known:
@@ -192,18 +202,3 @@ def _axis_mistake(where: str, key: str, values: list[Any]) -> str | None:
     if any(isinstance(value, (dict, list)) for value in values):
         return f"{where} contains a mapping or a list; sweep over single values"
     return twice_mistake(where, values)
-
-
-def _run_mistakes(study: StudyRecipe) -> Iterator[str]:
-    """Yield what is wrong with single runs: each must be a recipe, and all must see the same batches."""
-    for variant in study.variants:
-        for point in study.points(variant):
-            where = f"variants.{variant}{' at ' * bool(point)}{point_name(point)}"
-            try:
-                run = study.single(variant, point, study.seeds[0])
-            except ValidationError as error:
-                yield f"{where}: {explain(error, PretrainRecipe)}"
-                continue
-            for key in _SHARED:
-                if getattr(run.training, key) != getattr(study.training, key):
-                    yield f"{where}: training.{key} must be the same for all, which are compared on the same batches"

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 Part = Mapping[str, Any]
 Widths = Sequence[tuple[int, int]]
 """(input, output) width of every module that a part adapts."""
-Runs = list[Sequence[Any]]
 
 _NO_LIMIT = 2**40
 _STEPS = 10_000  # of a size that is a share
@@ -28,79 +28,70 @@ class Size:
     """A tuner's size.
 
     Attributes:
+        kind: the part's type.
         key: the option.
-        runs: the values that it may have in a part, given the widths of the modules.
-        smallest: a value that every model takes.
     """
 
+    kind: str
     key: str
-    runs: Callable[[Part, Widths], Runs]
-    smallest: Callable[[Part], Any] = lambda part: 1
+
+    def smallest(self, part: Part) -> Any:
+        """Return a value that every model takes."""
+        if self.kind == "gralora":
+            return int(part.get("gralora_k", 2))
+        return {"oft": 2, "pre_projection": 1.0, "randlora": 32, "supertuning": 0.5}.get(self.kind, 1)
+
+    def runs(self, part: Part, widths: Widths) -> list[Sequence[Any]]:
+        """Return the values that it may have in a part, given the widths of the modules."""
+        inputs, every = [width for width, _ in widths], [width for pair in widths for width in pair]
+        weights = [one * two for one, two in widths]
+        ranks = [min(pair) for pair in widths]  # the largest that a module's matrix can have; more adds nothing
+        values: Sequence[Any] = range(1, _NO_LIMIT)
+        match self.kind:
+            case "adamss":
+                values = range(1, int(part.get("r", 100)) + 1)
+            case "boft":
+                blocks, common = 2 ** (int(part.get("boft_n_butterfly_factor", 1)) - 1), math.gcd(*inputs)
+                values = [size for size in _divisors(inputs) if common % (size * blocks) == 0]
+            case "c3a":
+                values = _divisors(every)[::-1]
+            case "deft" | "loreft":
+                values = range(1, max(ranks) + 1)
+            case "fourierft" | "waveft":
+                shared_out = part.get("proportional_parameters", False)
+                values = range(1, (sum(weights) // len(weights) if shared_out else min(weights)) + 1)
+            case "gralora":
+                step = int(part.get("gralora_k", 2))
+                values = range(step, _NO_LIMIT, step)
+            case "lokr":  # a factor of larger side n is a whole matrix from r = n / 2 on, maybe with fewer parameters
+                sides = {side for width in every for side in _divisors([width])}
+                starts = sorted({max(1, -(-side // 2)) for side in sides})
+                return [range(start, end) for start, end in pairwise([*starts, starts[-1] + 1])]
+            case "miss":  # blocks of r x r, or of r inputs
+                values = _divisors(every) if part.get("init_weights") == "bat" else range(1, min(inputs) + 1)
+            case "oft":
+                values = [size for size in _divisors(inputs) if size > 1]
+            case "osf":
+                values = range(max(ranks) - 1, 0, -1)
+            case "pre_projection":
+                values = _Expansions(max(widths)[0])
+            case "psoft":
+                values = range(1, min(ranks) + 1)
+            case "randlora":  # ceil(side / r) bases cover the smaller side; where that is constant, the count rises
+                bases = [tuple(-(-side // rank) for side in set(ranks)) for rank in range(1, max(ranks) + 1)]
+                starts = [rank for rank in range(1, len(bases) + 1) if rank == 1 or bases[rank - 1] != bases[rank - 2]]
+                return [range(start, end) for start, end in pairwise([*starts, len(bases) + 1])]
+            case "shira":
+                values = range(1, min(one * two // (one + two) for one, two in widths) + 1)
+            case "supertuning":
+                least = -(-_STEPS // min(weights))  # one weight of the smallest matrix
+                values = [(_STEPS - step) / _STEPS for step in range(least + 1, _STEPS + 1)]
+        return [values]
 
 
-def _any(part: Part, widths: Widths) -> Runs:
-    return [range(1, _NO_LIMIT)]
-
-
-def _up_to(limit: Callable[[Widths], int]) -> Callable[[Part, Widths], Runs]:
-    return lambda part, widths: [range(1, limit(widths) + 1)]
-
-
-def _narrowest(widths: Widths) -> int:
-    return min(min(pair) for pair in widths)
-
-
-def _widest_rank(widths: Widths) -> int:
-    """Return the largest rank that a module's matrix can have; a larger size adds nothing."""
-    return max(min(pair) for pair in widths)
-
-
-def _divisors(numbers: Iterable[int], *, least: int = 1) -> list[int]:
+def _divisors(numbers: Iterable[int]) -> list[int]:
     common = math.gcd(*numbers)
-    return [value for value in range(least, common + 1) if common % value == 0]
-
-
-def _multiples(part: Part, widths: Widths) -> Runs:
-    step = int(part.get("gralora_k", 2))
-    return [range(step, _NO_LIMIT, step)]
-
-
-def _miss(part: Part, widths: Widths) -> Runs:
-    if part.get("init_weights") == "bat":  # blocks of r x r
-        return [_divisors(width for pair in widths for width in pair)]
-    return [range(1, min(inputs for inputs, _ in widths) + 1)]
-
-
-def _frequencies(part: Part, widths: Widths) -> Runs:
-    weights = [inputs * outputs for inputs, outputs in widths]
-    shared_out = part.get("proportional_parameters", False)
-    return [range(1, (sum(weights) // len(weights) if shared_out else min(weights)) + 1)]
-
-
-def _butterflies(part: Part, widths: Widths) -> Runs:
-    blocks = 2 ** (int(part.get("boft_n_butterfly_factor", 1)) - 1)
-    common = math.gcd(*(inputs for inputs, _ in widths))
-    return [[size for size in _divisors([common]) if common % (size * blocks) == 0]]
-
-
-def _lokr(part: Part, widths: Widths) -> Runs:
-    """A factor whose larger side is n becomes a whole matrix at r = n / 2, which can have fewer parameters."""
-    sides = {side for pair in widths for width in pair for side in _divisors([width])}
-    starts = sorted({max(1, -(-side // 2)) for side in sides})
-    return [range(start, end) for start, end in zip(starts, [*starts[1:], starts[-1] + 1], strict=True)]
-
-
-def _randlora(part: Part, widths: Widths) -> Runs:
-    """The smaller side is covered by ceil(side / r) bases; where that is constant, the count rises with r."""
-    sides = {min(pair) for pair in widths}
-    bases = [tuple(-(-side // rank) for side in sides) for rank in range(1, max(sides) + 1)]
-    starts = [rank for rank in range(1, len(bases) + 1) if rank == 1 or bases[rank - 1] != bases[rank - 2]]
-    return [range(start, end) for start, end in zip(starts, [*starts[1:], len(bases) + 1], strict=True)]
-
-
-def _sparsity(part: Part, widths: Widths) -> Runs:
-    least = -(-_STEPS // min(inputs * outputs for inputs, outputs in widths))  # one weight of the smallest matrix
-    return [[(_STEPS - step) / _STEPS for step in range(least + 1, _STEPS + 1)]]
+    return [value for value in range(1, common + 1) if common % value == 0]
 
 
 @dataclass(frozen=True)
@@ -118,31 +109,21 @@ class _Expansions(Sequence[float]):
         return expansion if int(expansion * self.hidden) == width else math.nextafter(expansion, math.inf)
 
 
-SIZES: dict[str, Size] = {
-    **dict.fromkeys(("lora", "lily", "loha", "glora", "hra", "hira", "delora", "peanut"), Size("r", _any)),
-    "adamss": Size("subspace_rank", lambda part, widths: [range(1, int(part.get("r", 100)) + 1)]),
-    "boft": Size("boft_block_size", _butterflies),
-    "c3a": Size("block_size", lambda part, widths: [_divisors(width for pair in widths for width in pair)[::-1]]),
-    "deft": Size("r", _up_to(_widest_rank)),
-    "fourierft": Size("n_frequency", _frequencies),
-    "gralora": Size("r", _multiples, smallest=lambda part: int(part.get("gralora_k", 2))),
-    "lokr": Size("r", _lokr),
-    "loreft": Size("rank", _up_to(_widest_rank)),
-    "miss": Size("r", _miss),
-    "nonlinear_query": Size("rank", _any),
-    "oft": Size(
-        "oft_block_size",
-        lambda part, widths: [_divisors((inputs for inputs, _ in widths), least=2)],
-        smallest=lambda part: 2,
-    ),
-    "osf": Size("effective_rank", lambda part, widths: [range(_widest_rank(widths) - 1, 0, -1)]),
-    "pre_projection": Size("expansion", lambda part, widths: [_Expansions(max(widths)[0])], smallest=lambda part: 1.0),
-    "psoft": Size("r", _up_to(_narrowest)),
-    "randlora": Size("r", _randlora, smallest=lambda part: 32),
-    "shira": Size("r", _up_to(lambda widths: min(n * m // (n + m) for n, m in widths))),
-    "supertuning": Size("sparsity", _sparsity, smallest=lambda part: 0.5),
-    "waveft": Size("n_frequency", _frequencies),
+_KEYS = {
+    **dict.fromkeys(("lora", "lily", "loha", "glora", "hra", "hira", "delora", "peanut"), "r"),
+    **dict.fromkeys(("deft", "gralora", "lokr", "miss", "psoft", "randlora", "shira"), "r"),
+    **dict.fromkeys(("fourierft", "waveft"), "n_frequency"),
+    "adamss": "subspace_rank",
+    "boft": "boft_block_size",
+    "c3a": "block_size",
+    "loreft": "rank",
+    "nonlinear_query": "rank",
+    "oft": "oft_block_size",
+    "osf": "effective_rank",
+    "pre_projection": "expansion",
+    "supertuning": "sparsity",
 }
+SIZES = {kind: Size(kind, key) for kind, key in _KEYS.items()}
 """Part type -> its size."""
 
 NO_SIZE: dict[str, str] = {
@@ -191,7 +172,7 @@ def register_size(kind: str, key: str | None) -> None:
         if key is None:
             NO_SIZE[kind] = "declares none"
         else:
-            SIZES[kind] = Size(key, _any)
+            SIZES[kind] = Size(kind, key)
 
 
 _REGISTERED: set[str] = set()  # a method may be defined again, as a notebook's cell does

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import os
@@ -144,8 +143,9 @@ def load_as(
     """
     file = find_recipe(Path(path))
     values = read_yaml(file)
-    if overrides:
-        values = apply_overrides(values, overrides, model)
+    for override in overrides:
+        key, value = read_override(override)
+        _put(values, key.split("."), value, override, model)
     source = f"{file} with {' '.join(overrides)}" if overrides else str(file)
     try:
         values = rearranged(values)
@@ -201,19 +201,6 @@ def write_yaml(value: Mapping[str, Any]) -> str:
     """Return YAML text that `read_yaml` reads back as an equal mapping."""
     text: str = yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False, width=120)
     return text
-
-
-def apply_overrides(values: dict[str, Any], overrides: Sequence[str], model: type[BaseModel]) -> dict[str, Any]:
-    """Return ``values`` with each dotted ``key=value`` put in; the right-hand side is read as YAML.
-
-    Raises:
-        HfpatchError: if an override has no ``=``, names a key that ``model`` does not have, or holds no valid YAML.
-    """
-    merged: dict[str, Any] = copy.deepcopy(values)
-    for override in overrides:
-        key, value = read_override(override)
-        _put(merged, key.split("."), value, override, model)
-    return merged
 
 
 def read_override(override: str) -> tuple[str, object]:
@@ -324,7 +311,11 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     others = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
     path = ".".join(str(part) for part in first["loc"] if not str(part).startswith("<"))  # such is a kind of value
     if first["type"] == "extra_forbidden":
-        return f"unknown key {path!r}{_meant(str(first['loc'][-1]), _place_of(model, first['loc']), model)}{others}"
+        place: type[BaseModel] | None = model  # the section that the key is in; None where it is in none
+        for part in first["loc"][:-1]:
+            if isinstance(part, str):
+                place = section_of(place, part) if place is not None and part in place.model_fields else None
+        return f"unknown key {path!r}{_meant(str(first['loc'][-1]), place, model)}{others}"
     if first["type"] == "missing":
         return f"{path} is missing{others}"
     message = first["msg"].removeprefix("Value error, ")
@@ -334,15 +325,6 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "value_error":
         return f"{path + ': ' if path else ''}{message}{others}"
     return f"{path} is {_shown(first['input'])}; {message}{others}"
-
-
-def _place_of(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel] | None:
-    """Return the section that a mistake is in; None where it is in none."""
-    place: type[BaseModel] | None = model
-    for part in loc[:-1]:
-        if isinstance(part, str):
-            place = section_of(place, part) if place is not None and part in place.model_fields else None
-    return place
 
 
 def _meant(key: str, place: type[BaseModel] | None, model: type[BaseModel]) -> str:

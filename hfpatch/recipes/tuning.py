@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
@@ -60,8 +59,15 @@ class TuningSettings(Section):
         if near := next((pair for pair in pairwise(rates) if pair[1] < _NEAR * pair[0]), None):
             raise ValueError(f"learning_rates lists {near[0]} and {near[1]}, which are nearly the same; leave one out")
         for key, values in self.grid.items():
-            if mistake := _values_mistake(key, values):
-                raise ValueError(mistake)
+            if len(values) < 2:
+                count = f"{len(values)} value{'' if values else 's'}"
+                raise ValueError(f"grid.{key} has {count}; list two at least, or set {key} itself")
+            for value in values:
+                if isinstance(value, dict | list) or (isinstance(value, str) and not _WORD.fullmatch(value)):
+                    raise ValueError(f"grid.{key} contains {value!r}; use numbers, truth values, null or single words")
+            texts = list(map(repr, values))
+            if repeated := next((text for text in texts if texts.count(text) > 1), None):
+                raise ValueError(f"grid.{key} lists {repeated} twice; name each once")
         return self
 
     def extension(self, edge: Edge) -> list[float]:
@@ -131,25 +137,30 @@ def tuning_mistake(
             f"training.learning_rates.{group} fixes a rate that tuning would choose; leave it out, or tune it by "
             f"tuning.grid: {{training.learning_rates.{group}: [...]}}"
         )
-    return next(filter(None, (_key_mistake(key, methods) for key in tuning.grid)), None) or _trials_mistake(
-        tuning, methods
+    if mistake := next(filter(None, (_key_mistake(key, methods) for key in tuning.grid)), None):
+        return mistake
+    counts = {name: len(tuning.combinations(name, methods)) for name in methods}
+    if len(set(counts.values())) < 2:
+        return None
+    most, fewest = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
+    return (
+        f"tuning.grid gives {most} {counts[most]} settings and {fewest} {counts[fewest]}; every method must have as "
+        "many trials: use keys of training, or options of every method with as many values"
     )
-
-
-def _values_mistake(key: str, values: Sequence[Any]) -> str | None:
-    if len(values) < 2:
-        return f"grid.{key} has {len(values)} value{'' if values else 's'}; list two at least, or set {key} itself"
-    for value in values:
-        if isinstance(value, dict | list) or (isinstance(value, str) and not _WORD.fullmatch(value)):
-            return f"grid.{key} contains {value!r}; use numbers, truth values, null or single words"
-    twice = [value for value, number in Counter(map(repr, values)).items() if number > 1]
-    return f"grid.{key} lists {twice[0]} twice; name each once" if twice else None
 
 
 def _key_mistake(key: str, methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
     kind, _, rest = key.partition(".")
     if kind == "training":
-        return _training_mistake(key, *rest.partition(".")[::2])
+        name, _, group = rest.partition(".")
+        if name == "lr":
+            return f"tuning.grid: {key!r} is what tuning.learning_rates lists; name the rates there"
+        if name in _SAME_FOR_ALL or name in NOT_IDENTITY:
+            return f"tuning.grid: {key!r} must be the same for all trials; leave it out"
+        known = [each for each in TrainingSettings.model_fields if each not in (*_SAME_FOR_ALL, *NOT_IDENTITY, "lr")]
+        if name not in known or (group and name not in _BY_GROUP):
+            return f"tuning.grid: training has no key {rest!r}{nearest(name, known)}"
+        return None
     if kind != "methods":
         return (
             f"tuning.grid: {key!r} is neither a key of training nor an option of a method; write training.KEY or "
@@ -167,25 +178,3 @@ def _key_mistake(key: str, methods: Mapping[str, Sequence[Mapping[str, Any]]]) -
     if option in ("type", "match"):
         return f"tuning.grid: {key!r} makes another method of {owner}; tune options that leave its type and its size"
     return None
-
-
-def _training_mistake(key: str, name: str, group: str) -> str | None:
-    if name == "lr":
-        return f"tuning.grid: {key!r} is what tuning.learning_rates lists; name the rates there"
-    if name in _SAME_FOR_ALL or name in NOT_IDENTITY:
-        return f"tuning.grid: {key!r} must be the same for all trials; leave it out"
-    known = [each for each in TrainingSettings.model_fields if each not in (*_SAME_FOR_ALL, *NOT_IDENTITY, "lr")]
-    if name not in known or (group and name not in _BY_GROUP):
-        return f"tuning.grid: training has no key {key.partition('.')[2]!r}{nearest(name, known)}"
-    return None
-
-
-def _trials_mistake(tuning: TuningSettings, methods: Mapping[str, Any]) -> str | None:
-    counts = {name: len(tuning.combinations(name, methods)) for name in methods}
-    if len(set(counts.values())) < 2:
-        return None
-    most, fewest = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
-    return (
-        f"tuning.grid gives {most} {counts[most]} settings and {fewest} {counts[fewest]}; every method must have as "
-        "many trials: use keys of training, or options of every method with as many values"
-    )

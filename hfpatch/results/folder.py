@@ -16,7 +16,7 @@ _KINDS: dict[str, type[Results]] = {
     "pretraining": StudyResults,
     "evaluation": EvaluationResults,
 }
-_COMMANDS: dict[type, str] = {ComparisonResults: "compare", StudyResults: "pretrain", EvaluationResults: "eval"}
+_COMMANDS = {"comparison": "compare", "pretraining": "pretrain", "evaluation": "eval"}
 _SINGLE = "{}: is one pretrained model, which has no report; its losses are in metrics.jsonl, studies have reports"
 _NOT_YET = "{}: no results yet (no results.json); hfpatch compare, or pretrain, with --resume completes this run"
 
@@ -50,14 +50,6 @@ def load_results(
     """
     if kind is not None and kind not in _KINDS:
         raise HfpatchError(f"kind={kind!r}{nearest(kind, _KINDS)}: give {', '.join(_KINDS)} or None")
-    results = _read(folder)
-    if kind is not None and results.kind != kind:
-        found, wanted = _COMMANDS[type(results)], _COMMANDS[_KINDS[kind]]
-        raise HfpatchError(f"{folder}: these are the results of hfpatch {found}, not of hfpatch {wanted}")
-    return results
-
-
-def _read(folder: str | Path) -> Results:
     folder = Path(folder)
     path = folder / RESULTS
     if not path.is_file():
@@ -65,15 +57,20 @@ def _read(folder: str | Path) -> Results:
             raise HfpatchError((_SINGLE if (folder / "result.json").is_file() else _NOT_YET).format(folder))
         raise HfpatchError(f"{folder}: no run here (results.json is missing); give the folder that hfpatch wrote")
     raw = read_json(path)
-    schema, kind = raw.get("schema"), str(raw.get("kind"))
-    if not isinstance(schema, int) or kind not in _KINDS:
+    schema, found = raw.get("schema"), str(raw.get("kind"))
+    if not isinstance(schema, int) or found not in _KINDS:
         raise HfpatchError(f"{path}: not written by hfpatch; give the folder that hfpatch wrote")
     if schema != SCHEMA:
         advice = "update hfpatch" if schema > SCHEMA else "run the command again"
         raise HfpatchError(f"{path}: has layout {schema}, this version reads {SCHEMA}; {advice}")
     if isinstance(raw.get("low_noise"), list):  # a file that has the differences by low-noise metrics apart
         raw["comparisons"] = [*raw.get("comparisons", []), *raw["low_noise"]]
-    return validate(printable(raw), _KINDS[kind], str(path))
+    results = validate(printable(raw), _KINDS[found], str(path))
+    if kind is not None and kind != found:
+        raise HfpatchError(
+            f"{folder}: these are the results of hfpatch {_COMMANDS[found]}, not of hfpatch {_COMMANDS[kind]}"
+        )
+    return results
 
 
 def load_comparison(folder: Path) -> ComparisonResults:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from hfpatch.errors import HfpatchError
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.held_out import HELD_OUT
-from hfpatch.results.parts import Comparison, GroupResult, TaskResult, TrainResult
-from hfpatch.results.schema import EvaluatedVariant, EvaluationResults
+from hfpatch.results.parts import Comparison, GroupResult, TaskResult
+from hfpatch.results.schema import EvaluationResults
 from hfpatch.results.study import StudyResults
 from hfpatch.results.verdicts import Verdict
 from hfpatch.support.notebook import html_table
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Record = dict[str, Any]
-Tables = Mapping[str, Callable[[], Iterable[Record]]]
 
 _COST = ("final_loss", "wall_s", "tokens_per_s", "peak_memory_bytes")
 
@@ -30,7 +29,32 @@ def data_frame(results: ComparisonResults | StudyResults | EvaluationResults, ta
     Raises:
         HfpatchError: if there is no such table, or pandas is not installed.
     """
-    tables = _tables(results)
+    tables: Mapping[str, Callable[[], Iterable[Record]]]
+    match results:
+        case ComparisonResults():
+            tables = {
+                "scores": lambda: _scores_of_methods(results),
+                "methods": lambda: _methods(results),
+                "verdicts": lambda: _pairs(results.verdicts),
+                "comparisons": lambda: _pairs(results.comparisons),
+                "curves": lambda: _curves(results),
+                "layers": lambda: _layers(results),
+                "trials": lambda: _trials(results),
+                "retention": lambda: _retention(results),
+            }
+        case StudyResults():
+            tables = {
+                "rows": lambda: _rows(results),
+                "verdicts": lambda: _pairs(results.verdicts),
+                "runs": lambda: _runs(results),
+                "curves": lambda: _curves_of_runs(results),
+            }
+        case EvaluationResults():
+            tables = {
+                "scores": lambda: _scores_of_variants(results),
+                "verdicts": lambda: _pairs(results.verdicts),
+                "comparisons": lambda: _pairs(results.comparisons),
+            }
     name = next(iter(tables)) if table is None else table
     if name not in tables:
         raise HfpatchError(f"to_pandas({name!r}): these results have no such table; there are {', '.join(tables)}")
@@ -51,40 +75,15 @@ def notebook_table(results: ComparisonResults | StudyResults | EvaluationResults
     return html_table(f"{name}{state}", headings, ([record.get(key) for key in headings] for record in records), notes)
 
 
-def _tables(results: ComparisonResults | StudyResults | EvaluationResults) -> Tables:
-    match results:
-        case ComparisonResults():
-            return {
-                "scores": lambda: _scores_of_methods(results),
-                "methods": lambda: _methods(results),
-                "verdicts": lambda: _pairs(results.verdicts),
-                "comparisons": lambda: _pairs(results.comparisons),
-                "curves": lambda: _curves(results),
-                "layers": lambda: _layers(results),
-                "trials": lambda: _trials(results),
-                "retention": lambda: _retention(results),
-            }
-        case StudyResults():
-            return {
-                "rows": lambda: _rows(results),
-                "verdicts": lambda: _pairs(results.verdicts),
-                "runs": lambda: _runs(results),
-                "curves": lambda: _curves_of_runs(results),
-            }
-        case EvaluationResults():
-            return {
-                "scores": lambda: _scores_of_variants(results),
-                "verdicts": lambda: _pairs(results.verdicts),
-                "comparisons": lambda: _pairs(results.comparisons),
-            }
-
-
-def _scores(score: TaskResult) -> Iterator[Record]:
-    groups = None if score.clusters is None else score.clusters.groups
+def _scores(score: TaskResult | GroupResult) -> Iterator[Record]:
+    if isinstance(score, GroupResult):  # it has no primary metric, and its tasks are taken as independent
+        task, clusters, primary = score.group, None, None
+    else:
+        task, clusters, primary = score.task, score.clusters, score.primary
     for metric, value in score.metrics.items():
         yield {
-            **{"task": score.task, "metric": metric, "value": value, "stderr": score.stderr.get(metric)},
-            **{"n": score.n, "groups": groups, "primary": metric == score.primary},
+            **{"task": task, "metric": metric, "value": value, "stderr": score.stderr.get(metric)},
+            **{"n": score.n, "groups": clusters and clusters.groups, "primary": metric == primary},
         }
 
 
@@ -100,6 +99,7 @@ def _scores_of_methods(results: ComparisonResults) -> Iterator[Record]:
 def _methods(results: ComparisonResults) -> Iterator[Record]:
     for name, method in results.methods.items():
         losses = list(method.held_out_losses.values())
+        trained = [run.train for run in method.runs.values() if run.train is not None]
         yield {
             "method": name,
             **method.parameters.to_json(),
@@ -108,13 +108,8 @@ def _methods(results: ComparisonResults) -> Iterator[Record]:
             "seeds": len(method.runs),
             "diverged": len(method.diverged),
             "held_out_loss": fmean(losses) if losses else None,
-            **_cost([run.train for run in method.runs.values() if run.train is not None]),
+            **{key: fmean(getattr(each, key) for each in trained) if trained else None for key in _COST},
         }
-
-
-def _cost(trained: list[TrainResult]) -> Record:
-    """Return the mean over seeds of what training came to."""
-    return {key: fmean(getattr(each, key) for each in trained) if trained else None for key in _COST}
 
 
 def _pairs(pairs: Iterable[Comparison | Verdict]) -> Iterator[Record]:
@@ -186,16 +181,10 @@ def _curves_of_runs(study: StudyResults) -> Iterator[Record]:
 def _scores_of_variants(results: EvaluationResults) -> Iterator[Record]:
     for name, variant in results.variants.items():
         own = {"model": name, "patch": variant.patch, "added": variant.added}
-        yield from ({**own, **score} for group in (variant.groups or {}).values() for score in _scores_of_group(group))
+        yield from (
+            {**own, **score, "is_group": True} for each in (variant.groups or {}).values() for score in _scores(each)
+        )
         yield from ({**own, **score, "is_group": False} for each in variant.scores.values() for score in _scores(each))
-
-
-def _scores_of_group(group: GroupResult) -> Iterator[Record]:
-    for metric, value in group.metrics.items():
-        yield {
-            **{"task": group.group, "metric": metric, "value": value, "stderr": group.stderr.get(metric)},
-            **{"n": group.n, "groups": None, "primary": False, "is_group": True},
-        }
 
 
 def _overview(results: ComparisonResults | StudyResults | EvaluationResults) -> Iterator[Record]:
@@ -204,27 +193,22 @@ def _overview(results: ComparisonResults | StudyResults | EvaluationResults) -> 
             for name, method in results.methods.items():
                 losses = method.held_out_losses.values()
                 held_out = {"held-out loss": fmean(losses)} if losses and HELD_OUT not in results.tasks else {}
-                scores = dict(_of_tasks(results, name))
-                yield {"method": name, "trainable": method.trainable, **held_out, **scores}
+                record = {"method": name, "trainable": method.trainable, **held_out}
+                for task in results.tasks:
+                    metric = results.deciding[task].metric
+                    mean, made = results.mean(name, task, metric), results.verdict(name, task, results.baseline)
+                    shown = mean if made is None or mean is None else f"{mean:.4g} ({made.verdict})"
+                    record[f"{task} ({metric})"] = shown
+                yield record
         case StudyResults():
             for record in _rows(results):
                 yield {key: record[key] for key in record if key not in ("sd", "seconds_per_step", "diverged", "best")}
         case EvaluationResults():
             for name, variant in results.variants.items():
                 scores = {score.task: score.metrics.get(score.primary) for score in variant.scores.values()}
-                yield {"model": name, "added": variant.added, **dict(_of_groups(variant)), **scores}
-
-
-def _of_tasks(results: ComparisonResults, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield what a method has on each task: the mean over seeds of the measure that decides it, and the verdict."""
-    for task in results.tasks:
-        metric = results.deciding[task].metric
-        mean, made = results.mean(name, task, metric), results.verdict(name, task, results.baseline)
-        shown = mean if made is None or mean is None else f"{mean:.4g} ({made.verdict})"
-        yield f"{task} ({metric})", shown
-
-
-def _of_groups(variant: EvaluatedVariant) -> Iterator[tuple[str, float]]:
-    """Yield each aggregated metric of each group of tasks: a group has no primary one."""
-    for group in (variant.groups or {}).values():
-        yield from ((f"{group.group} ({metric})", value) for metric, value in group.metrics.items())
+                groups = {
+                    f"{group.group} ({metric})": value
+                    for group in (variant.groups or {}).values()
+                    for metric, value in group.metrics.items()
+                }
+                yield {"model": name, "added": variant.added, **groups, **scores}

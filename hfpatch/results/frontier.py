@@ -130,23 +130,11 @@ def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict
     if not neither and not (better and worse):
         return f"is {'ahead of' if better else 'behind'} {name} at every budget"
     if better and worse and not neither and (crossing := _crossing(results, verdicts)) is not None:
-        side, other = ("ahead of", "behind") if _first_is_better(verdicts) else ("behind", "ahead")
+        first = next(iter(verdicts.values()))
+        side, other = ("ahead of", "behind") if first.verdict == "better" else ("behind", "ahead")
         return f"is {side} {name} below {crossing:,} parameters, {other} above"
-    parts = [
-        f"{words} at {listed(budgets)}"
-        for words, budgets in (
-            (f"ahead of {name}", better),
-            (f"behind {name}", worse),
-            ("shows no difference", neither),
-        )
-        if budgets
-    ]
-    return f"is {listed(parts)}"
-
-
-def _first_is_better(verdicts: Mapping[str, Verdict]) -> bool:
-    first = next(iter(verdicts.values()))
-    return (first.difference > 0) == first.higher_is_better
+    said = {f"ahead of {name}": better, f"behind {name}": worse, "shows no difference": neither}
+    return f"is {listed([f'{words} at {listed(budgets)}' for words, budgets in said.items() if budgets])}"
 
 
 def _crossing(results: ComparisonResults, verdicts: Mapping[str, Verdict]) -> int | None:

@@ -52,11 +52,9 @@ Numbers = Annotated[dict[str, float], BeforeValidator(_numbers)]
 
 def _or(other: float) -> BeforeValidator:
     """Take ``other`` for null and for every number that is not finite."""
-    return BeforeValidator(lambda value: other if value is None or _is_endless(value) else value)
-
-
-def _is_endless(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+    return BeforeValidator(
+        lambda value: other if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
+    )
 
 
 Low = Annotated[float, _or(-math.inf), PlainSerializer(_or_null, float | None)]

@@ -168,7 +168,8 @@ def write_published(
             values, weights = np.stack([run[task].metrics[metric] for run in read]), f"{_WEIGHTS}/{task}/{metric}"
             if values.ndim == 3 and (values[..., 1] == tensors.setdefault(weights, values[0, :, 1])).all():
                 values = values[..., 0]
-            tensors[f"{method}/{task}/{metric}"] = values.astype(np.uint8) if _is_right_or_wrong(values) else values
+            right_or_wrong = bool(np.isin(values, (0.0, 1.0)).all())
+            tensors[f"{method}/{task}/{metric}"] = values.astype(np.uint8) if right_or_wrong else values
     header = {"documents": documents, "seeds": {method: sorted(runs) for method, runs in records.items()}}
     tensors = {name: np.ascontiguousarray(values) for name, values in tensors.items()}  # save_file ignores strides
     with atomic_file(out / VALUES) as temporary:
@@ -186,11 +187,10 @@ def published_runs(out: Path) -> dict[str, dict[int, Path]]:
             seeds = json.loads(file.metadata()[_HEADER])["seeds"]
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise HfpatchError(f"{out / VALUES}: no values of a comparison ({error}); run it again") from error
-    return {method: {seed: _records_of(out, method, seed) for seed in own} for method, own in seeds.items()}
-
-
-def _records_of(out: Path, method: str, seed: int) -> Path:
-    return out / "runs" / method / f"seed-{seed}" / "evaluations"
+    return {
+        method: {seed: out / "runs" / method / f"seed-{seed}" / "evaluations" for seed in own}
+        for method, own in seeds.items()
+    }
 
 
 def _read_published(folder: Path) -> dict[str, TaskValues]:
@@ -214,7 +214,3 @@ def _read_published(folder: Path) -> dict[str, TaskValues]:
             return found
     except (OSError, SafetensorError, KeyError, IndexError, TypeError, ValueError, AttributeError):
         return {}
-
-
-def _is_right_or_wrong(values: Array) -> bool:
-    return bool(np.isin(values, (0.0, 1.0)).all())

@@ -48,12 +48,12 @@ def mean_series(runs: Iterable[LayerSeries]) -> list[LayerSeries]:
     found: dict[tuple[str, str], list[LayerSeries]] = {}
     for series in runs:
         found.setdefault((series.quantity, series.group), []).append(series)
-    return [each[0].model_copy(update={"points": _mean([one.points for one in each])}) for each in found.values()]
-
-
-def _mean(runs: list[dict[int, float]]) -> dict[int, float]:
-    layers = sorted({layer for points in runs for layer in points})
-    return {layer: fmean(points[layer] for points in runs if layer in points) for layer in layers}
+    means = []
+    for each in found.values():
+        layers = sorted({layer for series in each for layer in series.points})
+        points = {at: fmean(series.points[at] for series in each if at in series.points) for at in layers}
+        means.append(each[0].model_copy(update={"points": points}))
+    return means
 
 
 def patch_norms(patch: Path) -> list[LayerSeries]:

@@ -34,6 +34,7 @@ POWER = 0.80
 Outcome = Literal["better", "worse", "no difference shown", "not tested"]
 Pairs = Mapping[Question, Sequence[tuple[str, str]]]
 """The method and the other of every pair that a question compares."""
+_MEASURED = ("difference", "low", "high", "p", "n", "clusters", "seeds", "test")
 QUESTIONS: dict[Question, str] = {
     "base": "does it change the base?",
     "lora": "is it better than LoRA?",
@@ -152,8 +153,13 @@ def judge(
         for method, other in declared:
             for task, measure in measures.items():
                 one = made.get((method, other, task, measure.metric))
-                why = why_not(method, other, task) if one is None else ""
-                drafts.append((_draft(question, (method, other, task), measure, one, why), one))
+                known = {} if one is None else {key: getattr(one, key) for key in _MEASURED}
+                if one is None:
+                    known["why"] = why_not(method, other, task)
+                elif one.p is None:
+                    known["why"] = one.test.removeprefix("none (").removesuffix(")")
+                named = {"question": question, "method": method, "other": other, "task": task}
+                drafts.append((Verdict(**named, **measure._asdict(), **known), one))
         tested = [(place, one) for place, (_, one) in enumerate(drafts) if one is not None and one.p is not None]
         corrected = holm([one.p or 0.0 for _, one in tested])
         for rank, index in enumerate(sorted(range(len(tested)), key=lambda each: tested[each][1].p or 0.0)):
@@ -162,19 +168,6 @@ def judge(
             drafts[place] = _decided(drafts[place][0], one, corrected[index], len(tested), step), one
         found += [draft for draft, _ in drafts]
     return found
-
-
-def _draft(
-    question: Question, place: tuple[str, str, str], measure: Measure, one: Comparison | None, why: str
-) -> Verdict:
-    """Return a verdict before any test: of what was not compared, or has too few documents."""
-    method, other, task = place
-    named = {"question": question, "method": method, "other": other, "task": task, **measure._asdict()}
-    if one is None:
-        return Verdict(**named, why=why)
-    known = {key: getattr(one, key) for key in ("difference", "low", "high", "p", "n", "clusters", "seeds", "test")}
-    reason = "" if one.p is not None else one.test.removeprefix("none (").removesuffix(")")
-    return Verdict(**named, **known, why=reason or why)
 
 
 def _decided(draft: Verdict, one: Comparison, p_corrected: float, family: int, step: float) -> Verdict:

@@ -15,7 +15,7 @@ from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.documents import Documents, describe_documents
 from hfpatch.data.load import load_splits
 from hfpatch.data.plan import BatchPlan, draw_plans
-from hfpatch.data.vocabulary import check_tokenizer
+from hfpatch.data.tokenizer import check_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import choose_library
 from hfpatch.recipes.budgets import TOLERANCE, budget_in, family_of

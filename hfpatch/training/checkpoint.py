@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch.optim.lr_scheduler import LRScheduler
 
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.strict import flatten
 from hfpatch.support.files import atomic_directory, check_manifest, read_json, write_json, write_manifest
 from hfpatch.training.records import LoopState
 from hfpatch.training.sharding import like, under_deepspeed, whole_tensors
@@ -62,18 +63,9 @@ def save_checkpoint(
 ) -> None:
     """Write ``folder/step-<step>`` and remove all but the ``keep`` newest and the best.
 
-    Every process must call it: tensors in pieces are gathered first.
-
-    Args:
-        folder: the run's checkpoint folder.
-        step: optimiser steps done.
-        parameters: what is trained, by name.
-        optimizer: its state is stored by parameter name.
-        scheduler: its state is stored as JSON.
-        identity: what a resumed run must share: plan, data, settings.
-        state: what else the run knows; names the best checkpoint.
-        keep: how many checkpoints to keep.
-        write: whether this process writes.
+    Every process must call it, as tensors in pieces are gathered first; one has ``write`` set. The optimiser's state is
+    stored by parameter name, the schedule's as JSON. ``identity`` is what a resumed run must share: plan, data,
+    settings. ``state`` names the best checkpoint.
     """
     moments = whole_tensors(
         {
@@ -123,7 +115,13 @@ def newest_checkpoint(folder: Path, identity: Mapping[str, Any]) -> Checkpoint |
         except HfpatchError as error:
             damage = damage or error
             continue
-        _check_identity(path, stored, identity)
+        old = flatten(stored)
+        for name, value in flatten(identity).items():
+            if old.get(name) != value:
+                raise HfpatchError(
+                    f"{path}: the checkpoint is of a run with another {name} ({old.get(name)}, now {value}); "
+                    "resume with the same recipe or start a new run"
+                )
         if damage is not None:
             warnings.warn(f"{damage}; going on from {path.name}", stacklevel=2)
         return checkpoint
@@ -209,24 +207,6 @@ def _read_whole(path: Path) -> tuple[Checkpoint, dict[str, Any]]:
         return Checkpoint(path, content["step"], state, content["resumable"]), dict(content["identity"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise HfpatchError(f"{path / _STATE}: damaged, as it is no state of a run ({error!r})") from error
-
-
-def _check_identity(path: Path, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint of another run, naming the first thing in which they differ."""
-    old, new = _flat(stored), _flat(identity)
-    for name, value in new.items():
-        if old.get(name) != value:
-            raise HfpatchError(
-                f"{path}: the checkpoint is of a run with another {name} ({old.get(name)}, now {value}); "
-                "resume with the same recipe or start a new run"
-            )
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _load(path: Path) -> dict[str, torch.Tensor]:

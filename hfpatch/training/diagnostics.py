@@ -76,12 +76,7 @@ def diagnose(
     Weights, mode and generators are left as they were, so training continues as without it. Where weights lie in pieces
     on several processes, all of them must call it.
 
-    Args:
-        model: from :func:`hfpatch.models.build_scratch`.
-        blocks: the evaluation blocks; what fills up a row is not counted.
-        step: optimiser steps done.
-        batch_size: blocks in one forward pass.
-        autocast: the forward pass's autocast dtype.
+    The model is from :func:`hfpatch.models.build_scratch`, ``step`` the optimiser steps done. Padding is not counted.
     """
     means = TokenMeans[tuple[int, str]]()
 

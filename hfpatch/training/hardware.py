@@ -7,6 +7,7 @@ import functools
 import math
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -101,16 +102,13 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Return the floating-point operations a second of a large matrix product, measured once a process."""
     side = _SIDE.get(device.type, _SIDE["cuda"])
     left = torch.randn(side, side, device=device).to(dtype)
+    on_cuda = device.type == "cuda"
+    wait: Callable[[], None] = functools.partial(torch.cuda.synchronize, device) if on_cuda else lambda: None
     best = math.inf
     for _ in range(_REPEATS):
-        _wait(device)
+        wait()
         start = time.perf_counter()
         torch.mm(left, left)
-        _wait(device)
+        wait()
         best = min(best, time.perf_counter() - start)
     return float(2.0 * side**3 / best)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -52,16 +52,16 @@ def end_with_parent(name: str) -> None:
 
 def end_when(gone: Callable[[], bool], name: str) -> None:
     """End this process by SIGTERM once another one is ``gone``; ``name`` is what messages call that."""
-    threading.Thread(target=_watch, args=(gone, name), daemon=True).start()
 
+    def watch() -> None:
+        while not gone():
+            time.sleep(_POLL_S)
+        print(f"hfpatch: the {name} is gone, so this process ends", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)  # the step is finished and saved, if one is running
+        time.sleep(_GRACE_S)
+        os._exit(128 + signal.SIGTERM)
 
-def _watch(gone: Callable[[], bool], name: str) -> None:
-    while not gone():
-        time.sleep(_POLL_S)
-    print(f"hfpatch: the {name} is gone, so this process ends", file=sys.stderr, flush=True)
-    os.kill(os.getpid(), signal.SIGTERM)  # the step is finished and saved, if one is under way
-    time.sleep(_GRACE_S)
-    os._exit(128 + signal.SIGTERM)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class SigtermWatch:

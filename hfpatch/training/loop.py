@@ -22,7 +22,7 @@ from accelerate.utils import (
 )
 from transformers import PreTrainedModel
 
-from hfpatch.data.collate import collate
+from hfpatch.data.blocks import collate
 from hfpatch.errors import HfpatchError
 from hfpatch.models.attention import fast_attention
 from hfpatch.nn.matmul import choose_library, fast_matmul

@@ -61,11 +61,21 @@ def loss_from_hidden(
         dtype = torch.get_autocast_dtype(hidden.device.type)
         rows, weight, bias = rows.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     with torch.autocast(hidden.device.type, enabled=False):
-        if not by_token:
-            return _summed_loss(rows, weight, bias, targets, tail)
-        losses = torch.zeros(labels.numel(), dtype=torch.float32, device=hidden.device)
-        losses[kept] = _losses(rows, weight, bias, targets, tail)
-        return losses.view(labels.shape)
+        if tail.scale != 1.0:
+            rows, bias = rows * tail.scale, None if bias is None else bias * tail.scale
+        if by_token:
+            losses = torch.zeros(labels.numel(), dtype=torch.float32, device=hidden.device)
+            losses[kept] = _losses(rows, weight, bias, targets, tail.cap)
+            return losses.view(labels.shape)
+        if len(rows) == 0:
+            return (rows.sum() + 0.0 * weight.sum()).float()
+        liger = _liger() if rows.is_cuda else None
+        if liger is not None:
+            loss: Tensor = liger(rows, weight, targets, bias=bias, reduction="sum", softcap=tail.cap)
+            return loss
+        size = chunk_rows(len(weight), rows.device)
+        loss = ChunkedLoss.apply(rows, weight, bias, targets, tail.cap, size)  # type: ignore[no-untyped-call]
+        return loss
 
 
 def chunk_rows(vocabulary: int, device: torch.device) -> int:
@@ -74,33 +84,13 @@ def chunk_rows(vocabulary: int, device: torch.device) -> int:
     return max(_FEWEST_ROWS, 1 << max(0, fitting.bit_length() - 1))
 
 
-def _summed_loss(rows: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, tail: Tail) -> Tensor:
-    if len(rows) == 0:
-        return (rows.sum() + 0.0 * weight.sum()).float()
-    rows, bias = _scaled(rows, bias, tail)
-    size = chunk_rows(len(weight), rows.device)
-    liger = _liger() if rows.is_cuda else None
-    if liger is not None:
-        loss: Tensor = liger(rows, weight, targets, bias=bias, reduction="sum", softcap=tail.cap)
-        return loss
-    loss = ChunkedLoss.apply(rows, weight, bias, targets, tail.cap, size)  # type: ignore[no-untyped-call]
-    return loss
-
-
 @torch.no_grad()
-def _losses(rows: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, tail: Tail) -> Tensor:
+def _losses(rows: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, cap: float | None) -> Tensor:
     """Return each row's cross-entropy (rows,), computed as `ChunkedLoss` does."""
-    rows, bias = _scaled(rows, bias, tail)
     compute, step = (_tiles, _TILE[0]) if rows.device.type == "cpu" else (_chunk, chunk_rows(len(weight), rows.device))
     parts = [slice(start, start + step) for start in range(0, len(rows), step)]
-    found = [compute(rows[part], weight, bias, targets[part], tail.cap, [False] * 3)[0] for part in parts]
+    found = [compute(rows[part], weight, bias, targets[part], cap, [False] * 3)[0] for part in parts]
     return torch.cat(found) if found else rows.new_zeros(0)
-
-
-def _scaled(rows: Tensor, bias: Tensor | None, tail: Tail) -> tuple[Tensor, Tensor | None]:
-    if tail.scale == 1.0:
-        return rows, bias
-    return rows * tail.scale, None if bias is None else bias * tail.scale
 
 
 class ChunkedLoss(torch.autograd.Function):

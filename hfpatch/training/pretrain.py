@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -51,19 +50,9 @@ def pretrain(
     line is the last of metrics.jsonl, no model is written (what is in memory is no trained model), and resuming
     returns the same result at once.
 
-    Args:
-        model: a model from :func:`hfpatch.training.architecture.build_model`, or one to train further.
-        settings: the recipe's pretraining section.
-        blocks: the training blocks.
-        plan: which blocks each step sees, drawn for these blocks.
-        evaluation_blocks: the loss on all of them is recorded as ``eval_loss``.
-        tokenizer: saved beside the model.
-        seed: fixes the randomness of dropout.
-        run_dir: the run's own folder.
-        resume: continue from the newest checkpoint in ``run_dir``; without one, start again.
-        on_step: called after each step, on the main process.
-        origin: hashes of the tokenizer and of the architecture, kept in every checkpoint; a run only resumes with the
-            same ones.
+    The model is one of :func:`hfpatch.training.architecture.build_model`, or one to train further. ``tokenizer`` is
+    saved beside it, and ``origin`` has the hashes of the tokenizer and of the architecture. Other arguments are those
+    of :func:`hfpatch.training.probe.train_probe`, ``evaluation_blocks`` its ``held_out``.
 
     Raises:
         HfpatchError: as :func:`hfpatch.training.probe.train_probe`, though never for a loss; if
@@ -91,10 +80,16 @@ def pretrain(
     )
     result = run_training(model, run, resume=resume)
     if result.diverged_step is None and PartialState().is_main_process:
-        with atomic_directory(run_dir / "model") as temporary, _no_progress_bar():
-            model.save_pretrained(temporary)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(temporary)
+        shows_progress = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            with atomic_directory(run_dir / "model") as temporary:
+                model.save_pretrained(temporary)
+                if tokenizer is not None:
+                    tokenizer.save_pretrained(temporary)
+        finally:
+            if shows_progress:
+                logging.enable_progress_bar()
     return result
 
 
@@ -138,14 +133,3 @@ def check_settings(settings: PretrainSettings, model: PreTrainedModel) -> None:
             f"training.diverged_above is {bound:g} nats a token; must be above ln V = {untrained:.2f}, the loss with "
             f"which a model of {vocabulary} tokens begins"
         )
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

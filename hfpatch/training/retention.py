@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.data.blocks import IGNORE, TokenBlocks
-from hfpatch.data.collate import collate
 from hfpatch.nn.matmul import linear
 from hfpatch.sites.lm_head import LMHead, find_lm_head
 from hfpatch.sites.tower import base_model
 from hfpatch.support.modes import evaluating, keeping_flags
 from hfpatch.training.head import is_plain
 from hfpatch.training.loss import shifted
-from hfpatch.training.validation import autocast_context, block_rows, block_starts
+from hfpatch.training.validation import autocast_context, batches_of
 from hfpatch.tuners.adapters import AdapterWrapper, adapters_disabled
 
 _TILES = {"cpu": (512, 2048), "cuda": (4096, 8192)}
@@ -127,13 +125,8 @@ def document_changes(
     head, with a scale and a soft cap at most (:func:`hfpatch.sites.lm_head.find_lm_head`), computes its own, of one
     block at a time.
 
-    Args:
-        model: a causal LM with adapters, not wrapped; without adapters it is the base, which changes nothing.
-        blocks: blocks that know their documents.
-        batch_size: blocks in one forward pass.
-        autocast: the forward pass's autocast dtype.
-        process: this process's number.
-        processes: how many processes share the work.
+    The model has adapters and is not wrapped; without adapters it is the base, which changes nothing. Other arguments
+    are those of :func:`hfpatch.training.validation.mean_loss`.
 
     Returns:
         (documents, 5): predicted tokens of each document, and over them the sums of the base's nats, the patched
@@ -147,23 +140,24 @@ def document_changes(
     causal: Any = base_model(model)
     head = find_lm_head(causal)
     head = head if head is not None and is_plain(head.head) else None
+    adapters = [module for module in causal.modules() if isinstance(module, AdapterWrapper)]
     size = batch_size if head is not None else 1
     device = next(model.parameters()).device
     sums = np.zeros((int(blocks.owners.max()) + 1, 5))
     with torch.no_grad(), evaluating(model):
-        for start in block_starts(blocks, size, process, processes):
-            rows = block_rows(blocks, start, size)
-            batch = {name: value.to(device) for name, value in collate(rows).items()}
+        for start, rows, batch in batches_of(blocks, size, device, process, processes):
             targets = shifted(batch.pop("labels"))
             kept = (targets != IGNORE).nonzero().squeeze(1)
             with autocast_context(autocast, device):
-                states = _on_and_off(causal, partial(_rows, causal, head, batch))
+                base = patched = _rows(causal, head, batch)
+                if adapters:
+                    with keeping_flags(causal), adapters_disabled(adapters):
+                        base = _rows(causal, head, batch)
             if not len(kept):
                 continue
-            taken = states[0][kept.to(states[0].device)], states[1][kept.to(states[1].device)]
-            found = compare_logits(
-                _slices(head, taken, autocast), targets[kept].to(taken[0].device), _width(head, taken)
-            )
+            taken = base[kept.to(base.device)], patched[kept.to(patched.device)]
+            vocabulary = taken[0].shape[1] if head is None else len(head.head.weight)
+            found = compare_logits(_slices(head, taken, autocast), targets[kept].to(taken[0].device), vocabulary)
             predicted = torch.stack([row["labels"] for row in rows])[:, 1:].numpy() != IGNORE
             owners = blocks.owners[start : start + len(rows), 1:][predicted]
             values = np.stack([np.ones(len(owners)), *(each.cpu().numpy() for each in found)], axis=1)
@@ -171,24 +165,10 @@ def document_changes(
     return sums
 
 
-def _on_and_off(model: nn.Module, run: Callable[[], Tensor]) -> Both:
-    """Return what the base and what the patched model compute."""
-    layers = [module for module in model.modules() if isinstance(module, AdapterWrapper)]
-    patched = run()
-    if not layers:
-        return patched, patched
-    with keeping_flags(model), adapters_disabled(layers):
-        return run(), patched
-
-
 def _rows(model: Any, head: LMHead | None, batch: dict[str, Tensor]) -> Tensor:
     """Return the last hidden states (batch · seq, hidden), or where there is no plain head the logits."""
     rows: Tensor = model(**batch, use_cache=False).logits if head is None else head.body(**batch, use_cache=False)[0]
     return rows.flatten(0, 1)
-
-
-def _width(head: LMHead | None, rows: Both) -> int:
-    return rows[0].shape[1] if head is None else len(head.head.weight)
 
 
 def _slices(head: LMHead | None, rows: Both, autocast: str | None) -> Slices:

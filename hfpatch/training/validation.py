@@ -10,12 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from hfpatch.data.blocks import IGNORE, TokenBlocks
-from hfpatch.data.collate import collate
+from hfpatch.data.blocks import IGNORE, TokenBlocks, collate
 from hfpatch.support.modes import evaluating
 from hfpatch.training.head import loss_in_forward
 
-Rows = list[dict[str, torch.Tensor]]
+Row = dict[str, torch.Tensor]
 
 
 def autocast_context(dtype: str | None, device: torch.device) -> contextlib.AbstractContextManager[object]:
@@ -49,9 +48,7 @@ def mean_loss(
     device = next(model.parameters()).device
     total, count = torch.zeros((), dtype=torch.float64), 0
     with torch.no_grad(), evaluating(model), loss_in_forward(model):
-        for start in block_starts(blocks, batch_size, process, processes):
-            rows = block_rows(blocks, start, batch_size)
-            batch = {name: value.to(device) for name, value in collate(rows).items()}
+        for _, rows, batch in batches_of(blocks, batch_size, device, process, processes):
             with autocast_context(autocast, device):
                 total += float(model(**batch, use_cache=False).loss)
             count += sum(int((row["labels"] != IGNORE).sum()) for row in rows)
@@ -76,13 +73,7 @@ def document_losses(
 
     A token belongs to the document that it is from (``blocks.owners``), also where the row began with another one.
 
-    Args:
-        model: a causal LM, not wrapped; it is left in its mode.
-        blocks: blocks that know their documents.
-        batch_size: as of `mean_loss`, and so on.
-        autocast: the forward pass's autocast dtype.
-        process: this process's number.
-        processes: how many processes share the work.
+    The model, which is not wrapped, is left in its mode. Other arguments are those of `mean_loss`.
 
     Returns:
         (documents, 2) nats and predicted tokens of each document.
@@ -95,9 +86,7 @@ def document_losses(
     device = next(model.parameters()).device
     sums = np.zeros((int(blocks.owners.max()) + 1, 2))
     with torch.no_grad(), evaluating(model), loss_in_forward(model, by_token=True):
-        for start in block_starts(blocks, batch_size, process, processes):
-            rows = block_rows(blocks, start, batch_size)
-            batch = {name: value.to(device) for name, value in collate(rows).items()}
+        for start, rows, batch in batches_of(blocks, batch_size, device, process, processes):
             with autocast_context(autocast, device):
                 losses = model(**batch, use_cache=False).loss[:, :-1]  # (batch, seq - 1), at the place before the token
             predicted = torch.stack([row["labels"] for row in rows])[:, 1:].numpy() != IGNORE
@@ -108,15 +97,17 @@ def document_losses(
     return sums
 
 
-def block_starts(blocks: TokenBlocks, size: int, process: int, processes: int) -> Iterator[int]:
-    """Yield the first block of each of a process's batches; all processes have equally many, some beyond the end."""
-    return (first + process * size for first in range(0, len(blocks), size * processes))
+def batches_of(
+    blocks: TokenBlocks, size: int, device: torch.device, process: int = 0, processes: int = 1
+) -> Iterator[tuple[int, list[Row], Row]]:
+    """Yield a process's batches: the index of the first block, the blocks, and these as one batch on the device.
 
-
-def block_rows(blocks: TokenBlocks, start: int, size: int) -> Rows:
-    """Return up to ``size`` blocks; beyond the end one that predicts nothing."""
-    rows = [blocks[index] for index in range(start, min(start + size, len(blocks)))]
-    if not rows:
-        spare = blocks[0]
-        rows = [{**spare, "labels": torch.full_like(spare["labels"], IGNORE)}]
-    return rows
+    All processes have equally many; one beyond the last block is a block that predicts nothing.
+    """
+    for first in range(0, len(blocks), size * processes):
+        start = first + process * size
+        rows = [blocks[index] for index in range(start, min(start + size, len(blocks)))]
+        if not rows:
+            spare = blocks[0]
+            rows = [{**spare, "labels": torch.full_like(spare["labels"], IGNORE)}]
+        yield start, rows, {name: value.to(device) for name, value in collate(rows).items()}

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hfpatch.data.blocks import IGNORE, blocks_from_stream
+from hfpatch.data.blocks import IGNORE, blocks_from_stream, collate
 from hfpatch.data.tokenizer import TokenStream, tokenize_in_parts
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
@@ -80,3 +80,15 @@ def test_tokenise_drops_lone_tokens_and_needs_an_end_of_text(tokenizer):
     bare = type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer)
     with pytest.raises(HfpatchError, match="no end-of-text token"):
         list(tokenize_in_parts(["the mill"], bare, append_eos=True))
+
+
+def test_rows_are_stacked_without_what_a_model_assumes_by_itself():
+    def stacked(*rows):
+        return collate([{name: torch.tensor(value) for name, value in row.items()} for row in rows])
+
+    batch = stacked({"input_ids": [1, 2], "position_ids": [0, 0]}, {"input_ids": [3, 4], "position_ids": [0, 1]})
+    assert batch["input_ids"].tolist() == [[1, 2], [3, 4]]
+    assert batch["position_ids"].tolist() == [[0, 0], [0, 1]]
+    assert set(stacked({"input_ids": [1, 2], "position_ids": [0, 1]})) == {"input_ids"}
+    assert set(stacked({"input_ids": [1, 2], "attention_mask": [1, 1]})) == {"input_ids"}
+    assert "attention_mask" in stacked({"input_ids": [1, 2], "attention_mask": [1, 0]})

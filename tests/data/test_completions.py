@@ -158,7 +158,7 @@ TOOLS = [
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
 @pytest.mark.parametrize("form", ["messages", "prompt_completion"])
-def test_tools_and_template_options_are_given_as_trl_gives_them(chat, tmp_path, kind, form):
+def test_tools_and_template_options_are_given_as_trl_gives_them(chat, tmp_path, monkeypatch, kind, form):
     """Also as JSON, and without the nulls that a table adds where rows differ."""
     trl = pytest.importorskip("trl.data_utils")
     asked, said = turns(("user", "Light the lamp.")), turns(("assistant", "It is lit."))
@@ -172,44 +172,29 @@ def test_tools_and_template_options_are_given_as_trl_gives_them(chat, tmp_path, 
         rows[1]["tools"] = json.dumps(other)
         source = write_rows(tmp_path / "a.jsonl", rows)
     else:
-        table, source = (
-            datasets.Dataset.from_list(rows),
-            str(tmp_path / ("a.parquet" if kind == "parquet" else "saved")),
-        )
+        table, source = datasets.Dataset.from_list(rows), str(tmp_path / f"a.{kind}")
         table.to_parquet(source) if kind == "parquet" else table.save_to_disk(source)
-    chat.chat_template = WITH_TOOLS
-    try:
-        blocks = load_splits(DataSettings(source=source, format=form, layout="padded", block_size=400), chat).train
-        found = [
-            chat.decode(blocks[row]["input_ids"][blocks[row].get("attention_mask") == 1]) for row in range(len(blocks))
-        ]
-        expected = [
-            "".join(trl.apply_chat_template({**shape, **options}, chat, tools=tools).values())
-            for tools, options in (
-                (TOOLS, {"chat_template_kwargs": {"brief": True}}),
-                (other, {}),
-                (None, {}),
-                (None, {}),
-            )
-        ]
-    finally:
-        chat.chat_template = PLAIN
-    assert found == expected
+    monkeypatch.setattr(chat, "chat_template", WITH_TOOLS)
+    blocks = load_splits(DataSettings(source=source, format=form, layout="padded", block_size=400), chat).train
+    rows = [blocks[row] for row in range(len(blocks))]
+    found = [chat.decode(row["input_ids"][row.get("attention_mask") == 1]) for row in rows]
+    brief = {"chat_template_kwargs": {"brief": True}}
+    assert found == [
+        "".join(trl.apply_chat_template({**shape, **options}, chat, tools=tools).values())
+        for tools, options in ((TOOLS, brief), (other, {}), (None, {}), (None, {}))
+    ]
     assert '"dim"' in found[1]
     assert "tools" not in found[2]
 
 
-def test_a_column_that_the_template_would_use_is_named(chat, tmp_path):
+def test_a_column_that_the_template_would_use_is_named(chat, tmp_path, monkeypatch):
     row = {"messages": turns(("user", "a"), ("assistant", "b")), "documents": [{"text": "c"}], "id": 7, "loop": 1}
-    chat.chat_template = WITH_TOOLS
     data = DataSettings(source=write_rows(tmp_path / "a.jsonl", [row]), format="messages")
-    try:
-        with pytest.warns(
-            UserWarning, match=r"a.jsonl: the chat template uses 'documents', and the column is not read;"
-        ):
+    told = r"a.jsonl: the chat template uses 'documents', and the column is not read;"
+    with monkeypatch.context() as patched:
+        patched.setattr(chat, "chat_template", WITH_TOOLS)
+        with pytest.warns(UserWarning, match=told):
             load_splits(data, chat)
-    finally:
-        chat.chat_template = PLAIN
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_splits(data, chat)
@@ -219,22 +204,19 @@ ASKED = turns(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d
 
 
 @pytest.mark.parametrize(
-    ("template", "messages", "message"),
+    ("template", "message"),
     [
-        (None, ASKED, "the tokenizer has no chat template; give a file with one as data.chat_template"),
-        (FORGETFUL, ASKED, r"writes message 2 .* otherwise once others follow.*\{% generation %\}"),
-        ("{{ raise_exception('no system') }}", ASKED, r"refuses a conversation \(no system\)"),
-        ({"tool_use": PLAIN}, ASKED, "several chat templates and no default"),
+        (None, "the tokenizer has no chat template; give a file with one as data.chat_template"),
+        (FORGETFUL, r"writes message 2 .* otherwise once others follow.*\{% generation %\}"),
+        ("{{ raise_exception('no system') }}", r"refuses a conversation \(no system\)"),
+        ({"tool_use": PLAIN}, "several chat templates and no default"),
     ],
 )
-def test_templates_that_do_not_fit_are_one_clear_line(chat, tmp_path, template, messages, message):
-    data = DataSettings(source=write_rows(tmp_path / "a.jsonl", [{"messages": messages}]), format="messages")
-    chat.chat_template = template
-    try:
-        with pytest.raises(HfpatchError, match=message) as caught:
-            load_splits(data, chat)
-    finally:
-        chat.chat_template = PLAIN
+def test_templates_that_do_not_fit_are_one_clear_line(chat, tmp_path, monkeypatch, template, message):
+    data = DataSettings(source=write_rows(tmp_path / "a.jsonl", [{"messages": ASKED}]), format="messages")
+    monkeypatch.setattr(chat, "chat_template", template)
+    with pytest.raises(HfpatchError, match=message) as caught:
+        load_splits(data, chat)
     assert "\n" not in str(caught.value)
     with pytest.raises(HfpatchError, match=r"data.chat_template: .*none.jinja cannot be read"):
         load_splits(data.model_copy(update={"chat_template": str(tmp_path / "none.jinja")}), chat)

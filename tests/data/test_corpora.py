@@ -42,9 +42,8 @@ def test_a_pattern_takes_all_files_that_match(tmp_path):
     settings = DataSettings(source=str(tmp_path / "**" / "[12].*"))
     assert list(documents(settings)) == ["first", "second", "third"]
     write_jsonl(tmp_path / "c" / "2.jsonl", "fourth")
-    assert (
-        open_corpus(settings).digest != open_corpus(settings.model_copy(update={"source": str(tmp_path / "b")})).digest
-    )
+    other = settings.model_copy(update={"source": str(tmp_path / "b")})
+    assert open_corpus(settings).digest != open_corpus(other).digest
     for pattern, told in (("*.txt", "has no files"), ("a/*.md", "has no file of a known type")):
         wrong = DataSettings(source=str(tmp_path / pattern))
         with pytest.raises(HfpatchError, match=f"data.source: .* {told}; use .jsonl"):
@@ -122,6 +121,10 @@ def test_slices_are_of_rows_whatever_is_left_out_of_them(tmp_path, kind):
         ({"split": "train[:9]", "source": "tinyworld/base"}, "data.split: tinyworld/base is plain text of one split"),
         ({"format": "messages", "source": "tinyworld/base"}, "data.format: tinyworld/base is plain text"),
         ({"text_column": "txt", "source": "{saved}"}, r"no column 'txt' \(did you mean 'text'\?\)"),
+        (
+            {"source": "a/b.bin", "layout": "stream"},
+            "data.source: a/b.bin is a token file, and text is needed here; use a text",
+        ),
         ({"source": "{broken}"}, "cannot be read as a data set of save_to_disk .*; save it again"),
     ],
 )
@@ -169,32 +172,28 @@ def test_hub_data_set_is_loaded_with_its_revision(monkeypatch):
         open_corpus(settings.model_copy(update={"text_column": "body"}))
 
 
-def stream_of(texts, columns=None):
-    """A hub stream that fails when it is read further than it has to be."""
+class Stream:
+    """A hub stream that breaks at its end."""
 
-    class Stream:
-        column_names = columns
-        info = datasets.DatasetInfo()
+    info = datasets.DatasetInfo()
 
-        def select_columns(self, names):
-            assert set(names) <= set(columns or ())
-            return self
+    def __init__(self, *texts, columns=None):
+        self.texts, self.column_names = texts, columns
 
-        def __iter__(self):
-            yield from ({"text": text} for text in texts)
-            pytest.fail("read to the end of the stream")
+    def select_columns(self, names):
+        assert set(names) <= set(self.column_names or ())
+        return self
 
-    return Stream()
+    def __iter__(self):
+        yield from ({"text": text} for text in self.texts)
+        raise ConnectionError("Server disconnected\nmore")
 
 
 @pytest.mark.parametrize("columns", [None, ["text", "n"]])
 def test_a_streamed_data_set_is_read_as_far_as_needed(monkeypatch, columns):
     calls, commit = [], "c" * 40
-    monkeypatch.setattr(
-        datasets,
-        "load_dataset",
-        lambda *args, **kwargs: calls.append(kwargs) or stream_of(["", "one", "two", "x"], columns),
-    )
+    made = Stream("", "one", "two", "x", columns=columns)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: calls.append(kwargs) or made)
     monkeypatch.setattr(huggingface_hub, "dataset_info", lambda source, revision: SimpleNamespace(sha=commit))
     settings = DataSettings(source="owner/set", streaming=True, max_documents=2)
     corpus = open_corpus(settings)
@@ -222,9 +221,8 @@ def test_unreachable_hub_is_one_clear_error(tmp_path, monkeypatch):
         raise ConnectionError("Couldn't reach 'owner/set' on the Hub (OfflineModeIsEnabled)\nmore")
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(
-        HfpatchError, match=r"data set owner/set .*Couldn't reach.*train.jsonl does not exist"
-    ) as caught:
+    said = r"data set owner/set .*Couldn't reach.*train.jsonl does not exist"
+    with pytest.raises(HfpatchError, match=said) as caught:
         open_corpus(DataSettings(source="owner/set"), tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -259,24 +257,9 @@ def test_bad_sources_are_one_clear_error(tmp_path, source, message):
 
 
 def test_a_stream_layout_reads_a_streamed_set_to_its_end_and_says_where_it_broke(monkeypatch):
-    class Stream:
-        column_names = None
-        info = datasets.DatasetInfo()
-
-        def __iter__(self):
-            yield from ({"text": text} for text in ("one", "two"))
-            raise ConnectionError("Server disconnected\nmore")
-
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: Stream())
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: Stream("one", "two"))
     monkeypatch.setattr(huggingface_hub, "dataset_info", lambda source, revision: SimpleNamespace(sha="c" * 40))
     found = documents(DataSettings(source="owner/set", streaming=True, layout="stream"))
     assert [next(found), next(found)] == ["one", "two"]
     with pytest.raises(HfpatchError, match=r"owner/set: cannot be read beyond row 1 \(Server disconnected\); check"):
         next(found)
-
-
-def test_text_is_not_found_in_a_token_file():
-    with pytest.raises(
-        HfpatchError, match=r"data.source: a/b.bin is a token file, and text is needed here; use a text"
-    ):
-        open_corpus(DataSettings(source="a/b.bin", layout="stream"))

@@ -2,7 +2,6 @@ import errno
 import json
 import os
 import shutil
-import socket
 import tracemalloc
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import forked
 import numpy as np
 import pytest
 import torch
+from launched import free_port
 
 import hfpatch.data.load
 import hfpatch.support.files
@@ -48,26 +48,16 @@ def test_cache_is_mapped_and_keyed_by_content(tmp_path, text_file, tokenizer, mo
     assert len(list(cache.iterdir())) == 5  # two texts, three layouts
 
 
-@pytest.mark.parametrize("damage", ["empty", "gone", "text"])
-def test_a_damaged_cache_is_made_again(tmp_path, text_file, tokenizer, damage):
-    chosen, cache = DataSettings(source=str(text_file), block_size=16, held_out=1), tmp_path / "cache"
-    fresh = load_splits(chosen, tokenizer, cache_dir=cache)
-    file = next(cache.glob("*/held_out/rows.npy"))
-    rows = fresh.held_out.rows.copy()
-    file.unlink()  # not written over: it is mapped
-    if damage != "gone":
-        file.write_bytes(b"" if damage == "empty" else b"not an array")
-    with pytest.warns(UserWarning, match="cannot be read .* made again"):
-        again = load_splits(chosen, tokenizer, cache_dir=cache)
-    assert (again.train.sha256, again.held_out.sha256) == (fresh.train.sha256, fresh.held_out.sha256)
-    assert np.array_equal(again.held_out.rows, rows)
-
-
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, text_file, tokenizer):
+@pytest.mark.parametrize("layout", ["packed", "stream"])
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, text_file, tokenizer, layout):
+    """Nor is the embedded language kept, which is generated quickly."""
     (tmp_path / "file").write_text("in the way")
+    chosen = DataSettings(source=str(text_file), block_size=16, layout=layout)
     with pytest.warns(UserWarning, match="not cached for the next run"):
-        blocks = load_blocks(DataSettings(source=str(text_file)), tokenizer, cache_dir=tmp_path / "file" / "cache")
-    assert blocks.documents == 4
+        blocks = load_blocks(chosen, tokenizer, cache_dir=tmp_path / "file" / "cache")
+    assert blocks.to_json() == load_blocks(chosen, tokenizer).to_json()
+    load_blocks(DataSettings(max_documents=5, block_size=16, layout=layout), tokenizer, cache_dir=tmp_path / "c")
+    assert [path for path in (tmp_path / "c").rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -92,31 +82,6 @@ def test_memory_does_not_grow_with_the_text(tmp_path, tokenizer, monkeypatch, la
     assert not list(tmp_path.rglob(".*"))
 
 
-def test_the_embedded_language_is_not_kept(tmp_path, tokenizer):
-    load_blocks(DataSettings(max_documents=5, block_size=16), tokenizer, cache_dir=tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_held_out_documents_are_the_last_ones_and_never_trained_on(text_file, texts, tokenizer, layout):
-    chosen = DataSettings(source=str(text_file), block_size=64, layout=layout, held_out=1)
-    splits = load_splits(chosen, tokenizer)
-    told = "".join(tokenizer.decode(row.tolist()) for row in splits.train.rows)
-    assert [text in told for text in texts] == [True] * (len(texts) - 1) + [False]
-    assert tokenizer.decode(splits.held_out.rows[0][: splits.held_out.tokens - 1].tolist()) == texts[-1]
-    assert (splits.train.documents, splits.held_out.documents) == (len(texts) - 1, 1)
-    whole = load_splits(chosen.model_copy(update={"held_out": None}), tokenizer)
-    assert whole.held_out is None
-    assert whole.train.tokens == splits.train.tokens + splits.held_out.tokens
-
-
-def test_holding_out_everything_is_refused(text_file, tokenizer):
-    with pytest.raises(HfpatchError, match="held_out is 4 and there are 4 documents, so none is left"):
-        load_splits(DataSettings(source=str(text_file), held_out=4), tokenizer)
-    with pytest.raises(ValueError, match=r"data.held_out is 5; must be below data.max_documents \(5\)"):
-        DataSettings(held_out=5, max_documents=5)
-
-
 def test_a_stream_is_kept_once_whatever_the_blocks(tmp_path, text_file, tokenizer, monkeypatch):
     chosen, cache = DataSettings(source=str(text_file), block_size=16, layout="stream"), tmp_path / "cache"
     fresh = load_splits(chosen, tokenizer)
@@ -134,50 +99,42 @@ def test_a_stream_is_kept_once_whatever_the_blocks(tmp_path, text_file, tokenize
     assert len(list(cache.iterdir())) == 2
 
 
-@pytest.mark.parametrize("layout", ["packed", "padded", "stream"])
-def test_kept_tokens_are_what_they_were(tmp_path, text_file, tokenizer, layout):
+def a_bit(content):
     """Ids that are as good as those before, so that nothing but a hash can tell, size and time of the file the same."""
-    chosen, cache = DataSettings(source=str(text_file), block_size=16, layout=layout), tmp_path / "cache"
-    fresh = load_splits(chosen, tokenizer, cache_dir=cache).train
-    ids = fresh.rows.copy()
-    file = next(cache.glob("*/tokens.bin" if layout == "stream" else "*/train/rows.npy"))
-    content, times = bytearray(file.read_bytes()), file.stat()
-    content[-40] ^= 1
-    file.unlink()  # not written over: it is mapped
-    file.write_bytes(content)
-    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    return content[:-40] + bytes([content[-40] ^ 1]) + content[-39:]
+
+
+DAMAGE = {
+    "cut": lambda content: content[:-2],
+    "empty": lambda content: b"",
+    "text": lambda content: b"{}",
+    "bit": a_bit,
+}
+ROWS, IDS = "*/held_out/rows.npy", "*/tokens.bin"
+
+
+@pytest.mark.parametrize(
+    ("layout", "file", "damage"),
+    [
+        *(("packed", ROWS, damage) for damage in ("empty", "text", "bit", "gone")),
+        *(("padded", ROWS, "bit"), ("stream", IDS, "cut"), ("stream", IDS, "bit"), ("stream", IDS, "gone")),
+        *(("stream", "*/tokens.json", "text"), ("stream", "*/tokens.safetensors", "gone")),
+    ],
+)
+def test_a_damaged_cache_is_made_again(tmp_path, text_file, tokenizer, layout, file, damage):
+    chosen = DataSettings(source=str(text_file), block_size=16, held_out=1, layout=layout)
+    fresh = load_splits(chosen, tokenizer, cache_dir=tmp_path / "cache")
+    facts, rows = (fresh.train.to_json(), fresh.held_out.to_json()), fresh.held_out.rows.copy()
+    path = next((tmp_path / "cache").glob(file))
+    content, times = path.read_bytes(), path.stat()
+    path.unlink()  # not written over: it is mapped
+    if damage != "gone":
+        path.write_bytes(DAMAGE[damage](content))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     with pytest.warns(UserWarning, match="cannot be read .* made again"):
-        again = load_splits(chosen, tokenizer, cache_dir=cache).train
-    assert np.array_equal(again.rows, ids)
-    assert again.to_json() == fresh.to_json()
-
-
-@pytest.mark.parametrize("damage", ["cut", "gone", "sidecar", "documents"])
-def test_a_damaged_stream_is_made_again(tmp_path, text_file, tokenizer, damage):
-    chosen, cache = DataSettings(source=str(text_file), block_size=16, layout="stream"), tmp_path / "cache"
-    fresh = load_splits(chosen, tokenizer, cache_dir=cache).train.to_json()
-    file = next(cache.glob("*/tokens.bin"))
-    if damage == "sidecar":
-        file.with_suffix(".json").write_text("{}")
-    elif damage == "documents":
-        file.with_suffix(".safetensors").unlink()
-    else:
-        content = file.read_bytes()
-        file.unlink()  # not written over: it is mapped
-        if damage == "cut":
-            file.write_bytes(content[:-2])
-    with pytest.warns(UserWarning, match="cannot be read .* made again"):
-        assert load_splits(chosen, tokenizer, cache_dir=cache).train.to_json() == fresh
-
-
-def test_a_stream_without_a_cache_to_write_to(tmp_path, text_file, tokenizer):
-    (tmp_path / "file").write_text("in the way")
-    chosen = DataSettings(source=str(text_file), block_size=16, layout="stream")
-    with pytest.warns(UserWarning, match="not cached for the next run"):
-        blocks = load_blocks(chosen, tokenizer, cache_dir=tmp_path / "file" / "cache")
-    assert blocks.to_json() == load_blocks(chosen, tokenizer).to_json()
-    load_blocks(DataSettings(max_documents=5, block_size=16, layout="stream"), tokenizer, cache_dir=tmp_path / "c")
-    assert [path for path in (tmp_path / "c").rglob("*") if path.is_file()] == []
+        again = load_splits(chosen, tokenizer, cache_dir=tmp_path / "cache")
+    assert (again.train.to_json(), again.held_out.to_json()) == facts
+    assert np.array_equal(again.held_out.rows, rows)
 
 
 def test_two_runs_that_tokenise_the_same_stream_at_once(tmp_path, text_file, tokenizer, monkeypatch):
@@ -242,12 +199,9 @@ def test_evaluation_takes_what_is_held_out_and_else_everything(text_file, tmp_pa
 def test_one_of_several_processes_tokenises_and_the_others_map_what_it_wrote(tmp_path, text_file, tokenizer):
     tests = Path(__file__).parent.parent
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = str(taken.getsockname()[1])
     command = [tests / "tokenise_on_processes.py", text_file, tmp_path / "tokenizer", tmp_path]
     paths = os.pathsep.join([str(tests.parent), os.environ.get("PYTHONPATH", "")])
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     environment = {**os.environ, **group, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     running = [forked.start(command, env={**environment, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
     for process in running:

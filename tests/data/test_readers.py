@@ -14,9 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from hfpatch.data.readers import is_readable, read_documents
+from hfpatch.data.readers import is_readable, read_rows
 from hfpatch.data.rows import Rows
 from hfpatch.errors import HfpatchError
+
+
+def read_documents(path, rows):
+    return rows.documents(read_rows(path, rows), str(path))
 
 
 def read(path, text_column="text"):

@@ -19,8 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from hfpatch.data import token_file
 from hfpatch.data import tokenizer as tokenizers
-from hfpatch.data.blocks import IGNORE
-from hfpatch.data.collate import collate
+from hfpatch.data.blocks import IGNORE, collate
 from hfpatch.data.load import load_blocks, load_splits
 from hfpatch.data.token_file import describe_token_file, open_token_file, write_token_file
 from hfpatch.data.tokenizer import train_tokenizer
@@ -161,7 +160,8 @@ def test_held_out_documents_of_a_stream_are_the_last_ones(append_eos, words, dat
     size = 2
     with TemporaryDirectory() as folder:
         path = Path(folder) / "a.bin"
-        write_token_file(path, texts, tokenizer, DataSettings(append_eos=append_eos))
+        info = write_token_file(path, texts, tokenizer, DataSettings(append_eos=append_eos))
+        assert info.end_of_text == (0 if append_eos else None)
         splits = load_splits(settings(path, held_out=held_out, block_size=size), tokenizer)
         whole = load_splits(settings(path, block_size=size), tokenizer).train
         assert whole.rows.reshape(-1).tolist() == joined(ids)[: len(joined(ids)) // size * size]
@@ -182,7 +182,7 @@ def test_the_hash_follows_tokens_block_size_and_part(written, texts, tokenizer):
 
 
 def test_memory_is_bounded_whatever_the_text(tmp_path, tokenizer, monkeypatch):
-    """An eight times longer text takes the same memory: less than its tokens alone would."""
+    """A longer text takes more memory for the lengths and digests of its documents only, less than for its tokens."""
     monkeypatch.setattr("hfpatch.data.tokenizer._BATCH_CHARACTERS", 15_000)
     document = "the mill likes nobody at all " * 20
 
@@ -200,7 +200,7 @@ def test_memory_is_bounded_whatever_the_text(tmp_path, tokenizer, monkeypatch):
     peak(50)  # what is imported and cached at first use
     short, _ = peak(300)
     long, size = peak(2400)
-    assert long < 1.3 * short
+    assert long - short < 75 * (2400 - 300)
     assert long < size
 
 
@@ -318,15 +318,6 @@ def test_a_file_of_another_vocabulary_is_not_described(tmp_path, tokenizer, ids,
     with pytest.raises(HfpatchError, match=message):
         describe_token_file(path, tokenizer)
     assert not path.with_suffix(".json").exists()
-
-
-def test_documents_are_held_out_without_an_end_of_text(tmp_path, texts, tokenizer):
-    path = tmp_path / "endless.bin"
-    info = write_token_file(path, texts, tokenizer, DataSettings(append_eos=False))
-    assert info.end_of_text is None
-    last = tokenizer(texts[-1])["input_ids"]
-    held_out = load_splits(settings(path, held_out=1), tokenizer).held_out
-    assert held_out.rows.reshape(-1).tolist() == last[: len(last) // 8 * 8]
 
 
 @pytest.mark.parametrize(

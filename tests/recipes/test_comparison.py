@@ -27,16 +27,6 @@ methods:
 """
 
 
-@pytest.fixture
-def write(tmp_path):
-    def put(text: str | bytes, name: str = "recipe.yaml") -> Path:
-        path = tmp_path / name
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return path
-
-    return put
-
-
 def refused(path: Path, *overrides: str) -> str:
     with pytest.raises(HfpatchError) as caught:
         load_recipe(path, overrides)
@@ -132,18 +122,7 @@ def test_an_override_below_a_section_that_is_no_mapping_is_named(write):
         ("name: small", "name: small\nevaluation: {batch_size: 0}", ["evaluation.batch_size", "greater than 0"]),
         ("name: small", "name: small\nevaluation: {tasks: []}", ["evaluation.tasks is []; must have at least 1 item"]),
         ("name: small", "name: small\nmodel: {dtype: int8}", ["model.dtype", '"int8"', "'float32'"]),
-    ],
-)
-def test_a_wrong_key_type_or_value_is_named(write, old, new, parts):
-    assert old in PLAIN
-    path = write(PLAIN.replace(old, new))
-    message = refused(path)
-    assert all(part in message for part in [str(path), *parts]), message
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "parts"),
-    [
+        # contradictions
         ("steps: 100", "steps: 50", ["warmup_steps", "50", "below training.steps"]),
         ("steps: 100", "micro_batch_size: 3", ["micro_batch_size is 3", "divide", "16"]),
         ("steps: 100", "micro_batch_size: 32", ["micro_batch_size is 32", "divide", "16"]),
@@ -164,10 +143,11 @@ def test_a_wrong_key_type_or_value_is_named(write, old, new, parts):
         ("      r: 4", "      match: other\n  other:\n    - type: lora\n      match: lora", ["matches another method"]),
     ],
 )
-def test_a_contradiction_is_named(write, old, new, parts):
+def test_a_wrong_key_type_or_value_and_a_contradiction_are_named(write, old, new, parts):
     assert old in PLAIN
-    message = refused(write(PLAIN.replace(old, new)))
-    assert all(part in message for part in parts), message
+    path = write(PLAIN.replace(old, new))
+    message = refused(path)
+    assert all(part in message for part in [str(path), *parts]), message
 
 
 @pytest.mark.parametrize(
@@ -207,18 +187,15 @@ def test_files_folders_and_bare_names(tmp_path):
     assert "did you mean 'quickstart'" in refused(Path("quikstart"))
 
 
-def test_a_local_file_goes_before_a_recipe_of_that_name(write, monkeypatch):
-    path = write(PLAIN, "quickstart")
-    monkeypatch.chdir(path.parent)
-    assert load_recipe("quickstart").name == "small"
-
-
-def test_a_folder_of_that_name_does_not_hide_a_recipe(tmp_path, monkeypatch):
+def test_a_local_file_goes_before_a_recipe_of_that_name_and_a_folder_does_not(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart").mkdir()
     (tmp_path / "mine").mkdir()
-    monkeypatch.chdir(tmp_path)
     assert load_recipe("quickstart").name == "quickstart"
     assert "is a folder" in refused(Path("mine"))
+    (tmp_path / "quickstart").rmdir()
+    write(PLAIN, "quickstart")
+    assert load_recipe("quickstart").name == "small"
 
 
 _scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -241,15 +218,9 @@ def test_what_is_written_back_reads_as_the_same_recipe(tmp_path_factory, descrip
     for parts in typed.values():
         for part in parts:
             part.pop("match", None)
-    recipe = Recipe.model_validate(
-        {
-            "name": "any",
-            "description": description,
-            "model": {"revision": revision},
-            "training": {"lr": lr, "seeds": seeds},
-            "methods": {**typed, "baseline": []},
-        }
-    )
+    said = {"name": "any", "description": description, "methods": {**typed, "baseline": []}}
+    sections = {"model": {"revision": revision}, "training": {"lr": lr, "seeds": seeds}}
+    recipe = Recipe.model_validate(said | sections)
     path = tmp_path_factory.mktemp("written") / "recipe.yaml"
     path.write_text(recipe.to_yaml(), encoding="utf-8", newline="\n")
     assert load_recipe(path) == recipe

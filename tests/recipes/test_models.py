@@ -19,12 +19,8 @@ TINY = {"model_type": "gpt2", "vocab_size": 64, "n_positions": 16, "n_embd": 32,
 def test_left_out_everything_is_stock():
     settings, left = split_architecture(TINY)
     assert left == TINY
-    assert (settings.query.path, settings.biases, settings.mlp_width, settings.head_size) == (
-        "linear",
-        True,
-        None,
-        None,
-    )
+    assert (settings.query.path, settings.biases) == ("linear", True)
+    assert (settings.mlp_width, settings.head_size) == (None, None)
 
 
 def test_a_recipes_architecture_becomes_the_model():
@@ -86,17 +82,10 @@ def test_mistakes_are_one_clear_line(own, message):
 def test_a_recipe_that_asks_for_the_impossible_is_one_line_and_leaves_nothing(own, message, tmp_path, capsys):
     """Through the command line; an odd d is fine where nothing is d/2."""
     recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
-    recipe.write_text(
-        yaml.safe_dump(
-            {
-                "name": "wrong",
-                "architecture": {**TINY, "vocab_size": 300, **own},
-                "tokenizer": {"train_vocab_size": 300},
-                "data": {"source": "tinyworld/base", "block_size": 8, "max_documents": 30},
-                "training": {"steps": 2, "warmup_steps": 1, "batch_size": 1},
-            }
-        )
-    )
+    values = {"name": "wrong", "architecture": {**TINY, "vocab_size": 300, **own}}
+    values |= {"tokenizer": {"train_vocab_size": 300}, "training": {"steps": 2, "warmup_steps": 1, "batch_size": 1}}
+    values["data"] = {"source": "tinyworld/base", "block_size": 8, "max_documents": 30}
+    recipe.write_text(yaml.safe_dump(values))
     assert main(["pretrain", str(recipe), "--out", str(out)]) == 2
     shown = capsys.readouterr().err.strip()
     assert re.search(message, shown), shown

@@ -11,17 +11,6 @@ from hfpatch.recipes.pretraining import (
     point_name,
 )
 
-
-@pytest.fixture
-def write(tmp_path):
-    def put(text: str, name: str = "recipe.yaml"):
-        path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    return put
-
-
 PRETRAIN = """\
 name: tiny
 architecture: {model_type: gpt_neox, hidden_size: 16}

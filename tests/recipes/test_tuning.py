@@ -1,15 +1,14 @@
 """The section ``tuning``: what is tried, and what contradicts itself, in one line each."""
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training.conftest import rates_of
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe, load_recipe
 from hfpatch.recipes.training import with_steps
 from hfpatch.recipes.tuning import TuningSettings, tuning_seed
-from hfpatch.training.optim import build_scheduler
 
 RATES = "tuning.learning_rates=[1e-3, 1e-2]"
 
@@ -101,14 +100,8 @@ def test_every_trial_that_is_accepted_reaches_its_rate(warmup, schedule, decay, 
         return
     for values in recipe.tuning.combinations("lora", recipe.methods):
         trial = recipe.trial("lora", {"lr": 0.2, **values}).training
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=trial.lr)
-        scheduler, rates = build_scheduler(optimizer, trial, steps=trial.steps), []
-        for _ in range(trial.steps):
-            rates.append(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            scheduler.step()
         assert trial.steps == (steps or 25)
-        assert max(rates) == pytest.approx(0.2)
+        assert max(rates_of(trial, trial.steps)) == pytest.approx(0.2)
 
 
 def test_a_trial_of_epochs_is_judged_by_the_steps_that_they_are():
@@ -122,17 +115,14 @@ def test_a_trial_of_epochs_is_judged_by_the_steps_that_they_are():
 
 
 def small(tuning, **training):
-    return Recipe.model_validate(
-        {
-            "name": "small",
-            "training": training,
-            "tuning": tuning,
-            "methods": {"baseline": [], "lora": [{"type": "lora", "r": 2}]},
-        }
-    )
+    methods = {"baseline": [], "lora": [{"type": "lora", "r": 2}]}
+    return Recipe.model_validate({"name": "small", "training": training, "tuning": tuning, "methods": methods})
 
 
 def test_a_trial_is_the_recipe_at_its_values():
+    grid = {"training.weight_decay": [0.0, 0.5], "training.learning_rates.skip": [0.3, 0.4]}
+    grid |= {"methods.lora.0.lora_alpha": [4, 8], "methods.pre.1.init": ["paper", "identity"]}
+    lora = {"type": "lora", "r": 2}
     recipe = Recipe.model_validate(
         {
             "name": "small",
@@ -141,21 +131,8 @@ def test_a_trial_is_the_recipe_at_its_values():
                 **{"steps": 50, "warmup_steps": 2, "patience": 3, "keep_best": True, "evaluate_every": 5},
                 **{"on_bad_loss": "stop", "report_to": ["tensorboard"], "save_every": 7},
             },
-            "tuning": {
-                "learning_rates": [0.1, 0.2],
-                "steps": 20,
-                "grid": {
-                    "training.weight_decay": [0.0, 0.5],
-                    "training.learning_rates.skip": [0.3, 0.4],
-                    "methods.lora.0.lora_alpha": [4, 8],
-                    "methods.pre.1.init": ["paper", "identity"],
-                },
-            },
-            "methods": {
-                "baseline": [],
-                "lora": [{"type": "lora", "r": 2}],
-                "pre": [{"type": "lora", "r": 2}, {"type": "pre_projection"}],
-            },
+            "tuning": {"learning_rates": [0.1, 0.2], "steps": 20, "grid": grid},
+            "methods": {"baseline": [], "lora": [lora], "pre": [lora, {"type": "pre_projection"}]},
         }
     )
     trained = {name: recipe.methods[name] for name in recipe.trained}
@@ -166,12 +143,10 @@ def test_a_trial_is_the_recipe_at_its_values():
     changed = {"steps": 20, "lr": 0.2, "weight_decay": 0.5, "learning_rates": {"skip": 0.4}}
     once = {"evaluate_every": None, "patience": None, "keep_best": False, "on_bad_loss": "record", "report_to": ()}
     assert trial.training == recipe.training.model_copy(update=changed | once)
-    assert trial.methods == recipe.methods | {
-        "pre": [{"type": "lora", "r": 2}, {"type": "pre_projection", "init": "identity"}]
-    }
+    assert trial.methods == recipe.methods | {"pre": [lora, {"type": "pre_projection", "init": "identity"}]}
     final = recipe.tuned("lora", {"lr": 0.1, "0.lora_alpha": 8})
     assert final.training == recipe.training.model_copy(update={"lr": 0.1})
-    assert final.methods["lora"] == [{"type": "lora", "r": 2, "lora_alpha": 8}]
+    assert final.methods["lora"] == [{**lora, "lora_alpha": 8}]
     assert final.tuning is None
 
 

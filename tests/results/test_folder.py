@@ -93,7 +93,12 @@ def test_a_run_without_results_yet_says_how_to_get_them(tmp_path):
         load_results(tmp_path)
 
 
-def test_a_study_is_no_comparison(tmp_path):
+def test_a_kind_that_is_another_or_unknown_is_refused(tmp_path, run_dir):
+    assert load_results(run_dir, None) == load_results(run_dir, "comparison")
+    with pytest.raises(HfpatchError, match="these are the results of hfpatch compare, not of hfpatch eval"):
+        load_results(run_dir, "evaluation")
+    with pytest.raises(HfpatchError, match=r"kind='evaluatoin' \(did you mean 'evaluation'\?\)"):
+        load_results(run_dir, "evaluatoin")
     parameters = {"total": 2, "non_embedding": 1}
     study = {"schema": 2, "kind": "pretraining", "complete": False, "seeds": [0], "baseline": "a"}
     (tmp_path / "results.json").write_text(json.dumps({**study, "variants": {"a": {"parameters": parameters}}}))
@@ -133,14 +138,6 @@ def test_a_folder_is_only_read(run_dir):
 def test_reading_results_loads_no_torch(run_dir):
     code = f"import sys, hfpatch; hfpatch.load_results({str(run_dir)!r}); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_results_of_another_kind_and_unknown_kinds_are_refused(run_dir):
-    assert load_results(run_dir, None) == load_results(run_dir, "comparison")
-    with pytest.raises(HfpatchError, match="these are the results of hfpatch compare, not of hfpatch eval"):
-        load_results(run_dir, "evaluation")
-    with pytest.raises(HfpatchError, match=r"kind='evaluatoin' \(did you mean 'evaluation'\?\)"):
-        load_results(run_dir, "evaluatoin")
 
 
 def test_the_kind_decides_the_type(tmp_path):

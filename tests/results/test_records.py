@@ -10,14 +10,7 @@ import pytest
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import TaskResult, compare
 from hfpatch.results import records
-from hfpatch.results.records import (
-    VALUES,
-    hash_documents,
-    published_runs,
-    read_values,
-    write_published,
-    write_values,
-)
+from hfpatch.results.records import VALUES, hash_documents, published_runs, read_values, write_published, write_values
 
 ROWS = [
     {"doc_id": 0, "doc_hash": "a", "target": " b\u2028c", "acc": 1.0, "f1": [0, 1, 1], "word_perplexity": [-2.5, 3]},
@@ -30,6 +23,23 @@ def write(folder, rows=ROWS, task="quiz"):
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (folder / f"{task}.jsonl").write_text(text, encoding="utf-8")
     return folder
+
+
+def write_random(folders, clusters=1):
+    """Write 60 documents with a right or wrong answer and a log-likelihood in each folder."""
+    rng = np.random.default_rng(0)
+    for folder in folders:
+        rows = [
+            {"doc_id": i, "doc_hash": f"h{i}", "target": "\u2028", "acc": int(rng.random() < 0.5),
+             "cluster": str(i % clusters), "bits_per_byte": [-rng.random(), i % 7 + 1]}
+            for i in range(60)
+        ]  # fmt: skip
+        write(folder, rows)
+
+
+def quiz(primary, clusters=None):
+    given = {"task": "quiz", "n": 60, "metrics": {}, "stderr": {}, "num_fewshot": 0, "data_sha256": "", "version": "1"}
+    return {"quiz": TaskResult(**given, primary=primary, higher_is_better=primary == "acc", clusters=clusters)}
 
 
 def test_numbers_and_pairs_are_kept_exactly(tmp_path):
@@ -67,49 +77,34 @@ def test_records_that_changed_since_are_read_themselves(tmp_path):
 
 
 def test_comparisons_are_the_same_with_and_without_them(tmp_path, monkeypatch):
-    rng = np.random.default_rng(0)
     runs = {"baseline": {0: tmp_path / "base"}, "method": {seed: tmp_path / f"seed-{seed}" for seed in (0, 1)}}
-    for folder in (tmp_path / "base", *runs["method"].values()):
-        rows = [
-            {"doc_id": i, "doc_hash": f"h{i}", "target": "\u2028", "acc": int(rng.random() < 0.5),
-             "bits_per_byte": [-rng.random(), i % 7 + 1]}
-            for i in range(60)
-        ]  # fmt: skip
-        write(folder, rows)
-    given = {"task": "quiz", "n": 60, "metrics": {}, "stderr": {}, "num_fewshot": 0, "data_sha256": "", "version": "1"}
+    folders = [tmp_path / "base", *runs["method"].values()]
+    write_random(folders)
     for primary in ("acc", "bits_per_byte"):
-        tasks = {"quiz": TaskResult(**given, primary=primary, higher_is_better=primary == "acc")}
+        tasks = quiz(primary)
         from_records = compare(runs, tasks=tasks, references={"method": ["baseline"]})
-        for folder in (tmp_path / "base", *runs["method"].values()):
+        for folder in folders:
             write_values(folder, ["quiz"])
         with monkeypatch.context() as patched:
             patched.setattr(records, "read_lines", lambda path: pytest.fail(f"{path} was read"))
             patched.setattr("hfpatch.evaluation.reading.read_lines", records.read_lines)
             assert compare(runs, tasks=tasks, references={"method": ["baseline"]}) == from_records
-        for folder in (tmp_path / "base", *runs["method"].values()):
+        for folder in folders:
             (folder / VALUES).unlink()
 
 
 @pytest.mark.parametrize("clusters", [None, 12])
 def test_a_comparison_is_the_same_from_its_published_values(clusters, tmp_path):
-    rng = np.random.default_rng(0)
     runs = {
         name: {seed: tmp_path / "runs" / name / f"seed-{seed}" / "evaluations" for seed in seeds}
         for name, seeds in {"baseline": (0,), "method": (0, 1)}.items()
     }
-    for folder in (folder for own in runs.values() for folder in own.values()):
-        rows = [
-            {"doc_id": i, "doc_hash": f"h{i}", "target": "t", "acc": int(rng.random() < 0.5), "cluster": str(i % 12),
-             "bits_per_byte": [-rng.random(), i % 7 + 1]}
-            for i in range(60)
-        ]  # fmt: skip
-        write_values(write(folder, rows), ["quiz"])
-    given = {"task": "quiz", "n": 60, "metrics": {}, "stderr": {}, "num_fewshot": 0, "data_sha256": "", "version": "1"}
+    folders = [folder for own in runs.values() for folder in own.values()]
+    write_random(folders, clusters=12)
+    for folder in folders:
+        write_values(folder, ["quiz"])
     of = None if clusters is None else {"column": "passage", "groups": clusters}
-    asked = [
-        {"quiz": TaskResult(**given, primary=primary, higher_is_better=primary == "acc", clusters=of)}
-        for primary in ("acc", "bits_per_byte")
-    ]
+    asked = [quiz(primary, of) for primary in ("acc", "bits_per_byte")]
     from_records = [compare(runs, tasks=tasks, references={"method": ["baseline"]}) for tasks in asked]
     groups = {} if clusters is None else {"quiz": np.arange(60) % 12}
     write_published(tmp_path, runs, [("quiz", "acc"), ("quiz", "bits_per_byte")], groups)

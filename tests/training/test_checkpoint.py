@@ -1,9 +1,10 @@
 import shutil
+from functools import partial
 
 import pytest
 import torch
+from training.conftest import run_probe
 
-from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.training import TrainingSettings
 from hfpatch.support.files import write_manifest
@@ -16,7 +17,6 @@ from hfpatch.training.checkpoint import (
     save_checkpoint,
 )
 from hfpatch.training.optim import build_optimizer, build_scheduler
-from hfpatch.training.probe import train_probe
 from hfpatch.training.records import LoopState
 
 SETTINGS = TrainingSettings(steps=10, warmup_steps=2, lr=1e-2)
@@ -36,16 +36,19 @@ def advance(model, optimizer, scheduler):
     optimizer.zero_grad()
 
 
+def save(folder, step, parameters, optimizer, scheduler, model, **values):
+    """Do a step and save a checkpoint behind it."""
+    advance(model, optimizer, scheduler)
+    given = {"parameters": parameters, "optimizer": optimizer, "scheduler": scheduler}
+    save_checkpoint(folder, step=step, **{**given, "identity": {}, "state": LoopState(), "keep": 1, **values})
+
+
 @pytest.fixture
 def saved(tmp_path):
-    parameters, optimizer, scheduler, model = build()
+    made, state = build(), LoopState(survival={"A": (1, 2)}, skipped=[2])
     for step in (1, 2, 3):
-        advance(model, optimizer, scheduler)
-        save_checkpoint(
-            tmp_path, step=step, parameters=parameters, optimizer=optimizer, scheduler=scheduler,
-            identity={"seed": 0}, state=LoopState(survival={"A": (1, 2)}, skipped=[2]), keep=2,
-        )  # fmt: skip
-    return tmp_path, model, optimizer, scheduler
+        save(tmp_path, step, *made, identity={"seed": 0}, state=state, keep=2)
+    return tmp_path, made[3], made[1], made[2]
 
 
 def test_everything_comes_back_and_goes_on_bit_equal(saved):
@@ -148,15 +151,10 @@ def test_where_all_are_damaged_one_line_says_so(saved):
 
 
 def test_the_best_is_kept_besides_the_newest(tmp_path):
-    parameters, optimizer, scheduler, model = build()
-    state = LoopState()
+    made, state = build(), LoopState()
     for step, loss in enumerate((3.0, 1.0, 2.0, 4.0), start=1):
-        advance(model, optimizer, scheduler)
         state.evaluated(step, loss, None)
-        save_checkpoint(
-            tmp_path, step=step, parameters=parameters, optimizer=optimizer, scheduler=scheduler,
-            identity={}, state=state, keep=1,
-        )  # fmt: skip
+        save(tmp_path, step, *made, state=state)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000004"]
     assert checkpoint_at(tmp_path, 2).state.best_loss == 1.0
 
@@ -166,23 +164,14 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("hfpatch.training.checkpoint.write_json", full)
-    parameters, optimizer, scheduler, model = build()
-    advance(model, optimizer, scheduler)
     with pytest.raises(HfpatchError, match="No space left on device"):
-        save_checkpoint(
-            tmp_path, step=1, parameters=parameters, optimizer=optimizer, scheduler=scheduler,
-            identity={}, state=LoopState(), keep=1,
-        )  # fmt: skip
+        save(tmp_path, 1, *build())
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("origin", [None, {"base_weights": "a", "method": "b"}])
 def test_a_run_does_not_go_on_with_another_base_or_method(patched, blocks, tmp_path, origin):
-    def run(model, **options):
-        plan = draw_plan(blocks=len(blocks), steps=2, batch_size=4, seed=3)
-        settings = TrainingSettings(steps=2, batch_size=4, lr=1e-2, warmup_steps=1)
-        train_probe(model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=tmp_path, **options)
-
+    run = partial(run_probe, blocks=blocks, folder=tmp_path, steps=2, warmup_steps=1)
     run(patched(), origin=origin)
     (tmp_path / "checkpoints" / "step-00000001").mkdir()  # a kill while it was removed, after the last save
     run(patched(), origin=origin, resume=True)

@@ -11,26 +11,20 @@ import forked
 import pytest
 import torch
 from safetensors.torch import load_file
+from training.conftest import run_probe
 from training_blocks import make_blocks, metrics_of, same, trainables
 
-from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.training import TrainingSettings
 from hfpatch.support.signals import sigterm_answered_by
 from hfpatch.training.interruption import SigtermWatch, Terminated, leave
-from hfpatch.training.probe import train_probe
 
 TESTS = Path(__file__).parent.parent
 KILLS = {"probe": 20, "pretrain": 10}
-STEPS, BATCH = 8, 4
+STEPS = 8
 
 
 def run(model, folder, **values):
-    blocks = make_blocks()
-    other = {name: values.pop(name) for name in ("resume", "on_step", "held_out") if name in values}
-    settings = TrainingSettings(**{"steps": STEPS, "batch_size": BATCH, "lr": 1e-2, "warmup_steps": 2, **values})
-    plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=3)
-    return train_probe(model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=folder, **other)
+    return run_probe(model, make_blocks(), folder, **values)
 
 
 @pytest.fixture(scope="module")
@@ -193,14 +187,8 @@ def test_the_stop_names_the_last_good_checkpoint(patched, tmp_path):
 
 def test_early_stopping_ends_with_the_best_weights_and_resumes_to_its_end(patched, tmp_path):
     held_out = make_blocks(documents=6, seed=5)
-    options = {
-        "held_out": held_out,
-        "patience": 2,
-        "keep_best": True,
-        "evaluate_every": 1,
-        "lr": 2.0,
-        "warmup_steps": 0,
-    }
+    options = {"held_out": held_out, "patience": 2, "keep_best": True}
+    options |= {"evaluate_every": 1, "lr": 2.0, "warmup_steps": 0}
     model, again = patched(), patched()
     result = run(model, tmp_path, **options)
     measured = [line["eval_loss"] for line in metrics_of(tmp_path)]
@@ -214,22 +202,8 @@ def test_early_stopping_ends_with_the_best_weights_and_resumes_to_its_end(patche
     assert repeated.to_json() | {"peak_memory_bytes": 0} == result.to_json() | {"peak_memory_bytes": 0}
 
 
-def test_patience_without_anything_to_measure_is_refused(patched, tmp_path):
-    with pytest.raises(HfpatchError, match=r"there is none; set data\.held_out"):
-        run(patched(), tmp_path, patience=1)
-
-
 def test_another_batch_size_is_refused_and_another_micro_batch_is_not(patched, tmp_path):
     run(patched(), tmp_path, save_every=4, keep_checkpoints=3)
-    blocks = make_blocks()
     with pytest.raises(HfpatchError, match=r"another settings.batch_size \(4, now 2\); resume with the same recipe"):
-        train_probe(
-            patched(),
-            settings=TrainingSettings(steps=STEPS, batch_size=2, lr=1e-2, warmup_steps=2),
-            blocks=blocks,
-            plan=draw_plan(blocks=len(blocks), steps=STEPS, batch_size=2, seed=3),
-            seed=0,
-            run_dir=tmp_path,
-            resume=True,
-        )
+        run(patched(), tmp_path, batch_size=2, resume=True)
     run(patched(), tmp_path, resume=True, micro_batch_size=1)

@@ -4,23 +4,12 @@ import json
 import math
 
 import pytest
+from training.conftest import run_pretrain as run
 from training_blocks import metrics_of, same, trainables
 
-from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.training import PretrainSettings
-from hfpatch.training.pretrain import pretrain
 
-STEPS, BATCH, VOCABULARY = 6, 4, 64
-
-
-def run(model, blocks, folder, *, resume=False, on_step=None, evaluation_blocks=None, **values):
-    settings = {"steps": STEPS, "batch_size": BATCH, "warmup_steps": 2, "lr": 1e-2, **values}
-    plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=0)
-    return pretrain(
-        model, settings=PretrainSettings(**settings), blocks=blocks, plan=plan, seed=0, run_dir=folder,
-        resume=resume, on_step=on_step, evaluation_blocks=evaluation_blocks,
-    )  # fmt: skip
+STEPS, VOCABULARY = 6, 64
 
 
 def spoilt(model, call, factor):
@@ -97,12 +86,6 @@ def test_a_first_loss_that_is_no_number_is_null_in_the_result(base, blocks, tmp_
     told = run(spoilt(base(), 1, float("nan")), blocks, tmp_path).to_json()
     assert (told["diverged_step"], told["final_loss"]) == (1, None)
     json.dumps(told, allow_nan=False)
-
-
-def test_a_real_divergence_by_the_learning_rate(base, blocks, tmp_path):
-    result = run(base(), blocks, tmp_path, lr=1e4, warmup_steps=0, max_grad_norm=None, diverged_above=20.0)
-    assert 1 < result.diverged_step <= STEPS
-    assert not (tmp_path / "model").exists()
 
 
 def test_a_bound_below_the_loss_of_an_untrained_model_is_refused(base, blocks, tmp_path):

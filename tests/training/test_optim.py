@@ -2,21 +2,11 @@ import math
 
 import pytest
 import torch
+from training.conftest import rates_of
 from transformers import get_scheduler
 
 from hfpatch.recipes.training import PretrainSettings, TrainingSettings
 from hfpatch.training.optim import build_optimizer, build_scheduler, current_lr
-
-
-def rates(settings, steps):
-    optimizer = build_optimizer(torch.nn.Linear(2, 2), settings)
-    scheduler = build_scheduler(optimizer, settings, steps=steps)
-    found = []
-    for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    return found
 
 
 def cosine(step, warmup, steps, floor):
@@ -38,7 +28,7 @@ def test_schedules_against_their_formulas(schedule, floor, after, warmup):
     expected = [
         3e-4 * ((step + 1) / (warmup + 1) if step < warmup else after(step, warmup, 30, floor)) for step in range(30)
     ]
-    found = rates(settings, 30)
+    found = rates_of(settings, 30)
     assert found == pytest.approx(expected, rel=1e-9, abs=1e-18)
     assert min(found) > 0  # no step is wasted
 
@@ -55,7 +45,7 @@ def test_schedules_are_those_of_transformers_after_warm_up(schedule, name):
         expected.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         theirs.step()
-    ours = rates(settings, 30)
+    ours = rates_of(settings, 30)
     assert ours[5:] == pytest.approx(expected[5:], rel=1e-9)
     assert expected[0] == 0.0 < ours[0] < ours[1]
 
@@ -70,7 +60,7 @@ def test_wsd_holds_and_then_falls_in_a_line(asked, decay, floor):
         else floor + (1 - floor) * (30 - step) / decay
         for step in range(30)
     ]  # fmt: skip
-    assert rates(settings, 30) == pytest.approx([3e-4 * share for share in expected], rel=1e-9, abs=1e-18)
+    assert rates_of(settings, 30) == pytest.approx([3e-4 * share for share in expected], rel=1e-9, abs=1e-18)
 
 
 def test_each_tensor_group_has_its_own_learning_rate():

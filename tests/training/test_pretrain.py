@@ -1,21 +1,16 @@
+from functools import partial
+
 import pytest
 import torch
+from training.conftest import run_pretrain
 from training_blocks import Killed, metrics_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hfpatch.data.plan import draw_plan
 from hfpatch.data.tokenizer import train_tokenizer
-from hfpatch.recipes.training import PretrainSettings
-from hfpatch.training.pretrain import pretrain
 from hfpatch.training.validation import mean_loss
 
 STEPS = 6
-SETTINGS = PretrainSettings(steps=STEPS, batch_size=4, warmup_steps=2, lr=1e-2, evaluate_every=4, save_every=2)
-
-
-def run(model, blocks, folder, **values):
-    plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=4, seed=0)
-    return pretrain(model, settings=SETTINGS, blocks=blocks, plan=plan, seed=0, run_dir=folder, **values)
+run = partial(run_pretrain, evaluate_every=4, save_every=2)
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "gpt2"])

@@ -3,16 +3,14 @@
 import pytest
 import torch
 from families import make_config
+from training.conftest import run_pretrain
 from training_blocks import make_blocks, numbers_of
 
-from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.models import build_scratch
 from hfpatch.recipes.models import ScratchSettings
-from hfpatch.recipes.training import PretrainSettings
-from hfpatch.training.pretrain import pretrain
 
-STEPS, BATCH = 4, 4
+STEPS = 4
 MODELS = {
     "gpt2": ("gpt2", {"path": "nonlinear"}),
     "gpt2, fused": ("gpt2", {"path": "nonlinear", "fused": True}),
@@ -20,7 +18,6 @@ MODELS = {
     "llama, fused": ("llama", {"path": "nonlinear", "anchor": "weight", "fused": True}),
     "neox, residual": ("gpt_neox", {"path": "residual"}),
 }
-READS_X = [name for name in MODELS if "mlp" not in name]
 
 
 def build(name):
@@ -30,41 +27,28 @@ def build(name):
 
 
 def run(model, folder, **values):
-    blocks = make_blocks(vocabulary=96)
-    settings = {"steps": STEPS, "batch_size": BATCH, "warmup_steps": 1, "lr": 1e-2, "diagnose_every": 2, **values}
-    plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=0)
-    pretrain(
-        model, settings=PretrainSettings(**settings), blocks=blocks, plan=plan, seed=0, run_dir=folder,
-        evaluation_blocks=make_blocks(vocabulary=96, documents=20, seed=1),
-    )  # fmt: skip
+    values = {"steps": STEPS, "warmup_steps": 1, "diagnose_every": 2, **values}
+    evaluation = make_blocks(vocabulary=96, documents=20, seed=1)
+    run_pretrain(model, make_blocks(vocabulary=96), folder, evaluation_blocks=evaluation, **values)
     return model
 
 
-def check_equal(folder, models):
-    assert numbers_of(folder / "other") == pytest.approx(numbers_of(folder / "plain"), rel=2e-5, abs=1e-6)
-    assert len(numbers_of(folder / "plain")) == STEPS + 2 + 3 * 2 * 2
-    for (name, one), (_, other) in zip(*(model.named_parameters() for model in models), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5, msg=name)
-
-
-@pytest.mark.parametrize("name", ["gpt2, mlp", "llama, fused"])
-def test_compiled_it_trains_the_same(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        *((name, {"compile": True}) for name in ("gpt2, mlp", "llama, fused")),
+        *((name, {"micro_batch_size": 1}) for name in MODELS),
+        *((name, {"gradient_checkpointing": True}) for name in MODELS if "mlp" not in name),
+    ],
+)
+def test_compiled_accumulated_or_with_recomputed_activations_it_trains_the_same(tmp_path, monkeypatch, name, other):
     monkeypatch.setattr("hfpatch.training.loop.COMPILE_BACKEND", "aot_eager")
     torch.compiler.reset()
-    models = run(build(name), tmp_path / "plain"), run(build(name), tmp_path / "other", compile=True)
-    check_equal(tmp_path, models)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_accumulated_it_trains_the_same(tmp_path, name):
-    models = run(build(name), tmp_path / "plain"), run(build(name), tmp_path / "other", micro_batch_size=1)
-    check_equal(tmp_path, models)
-
-
-@pytest.mark.parametrize("name", READS_X)
-def test_with_recomputed_activations_it_trains_the_same(tmp_path, name):
-    models = run(build(name), tmp_path / "plain"), run(build(name), tmp_path / "other", gradient_checkpointing=True)
-    check_equal(tmp_path, models)
+    plain, changed = run(build(name), tmp_path / "plain"), run(build(name), tmp_path / "other", **other)
+    assert numbers_of(tmp_path / "other") == pytest.approx(numbers_of(tmp_path / "plain"), rel=2e-5, abs=1e-6)
+    assert len(numbers_of(tmp_path / "plain")) == STEPS + 2 + 3 * 2 * 2
+    for (key, one), (_, two) in zip(plain.named_parameters(), changed.named_parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-3, atol=2e-5, msg=key)
 
 
 def test_under_autocast_it_trains_nearly_the_same(tmp_path):

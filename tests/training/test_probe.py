@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import IA3Config, LNTuningConfig, LoraConfig, VeraConfig, get_peft_model
 from torch.nn.functional import log_softmax
+from training.conftest import run_probe as run
 from training_blocks import Killed, metrics_of, same, trainables
 from transformers import TrainerCallback
 from transformers.integrations import integration_utils
@@ -14,27 +15,15 @@ from transformers.integrations import integration_utils
 from hfpatch import PreProjectionConfig, patch
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.training import TrainingSettings, group_of
+from hfpatch.recipes.training import group_of
 from hfpatch.support.cpu import has_onednn
-from hfpatch.training.probe import train_probe
 from hfpatch.training.validation import mean_loss
 
 STEPS, BATCH = 8, 4
 
 
-def settings(**values):
-    return TrainingSettings(**{"steps": STEPS, "batch_size": BATCH, "lr": 1e-2, "warmup_steps": 2, **values})
-
-
 def plan_for(blocks, steps=STEPS):
     return draw_plan(blocks=len(blocks), steps=steps, batch_size=BATCH, seed=3)
-
-
-def run(model, blocks, folder, **values):
-    steps = values.get("steps", STEPS)
-    other = {name: values.pop(name) for name in ("resume", "on_step", "plan", "seed", "held_out") if name in values}
-    arguments = {"plan": plan_for(blocks, steps), "seed": 0, **other}
-    return train_probe(model, settings=settings(**values), blocks=blocks, run_dir=folder, **arguments)
 
 
 def losses(folder):
@@ -93,19 +82,13 @@ def test_equals_a_plain_loop_over_lone_documents(patched, request, tmp_path, kin
         torch.testing.assert_close(value, after[name], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("micro", [2, 1])
-def test_accumulation_changes_nothing_but_rounding(patched, blocks, tmp_path, micro):
-    whole, parts = patched(), patched()
-    run(whole, blocks, tmp_path / "whole")
-    run(parts, blocks, tmp_path / "parts", micro_batch_size=micro)
-    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
-
-
-@pytest.mark.parametrize("data", ["padded_blocks", "completion_blocks"])
-def test_accumulation_weights_tokens_not_micro_batches(patched, request, tmp_path, data):
+@pytest.mark.parametrize(
+    ("data", "micro"), [("blocks", 2), ("blocks", 1), ("padded_blocks", 1), ("completion_blocks", 1)]
+)
+def test_accumulation_weights_tokens_and_not_micro_batches(patched, request, tmp_path, data, micro):
     blocks = request.getfixturevalue(data)
     run(patched(), blocks, tmp_path / "whole")
-    run(patched(), blocks, tmp_path / "parts", micro_batch_size=1)
+    run(patched(), blocks, tmp_path / "parts", micro_batch_size=micro)
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
 
 
@@ -301,8 +284,8 @@ def test_a_run_keeps_its_library_for_matrix_products(patched, blocks, tmp_path, 
     model = patched()
     assert run(model, blocks, tmp_path / "whole", plan=plan).matmul == "onednn"
     assert losses(tmp_path / "whole") == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(KeyboardInterrupt):
-        run(patched(), blocks, tmp_path / "cut", plan=plan, save_every=2, on_step=stop_at(5))
+    with pytest.raises(Killed):
+        run(patched(), blocks, tmp_path / "cut", plan=plan, save_every=2, on_step=killed_after(5))
     monkeypatch.setenv("HFPATCH_MATMUL", "mkl")
     with pytest.raises(HfpatchError, match="HFPATCH_MATMUL is 'mkl', but the run was begun with onednn"):
         run(patched(), blocks, tmp_path / "cut", plan=plan, save_every=2, resume=True)
@@ -313,28 +296,15 @@ def test_a_run_keeps_its_library_for_matrix_products(patched, blocks, tmp_path, 
     assert same(trainables(resumed), trainables(model))
 
 
-def stop_at(step):
-    def stop(record):
-        if record.step == step:
-            raise KeyboardInterrupt
-
-    return stop
-
-
 def test_another_run_in_the_folder_is_refused(patched, blocks, tmp_path):
     run(patched(), blocks, tmp_path, save_every=4)
     with pytest.raises(HfpatchError, match="holds a run already"):
         run(patched(), blocks, tmp_path)
     with pytest.raises(HfpatchError, match=r"a run with another settings.lr \(0.01, now 0.02\)"):
         run(patched(), blocks, tmp_path, resume=True, lr=2e-2)
+    other = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=4)
     with pytest.raises(HfpatchError, match="a run with another batch plan"):
-        run(
-            patched(),
-            blocks,
-            tmp_path,
-            resume=True,
-            plan=draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=4),
-        )
+        run(patched(), blocks, tmp_path, resume=True, plan=other)
     with pytest.raises(HfpatchError, match="a run with another seed"):
         run(patched(), blocks, tmp_path, resume=True, seed=1)
     with pytest.raises(HfpatchError, match=r"a run with another origin\.frozen"):
@@ -371,16 +341,22 @@ def test_learning_rates_of_groups_act(tmp_path, blocks, base):
 
 
 def test_trackers_hear_of_every_step(patched, blocks, tmp_path, monkeypatch):
-    heard = []
+    """They write beside the checkpoints, which are removed after the run."""
+    heard, seen = [], []
 
     class Tracker(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            seen.append((args.output_dir, args.learning_rate, args.max_steps))
+
         def on_log(self, args, state, control, *, logs, **kwargs):
             heard.append((state.global_step, logs))
 
+        def on_train_end(self, args, state, control, **kwargs):
+            seen.append(state.global_step)
+
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "made_up", Tracker)
-    held_out = blocks.head(2)
-    plan, chosen = plan_for(blocks), settings(report_to=["made_up"], evaluate_every=4)
-    train_probe(patched(), settings=chosen, blocks=blocks, plan=plan, seed=0, run_dir=tmp_path, held_out=held_out)
+    run(patched(), blocks, tmp_path, report_to=["made_up"], evaluate_every=4, held_out=blocks.head(2))
+    assert seen == [(str(tmp_path), 1e-2, STEPS), STEPS]
     steps = [(step, logs) for step, logs in heard if "mfu" in logs]
     assert [step for step, _ in steps] == list(range(1, STEPS + 1))
     lines = metrics_of(tmp_path)
@@ -398,21 +374,6 @@ def test_the_precision_is_the_recipes_and_never_the_launchers(patched, blocks, t
     with pytest.raises(HfpatchError, match=r"set training\.autocast=bfloat16"):
         run(patched(), blocks, tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_trackers_write_beside_the_checkpoints_which_are_removed_after_the_run(patched, blocks, tmp_path, monkeypatch):
-    seen = []
-
-    class Tracker(TrainerCallback):
-        def on_train_begin(self, args, state, control, **kwargs):
-            seen.append((args.output_dir, args.learning_rate, args.max_steps))
-
-        def on_train_end(self, args, state, control, **kwargs):
-            seen.append(state.global_step)
-
-    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "made_up", Tracker)
-    run(patched(), blocks, tmp_path, report_to=["made_up"])
-    assert seen == [(str(tmp_path), 1e-2, STEPS), STEPS]
 
 
 def test_an_unknown_tracker_is_one_clear_error(patched, blocks, tmp_path):

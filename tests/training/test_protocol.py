@@ -5,6 +5,7 @@ import contextlib
 import pytest
 import torch
 from families import make_model
+from training.conftest import rates_of
 from training_blocks import make_blocks
 
 from hfpatch.data.plan import draw_plan
@@ -12,7 +13,7 @@ from hfpatch.recipes.comparison import load_recipe
 from hfpatch.recipes.training import group_of
 from hfpatch.surgery.methods import build_method
 from hfpatch.surgery.patch import patch
-from hfpatch.training.optim import build_optimizer, build_scheduler
+from hfpatch.training.optim import build_optimizer
 from hfpatch.training.probe import train_probe
 
 RECIPES = ["pythia-160m-as-published", "pythia-410m-as-published"]
@@ -34,16 +35,11 @@ def test_the_recipe_has_the_published_values(name):
 def test_the_optimiser_is_adamw_on_the_published_cosine():
     settings = load_recipe(RECIPES[0]).training
     optimizer = build_optimizer(torch.nn.Linear(2, 2), settings)
-    scheduler = build_scheduler(optimizer, settings, steps=settings.steps)
     assert type(optimizer) is torch.optim.AdamW
     assert {(group["betas"], group["weight_decay"], group["eps"]) for group in optimizer.param_groups} == {
         ((0.9, 0.999), 0.0, 1e-8)
     }
-    rates = []
-    for _ in range(settings.steps):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
+    rates = rates_of(settings, settings.steps)
     assert rates[:50] == pytest.approx([1e-5 * step / 51 for step in range(1, 51)])
     assert rates[50] == max(rates) == 1e-5
     assert rates[275] == pytest.approx(0.5e-5)

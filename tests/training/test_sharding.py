@@ -1,7 +1,6 @@
 """What DeepSpeed would do, on a stand-in of its interface; FSDP2 itself runs in test_processes."""
 
 import os
-import socket
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +12,12 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DeepSpeedPlugin
+from launched import free_port
+from training.conftest import run_probe
 from training_blocks import make_blocks
 
-from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import load_recipe
-from hfpatch.recipes.training import TrainingSettings
-from hfpatch.training.probe import train_probe
 from hfpatch.training.sharding import configure_deepspeed, like, whole, whole_tensors
 
 CONFIGS = sorted((Path(__file__).parent.parent.parent / "docs" / "accelerate").glob("*.yaml"))
@@ -97,11 +95,8 @@ def test_a_run_does_not_go_on_under_deepspeed(patched, tmp_path, monkeypatch):
         run(patched(), tmp_path, resume=True)
 
 
-def run(model, folder, *, resume=False, **values):
-    blocks = make_blocks()
-    settings = TrainingSettings(steps=4, batch_size=4, warmup_steps=1, **values)
-    plan = draw_plan(blocks=len(blocks), steps=4, batch_size=4, seed=3)
-    return train_probe(model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=folder, resume=resume)
+def run(model, folder, **values):
+    return run_probe(model, make_blocks(), folder, **{"steps": 4, "warmup_steps": 1, **values})
 
 
 @pytest.mark.parametrize("name", ["ddp-cpu", "fsdp2-cpu"])
@@ -113,16 +108,13 @@ def test_the_launcher_starts_two_processes_on_cpus(name, tmp_path):
         "state = start_processes()\n"
         f"(Path({str(tmp_path)!r}) / f'{{state.process_index}}-of-{{state.num_processes}}').touch()\n"
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     config = next(path for path in CONFIGS if path.stem == name)
     launch = ["-m", "accelerate.commands.launch", "--config_file", str(config)]
     environment = os.environ | {
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
-    ended = forked.python([*launch, "--main_process_port", port, script], env=environment)
+    ended = forked.python([*launch, "--main_process_port", str(free_port()), script], env=environment)
     assert ended.returncode == 0, ended.stderr
     assert sorted(path.name for path in tmp_path.glob("*-of-*")) == ["0-of-2", "1-of-2"]
 
