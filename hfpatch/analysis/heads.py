@@ -153,23 +153,18 @@ def _matrix(site: AttentionSite, target: str, *, patched: bool) -> Tensor:
         if config.form == "literal":  # (A + 0)/2, while the preserving form is (2A + 0)/2
             anchor = torch.eye(len(matrix), dtype=matrix.dtype) if config.anchor == "identity" else matrix
             matrix = anchor / 2
-    factor = _temperature(site, target)
+    temperature, factor = method_layer(site, QueryTemperatureConfig), torch.ones(1, dtype=torch.float64)
+    if temperature is not None and target == "query":
+        for _, parts, _ in temperature.acting("heads"):
+            factor = factor * (1 + parts["query"].weight.detach().cpu().double())
+    if len(factor) > 1:  # one for each head
+        factor = factor.repeat_interleave(head_size(site))
     behind_norm = site.heads is not None and site.heads.norm is not None
     matrix = matrix if behind_norm else matrix * factor
     wrapper = submodule(site.attention, site.projections[target].path, of=site.family)
     if wrapper is not module:  # a linear adapter's matrix: the difference of the images of the identity
         matrix = matrix + columns.read(_image(wrapper, site.hidden_size) - _image(module, site.hidden_size))
     return matrix * factor if behind_norm else matrix
-
-
-def _temperature(site: AttentionSite, target: str) -> Tensor:
-    """Return the factors of temperatures for the columns of a target, fp64 ``(columns,)`` or one number."""
-    layer, factor = method_layer(site, QueryTemperatureConfig), torch.ones(1, dtype=torch.float64)
-    if layer is None or target != "query":
-        return factor
-    for _, parts, _ in layer.acting("heads"):
-        factor = factor * (1 + parts["query"].weight.detach().cpu().double())
-    return factor.repeat_interleave(head_size(site)) if len(factor) > 1 else factor
 
 
 @torch.no_grad()

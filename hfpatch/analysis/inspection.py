@@ -96,18 +96,22 @@ class Inspection:
                 "model": {"name": self.base.name, "revision": self.base.revision, "sha256": self.base.sha256},
                 "model_type": self.base.model.config.model_type,
                 "patch": str(self.patch) if self.patch else None,
-                "sites": [_site(site) for site in self.sites],
+                "sites": [
+                    {
+                        "layer": site.layer,
+                        "family": site.family,
+                        "attention": site.path,
+                        **{target: projection.path for target, projection in site.projections.items()},
+                        "exit": site.exit_path,
+                    }
+                    for site in self.sites
+                ],
                 "parameters": self.summary,
                 **{name: getattr(self, name) for name in names},
                 "linearised": [{name: getattr(each, name) for name in shares} for each in self.linearised],
             }
         )
         return plain
-
-
-def _site(site: AttentionSite) -> dict[str, Any]:
-    paths = {target: projection.path for target, projection in site.projections.items()}
-    return {"layer": site.layer, "family": site.family, "attention": site.path, **paths, "exit": site.exit_path}
 
 
 def _plain(value: Any) -> Any:

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hfpatch.analysis.heads import head_size
-from hfpatch.analysis.means import TokenMeans, norm_ratio
-from hfpatch.analysis.running import Batch, block_of, method_layers, run
+from hfpatch.analysis.running import Batch, TokenMeans, block_of, method_layers, norm_ratio, run
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.models.paths import PathOutput, observed
 from hfpatch.nn.skip import PAPER_SKIP_STD
