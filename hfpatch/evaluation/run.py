@@ -18,10 +18,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.asked import Prompts, hash_task
 from hfpatch.evaluation.cache import keep_findings, model_key, open_cache, read_findings
-from hfpatch.evaluation.chance import chance
 from hfpatch.evaluation.clusters import Groups, cluster_of, clustered_error, count_groups, grouped
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
-from hfpatch.evaluation.low_noise import low_noise_scores, low_noise_values
+from hfpatch.evaluation.low_noise import chance, low_noise_scores, low_noise_values
 from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.prompting import prompting, seed_everything, template_arguments
