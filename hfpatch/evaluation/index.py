@@ -98,7 +98,10 @@ def entries_of(name: str, added: AddedFolder) -> Index:
         value = re.compile(rf"""^[^#\n]*[-:]\s+["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
         mentions = [file for file, text in _texts().items() if name in text and value.search(text)]
         index = _index({file.parent for file in mentions})
-        _check_yaml(name, [*_yaml_files(added), *named, *mentions] if name not in index else [])
+        if name not in index:
+            folders = [*([added.path] if added.path is not None else []), *_own_folders()]
+            own_files = [file for folder in folders for file in sorted(folder.rglob("*.yaml"))]
+            _check_yaml(name, [*own_files, *named, *mentions])
     if name in index and index[name].kind.name != "TAG":
         return _with_members(name, index, added)
     if any(name in text for text in _texts().values()) and name in _everything():
@@ -106,7 +109,12 @@ def entries_of(name: str, added: AddedFolder) -> Index:
     if name.endswith((".yaml", ".yml")):
         folder = Path(name).parent
         raise HfpatchError(f"--tasks {name}: name the task as the file does, with its folder as include_path {folder}")
-    raise HfpatchError(f"unknown task {name!r}{_hint(name, added)}; use the name of a task of lm-eval or hfpatch")
+    # what may have been meant: the nearest of all names, and the nearest of the user's own
+    known = {defined for text in _texts().values() for defined in _DEFINED.findall(text)}
+    hints = (nearest(name, [*sorted(added.names), *_own(), *_files(), *sorted(known)]), nearest(name, added.names))
+    meant = dict.fromkeys(re.findall(r"'([^']+)'", "".join(hints)))
+    hint = f" (did you mean {' or '.join(map(repr, meant))}?)" if meant else ""
+    raise HfpatchError(f"unknown task {name!r}{hint}; use the name of a task of lm-eval or hfpatch")
 
 
 def kind_of(name: str, index: Mapping[str, Any]) -> str:
@@ -189,31 +197,14 @@ def _files() -> dict[str, list[Path]]:
 def _texts() -> dict[Path, str]:
     """Return the text of lm-eval's task files and of the templates that they include."""
     files = sorted(file for file in Path(lm_eval.tasks.__file__).parent.rglob("*yaml*") if file.is_file())
-    return {file: _text(file) for file in files}
-
-
-def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace")
-
-
-def _yaml_files(added: AddedFolder) -> list[Path]:
-    folders = [*([added.path] if added.path is not None else []), *_own_folders()]
-    return [file for folder in folders for file in sorted(folder.rglob("*.yaml"))]
-
-
-def _hint(name: str, added: AddedFolder) -> str:
-    """Return what may have been meant: the nearest of all names, and the nearest of the user's own."""
-    known = {defined for text in _texts().values() for defined in _DEFINED.findall(text)}
-    hints = (nearest(name, [*sorted(added.names), *_own(), *_files(), *sorted(known)]), nearest(name, added.names))
-    meant = dict.fromkeys(re.findall(r"'([^']+)'", "".join(hints)))
-    return f" (did you mean {' or '.join(map(repr, meant))}?)" if meant else ""
+    return {file: file.read_text(encoding="utf-8", errors="replace") for file in files}
 
 
 def _check_yaml(name: str, files: Iterable[Path]) -> None:
     """Raise an error if the file of a task is not YAML; lm-eval skips such files silently."""
     task_key = re.compile(rf"""^task:\s+["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
     for file in files:
-        text = _text(file)
+        text = file.read_text(encoding="utf-8", errors="replace")
         if file.stem != name and not task_key.search(text):
             continue
         try:

@@ -74,21 +74,18 @@ _160M_SOURCE = "EleutherAI/pythia, issue 118, citing the evaluations of step1430
 _GPT2_LAMBADA = "EleutherAI/lm-evaluation-harness, issue 2159"
 _GPT2_HELLASWAG = "karpathy/llm.c, dev/data/hellaswag.py, citing lm-eval"
 
-KNOWN_SCORES = tuple(
-    KnownScore(*checkpoint, *test_set, value, source)
-    for checkpoint, test_set, value, source in (
-        (_70M, _LAMBADA, 0.18455, _PYTHIA.format("70m", "step143000")),
-        (_70M, _ARC_EASY, 0.37374, _PYTHIA.format("70m", "step143000")),
-        (_160M_EARLY, _LAMBADA, 0.33107, _PYTHIA.format("160m", "step123000")),
-        (_160M_EARLY, _ARC_EASY, 0.43056, _PYTHIA.format("160m", "step123000")),
-        (_160M, _LAMBADA, 0.328, _160M_SOURCE),
-        (_410M, _LAMBADA, 0.51620, _PYTHIA.format("410m", "step143000")),
-        (_410M, _ARC_EASY, 0.52104, _PYTHIA.format("410m", "step143000")),
-        (_1_4B, _LAMBADA, 0.61867, _PYTHIA.format("1.4b-deduped", "step143000")),
-        (_GPT2, _LAMBADA, 0.3256, _GPT2_LAMBADA),
-        (_GPT2, _HELLASWAG, 0.2892, _GPT2_HELLASWAG),
-        (_GPT2, _HELLASWAG_NORM, 0.3114, _GPT2_HELLASWAG),
-    )
+KNOWN_SCORES = (
+    KnownScore(*_70M, *_LAMBADA, 0.18455, _PYTHIA.format("70m", "step143000")),
+    KnownScore(*_70M, *_ARC_EASY, 0.37374, _PYTHIA.format("70m", "step143000")),
+    KnownScore(*_160M_EARLY, *_LAMBADA, 0.33107, _PYTHIA.format("160m", "step123000")),
+    KnownScore(*_160M_EARLY, *_ARC_EASY, 0.43056, _PYTHIA.format("160m", "step123000")),
+    KnownScore(*_160M, *_LAMBADA, 0.328, _160M_SOURCE),
+    KnownScore(*_410M, *_LAMBADA, 0.51620, _PYTHIA.format("410m", "step143000")),
+    KnownScore(*_410M, *_ARC_EASY, 0.52104, _PYTHIA.format("410m", "step143000")),
+    KnownScore(*_1_4B, *_LAMBADA, 0.61867, _PYTHIA.format("1.4b-deduped", "step143000")),
+    KnownScore(*_GPT2, *_LAMBADA, 0.3256, _GPT2_LAMBADA),
+    KnownScore(*_GPT2, *_HELLASWAG, 0.2892, _GPT2_HELLASWAG),
+    KnownScore(*_GPT2, *_HELLASWAG_NORM, 0.3114, _GPT2_HELLASWAG),
 )
 _SHORT_NAMES = {"gpt2": "openai-community/gpt2"}
 

@@ -32,7 +32,9 @@ class Reader:
         read = {run: self._read(run, result, metric) for run in runs}
         first, (documents, values) = next(iter(read.items()))
         for run, (others, found) in read.items():
-            same = others == documents and (not metric.weighted or _have_equal_weights(found, values))
+            same = others == documents
+            if same and metric.weighted:
+                same = np.array_equal(*(np.asarray(each, dtype=np.float64)[:, 1] for each in (found, values)))
             if not same:
                 raise HfpatchError(
                     f"{run} and {first}: {result.task} was scored on other documents; evaluate both again"
@@ -63,11 +65,6 @@ class Reader:
             groups = grouped([name if isinstance(name, str) else None for name in names])
             self._groups[key] = groups if count_groups(groups) < len(groups) else None
         return self._groups[key]
-
-
-def _have_equal_weights(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    first, second = (np.asarray(values, dtype=np.float64)[:, 1] for values in (one, other))
-    return np.array_equal(first, second)
 
 
 def read_metric(path: Path, metric: str) -> tuple[list[str], list[Any]]:

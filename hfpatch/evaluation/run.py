@@ -151,28 +151,24 @@ def run_task(
     except HfpatchError:
         raise
     except Exception as error:
-        failed = _first_failing_document(task, limit)
-        if failed is None and not isinstance(error, TemplateError):
+        # the first document on which a template fails; templates and functions of tasks can raise anything
+        place, reason = "", error
+        templates = [task.doc_to_text, task.doc_to_target]
+        if task.get_config("doc_to_choice") is not None:
+            templates.append(task.doc_to_choice)
+        for index, document in enumerate(islice(task.eval_docs, limit)):
+            try:
+                for template in templates:
+                    template(document)
+            except Exception as failure:
+                place, reason = f", document {index}", failure
+                break
+        if not place and not isinstance(error, TemplateError):
             raise
-        place, reason = (f", document {failed[0]}", failed[1]) if failed else ("", error)
         raise HfpatchError(
             f"task {name}{place}: does not fit the task's templates ({type(reason).__name__}: {reason})"
         ) from error
     return output
-
-
-def _first_failing_document(task: Any, limit: int | None) -> tuple[int, Exception] | None:
-    """Return the index of the first document on which a task's templates fail, and their error."""
-    templates = [task.doc_to_text, task.doc_to_target]
-    if task.get_config("doc_to_choice") is not None:
-        templates.append(task.doc_to_choice)
-    for index, document in enumerate(islice(task.eval_docs, limit)):
-        try:
-            for template in templates:
-                template(document)
-        except Exception as error:  # templates and functions of tasks can raise anything
-            return index, error
-    return None
 
 
 def _score(

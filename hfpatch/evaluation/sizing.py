@@ -211,21 +211,8 @@ def base_spread(
     with tempfile.TemporaryDirectory() as folder:
         result = evaluate(model, tokenizer, settings=settings, selection=one, records_dir=Path(folder))[name]
         values = [record[result.primary] for record in read_lines(Path(folder) / f"{name}.jsonl")]
-    return _spread(result, values, one.tasks)
-
-
-def _cut(request: Encoded, tokens: int) -> Encoded:
-    """Return a request of at most so many tokens: the last of its context, the first of its continuation."""
-    texts, context, targets = request
-    if len(context) + len(targets) <= tokens:
-        return request
-    kept = targets[: max(1, tokens - 1)]
-    return texts, context[-max(1, tokens - len(kept)) :], kept
-
-
-def _spread(result: TaskResult, values: list[Any], tasks: Mapping[str, Any]) -> Spread:
-    name = result.primary.partition(",")[0]
-    metric = metric_named(name, aggregation=tasks[result.task].aggregation()[name])
+    primary = result.primary.partition(",")[0]
+    metric = metric_named(primary, aggregation=one.tasks[name].aggregation()[primary])
     score = result.metrics[result.primary]
     if metric.aggregate is not None or len(values) < 2:
         return Spread(result.primary, result.n, score, None)
@@ -236,3 +223,12 @@ def _spread(result: TaskResult, values: list[Any], tasks: Mapping[str, Any]) -> 
         right = (terms.sum() + 1) / (len(terms) + 2)
         sd = np.sqrt(right * (1 - right))
     return Spread(result.primary, result.n, score, float(sd), accuracy, metric.exponential)
+
+
+def _cut(request: Encoded, tokens: int) -> Encoded:
+    """Return a request of at most so many tokens: the last of its context, the first of its continuation."""
+    texts, context, targets = request
+    if len(context) + len(targets) <= tokens:
+        return request
+    kept = targets[: max(1, tokens - 1)]
+    return texts, context[-max(1, tokens - len(kept)) :], kept
