@@ -74,18 +74,22 @@ _160M_SOURCE = "EleutherAI/pythia, issue 118, citing the evaluations of step1430
 _GPT2_LAMBADA = "EleutherAI/lm-evaluation-harness, issue 2159"
 _GPT2_HELLASWAG = "karpathy/llm.c, dev/data/hellaswag.py, citing lm-eval"
 
-KNOWN_SCORES = (
-    KnownScore(*_70M, *_LAMBADA, 0.18455, _PYTHIA.format("70m", "step143000")),
-    KnownScore(*_70M, *_ARC_EASY, 0.37374, _PYTHIA.format("70m", "step143000")),
-    KnownScore(*_160M_EARLY, *_LAMBADA, 0.33107, _PYTHIA.format("160m", "step123000")),
-    KnownScore(*_160M_EARLY, *_ARC_EASY, 0.43056, _PYTHIA.format("160m", "step123000")),
-    KnownScore(*_160M, *_LAMBADA, 0.328, _160M_SOURCE),
-    KnownScore(*_410M, *_LAMBADA, 0.51620, _PYTHIA.format("410m", "step143000")),
-    KnownScore(*_410M, *_ARC_EASY, 0.52104, _PYTHIA.format("410m", "step143000")),
-    KnownScore(*_1_4B, *_LAMBADA, 0.61867, _PYTHIA.format("1.4b-deduped", "step143000")),
-    KnownScore(*_GPT2, *_LAMBADA, 0.3256, _GPT2_LAMBADA),
-    KnownScore(*_GPT2, *_HELLASWAG, 0.2892, _GPT2_HELLASWAG),
-    KnownScore(*_GPT2, *_HELLASWAG_NORM, 0.3114, _GPT2_HELLASWAG),
+_PUBLISHED: tuple[tuple[tuple[str, tuple[str, ...]], tuple[str, str, int], float, str], ...] = (
+    (_70M, _LAMBADA, 0.18455, _PYTHIA.format("70m", "step143000")),
+    (_70M, _ARC_EASY, 0.37374, _PYTHIA.format("70m", "step143000")),
+    (_160M_EARLY, _LAMBADA, 0.33107, _PYTHIA.format("160m", "step123000")),
+    (_160M_EARLY, _ARC_EASY, 0.43056, _PYTHIA.format("160m", "step123000")),
+    (_160M, _LAMBADA, 0.328, _160M_SOURCE),
+    (_410M, _LAMBADA, 0.51620, _PYTHIA.format("410m", "step143000")),
+    (_410M, _ARC_EASY, 0.52104, _PYTHIA.format("410m", "step143000")),
+    (_1_4B, _LAMBADA, 0.61867, _PYTHIA.format("1.4b-deduped", "step143000")),
+    (_GPT2, _LAMBADA, 0.3256, _GPT2_LAMBADA),
+    (_GPT2, _HELLASWAG, 0.2892, _GPT2_HELLASWAG),
+    (_GPT2, _HELLASWAG_NORM, 0.3114, _GPT2_HELLASWAG),
+)
+KNOWN_SCORES = tuple(
+    KnownScore(model, revisions, task, metric, documents, value, source)
+    for (model, revisions), (task, metric, documents), value, source in _PUBLISHED
 )
 _SHORT_NAMES = {"gpt2": "openai-community/gpt2"}
 
@@ -137,6 +141,8 @@ def unknown_base(
 
 def _known(model_name: str, revision: str | None, dtype: str, results: Mapping[str, TaskResult]) -> list[KnownScore]:
     """Return the published scores that these results can be compared with."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
     if snapshot := _SNAPSHOT.search(str(Path(model_name).absolute())):
         owner, name, revision = snapshot.groups()
         model, revisions = f"{owner}/{name}", {revision}
@@ -146,8 +152,10 @@ def _known(model_name: str, revision: str | None, dtype: str, results: Mapping[s
             folder = re.split(r"--|__", Path(model_name).absolute().name.lower())[-1]
             models = {known.model for known in KNOWN_SCORES}
             model = next((each for each in models if each.lower().rpartition("/")[2] == folder), model)
-    if revision:
-        revisions |= _names_of(model, revision)
+    if revision:  # the branches and tags of this commit according to the local hub cache
+        references = Path(HF_HUB_CACHE) / f"models--{model.replace('/', '--')}" / "refs"
+        files = [path for path in references.rglob("*") if path.is_file()] if references.is_dir() else []
+        revisions |= {path.relative_to(references).as_posix() for path in files if path.read_text().strip() == revision}
     return [
         known
         for known in KNOWN_SCORES
@@ -158,12 +166,3 @@ def _known(model_name: str, revision: str | None, dtype: str, results: Mapping[s
         and not results[known.task].num_fewshot
         and known.metric in results[known.task].metrics
     ]
-
-
-def _names_of(model: str, commit: str) -> set[str]:
-    """Return the branches and tags of a commit according to the local hub cache."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    references = Path(HF_HUB_CACHE) / f"models--{model.replace('/', '--')}" / "refs"
-    files = [path for path in references.rglob("*") if path.is_file()] if references.is_dir() else []
-    return {path.relative_to(references).as_posix() for path in files if path.read_text().strip() == commit}

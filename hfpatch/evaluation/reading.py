@@ -34,7 +34,8 @@ class Reader:
         for run, (others, found) in read.items():
             same = others == documents
             if same and metric.weighted:
-                same = np.array_equal(*(np.asarray(each, dtype=np.float64)[:, 1] for each in (found, values)))
+                mine, theirs = (np.asarray(each, dtype=np.float64)[:, 1] for each in (found, values))
+                same = np.array_equal(mine, theirs)
             if not same:
                 raise HfpatchError(
                     f"{run} and {first}: {result.task} was scored on other documents; evaluate both again"

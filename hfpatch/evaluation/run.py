@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from jinja2 import TemplateError
 from lm_eval.evaluator import evaluate as run_lm_eval
 from lm_eval.utils import handle_non_serializable
@@ -23,7 +26,7 @@ from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.low_noise import chance, low_noise_scores, low_noise_values
 from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric
 from hfpatch.evaluation.model import HfpatchLM
-from hfpatch.evaluation.prompting import prompting, seed_everything, template_arguments
+from hfpatch.evaluation.prompting import prompting, template_arguments
 from hfpatch.evaluation.sample_log import SampleLog
 from hfpatch.evaluation.selection import Selection, select
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -97,7 +100,9 @@ def evaluate(
                 f"task {taken[0]}: results have the loss on the documents of data.held_out by this name; give the task "
                 "another one, or leave out data.held_out"
             )
-        seed_everything(settings.seed)
+        for seed, generator in zip(settings.seed or (), (random.seed, np.random.seed, torch.manual_seed), strict=False):
+            if seed is not None:
+                generator(seed)
         scorer.ranks = ranks
         key = ranks.same(model_key(model, base_sha256)) if answers_dir is not None else {}
         if answers_dir is not None:

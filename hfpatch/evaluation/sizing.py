@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from hfpatch.evaluation.selection import Selection, select
 from hfpatch.evaluation.windows import long_windows, row_operations
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.records import hash_documents, read_lines
-from hfpatch.results.schema import TaskResult
 
 _SAMPLE_TOKENS = {"cpu": 1 << 14}  # of the base's sample of each task
 _SAMPLE_TOKENS_ELSEWHERE = 1 << 18

@@ -88,7 +88,7 @@ def load_named(
         index = entries_of(name, added)
         local = {} if data_dir is None else {task: data for task, data in local_data().items() if task in index}
         alone = kind_of(name, index) in TASKS
-        used = [task for task in local if task not in added.names and (task == name or not alone)]
+        used = [task for task in local if task not in added.index and (task == name or not alone)]
         files = [data_dir / file for task in used for file in local[task].data_files.values()] if data_dir else []
         options = json.dumps(dict(gen_kwargs or {}), sort_keys=True)
         found = _load(name, data_dir if used else None, tuple(used), num_fewshot, added, options, file_stamp(files))

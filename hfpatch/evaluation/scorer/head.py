@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -95,7 +94,7 @@ class LastPositions(WholeModel):
     """A whole model that computes the logits of a row's last positions only, as generation asks it to.
 
     Attributes:
-        model: the model, see `keeps_logits`.
+        model: the model, whose own argument ``logits_to_keep`` chooses the positions.
         last: how many positions.
     """
 
@@ -105,11 +104,6 @@ class LastPositions(WholeModel):
         """Return the logits (batch, last or the whole row if that is shorter, vocabulary)."""
         logits: Tensor = self.model(tokens, logits_to_keep=self.last, **inputs).logits
         return logits[:, -min(self.last, tokens.shape[1]) :]
-
-
-def keeps_logits(model: Any) -> bool:
-    """Return whether a model's own argument chooses the positions whose logits it computes."""
-    return "logits_to_keep" in inspect.signature(base_model(model).forward).parameters
 
 
 def split_model(model: Any, findings: Findings) -> Parts:
