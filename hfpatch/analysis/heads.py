@@ -74,6 +74,7 @@ def layer_weights(site: AttentionSite, *, patched: bool) -> HeadWeights:
     return HeadWeights(site.layer, query, key)
 
 
+@torch.no_grad()
 def norm_gains(site: AttentionSite) -> tuple[Tensor, Tensor] | None:
     """Return the gains of the norms that queries and keys pass between their projections and RoPE (Qwen 3, Gemma 3).
 
@@ -84,24 +85,17 @@ def norm_gains(site: AttentionSite) -> tuple[Tensor, Tensor] | None:
         fp64 of ``(1 or heads, 1, head size)`` and ``(1 or key heads, 1, head size)``; None where there are no such
         norms, or they do more than divide by a size and multiply by a gain.
     """
-    norms = query_and_key_norms(site.attention)
-    gains = [_gain(norm) for norm in norms or ()]
-    if not gains or any(gain is None for gain in gains):
-        return None
-    query, key = (gain.reshape(-1, 1, head_size(site)) for gain in gains if gain is not None)
-    return query, key
-
-
-@torch.no_grad()
-def _gain(norm: nn.Module) -> Tensor | None:
-    """Return g of a norm x -> g ⊙ x / rms(x), fp64; None for another (LayerNorm, one with a bias, one a head)."""
-    parameters = list(norm.parameters())
-    if len(parameters) != 1:
-        return None
-    ones = 1e3 * torch.ones_like(parameters[0])  # large relative to eps
-    gain, opposite = (norm(x).detach().cpu().double() for x in (ones, -ones))
-    same = gain.shape == ones.shape and torch.equal(gain, -opposite)
-    return gain if same and bool(gain.abs().sum() > 0) else None
+    gains = []
+    for norm in query_and_key_norms(site.attention) or ():
+        parameters = list(norm.parameters())
+        if len(parameters) != 1:
+            return None
+        ones = 1e3 * torch.ones_like(parameters[0])  # large relative to eps
+        gain, opposite = (norm(x).detach().cpu().double() for x in (ones, -ones))
+        if gain.shape != ones.shape or not torch.equal(gain, -opposite) or not bool(gain.abs().sum() > 0):
+            return None  # a LayerNorm, a norm with a bias, or one a head
+        gains.append(gain.reshape(-1, 1, head_size(site)))
+    return (gains[0], gains[1]) if gains else None
 
 
 def split_heads(matrix: Tensor, size: int) -> Tensor:

@@ -13,7 +13,7 @@ from hfpatch.analysis.attention import HeadAttention
 from hfpatch.analysis.gradients import GradientNorm
 from hfpatch.analysis.linearised import Linearised
 from hfpatch.analysis.movement import Movement, RunRecord
-from hfpatch.analysis.norms import PreProjectionSize, QuerySize, SkipNorm, SkipSize
+from hfpatch.analysis.norms import LayerSize, QuerySize, SkipNorm
 from hfpatch.analysis.relation import HeadRelation
 from hfpatch.analysis.reparametrisation import LayerReparametrisation
 from hfpatch.sites import AttentionSite
@@ -75,8 +75,8 @@ class Inspection:
     attention_patched: list[HeadAttention] = field(default_factory=list)
     gauge: float | None = None
     skip_norms: list[SkipNorm] = field(default_factory=list)
-    skip_sizes: list[SkipSize] = field(default_factory=list)
-    pre_projection_sizes: list[PreProjectionSize] = field(default_factory=list)
+    skip_sizes: list[LayerSize] = field(default_factory=list)
+    pre_projection_sizes: list[LayerSize] = field(default_factory=list)
     query_sizes: list[QuerySize] = field(default_factory=list)
     linearised: list[Linearised] = field(default_factory=list)
     ablations: Ablations | None = None

@@ -69,19 +69,15 @@ def scored_bytes(context: str, continuation: str) -> int:
 def _values(task: Any, sample: Mapping[str, Any]) -> Values | None:
     """Return the metrics of one document, or None if it has none."""
     requests, scores = sample["arguments"], [responses[0] for responses in sample["resps"]]
-    if task.OUTPUT_TYPE == "multiple_choice" and isinstance(task, ConfigurableTask):
-        return _of_choice(task, sample)
     if task.OUTPUT_TYPE == "loglikelihood" and len(requests) == 1:
         return {BITS_PER_BYTE: (scores[0][0], scored_bytes(*requests[0][:2]))}
     if task.OUTPUT_TYPE == "loglikelihood_rolling" and isinstance(scores[0], float):
         return {BITS_PER_BYTE: (scores[0], scored_bytes("", requests[0][0]))}
-    return None
-
-
-def _of_choice(task: ConfigurableTask, sample: Mapping[str, Any]) -> Values | None:
+    if task.OUTPUT_TYPE != "multiple_choice" or not isinstance(task, ConfigurableTask):
+        return None
     answers = _number_of_choices(sample)
-    logs: Array = np.array([responses[0][0] for responses in sample["resps"][:answers]], dtype=np.float64)
-    sizes = np.array([scored_bytes(*request[:2]) for request in sample["arguments"][:answers]])
+    logs: Array = np.array([value for value, _ in scores[:answers]], dtype=np.float64)
+    sizes = np.array([scored_bytes(*request[:2]) for request in requests[:answers]])
     is_right = np.isin(np.arange(answers), _right_answers(task, sample))
     if not 0 < is_right.sum() < answers:
         return None

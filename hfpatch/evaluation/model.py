@@ -16,6 +16,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import has_bos_prefix
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from hfpatch.data.vocabulary import check_tokenizer
 from hfpatch.errors import HfpatchError
@@ -74,11 +75,6 @@ class SharedGeneration:
         made = generate()
         self.tokens[place] = made.tolist()
         return made
-
-    def gathered(self) -> SharedGeneration:
-        """Return a pass in which the tokens of all batches are known."""
-        every = {place: rows for part in self.ranks.everyone(self.tokens) for place, rows in part.items()}
-        return SharedGeneration(self.ranks, known=True, tokens=every)
 
 
 class RequestError(HfpatchError):
@@ -257,7 +253,9 @@ class HfpatchLM(HFLM):
         try:
             self._generated = SharedGeneration(self.ranks)
             super().generate_until(requests, disable_tqdm=True)
-            self._generated = self._generated.gathered()
+            parts = self.ranks.everyone(self._generated.tokens)
+            tokens = {place: rows for part in parts for place, rows in part.items()}
+            self._generated = SharedGeneration(self.ranks, known=True, tokens=tokens)
             texts: list[str] = super().generate_until(requests, disable_tqdm=True)
         finally:
             self._generated = None
@@ -410,7 +408,8 @@ def first_not_finite(model: torch.nn.Module, tokens: Tensor) -> str | None:
     found: list[str] = []
 
     def hook(name: str, _module: Any, _arguments: Any, output: Any) -> None:
-        if not found and any(not bool(tensor.isfinite().all()) for tensor in _tensors(output)):
+        tensors = (each for each in tree_leaves(output) if isinstance(each, Tensor) and each.is_floating_point())
+        if not found and any(not bool(tensor.isfinite().all()) for tensor in tensors):
             found.append(name or "the whole model")
 
     with ExitStack() as stack:
@@ -418,15 +417,6 @@ def first_not_finite(model: torch.nn.Module, tokens: Tensor) -> str | None:
             stack.callback(module.register_forward_hook(partial(hook, name)).remove)
         model(tokens)
     return found[0] if found else None
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    """Yield the floating-point tensors of a module's output, at any depth."""
-    if isinstance(output, Tensor) and output.is_floating_point():
-        yield output
-    elif isinstance(output, dict | list | tuple):
-        for value in output.values() if isinstance(output, dict) else output:
-            yield from _tensors(value)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.asked import Prompts, hash_task
 from hfpatch.evaluation.cache import keep_findings, model_key, open_cache, read_findings
-from hfpatch.evaluation.clusters import Groups, cluster_of, clustered_error, count_groups, grouped
+from hfpatch.evaluation.clusters import cluster_of, clustered_error, count_groups, grouped
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.low_noise import chance, low_noise_scores, low_noise_values
 from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric
@@ -100,9 +100,10 @@ def evaluate(
                 f"task {taken[0]}: results have the loss on the documents of data.held_out by this name; give the task "
                 "another one, or leave out data.held_out"
             )
-        for seed, generator in zip(settings.seed or (), (random.seed, np.random.seed, torch.manual_seed), strict=False):
+        seeding: tuple[Callable[[int], Any], ...] = (random.seed, np.random.seed, torch.manual_seed)
+        for set_seed, seed in zip(seeding, settings.seed or (), strict=False):  # the last seed is for few-shot examples
             if seed is not None:
-                generator(seed)
+                set_seed(seed)
         scorer.ranks = ranks
         key = ranks.same(model_key(model, base_sha256)) if answers_dir is not None else {}
         if answers_dir is not None:
@@ -206,11 +207,20 @@ def _score(
         log.add(name, output)
     metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}  # JSON has no other numbers
     metrics |= low_noise_scores(low_noise)
+
+    # the standard error over documents, or over their groups, of each metric that is a ratio of sums
+    functions, errors = task.aggregation(), {}
+    units = len(records) if groups is None else count_groups(groups)
+    for key, value in metrics.items() if units > 1 else ():
+        metric = metric_named(key, aggregation=functions.get(key.partition(",")[0]))
+        if metric.aggregate is None:
+            error = clustered_error(*metric.ratio_terms([record[key] for record in records]), groups)
+            errors[key] = value * error if metric.exponential else error
     return TaskResult(
         task=name,
         n=len(records),
         metrics=metrics,
-        stderr=_errors(metrics, records, task.aggregation(), groups),
+        stderr=errors,
         primary=primary,
         higher_is_better=bool(task.higher_is_better().get(primary.partition(",")[0], True)),
         num_fewshot=task.get_config("num_fewshot") or 0,
@@ -218,7 +228,7 @@ def _score(
         version=str(task.VERSION),
         task_sha256=hash_task(task, settings.seed),
         **scorer.prompts.to_json(),
-        clusters=None if groups is None else Clusters(column=str(cluster), groups=count_groups(groups)),
+        clusters=None if groups is None else Clusters(column=str(cluster), groups=units),
         chance=chance(task, output["samples"][name], primary),
         reused=scorer.reused,
     )
@@ -249,20 +259,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _errors(
-    metrics: Mapping[str, float],
-    records: Sequence[Record],
-    functions: Mapping[str, Aggregation],
-    groups: Groups | None,
-) -> dict[str, float]:
-    """Return the standard error over documents, or over their groups, of each metric that is a ratio of sums."""
-    errors = {}
-    units = len(records) if groups is None else count_groups(groups)
-    for name, value in metrics.items() if units > 1 else ():
-        metric = metric_named(name, aggregation=functions.get(name.partition(",")[0]))
-        if metric.aggregate is None:
-            error = clustered_error(*metric.ratio_terms([record[name] for record in records]), groups)
-            errors[name] = value * error if metric.exponential else error
-    return errors

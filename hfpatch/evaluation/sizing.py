@@ -56,10 +56,16 @@ class TaskRequests:
 
     def first(self, tokens: int, longest: int) -> list[Encoded]:
         """Return the first requests that have so many tokens together, in whole documents; rows are cut to longest."""
-        sizes = np.cumsum([count_tokens([_cut(request, longest)]) for request in self.encoded])
+        cut: list[Encoded] = []
+        for texts, context, targets in self.encoded:
+            if len(context) + len(targets) > longest:  # the last of the context, the first of the continuation
+                targets = targets[: max(1, longest - 1)]
+                context = context[-max(1, longest - len(targets)) :]
+            cut.append((texts, context, targets))
+        sizes = np.cumsum([count_tokens([request]) for request in cut])
         each = max(1, len(self.encoded) // max(1, self.documents))
         number = -(-(int(np.searchsorted(sizes, tokens)) + 1) // each) * each
-        return [_cut(request, longest) for request in self.encoded[:number]]
+        return cut[:number]
 
 
 @dataclass(frozen=True)
@@ -222,12 +228,3 @@ def base_spread(
         right = (terms.sum() + 1) / (len(terms) + 2)
         sd = np.sqrt(right * (1 - right))
     return Spread(result.primary, result.n, score, float(sd), accuracy, metric.exponential)
-
-
-def _cut(request: Encoded, tokens: int) -> Encoded:
-    """Return a request of at most so many tokens: the last of its context, the first of its continuation."""
-    texts, context, targets = request
-    if len(context) + len(targets) <= tokens:
-        return request
-    kept = targets[: max(1, tokens - 1)]
-    return texts, context[-max(1, tokens - len(kept)) :], kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +15,6 @@ from hfpatch.sites import base_model
 from hfpatch.sites.lm_head import PLAIN, LMHead, find_lm_head
 
 _SMALLEST_SLICE = 256
-
-
-class Parts(Protocol):
-    """A model in two steps."""
-
-    def features(self, tokens: Tensor, **inputs: Tensor) -> Tensor:
-        """Return the features (batch, seq, width) of tokens (batch, seq)."""
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Return the logits (n, vocabulary) in fp32 of features (n, width), as a tensor that may be overwritten."""
 
 
 class BodyAndHead(LMHead):
@@ -104,6 +94,11 @@ class LastPositions(WholeModel):
         """Return the logits (batch, last or the whole row if that is shorter, vocabulary)."""
         logits: Tensor = self.model(tokens, logits_to_keep=self.last, **inputs).logits
         return logits[:, -min(self.last, tokens.shape[1]) :]
+
+
+Parts = BodyAndHead | WholeModel
+"""A model in two steps: ``features`` (batch, seq, width) of tokens (batch, seq), and ``logits`` (n, vocabulary) in fp32
+of features (n, width), as a tensor that may be overwritten."""
 
 
 def split_model(model: Any, findings: Findings) -> Parts:

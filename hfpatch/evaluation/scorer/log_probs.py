@@ -42,51 +42,39 @@ def scored_positions(trees: Sequence[Tree], requests: Sequence[TokenRequest]) ->
     return positions, np.column_stack([at.reshape(-1), table[:, 2:]])
 
 
-class Pool:
-    """Features of scored positions, collected over the batches of a unit to keep the head busy.
+def score_positions(
+    parts: Parts, batches: Sequence[tuple[Tensor, Table]], limits: BatchLimits
+) -> list[tuple[int, Score]]:
+    """Return the index and the score of each request of a unit, whose batches keep the head busy together.
 
     Args:
         parts: the model in two steps.
+        batches: the features (n, width) of scored positions and the targets that they predict, see `scored_positions`.
         limits: how many logits may exist at once.
     """
+    features = torch.cat([each for each, _ in batches])
+    starts = np.cumsum([0, *(len(each) for each, _ in batches)])
+    moved = [table + np.array([start, 0, 0]) for (_, table), start in zip(batches, starts, strict=False)]
+    targets = np.concatenate(moved)
 
-    def __init__(self, parts: Parts, limits: BatchLimits) -> None:
-        self._parts, self._limits = parts, limits
-        self._features: list[Tensor] = []
-        self._targets: list[Table] = []
-        self._size = 0
+    # some rows of features at a time
+    logits = limits.logits
+    if not isinstance(parts, BodyAndHead):
+        step = max(_FEWEST_ROWS, logits // features.shape[-1])
+    else:
+        step = limits.tokens if parts.sliceable(features) else max(_FEWEST_ROWS, logits // parts.vocabulary)
+    found = []
+    for start in range(0, len(features), step):
+        first, last = np.searchsorted(targets[:, 0], [start, start + step])
+        rows, tokens = torch.from_numpy(targets[first:last, :2].T.copy()).to(features.device)
+        found.append(log_probabilities(parts, features[start : start + step], rows - start, tokens, logits))
+    values, greedy = (torch.cat(each).cpu() for each in zip(*found, strict=True))
 
-    def add(self, features: Tensor, targets: Table) -> None:
-        """Add the features (n, width) of a batch's scored positions and their targets, see `scored_positions`."""
-        self._features.append(features)
-        self._targets.append(targets + np.array([self._size, 0, 0]))
-        self._size += len(features)
-
-    def flush(self) -> list[tuple[int, Score]]:
-        """Return the index and the score of each request that was added, and empty the pool."""
-        if not self._features:
-            return []
-        features, targets = torch.cat(self._features), np.concatenate(self._targets)
-        self._features, self._targets, self._size = [], [], 0
-
-        # some rows of features at a time
-        parts, logits = self._parts, self._limits.logits
-        if not isinstance(parts, BodyAndHead):
-            step = max(_FEWEST_ROWS, logits // features.shape[-1])
-        else:
-            step = self._limits.tokens if parts.sliceable(features) else max(_FEWEST_ROWS, logits // parts.vocabulary)
-        found = []
-        for start in range(0, len(features), step):
-            first, last = np.searchsorted(targets[:, 0], [start, start + step])
-            rows, tokens = torch.from_numpy(targets[first:last, :2].T.copy()).to(features.device)
-            found.append(log_probabilities(parts, features[start : start + step], rows - start, tokens, logits))
-        values, greedy = (torch.cat(each).cpu() for each in zip(*found, strict=True))
-
-        # sums by request
-        indices, at = np.unique(targets[:, 2], return_inverse=True)
-        sums = np.bincount(at, weights=values.double().numpy())
-        misses = np.bincount(at, weights=(~greedy).numpy())
-        return [(int(i), (float(s), bool(m == 0))) for i, s, m in zip(indices, sums, misses, strict=True)]
+    # sums by request
+    indices, at = np.unique(targets[:, 2], return_inverse=True)
+    sums = np.bincount(at, weights=values.double().numpy())
+    misses = np.bincount(at, weights=(~greedy).numpy())
+    return [(int(i), (float(s), bool(m == 0))) for i, s, m in zip(indices, sums, misses, strict=True)]
 
 
 def log_probabilities(

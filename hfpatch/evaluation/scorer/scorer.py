@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,9 +26,10 @@ from hfpatch.evaluation.scorer.exactness import (
 )
 from hfpatch.evaluation.scorer.findings import Findings, TreeTrial
 from hfpatch.evaluation.scorer.head import LastPositions, Parts, WholeModel, split_model
-from hfpatch.evaluation.scorer.log_probs import Pool, Score, Table, scored_positions
+from hfpatch.evaluation.scorer.log_probs import Score, Table, score_positions, scored_positions
 from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group, pack, plain_rows
 from hfpatch.evaluation.scorer.trimming import Modules, only_at, trimmable
+from hfpatch.evaluation.windows import say_once
 from hfpatch.sites import base_model, input_device
 
 logger = logging.getLogger(__name__)
@@ -134,10 +135,8 @@ class Scorer:
                     done.update(share(found, done))
                     share = None
                 for unit in found:
-                    pool = Pool(plan.parts, limits)
-                    for batch in unit.missing(done):
-                        pool.add(*self._features(plan, batch, requests))
-                    if scores := pool.flush():
+                    if features := [self._features(plan, batch, requests) for batch in unit.missing(done)]:
+                        scores = score_positions(plan.parts, features, limits)
                         done.update(index for index, _ in scores)
                         on_scores(scores)
                 return
@@ -200,7 +199,7 @@ class Scorer:
         cost_shared = _cost(shared, overhead) + padding + trees if row else cost_plain
         in_common = len({request.context for request in requests}) < len(rows)
         if cost_shared >= min(cost_plain, cost_alone) and self.declared.reason and in_common:
-            _log_once(f"{type(self.model).__name__}: {_limit_of(self.declared)}")
+            say_once(f"{type(self.model).__name__}: {_limit_of(self.declared)}")
         words = self.model.get_input_embeddings().weight.shape[0]
         if cost_alone <= min(cost_plain, cost_shared):  # if rows are few, without a trial of the head
             last = max(2, *(len(request.targets) for request in requests))  # the product of one may round otherwise
@@ -246,7 +245,7 @@ class Scorer:
 
     def _warn(self, limit: str) -> None:
         if self._is_finite:
-            _log_once(f"{type(self.model).__name__}: {limit}")
+            say_once(f"{type(self.model).__name__}: {limit}")
 
     @cached_property
     def _is_finite(self) -> bool:
@@ -275,8 +274,3 @@ def _limit_of(sharing: Sharing) -> str:
     if sharing.longest == 0:
         return f"endings do not share their context ({sharing.reason}); plain rows are scored"
     return f"endings share their context only in rows of up to {sharing.longest} tokens ({sharing.reason})"
-
-
-@lru_cache(maxsize=64)
-def _log_once(line: str) -> None:
-    logger.warning("%s", line)

@@ -192,7 +192,7 @@ def test_rows_are_scored_one_by_one_where_their_length_decides(kind, tokenizer, 
     short = [number for number, (_, context, ending) in enumerate(requests) if len(context) + len(ending) <= 20]
     assert 0 < len(short) < len(requests)
     expected = theirs(make(), tokenizer, requests, batch_size=1)  # some of these have no fp64
-    scorer._log_once.cache_clear()
+    scorer.say_once.cache_clear()
     assert_equal(ours(make(), requests), expected)
     assert "one by one" in caplog.text
     assert_equal(ours(make(), [requests[number] for number in short]), [expected[number] for number in short])
@@ -209,7 +209,7 @@ def test_what_a_short_probe_misses_a_long_one_finds(make, tokenizer, monkeypatch
 
 def test_rows_without_a_limit_share_batches(make, caplog):
     model = make("gpt_neox")
-    scorer._log_once.cache_clear()
+    scorer.say_once.cache_clear()
     plan = plan_of(model, encoded(model))
     assert max(map(len, plan.batches)) > 1
     assert not caplog.records
@@ -290,7 +290,7 @@ def test_a_model_without_a_separable_head_is_scored_as_a_whole_with_a_warning(to
     torch.manual_seed(0)
     model = Doubled(families.make_config("gpt2")).eval()
     requests = encoded(model)
-    scorer._log_once.cache_clear()
+    scorer.say_once.cache_clear()
     assert_equal(ours(model, requests), reference(model, tokenizer, requests))
     assert isinstance(Scorer(model, LONGEST).parts, WholeModel)
     assert [record.getMessage() for record in caplog.records] == [
@@ -300,7 +300,7 @@ def test_a_model_without_a_separable_head_is_scored_as_a_whole_with_a_warning(to
 
 def test_the_log_says_why_endings_do_not_share_a_row(make, caplog):
     requests = encoded(make("gpt_neox"))
-    scorer._log_once.cache_clear()
+    scorer.say_once.cache_clear()
     for case, why in [
         ("falcon_per_head", "ALiBi"),
         ("bloom", "position ids"),
@@ -316,7 +316,7 @@ def test_the_log_says_why_endings_do_not_share_a_row(make, caplog):
 def test_of_a_broken_model_the_log_says_nothing_wrong(make, caplog):
     model = make("gpt_neox")
     torch.nn.init.constant_(model.gpt_neox.layers[0].mlp.dense_h_to_4h.weight, float("nan"))
-    scorer._log_once.cache_clear()
+    scorer.say_once.cache_clear()
     plan_of(model, encoded(make("gpt_neox")))
     assert not caplog.records
 
