@@ -124,12 +124,7 @@ def unknown_base(
 ) -> str | None:
     """Return a sentence that no result could be compared with a published score, None if one could.
 
-    Args:
-        model_name: as `check_known_scores` takes it.
-        revision: its hub revision.
-        dtype: the dtype of the evaluation.
-        results: its results by task.
-        plain: as `check_known_scores` takes it.
+    The arguments are those of `check_known_scores`.
     """
     if plain and _known(model_name, revision, dtype, results):
         return None

@@ -71,14 +71,9 @@ def _text_result(
     documents: Documents,
     records_dir: Path | None,
 ) -> TaskResult:
-    """Return the scores by measures (whether higher is better), the first one primary, and write the records.
+    """Return the scores by measures (name -> higher is better), the first one primary, and write the records.
 
-    Args:
-        task: the name of the scores.
-        measures: the measures.
-        rows: by the document's place the values of its record.
-        documents: what identifies each.
-        records_dir: where ``<task>.jsonl`` goes; None writes nothing.
+    ``rows`` has the values of each record by the document's place.
     """
     hashes = [documents.hashes[place] for place in rows]
     if records_dir is not None:

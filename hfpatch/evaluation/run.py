@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
@@ -21,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.asked import Prompts, hash_task
 from hfpatch.evaluation.cache import keep_findings, model_key, open_cache, read_findings
-from hfpatch.evaluation.clusters import cluster_of, clustered_error, count_groups, grouped
+from hfpatch.evaluation.clusters import clustered_error, count_groups, grouped
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.low_noise import chance, low_noise_scores, low_noise_values
 from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric
@@ -245,7 +246,9 @@ def _records(samples: Sequence[Mapping[str, Any]], cluster: str | None) -> list[
     for sample in samples:
         identity = {key: sample[key] for key in ("doc_id", "doc_hash", "target", "doc")}
         if cluster is not None:
-            identity["cluster"] = cluster_of(sample["doc"].get(cluster))
+            value = sample["doc"].get(cluster)  # without one, the document is a group of its own
+            digest = hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+            identity["cluster"] = None if value is None else digest
         record = records.setdefault(sample["doc_id"], identity)
         suffix = "" if sample["filter"] == "none" else f",{sample['filter']}"
         record.update({f"{metric}{suffix}": _finite(sample[metric]) for metric in sample["metrics"]})

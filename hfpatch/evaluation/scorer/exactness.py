@@ -52,12 +52,7 @@ class Sharing:
 
 
 def declared_sharing(model: Any, max_length: int) -> Sharing:
-    """Return how long a row with a shared context may be on this model by its configuration; nothing is tried.
-
-    Args:
-        model: a causal language model, with adapters or without.
-        max_length: the longest row that the model takes.
-    """
+    """Return how long a row with a shared context may be on this model by its configuration; nothing is tried."""
     if max_length < SHORT_PATH:
         return Sharing(0, "its rows are too short for a probe")
     config = model.config.get_text_config()

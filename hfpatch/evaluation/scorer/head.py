@@ -104,9 +104,7 @@ of features (n, width), as a tensor that may be overwritten."""
 def split_model(model: Any, findings: Findings) -> Parts:
     """Return a model's body and head if together they give its logits, else the model as a whole.
 
-    Args:
-        model: a causal language model, with adapters or without.
-        findings: what is known about it; what is found is added.
+    What is found is added to the findings.
     """
     if findings.split is None:
         found = find_lm_head(model)

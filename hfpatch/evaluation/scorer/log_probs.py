@@ -24,12 +24,7 @@ _NEAR = 1e-5
 def scored_positions(trees: Sequence[Tree], requests: Sequence[TokenRequest]) -> tuple[Table, Table]:
     """Return the scored positions of a batch, each once, and the targets that they predict.
 
-    Args:
-        trees: the rows of the batch.
-        requests: what is scored.
-
-    Returns:
-        Row and node of each position (n, 2); and of each target its position, its token and its request (targets, 3).
+    Row and node of each position (n, 2); and of each target its position, its token and its request (targets, 3).
     """
     wanted = sorted(
         (row, node, target, index)

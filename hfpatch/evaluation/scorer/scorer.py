@@ -176,10 +176,6 @@ class Scorer:
 
         There are three ways, each with the trials that it needs: rows one by one, which needs none; plain rows in
         padded batches; contexts with several endings in one row. What takes the fewest tokens is done, trials included.
-
-        Args:
-            requests: what to score.
-            limits: how much goes through the model at once.
         """
         rows = sorted(plain_rows(requests), key=lambda row: (-len(row), row.tokens))
         if not rows:

@@ -25,10 +25,6 @@ def trimmable(model: Any, parts: Parts) -> Modules:
     """Return the modules of the last block that may skip positions, if a trial finds that exact (`try_padding`).
 
     They have matrices, are after the attention of the last block, and no hook watches them.
-
-    Args:
-        model: a causal language model, with adapters or without.
-        parts: the model in two steps.
     """
     if not isinstance(parts, BodyAndHead):
         return ()
