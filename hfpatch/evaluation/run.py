@@ -40,6 +40,7 @@ from hfpatch.support.ranks import Ranks, ended_together
 Record = dict[str, Any]
 OnTask = Callable[[str], None]
 OnScored = Callable[[str, int, int], None]
+_SEEDING: tuple[Callable[[int], Any], ...] = (random.seed, np.random.seed, torch.manual_seed)
 
 
 def evaluate(
@@ -73,9 +74,8 @@ def evaluate(
             ``doc_hash``, ``target``, ``doc``, the ``cluster`` it belongs to where the task's documents come in groups,
             and each metric's value, a number or a pair (log-likelihood, count). The numbers of all tasks are in
             ``values.safetensors`` beside them.
-        answers_dir: the folder of the cache of log-likelihoods, which are saved as they come. What is there is not
-            scored again, from an interrupted evaluation or from one with a smaller limit; see
-            `hfpatch.evaluation.cache`.
+        answers_dir: the folder of the cache of log-likelihoods (`hfpatch.evaluation.cache`), which are saved as they
+            come. What an interrupted evaluation, or one with a smaller limit, has scored is not scored again.
         answers_optional: continue without that cache if the folder cannot be written (the disk is full).
         base_sha256: the hash of the base's weights if it is known; it is part of the cache's key.
         on_task: called with each task's name before it is scored.
@@ -101,8 +101,7 @@ def evaluate(
                 f"task {taken[0]}: results have the loss on the documents of data.held_out by this name; give the task "
                 "another one, or leave out data.held_out"
             )
-        seeding: tuple[Callable[[int], Any], ...] = (random.seed, np.random.seed, torch.manual_seed)
-        for set_seed, seed in zip(seeding, settings.seed or (), strict=False):  # the last seed is for few-shot examples
+        for set_seed, seed in zip(_SEEDING, settings.seed or (), strict=False):  # the last is for few-shot examples
             if seed is not None:
                 set_seed(seed)
         scorer.ranks = ranks
