@@ -71,9 +71,8 @@ def evaluate(
         scored: results that are there already, with their records in ``records_dir``; they come first in the results.
         log: where what lm-eval logs is written too.
         records_dir: where ``<task>.jsonl`` goes as soon as a task is scored, one line a document: ``doc_id``,
-            ``doc_hash``, ``target``, ``doc``, the ``cluster`` it belongs to where the task's documents come in groups,
-            and each metric's value, a number or a pair (log-likelihood, count). The numbers of all tasks are in
-            ``values.safetensors`` beside them.
+            ``doc_hash``, ``target``, ``doc``, its ``cluster`` if documents come in groups, and each metric's value, a
+            number or a pair (log-likelihood, count). ``values.safetensors`` beside them has the numbers of all tasks.
         answers_dir: the folder of the cache of log-likelihoods (`hfpatch.evaluation.cache`), which are saved as they
             come. What an interrupted evaluation, or one with a smaller limit, has scored is not scored again.
         answers_optional: continue without that cache if the folder cannot be written (the disk is full).
