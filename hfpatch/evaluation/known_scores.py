@@ -40,8 +40,8 @@ class KnownScore:
         revisions: hub revisions that are this checkpoint.
         task: lm-eval task.
         metric: lm-eval metric.
-        documents: how many the test set has.
         value: the score.
+        documents: how many the test set has.
         source: where it was published.
     """
 
@@ -49,8 +49,8 @@ class KnownScore:
     revisions: tuple[str, ...]
     task: str
     metric: str
-    documents: int
     value: float
+    documents: int
     source: str
 
     def tolerance(self, documents: int, dtype: str) -> float:
@@ -88,7 +88,7 @@ _PUBLISHED: tuple[tuple[tuple[str, tuple[str, ...]], tuple[str, str, int], float
     (_GPT2, _HELLASWAG_NORM, 0.3114, _GPT2_HELLASWAG),
 )
 KNOWN_SCORES = tuple(
-    KnownScore(model, revisions, task, metric, documents, value, source)
+    KnownScore(model, revisions, task, metric, value, documents, source)
     for (model, revisions), (task, metric, documents), value, source in _PUBLISHED
 )
 _SHORT_NAMES = {"gpt2": "openai-community/gpt2"}
