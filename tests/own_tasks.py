@@ -1,8 +1,12 @@
-"""A folder with tasks of one's own, of every kind, a group and a tag, and a tiny model with a chat template."""
+"""Tasks of one's own: files of every kind, a group and a tag, a model with a chat template, records and results."""
 
 import json
+import re
 
+import pytest
 import yaml
+
+from hfpatch.evaluation import TaskResult
 
 CHAT = (
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}"
@@ -73,3 +77,34 @@ def write_model(folder, model, tokenizer, template=None):
     tokenizer.chat_template, before = template, tokenizer.chat_template
     tokenizer.save_pretrained(folder)
     tokenizer.chat_template = before
+
+
+def write_task(folder, name, **config):
+    """Write a task whose documents are the rows of ``rows.jsonl`` in its folder."""
+    data = {"dataset_path": "json", "dataset_kwargs": {"data_files": f"{folder}/rows.jsonl"}, "test_split": "train"}
+    text = yaml.safe_dump({"task": name, **data, **config}, width=1000)
+    text = re.sub(r"'(!function [\w.]+)'", r"\1", text)  # a tag, not a text
+    (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+
+
+def task_result(task, primary="acc", higher=True, **fields):
+    """Return the result of a task without scores but for what is given."""
+    given = {"n": 0, "metrics": {}, "stderr": {}, "num_fewshot": 0, "data_sha256": "", "version": "1", **fields}
+    return TaskResult(task=task, primary=primary, higher_is_better=higher, **given)
+
+
+def write_record(folder, task, metric, values, **columns):
+    """Write the values of a metric, and other columns, as the record of a task; return its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [{"doc_id": i, "doc_hash": f"h{i}", "target": "é", metric: value} for i, value in enumerate(values)]
+    for name, column in columns.items():
+        for row, value in zip(rows, column, strict=True):
+            row[name] = value
+    (folder / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+def read_record(folder, task):
+    """Return the rows of a record, which has no NaN and no infinity."""
+    lines = (folder / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line, parse_constant=pytest.fail) for line in lines]

@@ -10,8 +10,7 @@ sees only itself:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -55,69 +54,50 @@ def head_attention(model: nn.Module, batches: Iterable[Batch]) -> list[HeadAtten
     Raises:
         HfpatchError: if the model cannot compute attention so that its weights are known.
     """
-    now: dict[str, Tokens] = {}
     sums: dict[int, Tensor] = {}  # (heads, 3)
     queries: dict[int, int] = {}
+    tokens: Tokens
 
     def begin(batch: Batch) -> None:
-        now["tokens"] = tokens_of(batch)
+        nonlocal tokens
+        tokens = tokens_of(batch)
 
     def read(layer: int, module: nn.Module, args: Any, output: Any) -> None:
-        tokens = now["tokens"]
-        weights = _weights(output, tokens)
-        if weights is None:
+        rows, length = tokens.counted.shape
+        tensors = [each for each in output if isinstance(each, Tensor)] if isinstance(output, tuple | list) else []
+        found = [each for each in tensors if each.dim() == 4 and each.shape[::2] == (rows, length) == each.shape[::3]]
+        if not found:
             raise HfpatchError(f"layer {layer}: {type(module).__name__} does not return its attention weights")
-        chosen = tokens.counted & (tokens.positions > 0)
-        found = _of_queries(weights.detach().cpu().double(), tokens).movedim(1, -1)[chosen]  # (queries, 3, heads)
-        sums[layer] = sums.get(layer, torch.zeros(1)) + found.sum(0).T
-        queries[layer] = queries.get(layer, 0) + len(found)
+        weights = found[0].detach().cpu().double() * tokens.pairs.cpu()[:, None]  # (batch, heads, seq, seq)
+        positions = tokens.positions.cpu().double()
+        first = (positions == 0).double()[:, None, None]
+        back = (positions[:, :, None] - positions[:, None, :])[:, None]
+        entropy = torch.special.entr(weights)
+        measured = torch.stack([(weights * first).sum(-1), entropy.sum(-1), (weights * back).sum(-1)], dim=-1)
+        of_queries = measured.movedim(1, -1)[tokens.counted & (tokens.positions > 0)]  # (queries, 3, heads)
+        sums[layer] = sums.get(layer, torch.zeros(1)) + of_queries.sum(0).T
+        queries[layer] = queries.get(layer, 0) + len(of_queries)
+
+    def ask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, {**kwargs, "output_attentions": True}
 
     handles = []
     for site in find_sites(model):
         handles.append(site.attention.register_forward_hook(partial(read, site.layer)))
         if "output_attentions" in signature(site.attention.forward).parameters:  # Falcon's returns them only if asked
-            handles.append(site.attention.register_forward_pre_hook(_ask, with_kwargs=True))
-    with hooked(handles), _eagerly(model):
-        run(model, batches, begin)
+            handles.append(site.attention.register_forward_pre_hook(ask, with_kwargs=True))
+    base: Any = base_model(model)
+    implementation = base.config._attn_implementation
+    with hooked(handles):
+        try:
+            base.set_attn_implementation("eager")
+        except (ValueError, AttributeError) as error:
+            raise HfpatchError(f"{type(base).__name__} cannot compute attention step by step") from error
+        try:
+            run(model, batches, begin)
+        finally:
+            base.set_attn_implementation(implementation)
     means = {layer: sums[layer] / queries[layer] for layer in sorted(sums)}
     return [
         HeadAttention(layer, head, *map(float, row)) for layer, mean in means.items() for head, row in enumerate(mean)
     ]
-
-
-def _ask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    return args, {**kwargs, "output_attentions": True}
-
-
-def _of_queries(weights: Tensor, tokens: Tokens) -> Tensor:
-    """Return sink, entropy and distance of each query, ``(batch, heads, seq, 3)``."""
-    weights = weights * tokens.pairs.cpu()[:, None]
-    positions = tokens.positions.cpu().double()
-    first = (positions == 0).double()[:, None, None]
-    back = (positions[:, :, None] - positions[:, None, :])[:, None]
-    entropy = torch.special.entr(weights)
-    return torch.stack([(weights * first).sum(-1), entropy.sum(-1), (weights * back).sum(-1)], dim=-1)
-
-
-def _weights(output: Any, tokens: Tokens) -> Tensor | None:
-    """Return the weights ``(batch, heads, seq, seq)`` among the outputs of an attention module."""
-    rows, length = tokens.counted.shape
-    for each in output if isinstance(output, tuple | list) else ():
-        if isinstance(each, Tensor) and each.dim() == 4 and each.shape[::2] == (rows, length) == each.shape[::3]:
-            return each
-    return None
-
-
-@contextmanager
-def _eagerly(model: nn.Module) -> Iterator[None]:
-    """Let a model compute attention step by step, so that its weights are known; as before at the end."""
-    base: Any = base_model(model)
-    before = base.config._attn_implementation
-    try:
-        base.set_attn_implementation("eager")
-    except (ValueError, AttributeError) as error:
-        raise HfpatchError(f"{type(base).__name__} cannot compute attention step by step") from error
-    try:
-        yield
-    finally:
-        base.set_attn_implementation(before)

@@ -74,6 +74,7 @@ def layer_weights(site: AttentionSite, *, patched: bool) -> HeadWeights:
     return HeadWeights(site.layer, query, key)
 
 
+@torch.no_grad()
 def norm_gains(site: AttentionSite) -> tuple[Tensor, Tensor] | None:
     """Return the gains of the norms that queries and keys pass between their projections and RoPE (Qwen 3, Gemma 3).
 
@@ -84,24 +85,17 @@ def norm_gains(site: AttentionSite) -> tuple[Tensor, Tensor] | None:
         fp64 of ``(1 or heads, 1, head size)`` and ``(1 or key heads, 1, head size)``; None where there are no such
         norms, or they do more than divide by a size and multiply by a gain.
     """
-    norms = query_and_key_norms(site.attention)
-    gains = [_gain(norm) for norm in norms or ()]
-    if not gains or any(gain is None for gain in gains):
-        return None
-    query, key = (gain.reshape(-1, 1, head_size(site)) for gain in gains if gain is not None)
-    return query, key
-
-
-@torch.no_grad()
-def _gain(norm: nn.Module) -> Tensor | None:
-    """Return g of a norm x -> g ⊙ x / rms(x), fp64; None for another (LayerNorm, one with a bias, one a head)."""
-    parameters = list(norm.parameters())
-    if len(parameters) != 1:
-        return None
-    ones = 1e3 * torch.ones_like(parameters[0])  # large relative to eps
-    gain, opposite = (norm(x).detach().cpu().double() for x in (ones, -ones))
-    same = gain.shape == ones.shape and torch.equal(gain, -opposite)
-    return gain if same and bool(gain.abs().sum() > 0) else None
+    gains = []
+    for norm in query_and_key_norms(site.attention) or ():
+        parameters = list(norm.parameters())
+        if len(parameters) != 1:
+            return None
+        ones = 1e3 * torch.ones_like(parameters[0])  # large relative to eps
+        gain, opposite = (norm(x).detach().cpu().double() for x in (ones, -ones))
+        if gain.shape != ones.shape or not torch.equal(gain, -opposite) or not bool(gain.abs().sum() > 0):
+            return None  # a LayerNorm, a norm with a bias, or one a head
+        gains.append(gain.reshape(-1, 1, head_size(site)))
+    return (gains[0], gains[1]) if gains else None
 
 
 def split_heads(matrix: Tensor, size: int) -> Tensor:
@@ -153,23 +147,18 @@ def _matrix(site: AttentionSite, target: str, *, patched: bool) -> Tensor:
         if config.form == "literal":  # (A + 0)/2, while the preserving form is (2A + 0)/2
             anchor = torch.eye(len(matrix), dtype=matrix.dtype) if config.anchor == "identity" else matrix
             matrix = anchor / 2
-    factor = _temperature(site, target)
+    temperature, factor = method_layer(site, QueryTemperatureConfig), torch.ones(1, dtype=torch.float64)
+    if temperature is not None and target == "query":
+        for _, parts, _ in temperature.acting("heads"):
+            factor = factor * (1 + parts["query"].weight.detach().cpu().double())
+    if len(factor) > 1:  # one for each head
+        factor = factor.repeat_interleave(head_size(site))
     behind_norm = site.heads is not None and site.heads.norm is not None
     matrix = matrix if behind_norm else matrix * factor
     wrapper = submodule(site.attention, site.projections[target].path, of=site.family)
     if wrapper is not module:  # a linear adapter's matrix: the difference of the images of the identity
         matrix = matrix + columns.read(_image(wrapper, site.hidden_size) - _image(module, site.hidden_size))
     return matrix * factor if behind_norm else matrix
-
-
-def _temperature(site: AttentionSite, target: str) -> Tensor:
-    """Return the factors of temperatures for the columns of a target, fp64 ``(columns,)`` or one number."""
-    layer, factor = method_layer(site, QueryTemperatureConfig), torch.ones(1, dtype=torch.float64)
-    if layer is None or target != "query":
-        return factor
-    for _, parts, _ in layer.acting("heads"):
-        factor = factor * (1 + parts["query"].weight.detach().cpu().double())
-    return factor.repeat_interleave(head_size(site)) if len(factor) > 1 else factor
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from hfpatch.analysis.attention import HeadAttention
 from hfpatch.analysis.gradients import GradientNorm
 from hfpatch.analysis.linearised import Linearised
 from hfpatch.analysis.movement import Movement, RunRecord
-from hfpatch.analysis.norms import PreProjectionSize, QuerySize, SkipNorm, SkipSize
+from hfpatch.analysis.norms import LayerSize, QuerySize, SkipNorm
 from hfpatch.analysis.relation import HeadRelation
 from hfpatch.analysis.reparametrisation import LayerReparametrisation
 from hfpatch.sites import AttentionSite
@@ -75,8 +75,8 @@ class Inspection:
     attention_patched: list[HeadAttention] = field(default_factory=list)
     gauge: float | None = None
     skip_norms: list[SkipNorm] = field(default_factory=list)
-    skip_sizes: list[SkipSize] = field(default_factory=list)
-    pre_projection_sizes: list[PreProjectionSize] = field(default_factory=list)
+    skip_sizes: list[LayerSize] = field(default_factory=list)
+    pre_projection_sizes: list[LayerSize] = field(default_factory=list)
     query_sizes: list[QuerySize] = field(default_factory=list)
     linearised: list[Linearised] = field(default_factory=list)
     ablations: Ablations | None = None
@@ -96,18 +96,22 @@ class Inspection:
                 "model": {"name": self.base.name, "revision": self.base.revision, "sha256": self.base.sha256},
                 "model_type": self.base.model.config.model_type,
                 "patch": str(self.patch) if self.patch else None,
-                "sites": [_site(site) for site in self.sites],
+                "sites": [
+                    {
+                        "layer": site.layer,
+                        "family": site.family,
+                        "attention": site.path,
+                        **{target: projection.path for target, projection in site.projections.items()},
+                        "exit": site.exit_path,
+                    }
+                    for site in self.sites
+                ],
                 "parameters": self.summary,
                 **{name: getattr(self, name) for name in names},
                 "linearised": [{name: getattr(each, name) for name in shares} for each in self.linearised],
             }
         )
         return plain
-
-
-def _site(site: AttentionSite) -> dict[str, Any]:
-    paths = {target: projection.path for target, projection in site.projections.items()}
-    return {"layer": site.layer, "family": site.family, "attention": site.path, **paths, "exit": site.exit_path}
 
 
 def _plain(value: Any) -> Any:

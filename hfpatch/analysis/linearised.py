@@ -72,7 +72,21 @@ def linearise(model: nn.Module, fit: Iterable[Batch], held_out: Iterable[Batch])
     Raises:
         HfpatchError: if there are too few tokens to fit.
     """
-    moments = [_Moments(_read_layer(model, site)) for site in find_sites(model) if is_nonlinear(site)]
+    moments = []
+    for site in filter(is_nonlinear, find_sites(model)):
+        with evaluating(model):
+            base, known = (layer_weights(site, patched=patched) for patched in (False, True))
+        size, biases = head_size(site), []
+        for target in ("query", "key"):
+            module, columns = site.projection_module(target), site.projections[target].columns
+            bias = getattr(module, "bias", None)
+            if isinstance(module, MixedProjection):
+                bias = module.linear_part(unwrapped)[1]
+            found = columns.read(bias.detach().cpu()) if isinstance(bias, Tensor) else torch.zeros(columns.size)
+            biases.append(split_heads(found.double()[None], size))
+        pair = (biases[0], biases[1])
+        layer = _Layer(site, rotary_of(model, site, size), size, _Affine(base, pair), _Affine(known, pair))
+        moments.append(_Moments(layer))
     _observe(model, fit, moments)
     scores = [_Explained(each.layer, each.fitted(), each.count) for each in moments]
     _observe(model, held_out, scores)
@@ -98,11 +112,6 @@ class _Affine:
         """Return queries and keys ``(batch, heads, seq, head size)`` for x ``(batch, seq, hidden)``."""
         return x[:, None] @ self.weights.query + self.bias[0], x[:, None] @ self.weights.key + self.bias[1]
 
-    @property
-    def joined(self) -> Tensor:
-        """The query and key matrices side by side: ``(hidden, query columns + key columns)``."""
-        return torch.cat([side.movedim(0, 1).flatten(1) for side in (self.weights.query, self.weights.key)], dim=1)
-
 
 @dataclass(frozen=True)
 class _Layer:
@@ -122,28 +131,14 @@ class _Layer:
         return query @ key.repeat_interleave(query.shape[1] // key.shape[1], dim=1).mT
 
 
-def _read_layer(model: nn.Module, site: AttentionSite) -> _Layer:
-    with evaluating(model):
-        base, known = (layer_weights(site, patched=patched) for patched in (False, True))
-    size, biases = head_size(site), []
-    for target in ("query", "key"):
-        module, columns = site.projection_module(target), site.projections[target].columns
-        bias = getattr(module, "bias", None)
-        if isinstance(module, MixedProjection):
-            bias = module.linear_part(unwrapped)[1]
-        found = columns.read(bias.detach().cpu().double()) if isinstance(bias, Tensor) else torch.zeros(columns.size)
-        biases.append(split_heads(found.double()[None], size))
-    pair = (biases[0], biases[1])
-    return _Layer(site, rotary_of(model, site, size), size, _Affine(base, pair), _Affine(known, pair))
-
-
 def _observe(model: nn.Module, batches: Iterable[Batch], observers: Sequence[_Moments | _Explained]) -> None:
     """Give each observer, in every batch, its layer's input before the patch and the projections after it."""
-    now: dict[str, Any] = {}
+    tokens: Tokens
     kept: dict[tuple[int, str], Tensor] = {}
 
     def begin(batch: Batch) -> None:
-        now["tokens"] = tokens_of(batch)
+        nonlocal tokens
+        tokens = tokens_of(batch)
 
     def enter(index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         kept[index, "x"] = hidden_argument(args, kwargs).detach().cpu().double()
@@ -153,7 +148,7 @@ def _observe(model: nn.Module, batches: Iterable[Batch], observers: Sequence[_Mo
         kept[index, target] = columns.read(output).detach().cpu().double()
 
     def leave(index: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        observers[index].add(now["tokens"], *(kept.pop((index, name)) for name in ("x", "query", "key")))
+        observers[index].add(tokens, *(kept.pop((index, name)) for name in ("x", "query", "key")))
 
     handles = []
     for index, site in enumerate(each.layer.site for each in observers):
@@ -172,7 +167,9 @@ class _Moments:
 
     def __init__(self, layer: _Layer) -> None:
         self.layer, self.count = layer, 0
-        hidden, width = layer.known.joined.shape
+        sides = (layer.known.weights.query, layer.known.weights.key)
+        self.known = torch.cat([side.movedim(0, 1).flatten(1) for side in sides], dim=1)  # (hidden, columns of both)
+        hidden, width = self.known.shape
         self.x, self.r = torch.zeros(hidden).double(), torch.zeros(width).double()
         self.xx, self.xr = torch.zeros(hidden, hidden).double(), torch.zeros(hidden, width).double()
         self.rr = torch.zeros(width).double()
@@ -180,7 +177,7 @@ class _Moments:
     def add(self, tokens: Tokens, x: Tensor, query: Tensor, key: Tensor) -> None:
         counted = tokens.counted.cpu()
         x = x[counted]
-        r = torch.cat([query, key], dim=-1)[counted] - x @ self.layer.known.joined
+        r = torch.cat([query, key], dim=-1)[counted] - x @ self.known
         self.count += len(x)
         self.x += x.sum(0)
         self.r += r.sum(0)
@@ -248,14 +245,10 @@ class _Explained:
         computed = next((p.dtype for p in site.projection_module("query").parameters() if p.is_floating_point()), None)
         eps = torch.finfo(computed or torch.float32).eps
         noise = max(1e-10, 4 * eps**2) * self.logits  # rounding does not count as a change
-
-        def shares(total: Tensor) -> list[float | None]:
-            parts = zip((self.left / total).tolist(), total, noise, strict=True)
-            return [1 - part if size > least else None for part, size, least in parts]
-
-        explained = tuple(1.0 if share is None else share for share in shares(self.logits))
-        change = tuple(shares(self.change))
-        return Linearised(site.layer, self.fitted.weights, explained, change, self.fit_tokens)
+        explained = torch.where(self.logits > noise, 1 - self.left / self.logits, 1.0).tolist()
+        shares = zip((1 - self.left / self.change).tolist(), self.change > noise, strict=True)
+        change = tuple(share if changed else None for share, changed in shares)
+        return Linearised(site.layer, self.fitted.weights, tuple(explained), change, self.fit_tokens)
 
 
 def _within_rows(values: Tensor, pairs: Tensor) -> Tensor:

@@ -91,13 +91,13 @@ def patch_tensors(
     Raises:
         HfpatchError: if the patch does not fit the model, or the model has adapters already.
     """
-    if directory is None:
-        return _copies(model)
-    load_patch(model, directory, allow_other_base=allow_other_base)
+    if directory is not None:
+        load_patch(model, directory, allow_other_base=allow_other_base)
     try:
-        return _copies(model)
+        return {name: p.detach().clone() for name, p in adapter_parameters(model).items()}
     finally:
-        unpatch(model)
+        if directory is not None:
+            unpatch(model)
 
 
 def initial_tensors(
@@ -127,7 +127,8 @@ def initial_tensors(
     patch(model, list(configs.values()), names=list(configs), seed=seed)
     try:
         known = [name for name, config in configs.items() if seed is not None or isinstance(config, MethodConfig)]
-        return {key: value for key, value in _copies(model).items() if any(f".{name}." in f".{key}." for name in known)}
+        tensors = patch_tensors(model)
+        return {key: value for key, value in tensors.items() if any(f".{name}." in f".{key}." for name in known)}
     finally:
         unpatch(model)
 
@@ -148,15 +149,11 @@ def read_run(run_dir: str | Path) -> RunRecord:
             with contextlib.suppress(json.JSONDecodeError):  # a line that a crash cut off
                 steps.append(json.loads(line))
     steps = [step for step in steps if isinstance(step, dict)]
-    recorded: Any = read_json(outcome) if outcome.is_file() else {}
-    recorded = recorded if isinstance(recorded, dict) else {}
+    read: Any = read_json(outcome) if outcome.is_file() else {}
+    recorded = read if isinstance(read, dict) else {}
     survival = recorded.get("update_survival")
     return RunRecord(
         steps=recorded.get("steps", steps[-1].get("step") if steps else None),
         final_loss=recorded.get("final_loss", steps[-1].get("loss") if steps else None),
         update_survival=dict(survival) if isinstance(survival, dict) else {},
     )
-
-
-def _copies(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in adapter_parameters(model).items()}

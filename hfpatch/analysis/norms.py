@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hfpatch.analysis.heads import head_size
-from hfpatch.analysis.means import TokenMeans, norm_ratio
-from hfpatch.analysis.running import Batch, block_of, method_layers, run
+from hfpatch.analysis.running import Batch, TokenMeans, block_of, method_layers, norm_ratio, run
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.models.paths import PathOutput, observed
 from hfpatch.nn.preprojection import PAPER_SKIP_STD
@@ -44,26 +43,13 @@ class SkipNorm:
 
 
 @dataclass(frozen=True)
-class SkipSize:
-    """The size of one layer's content skips relative to the attention's output.
+class LayerSize:
+    """The size of what all working adapters of one layer do together.
 
     Attributes:
         layer: index of the block.
-        size: ‖x~ W_skip‖ / ‖attention output‖, the mean over tokens, of all working adapters together; the attention
-            output is taken where it joins the residual stream, after its norm if there is one.
-    """
-
-    layer: int
-    size: float
-
-
-@dataclass(frozen=True)
-class PreProjectionSize:
-    """How far the pre-projection of one layer moves its input.
-
-    Attributes:
-        layer: index of the block.
-        size: ‖x~ − x‖ / ‖x‖, the mean over tokens, of all working adapters together.
+        size: relative to the activations that they change, the mean over tokens; see `skip_sizes` and
+            `pre_projection_sizes`.
     """
 
     layer: int
@@ -109,8 +95,11 @@ def skip_norms(model: nn.Module) -> list[SkipNorm]:
     ]
 
 
-def skip_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[SkipSize]:
+def skip_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[LayerSize]:
     """Run a patched model on batches and return the size of each layer's content skips beside the attention's output.
+
+    The size is ‖x~ W_skip‖ / ‖attention output‖, the mean over tokens; the attention output is taken where it joins the
+    residual stream, after its norm if there is one.
 
     Args:
         model: a model with content skips; its mode and hooks are left as they were.
@@ -142,13 +131,13 @@ def skip_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[SkipSize]:
             handles.append(site.attention.register_forward_hook(entering, prepend=True, with_kwargs=True))
     with hooked(handles):
         run(model, batches, means.begin)
-    return [SkipSize(layer, means.mean(layer)[0]) for layer in means.seen()]
+    return [LayerSize(layer, means.mean(layer)[0]) for layer in means.seen()]
 
 
-def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[PreProjectionSize]:
+def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[LayerSize]:
     """Run a patched model on batches and return how far each layer's pre-projection moves its input.
 
-    Measured as the model computes it, in the dtype of its hidden state.
+    The size is ‖x~ − x‖ / ‖x‖, the mean over tokens, as the model computes it, in the dtype of its hidden state.
 
     Args:
         model: a model with pre-projections; its mode and hooks are left as they were.
@@ -167,7 +156,7 @@ def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[Pre
         handles.append(site.attention.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
     with hooked(handles):
         run(model, batches, means.begin)
-    return [PreProjectionSize(layer, means.mean(layer)[0]) for layer in means.seen()]
+    return [LayerSize(layer, means.mean(layer)[0]) for layer in means.seen()]
 
 
 def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:

@@ -171,21 +171,20 @@ def _in_span(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 
 def _relations(query: Tensor, key: Tensor, rotation: Tensor | None) -> list[Relation]:
     b = (query if rotation is None else query @ rotation) @ key.mT
-    energy = b.pow(2).sum((-2, -1))
-    eigenvalues = torch.linalg.eigvalsh((b + b.mT) / 2)
-    return [_relation(float(e), values) for e, values in zip(energy, eigenvalues, strict=True)]
-
-
-def _relation(energy: float, eigenvalues: Tensor) -> Relation:
-    squares, sizes = eigenvalues.pow(2), eigenvalues.abs()
-    zero = ZERO * float(sizes.max())
-    total = float(squares.sum())
-    shares = sizes[sizes > zero] / sizes.sum()
-    return Relation(
-        norm=energy**0.5,
-        symmetric=total / energy if energy else float("nan"),
-        positive=int((eigenvalues > zero).sum()),
-        negative=int((eigenvalues < -zero).sum()),
-        positive_energy=float(squares[eigenvalues > 0].sum()) / total if total else float("nan"),
-        effective_rank=float(torch.exp(-(shares * shares.log()).sum())) if total else 0.0,
-    )
+    found = []
+    energies = b.pow(2).sum((-2, -1)).tolist()
+    for energy, eigenvalues in zip(energies, torch.linalg.eigvalsh((b + b.mT) / 2), strict=True):
+        squares, sizes = eigenvalues.pow(2), eigenvalues.abs()
+        zero = ZERO * float(sizes.max())
+        total = float(squares.sum())
+        shares = sizes[sizes > zero] / sizes.sum()
+        one = Relation(
+            norm=energy**0.5,
+            symmetric=total / energy if energy else float("nan"),
+            positive=int((eigenvalues > zero).sum()),
+            negative=int((eigenvalues < -zero).sum()),
+            positive_energy=float(squares[eigenvalues > 0].sum()) / total if total else float("nan"),
+            effective_rank=float(torch.exp(-(shares * shares.log()).sum())) if total else 0.0,
+        )
+        found.append(one)
+    return found

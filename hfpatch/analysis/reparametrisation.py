@@ -96,8 +96,24 @@ def reparametrise(model: nn.Module, tokens: Tensor, *, seed: int = 0) -> list[La
     for site in sites:
         if not all(p.is_floating_point() for p in site.attention.parameters()):
             raise HfpatchError(f"{site.path}: its weights are quantised, but the reparametrisation is done in fp64")
+
+    calls: dict[str, _Call] = {}
+    normed: dict[int, tuple[nn.Module, Tensor, Tensor]] = {}  # by the output's id, which stays taken while it is kept
+
+    def keep_norm(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if isinstance(output, Tensor) and args and isinstance(args[0], Tensor):
+            normed.setdefault(id(output), (module, args[0], output))
+
+    def keep_call(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        norm, before, _ = normed.get(id(hidden_argument(args, kwargs)), (None, None, None))
+        calls[name] = _Call(args, kwargs, norm, before)
+
+    norms = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
+    handles = [module.register_forward_hook(keep_norm) for module in norms]
+    handles += [s.attention.register_forward_pre_hook(partial(keep_call, s.name), with_kwargs=True) for s in sites]
     with evaluating(model), torch.no_grad():
-        calls = _recorded(model, sites, tokens)
+        with hooked(handles):
+            model(tokens.to(next(model.parameters()).device), use_cache=False)
         return [
             _layer(replace(site, attention=copy.deepcopy(site.attention).double()), _double(calls[site.name]), seed)
             for site in sites
@@ -126,27 +142,6 @@ class _Call:
         return hidden_argument(self.args, self.kwargs)
 
 
-def _recorded(model: nn.Module, sites: list[AttentionSite], tokens: Tensor) -> dict[str, _Call]:
-    """Run the model and keep each attention's arguments, by the site's name."""
-    calls: dict[str, _Call] = {}
-    normed: dict[int, tuple[nn.Module, Tensor, Tensor]] = {}  # by the output's id, which stays taken while it is kept
-
-    def keep_norm(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if isinstance(output, Tensor) and args and isinstance(args[0], Tensor):
-            normed.setdefault(id(output), (module, args[0], output))
-
-    def keep_call(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        norm, before, _ = normed.get(id(hidden_argument(args, kwargs)), (None, None, None))
-        calls[name] = _Call(args, kwargs, norm, before)
-
-    norms = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
-    handles = [module.register_forward_hook(keep_norm) for module in norms]
-    handles += [s.attention.register_forward_pre_hook(partial(keep_call, s.name), with_kwargs=True) for s in sites]
-    with hooked(handles):
-        model(tokens.to(next(model.parameters()).device), use_cache=False)
-    return calls
-
-
 def _double(value: Any) -> Any:
     """Return a call, or any of its arguments, with every float tensor in fp64."""
     if isinstance(value, _Call):
@@ -163,7 +158,19 @@ def _double(value: Any) -> Any:
 
 def _layer(site: AttentionSite, call: _Call, seed: int) -> LayerReparametrisation:
     theta = random_theta(site.hidden_size, seed).to(call.hidden.device)
-    readers = _readers(site, call)
+
+    # the innermost modules below the attention that read X, by path
+    readers: dict[str, nn.Module] = {}
+
+    def keep(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and args[0] is call.hidden:
+            readers[name] = module
+
+    leaves = [(name, m) for name, m in site.attention.named_modules() if not any(True for _ in m.children())]
+    with hooked(module.register_forward_pre_hook(partial(keep, name)) for name, module in leaves):
+        site.attention(*call.args, **call.kwargs)
+
+    # the invariance, then the elimination
     found: dict[str, Any] = {"layer": site.layer, "theta_condition": float(torch.linalg.cond(theta))}
     if why := _not_matrices(site, readers):
         return LayerReparametrisation(**found, invariance_error=None, obstacle=why)
@@ -193,20 +200,6 @@ def _layer(site: AttentionSite, call: _Call, seed: int) -> LayerReparametrisatio
     return LayerReparametrisation(**found, elimination_error=error, removed=query.numel())
 
 
-def _readers(site: AttentionSite, call: _Call) -> dict[str, nn.Module]:
-    """Return the innermost modules below an attention that read X, by path."""
-    found: dict[str, nn.Module] = {}
-
-    def keep(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if args and args[0] is call.hidden:
-            found[name] = module
-
-    leaves = [(name, m) for name, m in site.attention.named_modules() if not any(True for _ in m.children())]
-    with hooked(module.register_forward_pre_hook(partial(keep, name)) for name, module in leaves):
-        site.attention(*call.args, **call.kwargs)
-    return found
-
-
 def _not_matrices(site: AttentionSite, readers: Mapping[str, nn.Module]) -> str:
     """Return a reader of X that is not a matrix, so that it cannot absorb Θ⁻¹; empty if there is none."""
     for target, projection in site.projections.items():
@@ -228,7 +221,7 @@ def _error(
 
     With ``eliminate`` Θ is W_Q, and the query's matrix is the identity, exactly.
     """
-    expected = _first(site.attention(*call.args, **call.kwargs))
+    outputs = [site.attention(*call.args, **call.kwargs)]
     args, kwargs = replace_hidden(site.attention, call.args, call.kwargs, call.hidden @ theta)
     kept = {name: module.weight.detach().clone() for name, module in readers.items()}  # type: ignore[operator]
     try:
@@ -238,10 +231,11 @@ def _error(
             projection = site.projection_module("query")
             identity = torch.eye(len(theta), dtype=theta.dtype, device=theta.device)
             _write(projection, site.projections["query"].columns.write(_read(projection), identity))
-        found = _first(site.attention(*args, **kwargs))
+        outputs.append(site.attention(*args, **kwargs))
     finally:
         for name, module in readers.items():
             module.weight.copy_(kept[name])  # type: ignore[operator]
+    expected, found = (output if isinstance(output, Tensor) else output[0] for output in outputs)
     return float((found - expected).abs().max() / expected.abs().max())
 
 
@@ -253,8 +247,3 @@ def _read(module: Any) -> Tensor:
 
 def _write(module: Any, matrix: Tensor) -> None:
     module.weight.copy_(matrix if hasattr(module, "nx") else matrix.T)
-
-
-def _first(output: Any) -> Tensor:
-    first: Tensor = output if isinstance(output, Tensor) else output[0]
-    return first

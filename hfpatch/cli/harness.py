@@ -13,6 +13,6 @@ def lm_eval(context: typer.Context) -> None:
 
     Example: hfpatch lm_eval --model hfpatch --model_args pretrained=ID,patch=DIR --tasks lambada_openai
     """
-    from hfpatch.evaluation.command import run_lm_eval
+    from hfpatch.evaluation.harness import run_lm_eval
 
     run_lm_eval(context.args)

@@ -60,8 +60,7 @@ class ScoreCache:
 
     def __init__(self, path: Path, key: Mapping[str, Any], *, optional: bool = False, rank: int = 0) -> None:
         self.path = path.with_suffix(f".rank-{rank}.jsonl") if rank else path
-        self._optional = optional
-        self._usable = True
+        self._optional, self._usable = optional, True
         self._header = json.dumps({"format": FORMAT, "key": key}, sort_keys=True)
         self._scores: dict[str, Score] = {}
         try:
@@ -141,7 +140,7 @@ def open_cache(folder: Path, task: str, key: Mapping[str, Any], *, optional: boo
 def read_findings(folder: Path, key: Mapping[str, Any]) -> Findings:
     """Return what trials have found about a model, as `keep_findings` wrote it; nothing where that cannot be read."""
     try:
-        kept = read_json(_findings_file(folder, key))
+        kept = read_json(folder / f"trials-{_hash_key(key)}.json")
         if kept["key"] == key:
             return Findings.of(kept)
     except (HfpatchError, KeyError, TypeError):
@@ -164,14 +163,10 @@ def keep_findings(folder: Path, key: Mapping[str, Any], findings: Findings, *, o
     if findings.to_json() == read_findings(folder, key).to_json():
         return
     try:
-        write_json(_findings_file(folder, key), {"key": key, **findings.to_json()})
+        write_json(folder / f"trials-{_hash_key(key)}.json", {"key": key, **findings.to_json()})
     except HfpatchError:  # the answers' own file has warned of it
         if not optional:
             raise
-
-
-def _findings_file(folder: Path, key: Mapping[str, Any]) -> Path:
-    return folder / f"trials-{_hash_key(key)}.json"
 
 
 def _hash_key(key: Mapping[str, Any]) -> str:
@@ -195,11 +190,18 @@ def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
         model: a causal language model, with adapters or without.
         base_sha256: the hash of its base's weights if that is known already.
     """
+    modules = []
+    for path, module in model.named_modules():
+        public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+        numbers = {name: value for name, value in public.items() if _is_numeric(value)}
+        for name in _TRAINING_ATTRIBUTES:
+            numbers.pop(name, None)
+        modules.append((path, type(module).__module__, type(module).__qualname__, numbers))
     return {
         "base_sha256": base_sha256 or hash_weights(model),
         "adapters_sha256": _hash_adapters(model),
         "buffers_sha256": _hash_tensors(dict(model.named_buffers())),
-        "modules_sha256": _hash_modules(model),
+        "modules_sha256": hashlib.sha256(json.dumps(modules, sort_keys=True).encode()).hexdigest(),
         "modules_code": hash_model_code(model),
         "config_sha256": hashlib.sha256(model.config.to_json_string(use_diff=False).encode()).hexdigest(),
         **computed_with(model),
@@ -209,6 +211,9 @@ def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
 
 def computed_with(model: Any) -> dict[str, Any]:
     """Return what a model's scores are computed with, see :data:`hfpatch.results.identity.COMPUTED_WITH`."""
+    backends: Any = torch.backends
+    fp32 = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
+    autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     return {
         "class": type(model).__name__,
         "dtype": str(model.dtype),
@@ -217,7 +222,11 @@ def computed_with(model: Any) -> dict[str, Any]:
         "tensor_parallel": getattr(model, "tp_size", None),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "matmul": choose_library(model),
-        "precision": _precision(),
+        "precision": {
+            "fp32": [backend.fp32_precision for backend in fp32],
+            "reduced": [getattr(backends.cuda.matmul, name) for name in _REDUCED_PRECISION],
+            "autocast": {device: str(torch.get_autocast_dtype(device)) for device in autocast},
+        },
         "versions": installed_versions(),
         "code_sha256": code_hash((*COMPUTING, "data", "evaluation", "training")),
     }
@@ -256,31 +265,9 @@ def _hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
     return hash_tensors({f"{name} {tensor.dtype} {tuple(tensor.shape)}": tensor for name, tensor in tensors.items()})
 
 
-def _hash_modules(model: nn.Module) -> str:
-    """Return the SHA-256 of every module's class and of its numeric public attributes."""
-    listing = []
-    for path, module in model.named_modules():
-        names = [name for name in vars(module) if not name.startswith("_") and name not in _TRAINING_ATTRIBUTES]
-        numbers = {name: vars(module)[name] for name in names if _is_numeric(vars(module)[name])}
-        listing.append((path, type(module).__module__, type(module).__qualname__, numbers))
-    return hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
-
-
 def _is_numeric(value: Any) -> bool:
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_numeric(each) for key, each in value.items())
     if isinstance(value, list | tuple):
         return all(map(_is_numeric, value))
     return isinstance(value, bool | int | float)
-
-
-def _precision() -> dict[str, Any]:
-    """Return the precision settings of torch's matrix products, and the dtype of autocast where it is on."""
-    backends: Any = torch.backends
-    fp32 = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
-    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    return {
-        "fp32": [backend.fp32_precision for backend in fp32],
-        "reduced": [getattr(backends.cuda.matmul, name) for name in _REDUCED_PRECISION],
-        "autocast": {device: str(torch.get_autocast_dtype(device)) for device in devices},
-    }

@@ -6,8 +6,6 @@ weights are summed, ``a_g = Σ aᵢ`` and ``c_g = Σ cᵢ`` over its documents (
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -67,13 +65,6 @@ def cluster_columns(tasks: Mapping[str, Any], given: Mapping[str, str | None]) -
             hint = nearest(str(column), columns) or f"; there are {', '.join(columns)}"
             raise HfpatchError(f"task {name}: its documents have no column {column!r} to be the cluster{hint}")
     return found
-
-
-def cluster_of(value: Any) -> str | None:
-    """Return a short name of the group that a document's column puts it in; None for a group of its own."""
-    if value is None:
-        return None
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def grouped(clusters: Sequence[str | None]) -> Groups:

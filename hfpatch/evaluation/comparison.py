@@ -75,20 +75,32 @@ class _Table:
         difference: Array = self.method.mean(axis=0) - self.reference.mean(axis=0)
         return difference
 
-    @property
-    def reference_ratio(self) -> float:
-        return float(self.ratios(self.reference).mean())
-
     def ratios(self, terms: Array) -> Array:
         """Return the ratio of each seed, (seeds,)."""
         ratios: Array = terms.sum(axis=1) / self.weights.sum()
         return ratios
 
-    @property
-    def is_accuracy(self) -> bool:
-        return all(bool(np.isin(values, (0.0, 1.0)).all()) for values in (self.method, self.reference)) and bool(
-            (self.weights == 1).all()
-        )
+
+@dataclass(frozen=True)
+class _Measure:
+    """What is compared: a task's result, whose primary metric it is, and how that is computed."""
+
+    result: TaskResult
+    metric: Metric
+    resampled: dict[Path, Array] = field(default_factory=dict)
+
+    def scores(self, run: Path, values: Sequence[Any], groups: Groups | None) -> Array:
+        """Return a run's scores, (resamples,), on documents, or whole groups of them, drawn with replacement.
+
+        The draws are the same for every run, and the scores computed once per run.
+        """
+        aggregate = self.metric.aggregate
+        if run not in self.resampled and aggregate is not None:
+            draws = _draws(np.random.default_rng(0), len(values), groups)
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore")  # a draw may lack a class
+                self.resampled[run] = np.array([aggregate([values[i] for i in draw]) for draw in draws], np.float64)
+        return self.resampled[run]
 
 
 def compare(
@@ -165,26 +177,26 @@ def compare_again(folder: str | Path) -> list[Comparison]:
     return compare(published_runs(folder), tasks=scores, references=references, baseline=results.baseline or "baseline")
 
 
-@dataclass(frozen=True)
-class _Measure:
-    """What is compared: a task's result, whose primary metric it is, how that is computed, and its scores so far."""
-
-    result: TaskResult
-    metric: Metric
-    resampled: _Resampled = field(default_factory=lambda: _Resampled())
-
-
 def _compare_pairs(
     records: Mapping[str, Runs], measures: Sequence[_Measure], references: Mapping[str, Sequence[str]], baseline: str
 ) -> list[Comparison]:
     """Return the comparison of each method with each of its references by each measure, not yet corrected."""
     found, reader = [], Reader()
-    for method, others in references.items():
-        for reference in others:
-            if records.get(method) and records.get(reference):
-                runs = _paired(records, method, reference, untrained=reference == baseline)
-                reader.keep([*runs.method, *runs.reference])
-                found += [_compare(method, reference, each, runs, reader) for each in measures]
+    pairs = [(method, reference) for method, others in references.items() for reference in others]
+    for method, reference in pairs:
+        if not (records.get(method) and records.get(reference)):
+            continue
+        by_seed = (records[method], records[reference])
+        ours, theirs = ([runs[seed] for seed in sorted(runs)] for runs in by_seed)
+        shared = sorted(set(by_seed[0]) & set(by_seed[1]))
+        if reference == baseline or len(ours) == len(theirs) == 1:
+            runs = _Pairing(ours, theirs)
+        elif len(shared) > 1:
+            runs = _Pairing([by_seed[0][seed] for seed in shared], [by_seed[1][seed] for seed in shared])
+        else:
+            runs = _Pairing(ours, theirs, paired=False)
+        reader.keep([*runs.method, *runs.reference])
+        found += [_compare(method, reference, each, runs, reader) for each in measures]
     return found
 
 
@@ -197,30 +209,19 @@ def check_comparable(
         HfpatchError: with the task and the metric for which it cannot.
     """
     for task, result in tasks.items():
-        metric = _metric(result, functions.get(task, {}))
+        metric, name = _metric(result, functions.get(task, {})), result.primary
+        reason, cause = "", None
         try:
-            score = metric.overall(read_metric(folder / f"{task}.jsonl", result.primary)[1])
+            score = metric.overall(read_metric(folder / f"{task}.jsonl", name)[1])
+            if not math.isclose(score, result.metrics[name], rel_tol=1e-6, abs_tol=1e-9):
+                reason = f"they give {score:.6g}, lm-eval {result.metrics[name]:.6g}"
         except (ArithmeticError, TypeError, ValueError, AttributeError, LookupError) as error:
-            raise _not_comparable(result, f"{type(error).__name__}: {error}") from error
-        if not math.isclose(score, result.metrics[result.primary], rel_tol=1e-6, abs_tol=1e-9):
-            raise _not_comparable(result, f"they give {score:.6g}, lm-eval {result.metrics[result.primary]:.6g}")
-
-
-def _not_comparable(result: TaskResult, reason: str) -> HfpatchError:
-    return HfpatchError(
-        f"task {result.task}: its metric {result.primary} does not follow from the documents' recorded values, so "
-        f"methods cannot be compared by it ({reason}); leave out the task or use another metric"
-    )
-
-
-def _paired(records: Mapping[str, Runs], method: str, reference: str, *, untrained: bool) -> _Pairing:
-    ours, theirs = ([runs[seed] for seed in sorted(runs)] for runs in (records[method], records[reference]))
-    shared = sorted(set(records[method]) & set(records[reference]))
-    if untrained or len(ours) == len(theirs) == 1:
-        return _Pairing(ours, theirs)
-    if len(shared) > 1:
-        return _Pairing([records[method][seed] for seed in shared], [records[reference][seed] for seed in shared])
-    return _Pairing(ours, theirs, paired=False)
+            reason, cause = f"{type(error).__name__}: {error}", error
+        if reason:
+            raise HfpatchError(
+                f"task {task}: its metric {name} does not follow from the documents' recorded values, so methods "
+                f"cannot be compared by it ({reason}); leave out the task or use another metric"
+            ) from cause
 
 
 def _metric(result: TaskResult, functions: Mapping[str, Aggregation]) -> Metric:
@@ -241,12 +242,13 @@ def _compare(method: str, reference: str, measure: _Measure, runs: _Pairing, rea
         enough &= all(bool(np.isfinite(each[0]).all()) for each in terms.values())
         ours, theirs = (np.stack([terms[run][0] for run in side]) for side in (runs.method, runs.reference))
         table = _Table(ours, theirs, terms[runs.method[0]][1], groups)
-        base, difference = table.reference_ratio, float(table.difference.sum() / table.weights.sum())
+        base = float(table.ratios(table.reference).mean())
+        difference = float(table.difference.sum() / table.weights.sum())
         tested = _test_ratio(table, metric, runs) if enough else None
     else:
         scores = [np.array([metric.aggregate(values[run]) for run in side]) for side in (runs.method, runs.reference)]
         base, difference = 0.0, float(scores[0].mean() - scores[1].mean())
-        tested = _test_aggregate(metric.aggregate, values, runs, scores, measure.resampled, groups) if enough else None
+        tested = _test_aggregate(measure, values, runs, scores, groups) if enough else None
     comparison = Comparison(
         method=method,
         reference=reference,
@@ -273,35 +275,36 @@ def _test_ratio(table: _Table, metric: Metric, runs: _Pairing) -> _Tested:
     Where documents come in groups, groups take the place of documents, in Student's t even with one seed.
     """
     difference, weights = table.difference, table.weights
-    documents = over_documents(difference, weights, shares=table.is_accuracy, groups=table.groups)
+    answers = np.isin(np.concatenate([table.method, table.reference]), (0.0, 1.0))
+    is_accuracy = bool(answers.all() and (weights == 1).all())
+    documents = over_documents(difference, weights, shares=is_accuracy, groups=table.groups)
     seeds = over_seeds(table.ratios(table.method), table.ratios(table.reference), paired=runs.paired)
     estimate = Estimate(float(difference.sum() / weights.sum()), (documents, *([seeds] if seeds else [])))
     if seeds is not None:
         p, interval, test = estimate.p, estimate.interval, runs.test("")
     elif table.groups is not None:
         p, interval, test = estimate.p, estimate.interval, "paired t over documents"
-    elif table.is_accuracy:
+    elif is_accuracy:
         p, interval = paired_accuracies(table.method[0], table.reference[0])
         test = "McNemar exact"
     else:
         p, interval = paired_permutation(difference, weights)
         test = "paired permutation" + (" of log ratios" if metric.exponential else "")
-    if table.is_accuracy:
+    if is_accuracy:
         interval = (max(interval[0], -1.0), min(interval[1], 1.0))  # no difference of accuracies is larger
     return _Tested(test, p, interval, estimate.parts)
 
 
 def _test_aggregate(
-    aggregate: Aggregation,
+    measure: _Measure,
     values: Mapping[Path, Sequence[Any]],
     runs: _Pairing,
     scores: Sequence[Array],
-    resampled: _Resampled,
     groups: Groups | None,
 ) -> _Tested | None:
     """Test a score that is no ratio, with its standard error over documents by bootstrap; None if it has none."""
     replicates = [
-        np.mean([resampled.scores(aggregate, run, values[run], groups) for run in side], axis=0)
+        np.mean([measure.scores(run, values[run], groups) for run in side], axis=0)
         for side in (runs.method, runs.reference)
     ]
     differences = replicates[0] - replicates[1]
@@ -314,26 +317,6 @@ def _test_aggregate(
     estimate = Estimate(float(scores[0].mean() - scores[1].mean()), (documents, *([seeds] if seeds else [])))
     test = runs.test("paired bootstrap t over documents", "bootstrap t")
     return _Tested(test, estimate.p, estimate.interval, estimate.parts)
-
-
-class _Resampled:
-    """Scores of a task's runs on documents, or whole groups of them, drawn with replacement.
-
-    The draws are the same for every run, and the scores computed once per run.
-    """
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[Path, int], Array] = {}
-
-    def scores(self, aggregate: Aggregation, run: Path, values: Sequence[Any], groups: Groups | None) -> Array:
-        """Return the scores, (resamples,)."""
-        key = (run, id(aggregate))
-        if key not in self._found:
-            draws = _draws(np.random.default_rng(0), len(values), groups)
-            with warnings.catch_warnings(), np.errstate(all="ignore"):
-                warnings.simplefilter("ignore")  # a draw may lack a class
-                self._found[key] = np.array([aggregate([values[i] for i in draw]) for draw in draws], dtype=np.float64)
-        return self._found[key]
 
 
 def _draws(rng: np.random.Generator, documents: int, groups: Groups | None) -> Iterable[NDArray[np.int64]]:

@@ -30,7 +30,6 @@ from pathlib import Path
 
 import numpy as np
 import scipy  # its parts are imported where they are first used
-from numpy.typing import NDArray
 
 from hfpatch.evaluation.clusters import Groups, group_sums
 from hfpatch.evaluation.metrics import Aggregation, Array, metric_named
@@ -89,7 +88,15 @@ def exchange_rate(method: Frontier, reference: Frontier, weights: Array, groups:
     logs = np.log(method.parameters), np.log(reference.parameters)
 
     def rates(gains: Array) -> tuple[Array, Array, Array]:
-        return _mean_distance(logs[0], gains[:, :sizes], logs[1], gains[:, sizes:])
+        """Return log ρ (draws,), NaN where there is no common gain, and the common gains' lowest and highest."""
+        (x, ours), (other_x, theirs) = frontier(logs[0], gains[:, :sizes]), frontier(logs[1], gains[:, sizes:])
+        lowest, highest = np.maximum(ours[:, 0], theirs[:, 0]), np.minimum(ours[:, -1], theirs[:, -1])
+        found = np.full(len(gains), np.nan)
+        places = (np.arange(_LEVELS) + 0.5) / _LEVELS
+        for draw in np.flatnonzero(lowest <= highest):
+            levels = lowest[draw] + (highest[draw] - lowest[draw]) * places
+            found[draw] = np.mean(np.interp(levels, ours[draw], x) - np.interp(levels, theirs[draw], other_x))
+        return found, lowest, highest
 
     by_seed = both.sum(axis=2).T / weights.sum()
     value, lowest, highest = (float(each[0]) for each in rates(by_seed.mean(axis=0)[None]))
@@ -99,7 +106,11 @@ def exchange_rate(method: Frontier, reference: Frontier, weights: Array, groups:
     over_documents = rates(drawn @ both.mean(axis=1).T / (drawn @ weights)[:, None])[0]
     draws, parts = [over_documents], [Part(_spread(over_documents), documents - 1)]
     if seeds > 1:
-        over_seeds = rates(by_seed[_draws_of_seeds(seeds)].mean(axis=1))[0]
+        if seeds**seeds <= RESAMPLES:  # all ways to draw them
+            chosen = np.array(list(itertools.product(range(seeds), repeat=seeds)))
+        else:
+            chosen = np.random.default_rng(0).integers(0, seeds, size=(RESAMPLES, seeds))
+        over_seeds = rates(by_seed[chosen].mean(axis=1))[0]
         draws.append(over_seeds)
         parts.append(Part(_spread(over_seeds) * math.sqrt(seeds / (seeds - 1)), seeds - 1))
     if any(np.isnan(each).mean() > _MISSED for each in draws):
@@ -189,25 +200,6 @@ def frontier(log_parameters: Array, gains: Array) -> tuple[Array, Array]:
     return x, scipy.interpolate.PchipInterpolator(log_parameters, rising, axis=1)(x)
 
 
-def _mean_distance(x: Array, gains: Array, other_x: Array, other_gains: Array) -> tuple[Array, Array, Array]:
-    """Return log ρ (draws,), NaN where there is no common gain, and the common gains' lowest and highest."""
-    (x, ours), (other_x, theirs) = frontier(x, gains), frontier(other_x, other_gains)
-    lowest, highest = np.maximum(ours[:, 0], theirs[:, 0]), np.minimum(ours[:, -1], theirs[:, -1])
-    found = np.full(len(gains), np.nan)
-    places = (np.arange(_LEVELS) + 0.5) / _LEVELS
-    for draw in np.flatnonzero(lowest <= highest):
-        levels = lowest[draw] + (highest[draw] - lowest[draw]) * places
-        found[draw] = np.mean(np.interp(levels, ours[draw], x) - np.interp(levels, theirs[draw], other_x))
-    return found, lowest, highest
-
-
 def _spread(draws: Array) -> float:
     known = draws[~np.isnan(draws)]
     return float(known.std()) if len(known) > 1 else math.inf
-
-
-def _draws_of_seeds(seeds: int) -> NDArray[np.int64]:
-    """Return seeds drawn with replacement, (draws, seeds): all ways where they are few."""
-    if seeds**seeds <= RESAMPLES:
-        return np.array(list(itertools.product(range(seeds), repeat=seeds)))
-    return np.random.default_rng(0).integers(0, seeds, size=(RESAMPLES, seeds))

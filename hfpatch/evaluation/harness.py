@@ -1,13 +1,12 @@
-"""Changes to lm-eval while it runs here: no progress bars, no log lines, and each template compiled once."""
+"""Changes to lm-eval while it runs here: no progress bars or log lines, each template compiled once; its command."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
 
 from lm_eval.utils import env
 from tqdm import tqdm  # type: ignore[import-untyped]
@@ -24,7 +23,7 @@ def quiet() -> Iterator[None]:
     with ExitStack() as stack:
         for module in (sys.modules[name] for name in _MODULES if name in sys.modules):
             stack.callback(vars(module).update, tqdm=module.tqdm)
-            vars(module).update(tqdm=_hidden_bar)
+            vars(module).update(tqdm=partial(tqdm, disable=True))
         for logger in map(logging.getLogger, _LOGGERS):
             stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)
@@ -32,10 +31,6 @@ def quiet() -> Iterator[None]:
             datasets.disable_progress_bars()
             stack.callback(datasets.enable_progress_bars)
         yield
-
-
-def _hidden_bar(*args: Any, **options: Any) -> Any:
-    return tqdm(*args, **{**options, "disable": True})
 
 
 @contextmanager
@@ -46,3 +41,22 @@ def templates_compiled_once() -> Iterator[None]:
         yield
     finally:
         del env.from_string  # the method of the class is visible again
+
+
+def run_lm_eval(arguments: Sequence[str]) -> None:
+    """Run ``lm_eval ARGUMENTS``; importing this package has registered ``--model hfpatch``.
+
+    lm-eval up to 0.4.13 knows only the models of its own package. Later ones find hfpatch by the entry point
+    ``lm_eval.models``, so that their own command does without this.
+
+    Raises:
+        SystemExit: as lm-eval ends, such as after its help or with wrong arguments.
+    """
+    from lm_eval.__main__ import cli_evaluate
+
+    before = sys.argv
+    sys.argv = ["lm_eval", *arguments]  # its parser reads them there
+    try:
+        cli_evaluate()
+    finally:
+        sys.argv = before

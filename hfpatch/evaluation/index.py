@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,13 @@ class AddedFolder:
 
     Attributes:
         path: the folder.
-        names: the tasks, groups and tags in it.
         stamp: changes when a file in it does.
+        index: lm-eval's entries by the names of the tasks, groups and tags in it.
     """
 
     path: Path | None = None
-    names: frozenset[str] = frozenset()
     stamp: Stamp = ()
+    index: Index = field(default_factory=dict, compare=False)
 
     @classmethod
     def at(cls, path: Path | None) -> AddedFolder:
@@ -59,7 +59,7 @@ class AddedFolder:
             raise HfpatchError(f"{path}: no such folder; include_path is a folder with task files")
         sources = (file for file in sorted(path.rglob("*")) if file.suffix in (".yaml", ".py"))
         stamp = file_stamp(sources)
-        return cls(path.absolute(), frozenset(_added(path.absolute(), stamp)), stamp)
+        return cls(path.absolute(), stamp, _added(path.absolute(), stamp))
 
 
 def list_tasks(what: str, include_path: Path | None = None) -> str:
@@ -84,12 +84,12 @@ def entries_of(name: str, added: AddedFolder) -> Index:
         HfpatchError: if there is nothing of this name.
     """
     if not set("*?[").isdisjoint(name):
-        everything = {**_everything(), **_own(), **_of(added)}
+        everything = {**_everything(), **_own(), **added.index}
         matches = sorted(fnmatch.filter(everything, name))
         if not matches:
             raise HfpatchError(f"--tasks {name}: no task, group or tag is called like that")
         return {**everything, name: None}
-    for own in (_of(added), _own()):
+    for own in (added.index, _own()):
         if name in own:
             return _with_members(name, dict(own), added)
     named = _files().get(name, [])
@@ -98,15 +98,23 @@ def entries_of(name: str, added: AddedFolder) -> Index:
         value = re.compile(rf"""^[^#\n]*[-:]\s+["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
         mentions = [file for file, text in _texts().items() if name in text and value.search(text)]
         index = _index({file.parent for file in mentions})
-        _check_yaml(name, [*_yaml_files(added), *named, *mentions] if name not in index else [])
+        if name not in index:
+            folders = [*([added.path] if added.path is not None else []), *_own_folders()]
+            own_files = [file for folder in folders for file in sorted(folder.rglob("*.yaml"))]
+            _check_yaml(name, [*own_files, *named, *mentions])
     if name in index and index[name].kind.name != "TAG":
         return _with_members(name, index, added)
     if any(name in text for text in _texts().values()) and name in _everything():
-        return {**_everything(), **_own(), **_of(added)}
+        return {**_everything(), **_own(), **added.index}
     if name.endswith((".yaml", ".yml")):
         folder = Path(name).parent
         raise HfpatchError(f"--tasks {name}: name the task as the file does, with its folder as include_path {folder}")
-    raise HfpatchError(f"unknown task {name!r}{_hint(name, added)}; use the name of a task of lm-eval or hfpatch")
+    # what may have been meant: the nearest of all names, and the nearest of the user's own
+    known = {defined for text in _texts().values() for defined in _DEFINED.findall(text)}
+    hints = (nearest(name, [*sorted(added.index), *_own(), *_files(), *sorted(known)]), nearest(name, added.index))
+    meant = dict.fromkeys(re.findall(r"'([^']+)'", "".join(hints)))
+    hint = f" (did you mean {' or '.join(map(repr, meant))}?)" if meant else ""
+    raise HfpatchError(f"unknown task {name!r}{hint}; use the name of a task of lm-eval or hfpatch")
 
 
 def kind_of(name: str, index: Mapping[str, Any]) -> str:
@@ -151,10 +159,6 @@ def _index(folders: Iterable[Path]) -> Index:
     return dict(TaskManager(include_defaults=False, include_path=sorted(folders)).task_index)
 
 
-def _of(added: AddedFolder) -> Index:
-    return {} if added.path is None else _added(added.path, added.stamp)
-
-
 @lru_cache(maxsize=8)
 def _added(path: Path, stamp: Stamp) -> Index:
     """Return the entries of a folder; ``stamp`` is only part of the cache key, which changes with the files."""
@@ -189,31 +193,14 @@ def _files() -> dict[str, list[Path]]:
 def _texts() -> dict[Path, str]:
     """Return the text of lm-eval's task files and of the templates that they include."""
     files = sorted(file for file in Path(lm_eval.tasks.__file__).parent.rglob("*yaml*") if file.is_file())
-    return {file: _text(file) for file in files}
-
-
-def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace")
-
-
-def _yaml_files(added: AddedFolder) -> list[Path]:
-    folders = [*([added.path] if added.path is not None else []), *_own_folders()]
-    return [file for folder in folders for file in sorted(folder.rglob("*.yaml"))]
-
-
-def _hint(name: str, added: AddedFolder) -> str:
-    """Return what may have been meant: the nearest of all names, and the nearest of the user's own."""
-    known = {defined for text in _texts().values() for defined in _DEFINED.findall(text)}
-    hints = (nearest(name, [*sorted(added.names), *_own(), *_files(), *sorted(known)]), nearest(name, added.names))
-    meant = dict.fromkeys(re.findall(r"'([^']+)'", "".join(hints)))
-    return f" (did you mean {' or '.join(map(repr, meant))}?)" if meant else ""
+    return {file: file.read_text(encoding="utf-8", errors="replace") for file in files}
 
 
 def _check_yaml(name: str, files: Iterable[Path]) -> None:
     """Raise an error if the file of a task is not YAML; lm-eval skips such files silently."""
     task_key = re.compile(rf"""^task:\s+["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
     for file in files:
-        text = _text(file)
+        text = file.read_text(encoding="utf-8", errors="replace")
         if file.stem != name and not task_key.search(text):
             continue
         try:

@@ -28,7 +28,6 @@ _CHANGED = {"float32": 0.02, "float16": 0.02, "bfloat16": 0.05}
 """Share of answers that the dtype and the kernels may change: an assumption. On all of LAMBADA it allows 0.006 in fp32
 and 0.010 in bf16."""
 _ROUNDING = 0.0005
-_LAMBADA, _ARC_EASY, _HELLASWAG = ("lambada_openai", 5153), ("arc_easy", 2376), ("hellaswag", 10042)
 _SNAPSHOT = re.compile(r"models--([^/\\]+)--([^/\\]+)[/\\]snapshots[/\\]([0-9a-f]{40})")
 
 
@@ -61,37 +60,36 @@ class KnownScore:
         return _ROUNDING + _SIGMAS * math.sqrt(variance)
 
 
-def _known_score(
-    model: str, revisions: tuple[str, ...], test_set: tuple[str, int], value: float, source: str, metric: str = "acc"
-) -> KnownScore:
-    return KnownScore(model, revisions, test_set[0], metric, value, test_set[1], source)
-
-
-def _pythia(size: str, revisions: tuple[str, ...], test_set: tuple[str, int], value: float) -> KnownScore:
-    source = f"EleutherAI/pythia, evals/pythia-v1/pythia-{size}/zero-shot/{size}_{revisions[0]}.json"
-    return _known_score(f"EleutherAI/pythia-{size}", revisions, test_set, value, source)
-
-
 _LAST = ("step143000", "main")
-_70M = (*_LAST, "a39f36b100fe8a5377810d56c3f4789b9c53ac42")
-_160M = (*_LAST, "50f5173d932e8e61f858120bcb800b97af589f46")
-_410M = (*_LAST, "9879c9b5f8bea9051dcb0e68dff21493d67e9d4f")
-_160M_SOURCE = "EleutherAI/pythia, issue 118, citing the evaluations of step143000"
+_70M = ("EleutherAI/pythia-70m", (*_LAST, "a39f36b100fe8a5377810d56c3f4789b9c53ac42"))
+_160M_EARLY = ("EleutherAI/pythia-160m", ("step123000",))
+_160M = ("EleutherAI/pythia-160m", (*_LAST, "50f5173d932e8e61f858120bcb800b97af589f46"))
+_410M = ("EleutherAI/pythia-410m", (*_LAST, "9879c9b5f8bea9051dcb0e68dff21493d67e9d4f"))
+_1_4B = ("EleutherAI/pythia-1.4b-deduped", _LAST)
 _GPT2 = ("openai-community/gpt2", ("main", "607a30d783dfa663caf39e06633721c8d4cfcd7e"))
-_GPT2_SOURCE = "karpathy/llm.c, dev/data/hellaswag.py, citing lm-eval"
+_LAMBADA, _ARC_EASY = ("lambada_openai", "acc", 5153), ("arc_easy", "acc", 2376)
+_HELLASWAG, _HELLASWAG_NORM = ("hellaswag", "acc", 10042), ("hellaswag", "acc_norm", 10042)
+_PYTHIA = "EleutherAI/pythia, evals/pythia-v1/pythia-{0}/zero-shot/{0}_{1}.json"
+_160M_SOURCE = "EleutherAI/pythia, issue 118, citing the evaluations of step143000"
+_GPT2_LAMBADA = "EleutherAI/lm-evaluation-harness, issue 2159"
+_GPT2_HELLASWAG = "karpathy/llm.c, dev/data/hellaswag.py, citing lm-eval"
 
-KNOWN_SCORES = (
-    _pythia("70m", _70M, _LAMBADA, 0.18455),
-    _pythia("70m", _70M, _ARC_EASY, 0.37374),
-    _pythia("160m", ("step123000",), _LAMBADA, 0.33107),
-    _pythia("160m", ("step123000",), _ARC_EASY, 0.43056),
-    _known_score("EleutherAI/pythia-160m", _160M, _LAMBADA, 0.328, _160M_SOURCE),
-    _pythia("410m", _410M, _LAMBADA, 0.51620),
-    _pythia("410m", _410M, _ARC_EASY, 0.52104),
-    _pythia("1.4b-deduped", _LAST, _LAMBADA, 0.61867),
-    _known_score(*_GPT2, _LAMBADA, 0.3256, "EleutherAI/lm-evaluation-harness, issue 2159"),
-    _known_score(*_GPT2, _HELLASWAG, 0.2892, _GPT2_SOURCE),
-    _known_score(*_GPT2, _HELLASWAG, 0.3114, _GPT2_SOURCE, metric="acc_norm"),
+_PUBLISHED: tuple[tuple[tuple[str, tuple[str, ...]], tuple[str, str, int], float, str], ...] = (
+    (_70M, _LAMBADA, 0.18455, _PYTHIA.format("70m", "step143000")),
+    (_70M, _ARC_EASY, 0.37374, _PYTHIA.format("70m", "step143000")),
+    (_160M_EARLY, _LAMBADA, 0.33107, _PYTHIA.format("160m", "step123000")),
+    (_160M_EARLY, _ARC_EASY, 0.43056, _PYTHIA.format("160m", "step123000")),
+    (_160M, _LAMBADA, 0.328, _160M_SOURCE),
+    (_410M, _LAMBADA, 0.51620, _PYTHIA.format("410m", "step143000")),
+    (_410M, _ARC_EASY, 0.52104, _PYTHIA.format("410m", "step143000")),
+    (_1_4B, _LAMBADA, 0.61867, _PYTHIA.format("1.4b-deduped", "step143000")),
+    (_GPT2, _LAMBADA, 0.3256, _GPT2_LAMBADA),
+    (_GPT2, _HELLASWAG, 0.2892, _GPT2_HELLASWAG),
+    (_GPT2, _HELLASWAG_NORM, 0.3114, _GPT2_HELLASWAG),
+)
+KNOWN_SCORES = tuple(
+    KnownScore(model, revisions, task, metric, value, documents, source)
+    for (model, revisions), (task, metric, documents), value, source in _PUBLISHED
 )
 _SHORT_NAMES = {"gpt2": "openai-community/gpt2"}
 
@@ -126,12 +124,7 @@ def unknown_base(
 ) -> str | None:
     """Return a sentence that no result could be compared with a published score, None if one could.
 
-    Args:
-        model_name: as `check_known_scores` takes it.
-        revision: its hub revision.
-        dtype: the dtype of the evaluation.
-        results: its results by task.
-        plain: as `check_known_scores` takes it.
+    The arguments are those of `check_known_scores`.
     """
     if plain and _known(model_name, revision, dtype, results):
         return None
@@ -143,7 +136,21 @@ def unknown_base(
 
 def _known(model_name: str, revision: str | None, dtype: str, results: Mapping[str, TaskResult]) -> list[KnownScore]:
     """Return the published scores that these results can be compared with."""
-    model, revisions = _identify(model_name, revision)
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    if snapshot := _SNAPSHOT.search(str(Path(model_name).absolute())):
+        owner, name, revision = snapshot.groups()
+        model, revisions = f"{owner}/{name}", {revision}
+    else:
+        model, revisions = _SHORT_NAMES.get(model_name, model_name), {revision or "main"}
+        if Path(model_name).is_dir():
+            folder = re.split(r"--|__", Path(model_name).absolute().name.lower())[-1]
+            models = {known.model for known in KNOWN_SCORES}
+            model = next((each for each in models if each.lower().rpartition("/")[2] == folder), model)
+    if revision:  # the branches and tags of this commit according to the local hub cache
+        references = Path(HF_HUB_CACHE) / f"models--{model.replace('/', '--')}" / "refs"
+        files = [path for path in references.rglob("*") if path.is_file()] if references.is_dir() else []
+        revisions |= {path.relative_to(references).as_posix() for path in files if path.read_text().strip() == revision}
     return [
         known
         for known in KNOWN_SCORES
@@ -154,25 +161,3 @@ def _known(model_name: str, revision: str | None, dtype: str, results: Mapping[s
         and not results[known.task].num_fewshot
         and known.metric in results[known.task].metrics
     ]
-
-
-def _identify(name: str, revision: str | None) -> tuple[str, set[str]]:
-    """Return the hub id and all known names of this revision."""
-    if snapshot := _SNAPSHOT.search(str(Path(name).absolute())):
-        owner, model, commit = snapshot.groups()
-        return f"{owner}/{model}", {commit, *_names_of(f"{owner}/{model}", commit)}
-    if Path(name).is_dir():
-        folder = re.split(r"--|__", Path(name).absolute().name.lower())[-1]
-        models = {known.model for known in KNOWN_SCORES}
-        name = next((model for model in models if model.lower().rpartition("/")[2] == folder), name)
-    name = _SHORT_NAMES.get(name, name)
-    return name, {revision or "main", *(_names_of(name, revision) if revision else ())}
-
-
-def _names_of(model: str, commit: str) -> set[str]:
-    """Return the branches and tags of a commit according to the local hub cache."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    references = Path(HF_HUB_CACHE) / f"models--{model.replace('/', '--')}" / "refs"
-    files = [path for path in references.rglob("*") if path.is_file()] if references.is_dir() else []
-    return {path.relative_to(references).as_posix() for path in files if path.read_text().strip() == commit}

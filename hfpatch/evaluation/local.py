@@ -12,7 +12,7 @@ from hfpatch.recipes.strict import Section, read_yaml, validate
 from hfpatch.support.resources import eval_dir
 
 if TYPE_CHECKING:
-    from datasets import Dataset, DatasetDict
+    from datasets import DatasetDict
 
 Stamp = tuple[tuple[int, int], ...]
 
@@ -44,10 +44,20 @@ def local_overrides(data: LocalData, data_dir: Path) -> dict[str, Any]:
     """Return the keys that make an lm-eval task configuration read local files instead of the hub."""
 
     def load(**_metadata: Any) -> DatasetDict:
-        from datasets import DatasetDict
+        from datasets import Dataset, DatasetDict
 
-        files = {split: data_dir / name for split, name in data.data_files.items()}
-        return DatasetDict({split: _read_dataset(file, data.fields) for split, file in files.items()})
+        found = DatasetDict()
+        for split, name in data.data_files.items():
+            file = data_dir / name
+            documents = read_documents(file, data.fields)
+            try:
+                found[split] = Dataset.from_list(documents)
+            except (ValueError, TypeError) as error:  # base classes of pyarrow's errors
+                odd = next((n for n, other in enumerate(documents) if not _same_types(documents[0], other)), 0)
+                raise HfpatchError(
+                    f"{file}, document {odd} (counted from 0): a field has another type than in document 0 ({error})"
+                ) from error
+        return found
 
     unused = {key: None for split, key in _SPLITS.items() if split not in data.data_files}
     return {**unused, "dataset_path": "json", "dataset_name": None, "custom_dataset": load}
@@ -56,19 +66,6 @@ def local_overrides(data: LocalData, data_dir: Path) -> dict[str, Any]:
 def file_stamp(files: Iterable[Path]) -> Stamp:
     """Return the modification time and size of each file that exists, which change when a file does."""
     return tuple((file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file())
-
-
-def _read_dataset(file: Path, fields: Sequence[str]) -> Dataset:
-    from datasets import Dataset
-
-    documents = read_documents(file, fields)
-    try:
-        return Dataset.from_list(documents)
-    except (ValueError, TypeError) as error:  # base classes of pyarrow's errors
-        odd = next((n for n, other in enumerate(documents) if not _same_types(documents[0], other)), 0)
-        raise HfpatchError(
-            f"{file}, document {odd} (counted from 0): a field has another type than in document 0 ({error})"
-        ) from error
 
 
 def _same_types(first: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -68,20 +69,16 @@ def scored_bytes(context: str, continuation: str) -> int:
 def _values(task: Any, sample: Mapping[str, Any]) -> Values | None:
     """Return the metrics of one document, or None if it has none."""
     requests, scores = sample["arguments"], [responses[0] for responses in sample["resps"]]
-    if task.OUTPUT_TYPE == "multiple_choice" and isinstance(task, ConfigurableTask):
-        return _of_choice(task, sample)
     if task.OUTPUT_TYPE == "loglikelihood" and len(requests) == 1:
         return {BITS_PER_BYTE: (scores[0][0], scored_bytes(*requests[0][:2]))}
     if task.OUTPUT_TYPE == "loglikelihood_rolling" and isinstance(scores[0], float):
         return {BITS_PER_BYTE: (scores[0], scored_bytes("", requests[0][0]))}
-    return None
-
-
-def _of_choice(task: ConfigurableTask, sample: Mapping[str, Any]) -> Values | None:
-    answers = number_of_choices(sample)
-    logs: Array = np.array([responses[0][0] for responses in sample["resps"][:answers]], dtype=np.float64)
-    sizes = np.array([scored_bytes(*request[:2]) for request in sample["arguments"][:answers]])
-    is_right = np.isin(np.arange(answers), right_answers(task, sample))
+    if task.OUTPUT_TYPE != "multiple_choice" or not isinstance(task, ConfigurableTask):
+        return None
+    answers = _number_of_choices(sample)
+    logs: Array = np.array([value for value, _ in scores[:answers]], dtype=np.float64)
+    sizes = np.array([scored_bytes(*request[:2]) for request in requests[:answers]])
+    is_right = np.isin(np.arange(answers), _right_answers(task, sample))
     if not 0 < is_right.sum() < answers:
         return None
     if callable(task.config.process_results) and sample.get("acc") != float(is_right[logs.argmax()]):
@@ -95,12 +92,32 @@ def _of_choice(task: ConfigurableTask, sample: Mapping[str, Any]) -> Values | No
         }
 
 
-def number_of_choices(sample: Mapping[str, Any]) -> int:
+def chance(task: Any, samples: Sequence[Mapping[str, Any]], metric: str) -> float | None:
+    """Return what guessing scores: the mean over documents of the share of their choices that are right.
+
+    It is None for another kind of task, or one that scores with a function of its own.
+
+    Args:
+        task: lm-eval's task.
+        samples: lm-eval's samples of it.
+        metric: its primary metric; one whose name begins with ``acc`` counts how often a right choice is taken.
+    """
+    is_choice = task.OUTPUT_TYPE == "multiple_choice" and isinstance(task, ConfigurableTask)
+    if not is_choice or callable(task.config.process_results) or not metric.startswith("acc"):
+        return None
+    shares = []
+    for sample in samples:
+        choices = _number_of_choices(sample)
+        shares.append(len(set(_right_answers(task, sample)) & set(range(choices))) / max(1, choices))
+    return fmean(shares) if shares and all(0 < share < 1 for share in shares) else None
+
+
+def _number_of_choices(sample: Mapping[str, Any]) -> int:
     """Return how many choices a document has; with ``acc_mutual_info`` each is scored without the context too."""
     return len(sample["arguments"]) // (2 if "acc_mutual_info" in sample["metrics"] else 1)
 
 
-def right_answers(task: ConfigurableTask, sample: Mapping[str, Any]) -> list[int]:
+def _right_answers(task: ConfigurableTask, sample: Mapping[str, Any]) -> list[int]:
     """Return the places of a document's right answers, as lm-eval finds them."""
     gold = task.doc_to_text(sample["doc"]) if task.multiple_input else sample["target"]
     if isinstance(gold, str):

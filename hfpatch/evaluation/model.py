@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -15,11 +15,12 @@ import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import has_bos_prefix
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from hfpatch.data.tokenizer import check_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.asked import Prompts
-from hfpatch.evaluation.generation import SharedGeneration
 from hfpatch.evaluation.scorer import Findings, Score, Scorer, TokenRequest
 from hfpatch.evaluation.scorer.batching import BatchLimits, Unit
 from hfpatch.evaluation.windows import check_positions, long_windows, say_once
@@ -37,6 +38,43 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
+
+
+@dataclass
+class SharedGeneration:
+    """One pass over all batches of generation requests, of which each rank generates some, in an order that all share.
+
+    Attributes:
+        ranks: the processes that share the batches out.
+        known: whether the tokens of all batches are known already.
+        tokens: of batches, by their place in the order.
+    """
+
+    ranks: Ranks
+    known: bool = False
+    tokens: dict[int, list[list[int]]] = field(default_factory=dict)
+    _passed: int = 0
+    _loads: list[int] = field(default_factory=list)
+
+    def next_batch(self, context: Tensor, max_length: int, generate: Callable[[], Tensor]) -> Tensor:
+        """Return the tokens (batch, seq) of the next batch; of one that another rank generates its contexts alone.
+
+        Args:
+            context: (batch, seq).
+            max_length: the most tokens of a row, which decide what a batch costs: where texts end is not known before.
+            generate: generates the batch.
+        """
+        place, self._passed = self._passed, self._passed + 1
+        if self.known:
+            return torch.tensor(self.tokens[place])
+        self._loads = self._loads or [0] * self.ranks.count
+        owner = self._loads.index(min(self._loads))
+        self._loads[owner] += len(context) * max_length
+        if owner != self.ranks.index:
+            return context
+        made = generate()
+        self.tokens[place] = made.tolist()
+        return made
 
 
 class RequestError(HfpatchError):
@@ -189,13 +227,17 @@ class HfpatchLM(HFLM):
         """
         self.prompts.add_texts(requests)
         encoded, sizes, most = [], [], self.max_length
+
+        def count_bytes(tokens: list[int]) -> int:
+            return len(self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False).encode("utf-8"))
+
         for request in requests:
             text, longest = request.args
             tokens = self.tok_encode(text)[: min(longest, most)]
             if len(tokens) < 2:
                 raise _named(request, "has fewer than two tokens, so there is nothing to predict")
             encoded.append(((text, ""), tokens[:1], tokens[1:]))
-            sizes.append(self._bytes(tokens) - self._bytes(tokens[:1]))
+            sizes.append(count_bytes(tokens) - count_bytes(tokens[:1]))
         scores = self._score_tokens(requests, encoded)
         return [(*score, size) for score, size in zip(scores, sizes, strict=True)]
 
@@ -211,7 +253,9 @@ class HfpatchLM(HFLM):
         try:
             self._generated = SharedGeneration(self.ranks)
             super().generate_until(requests, disable_tqdm=True)
-            self._generated = self._generated.gathered()
+            parts = self.ranks.everyone(self._generated.tokens)
+            tokens = {place: rows for part in parts for place, rows in part.items()}
+            self._generated = SharedGeneration(self.ranks, known=True, tokens=tokens)
             texts: list[str] = super().generate_until(requests, disable_tqdm=True)
         finally:
             self._generated = None
@@ -222,10 +266,10 @@ class HfpatchLM(HFLM):
         self.prompts.add_texts(requests)
         self.prompts.add_tokens([self.max_length, *self.tok_encode(request.args[0])] for request in requests)
 
-    def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **options: Any) -> torch.Tensor:
+    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **options: Any) -> Tensor:
         generate = partial(super()._model_generate, context, max_length, stop, **options)
         tokens = generate() if self._generated is None else self._generated.next_batch(context, max_length, generate)
-        return cast("torch.Tensor", tokens)
+        return cast("Tensor", tokens)
 
     def tok_encode(self, string: str, *arguments: Any, **options: Any) -> list[int]:
         """Return a text's tokens, as HFLM does."""
@@ -233,9 +277,6 @@ class HfpatchLM(HFLM):
             return self._encoded[string]
         tokens: list[int] = super().tok_encode(string, *arguments, **options)
         return tokens
-
-    def _bytes(self, tokens: list[int]) -> int:
-        return len(self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False).encode("utf-8"))
 
     def _score_tokens(self, requests: list[Any], encoded: list[Any]) -> list[tuple[float, int]]:
         with _named_errors(requests):
@@ -264,26 +305,21 @@ class HfpatchLM(HFLM):
     ) -> list[Score]:
         """Return the score of each ``(texts, context tokens, continuation tokens)``."""
         cut = self._cut(requests)
-        scores = self.ranks.same(self._known(cut))
+        cache = self.score_cache
+        found = ((index, cache.find(request)) for index, request in enumerate(cut)) if cache is not None else ()
+        scores = self.ranks.same({index: score for index, score in found if score is not None})
         self.reused += len(scores)
         if len(scores) < len(cut):
             own = self._score(cut, scores)
             parts = self.ranks.everyone(own) if self.ranks.shares else [self.ranks.same(own)]
             new = {index: score for part in reversed(parts) for index, score in part.items()}
-            if self.ranks.is_first and self.score_cache is not None:
-                self.score_cache.take_over([(cut[index], score) for index, score in new.items()])
+            if self.ranks.is_first and cache is not None:
+                cache.take_over([(cut[index], score) for index, score in new.items()])
             scores |= new
         for index, (texts, _, _) in enumerate(requests):
             if texts is not None:
                 self.cache_hook.add_partial("loglikelihood", texts, scores[index])
         return [scores[index] for index in range(len(cut))]
-
-    def _known(self, cut: Sequence[TokenRequest]) -> dict[int, Score]:
-        """Return the scores that the cache has, by the index of the request."""
-        if self.score_cache is None:
-            return {}
-        found = ((index, self.score_cache.find(request)) for index, request in enumerate(cut))
-        return {index: score for index, score in found if score is not None}
 
     def _score(self, cut: Sequence[TokenRequest], known: Mapping[int, Score]) -> dict[int, Score]:
         """Return the new scores of this process's share of the requests, by index, and keep them as they come."""
@@ -364,7 +400,7 @@ class HfpatchLM(HFLM):
 
 
 @torch.no_grad()
-def first_not_finite(model: torch.nn.Module, tokens: torch.Tensor) -> str | None:
+def first_not_finite(model: torch.nn.Module, tokens: Tensor) -> str | None:
     """Return the name of the first module whose output has a NaN or an infinity on tokens (batch, seq), or None.
 
     A module finishes before the module that contains it, so this is the smallest one.
@@ -372,7 +408,8 @@ def first_not_finite(model: torch.nn.Module, tokens: torch.Tensor) -> str | None
     found: list[str] = []
 
     def hook(name: str, _module: Any, _arguments: Any, output: Any) -> None:
-        if not found and any(not bool(tensor.isfinite().all()) for tensor in _tensors(output)):
+        tensors = (each for each in tree_leaves(output) if isinstance(each, Tensor) and each.is_floating_point())
+        if not found and any(not bool(tensor.isfinite().all()) for tensor in tensors):
             found.append(name or "the whole model")
 
     with ExitStack() as stack:
@@ -380,15 +417,6 @@ def first_not_finite(model: torch.nn.Module, tokens: torch.Tensor) -> str | None
             stack.callback(module.register_forward_hook(partial(hook, name)).remove)
         model(tokens)
     return found[0] if found else None
-
-
-def _tensors(output: Any) -> Iterator[torch.Tensor]:
-    """Yield the floating-point tensors of a module's output, at any depth."""
-    if isinstance(output, torch.Tensor) and output.is_floating_point():
-        yield output
-    elif isinstance(output, dict | list | tuple):
-        for value in output.values() if isinstance(output, dict) else output:
-            yield from _tensors(value)
 
 
 @contextmanager

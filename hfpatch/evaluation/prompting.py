@@ -1,12 +1,9 @@
-"""How prompts are written: the chat template, the system message, few-shot examples as turns; and the seeds."""
+"""How prompts are written: the chat template, the system message, few-shot examples as turns."""
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from hfpatch.errors import HfpatchError, nearest
@@ -52,16 +49,3 @@ def template_arguments(tokenizer: PreTrainedTokenizerBase, asked: bool | str) ->
             f"{', '.join(sorted(templates))}"
         )
     return {"chat_template": templates[name]}
-
-
-def seed_everything(seeds: tuple[int | None, int | None, int | None, int] | None) -> None:
-    """Seed Python's, NumPy's and torch's random numbers, as lm-eval does before it evaluates; None leaves them."""
-    if seeds is None:
-        return
-    of_python, of_numpy, of_torch, _ = seeds
-    if of_python is not None:
-        random.seed(of_python)
-    if of_numpy is not None:
-        np.random.seed(of_numpy)
-    if of_torch is not None:
-        torch.manual_seed(of_torch)

@@ -29,26 +29,27 @@ class Reader:
 
     def read_runs(self, result: TaskResult, metric: Metric, runs: Sequence[Path]) -> dict[Path, Sequence[Any]]:
         """Return one task's values of all runs, which must have the same documents with the same weights."""
-        read = {run: self._read(run, result, metric) for run in runs}
+        read: dict[Path, tuple[str, Any]] = {}
+        for run in runs:
+            if run not in self._values and metric.aggregate is None:
+                self._values[run] = read_values(run)
+            known = self._values[run].get(result.task) if metric.aggregate is None else None
+            if known is not None and result.primary in known.metrics:  # an array
+                read[run] = (known.documents, known.metrics[result.primary])
+            else:
+                hashes, each = read_metric(run / f"{result.task}.jsonl", result.primary)
+                read[run] = (hash_documents(hashes), each)
         first, (documents, values) = next(iter(read.items()))
         for run, (others, found) in read.items():
-            same = others == documents and (not metric.weighted or _have_equal_weights(found, values))
+            same = others == documents
+            if same and metric.weighted:
+                mine, theirs = (np.asarray(each, dtype=np.float64)[:, 1] for each in (found, values))
+                same = np.array_equal(mine, theirs)
             if not same:
                 raise HfpatchError(
                     f"{run} and {first}: {result.task} was scored on other documents; evaluate both again"
                 )
         return {run: found for run, (_, found) in read.items()}
-
-    def _read(self, run: Path, result: TaskResult, metric: Metric) -> tuple[str, Sequence[Any]]:
-        """Return the hash of the documents and their values, as an array where the metric is a ratio of sums."""
-        if metric.aggregate is None:
-            if run not in self._values:
-                self._values[run] = read_values(run)
-            known = self._values[run].get(result.task)
-            if known is not None and result.primary in known.metrics:
-                return known.documents, known.metrics[result.primary]  # type: ignore[return-value]  # a sequence too
-        hashes, values = read_metric(run / f"{result.task}.jsonl", result.primary)
-        return hash_documents(hashes), values
 
     def read_groups(self, run: Path, result: TaskResult) -> Groups | None:
         """Return the group of each document, alike in all runs; None where there are no groups of several documents."""
@@ -63,11 +64,6 @@ class Reader:
             groups = grouped([name if isinstance(name, str) else None for name in names])
             self._groups[key] = groups if count_groups(groups) < len(groups) else None
         return self._groups[key]
-
-
-def _have_equal_weights(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    first, second = (np.asarray(values, dtype=np.float64)[:, 1] for values in (one, other))
-    return np.array_equal(first, second)
 
 
 def read_metric(path: Path, metric: str) -> tuple[list[str], list[Any]]:

@@ -1,4 +1,7 @@
-"""The change that a patch makes on a text: scores and records as of a task, and differences from the base."""
+"""Texts as tasks: the held-out loss, and the change that a patch makes on a text that should be kept.
+
+Each document has a record and each text a score, which are compared like those of tasks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from hfpatch.evaluation.comparison import Runs, compare
 from hfpatch.evaluation.metrics import Array, Metric, metric_named, ratio_error
 from hfpatch.evaluation.reading import Reader
 from hfpatch.results.folder import load_comparison
-from hfpatch.results.held_out import HELD_OUT
+from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.records import hash_documents, published_runs
 from hfpatch.results.retention import AGREEMENT, FORGETTING, KL, RETENTION, kept_answers
@@ -22,6 +25,24 @@ from hfpatch.results.schema import Comparison, KeptAnswers, RetentionPoint, Task
 from hfpatch.support.files import hash_values, write_text
 
 _SHARE_OF_RIGHT = Metric()
+
+
+def held_out_result(losses: Array, documents: Documents, records_dir: Path | None = None) -> TaskResult:
+    """Return the loss in nats per token over all documents, each token weighing the same, and write their records.
+
+    A document without a predicted token has no record.
+
+    Args:
+        losses: (documents, 2) nats and predicted tokens of each.
+        documents: what identifies each, and its bytes.
+        records_dir: where ``held_out_text.jsonl`` goes, one line a document: ``doc_id``, ``doc_hash``, the pair
+            (log-likelihood, tokens) and the ``bytes`` of the text of these tokens. None writes nothing.
+    """
+    rows = {}
+    for place in np.flatnonzero(losses[:, 1] > 0).tolist():
+        pair = (-float(losses[place, 0]), int(losses[place, 1]))
+        rows[place] = {NATS_PER_TOKEN: pair, "bytes": int(documents.bytes[place])}
+    return _text_result(HELD_OUT, {NATS_PER_TOKEN: False}, rows, documents, records_dir)
 
 
 def retained_result(task: str, changes: Array, documents: Documents, records_dir: Path | None = None) -> TaskResult:
@@ -34,36 +55,49 @@ def retained_result(task: str, changes: Array, documents: Documents, records_dir
         records_dir: where ``<task>.jsonl`` goes, one line a document: ``doc_id``, ``doc_hash``, and of each measure the
             pair of its sum (of ``bits_per_byte`` the log-likelihood) and the tokens or bytes. None writes nothing.
     """
-    kept = np.flatnonzero(changes[:, 0] > 0).tolist()
-    hashes = [documents.hashes[place] for place in kept]
-    rows = []
-    for place in kept:
+    rows = {}
+    for place in np.flatnonzero(changes[:, 0] > 0).tolist():
         tokens, base, patched, kl, agreed = map(float, changes[place])
         of_tokens = {KL: kl, AGREEMENT: agreed, FORGETTING: patched - base}
         own = {name: (value, int(tokens)) for name, value in of_tokens.items()}
-        rows.append({BITS_PER_BYTE: (-patched, int(documents.bytes[place])), **own})
+        rows[place] = {BITS_PER_BYTE: (-patched, int(documents.bytes[place])), **own}
+    return _text_result(task, RETENTION, rows, documents, records_dir)
+
+
+def _text_result(
+    task: str,
+    measures: Mapping[str, bool],
+    rows: Mapping[int, Mapping[str, Any]],
+    documents: Documents,
+    records_dir: Path | None,
+) -> TaskResult:
+    """Return the scores by measures (name -> higher is better), the first one primary, and write the records.
+
+    ``rows`` has the values of each record by the document's place.
+    """
+    hashes = [documents.hashes[place] for place in rows]
     if records_dir is not None:
-        named = zip(kept, hashes, rows, strict=True)
-        lines = (json.dumps({"doc_id": place, "doc_hash": digest, **row}) for place, digest, row in named)
+        named = zip(rows.items(), hashes, strict=True)
+        lines = (json.dumps({"doc_id": place, "doc_hash": digest, **row}) for (place, row), digest in named)
         write_text(records_dir / f"{task}.jsonl", "".join(f"{line}\n" for line in lines))
     scores, errors = {}, {}
-    for name, higher in RETENTION.items():
-        metric, values = metric_named(name, higher_is_better=higher), [row[name] for row in rows]
+    for name, higher in measures.items():
+        metric, values = metric_named(name, higher_is_better=higher), [row[name] for row in rows.values()]
         scores[name] = metric.overall(values)
         if len(values) > 1:
             errors[name] = ratio_error(*metric.ratio_terms(values))
     return TaskResult(
         task=task,
-        n=len(kept),
+        n=len(rows),
         metrics=scores,
         stderr=errors,
-        primary=BITS_PER_BYTE,
-        higher_is_better=RETENTION[BITS_PER_BYTE],
+        primary=(primary := next(iter(measures))),
+        higher_is_better=measures[primary],
         num_fewshot=0,
         data_sha256=(data := hash_documents(hashes)),
         prompts_sha256=data,  # the hash of a document is that of its tokens
         tokens_sha256=data,
-        task_sha256=hash_values([task, *RETENTION]),
+        task_sha256=hash_values([task, *measures]),
         version="1",
     )
 

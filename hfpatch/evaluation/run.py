@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from jinja2 import TemplateError
 from lm_eval.evaluator import evaluate as run_lm_eval
 from lm_eval.utils import handle_non_serializable
@@ -18,13 +22,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.asked import Prompts, hash_task
 from hfpatch.evaluation.cache import keep_findings, model_key, open_cache, read_findings
-from hfpatch.evaluation.chance import chance
-from hfpatch.evaluation.clusters import Groups, cluster_of, clustered_error, count_groups, grouped
+from hfpatch.evaluation.clusters import clustered_error, count_groups, grouped
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
-from hfpatch.evaluation.low_noise import low_noise_scores, low_noise_values
+from hfpatch.evaluation.low_noise import chance, low_noise_scores, low_noise_values
 from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric
 from hfpatch.evaluation.model import HfpatchLM
-from hfpatch.evaluation.prompting import prompting, seed_everything, template_arguments
+from hfpatch.evaluation.prompting import prompting, template_arguments
 from hfpatch.evaluation.sample_log import SampleLog
 from hfpatch.evaluation.selection import Selection, select
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -37,6 +40,7 @@ from hfpatch.support.ranks import Ranks, ended_together
 Record = dict[str, Any]
 OnTask = Callable[[str], None]
 OnScored = Callable[[str, int, int], None]
+_SEEDING: tuple[Callable[[int], Any], ...] = (random.seed, np.random.seed, torch.manual_seed)
 
 
 def evaluate(
@@ -67,12 +71,10 @@ def evaluate(
         scored: results that are there already, with their records in ``records_dir``; they come first in the results.
         log: where what lm-eval logs is written too.
         records_dir: where ``<task>.jsonl`` goes as soon as a task is scored, one line a document: ``doc_id``,
-            ``doc_hash``, ``target``, ``doc``, the ``cluster`` it belongs to where the task's documents come in groups,
-            and each metric's value, a number or a pair (log-likelihood, count). The numbers of all tasks are in
-            ``values.safetensors`` beside them.
-        answers_dir: the folder of the cache of log-likelihoods, which are saved as they come. What is there is not
-            scored again, from an interrupted evaluation or from one with a smaller limit; see
-            `hfpatch.evaluation.cache`.
+            ``doc_hash``, ``target``, ``doc``, its ``cluster`` if documents come in groups, and each metric's value, a
+            number or a pair (log-likelihood, count). ``values.safetensors`` beside them has the numbers of all tasks.
+        answers_dir: the folder of the cache of log-likelihoods (`hfpatch.evaluation.cache`), which are saved as they
+            come. What an interrupted evaluation, or one with a smaller limit, has scored is not scored again.
         answers_optional: continue without that cache if the folder cannot be written (the disk is full).
         base_sha256: the hash of the base's weights if it is known; it is part of the cache's key.
         on_task: called with each task's name before it is scored.
@@ -98,7 +100,9 @@ def evaluate(
                 f"task {taken[0]}: results have the loss on the documents of data.held_out by this name; give the task "
                 "another one, or leave out data.held_out"
             )
-        seed_everything(settings.seed)
+        for set_seed, seed in zip(_SEEDING, settings.seed or (), strict=False):  # the last is for few-shot examples
+            if seed is not None:
+                set_seed(seed)
         scorer.ranks = ranks
         key = ranks.same(model_key(model, base_sha256)) if answers_dir is not None else {}
         if answers_dir is not None:
@@ -152,28 +156,24 @@ def run_task(
     except HfpatchError:
         raise
     except Exception as error:
-        failed = _first_failing_document(task, limit)
-        if failed is None and not isinstance(error, TemplateError):
+        # the first document on which a template fails; templates and functions of tasks can raise anything
+        place, reason = "", error
+        templates = [task.doc_to_text, task.doc_to_target]
+        if task.get_config("doc_to_choice") is not None:
+            templates.append(task.doc_to_choice)
+        for index, document in enumerate(islice(task.eval_docs, limit)):
+            try:
+                for template in templates:
+                    template(document)
+            except Exception as failure:
+                place, reason = f", document {index}", failure
+                break
+        if not place and not isinstance(error, TemplateError):
             raise
-        place, reason = (f", document {failed[0]}", failed[1]) if failed else ("", error)
         raise HfpatchError(
             f"task {name}{place}: does not fit the task's templates ({type(reason).__name__}: {reason})"
         ) from error
     return output
-
-
-def _first_failing_document(task: Any, limit: int | None) -> tuple[int, Exception] | None:
-    """Return the index of the first document on which a task's templates fail, and their error."""
-    templates = [task.doc_to_text, task.doc_to_target]
-    if task.get_config("doc_to_choice") is not None:
-        templates.append(task.doc_to_choice)
-    for index, document in enumerate(islice(task.eval_docs, limit)):
-        try:
-            for template in templates:
-                template(document)
-        except Exception as error:  # templates and functions of tasks can raise anything
-            return index, error
-    return None
 
 
 def _score(
@@ -206,11 +206,20 @@ def _score(
         log.add(name, output)
     metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}  # JSON has no other numbers
     metrics |= low_noise_scores(low_noise)
+
+    # the standard error over documents, or over their groups, of each metric that is a ratio of sums
+    functions, errors = task.aggregation(), {}
+    units = len(records) if groups is None else count_groups(groups)
+    for key, value in metrics.items() if units > 1 else ():
+        metric = metric_named(key, aggregation=functions.get(key.partition(",")[0]))
+        if metric.aggregate is None:
+            error = clustered_error(*metric.ratio_terms([record[key] for record in records]), groups)
+            errors[key] = value * error if metric.exponential else error
     return TaskResult(
         task=name,
         n=len(records),
         metrics=metrics,
-        stderr=_errors(metrics, records, task.aggregation(), groups),
+        stderr=errors,
         primary=primary,
         higher_is_better=bool(task.higher_is_better().get(primary.partition(",")[0], True)),
         num_fewshot=task.get_config("num_fewshot") or 0,
@@ -218,7 +227,7 @@ def _score(
         version=str(task.VERSION),
         task_sha256=hash_task(task, settings.seed),
         **scorer.prompts.to_json(),
-        clusters=None if groups is None else Clusters(column=str(cluster), groups=count_groups(groups)),
+        clusters=None if groups is None else Clusters(column=str(cluster), groups=units),
         chance=chance(task, output["samples"][name], primary),
         reused=scorer.reused,
     )
@@ -235,7 +244,9 @@ def _records(samples: Sequence[Mapping[str, Any]], cluster: str | None) -> list[
     for sample in samples:
         identity = {key: sample[key] for key in ("doc_id", "doc_hash", "target", "doc")}
         if cluster is not None:
-            identity["cluster"] = cluster_of(sample["doc"].get(cluster))
+            value = sample["doc"].get(cluster)  # without one, the document is a group of its own
+            digest = hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+            identity["cluster"] = None if value is None else digest
         record = records.setdefault(sample["doc_id"], identity)
         suffix = "" if sample["filter"] == "none" else f",{sample['filter']}"
         record.update({f"{metric}{suffix}": _finite(sample[metric]) for metric in sample["metrics"]})
@@ -249,20 +260,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _errors(
-    metrics: Mapping[str, float],
-    records: Sequence[Record],
-    functions: Mapping[str, Aggregation],
-    groups: Groups | None,
-) -> dict[str, float]:
-    """Return the standard error over documents, or over their groups, of each metric that is a ratio of sums."""
-    errors = {}
-    units = len(records) if groups is None else count_groups(groups)
-    for name, value in metrics.items() if units > 1 else ():
-        metric = metric_named(name, aggregation=functions.get(name.partition(",")[0]))
-        if metric.aggregate is None:
-            error = clustered_error(*metric.ratio_terms([record[name] for record in records]), groups)
-            errors[name] = value * error if metric.exponential else error
-    return errors

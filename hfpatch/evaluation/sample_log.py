@@ -49,9 +49,16 @@ class SampleLog:
 
     def add(self, task: str, output: Mapping[str, Any]) -> None:
         """Write the samples of a task from what lm-eval's ``evaluate`` returned."""
-        samples = output["samples"][task]
-        lines = (json.dumps(each, default=handle_non_serializable, ensure_ascii=False) for each in map(_line, samples))
-        write_text(self.folder / f"samples_{task}_{self._date}.jsonl", "".join(f"{line}\n" for line in lines))
+        samples, lines = output["samples"][task], []
+        for sample in samples:  # arguments by name, responses and target as text, as lm-eval writes them
+            arguments = {
+                f"gen_args_{place}": {f"arg_{index}": value for index, value in enumerate(request)}
+                for place, request in enumerate(sample["arguments"])
+            }
+            texts = {key: sanitize_list(sample[key]) for key in ("resps", "filtered_resps")}
+            row = {**sample, **texts, "arguments": arguments, "target": str(sample["target"])}
+            lines.append(json.dumps(row, default=handle_non_serializable, ensure_ascii=False) + "\n")
+        write_text(self.folder / f"samples_{task}_{self._date}.jsonl", "".join(lines))
         for part in _OF_TASKS:
             self._parts[part] |= output[part]
         hashes = (each["doc_hash"] + each["prompt_hash"] + each["target_hash"] for each in samples)
@@ -75,11 +82,29 @@ class SampleLog:
         bare = {name: {"alias": group.alias or name, "name": name} for name, group in selection.groups.items()}
         parts["results"] |= {**bare, **groups}
         parts["versions"] |= {name: group.version for name, group in selection.groups.items()}
+        seeds = settings.seed or _DEFAULT_SEEDS
+        system, asked = settings.system_instruction, settings.apply_chat_template
+        template = scorer.chat_template(asked) if asked else None
         results: dict[str, Any] = {
             **parts,
             **({"groups": groups} if groups else {}),
             "group_subtasks": {name: group.child_names for name, group in selection.groups.items()},
-            "config": self._config(scorer, settings),
+            "config": {
+                "model": "hfpatch",
+                "model_args": self._arguments,
+                "model_num_parameters": scorer.model.num_parameters(),
+                "model_dtype": scorer.model.dtype,
+                "model_revision": self._arguments.get("revision") or "main",
+                "model_sha": "",
+                "batch_size": settings.batch_size,
+                "batch_sizes": [],
+                "device": str(scorer.device),
+                "use_cache": None,
+                "limit": settings.limit,
+                "bootstrap_iters": 0,
+                "gen_kwargs": settings.gen_kwargs or None,
+                **dict(zip(("random_seed", "numpy_seed", "torch_seed", "fewshot_seed"), seeds, strict=True)),
+            },
             "git_hash": (now := provenance(self._clock))["commit"],
             "date": self._started,
             "pretty_env_info": f"{now['platform']}, {now['processor']}, {now['device']}, Python {now['python']}",
@@ -88,35 +113,8 @@ class SampleLog:
             "upper_git_hash": None,
         }
         add_tokenizer_info(results, scorer)
-        results |= {"task_hashes": self._hashes, **self._experiment(scorer, settings)}
-        text = json.dumps(results, indent=2, default=handle_non_serializable, ensure_ascii=False)
-        write_text(self.folder / f"results_{self._date}.json", text)
-
-    def _config(self, scorer: HfpatchLM, settings: EvaluationSettings) -> dict[str, Any]:
-        model = scorer.model
-        seeds = settings.seed or _DEFAULT_SEEDS
-        return {
-            "model": "hfpatch",
-            "model_args": self._arguments,
-            "model_num_parameters": model.num_parameters(),
-            "model_dtype": model.dtype,
-            "model_revision": self._arguments.get("revision") or "main",
-            "model_sha": "",
-            "batch_size": settings.batch_size,
-            "batch_sizes": [],
-            "device": str(scorer.device),
-            "use_cache": None,
-            "limit": settings.limit,
-            "bootstrap_iters": 0,
-            "gen_kwargs": settings.gen_kwargs or None,
-            **dict(zip(("random_seed", "numpy_seed", "torch_seed", "fewshot_seed"), seeds, strict=True)),
-        }
-
-    def _experiment(self, scorer: HfpatchLM, settings: EvaluationSettings) -> dict[str, Any]:
-        """Return what lm-eval's tracker notes of an experiment."""
-        system, asked = settings.system_instruction, settings.apply_chat_template
-        template = scorer.chat_template(asked) if asked else None
-        return {
+        results |= {  # what lm-eval's tracker notes of an experiment
+            "task_hashes": self._hashes,
             "model_source": "hfpatch",
             "model_name": self._name,
             "model_name_sanitized": sanitize_model_name(self._name),
@@ -127,13 +125,5 @@ class SampleLog:
             "chat_template_sha": hash_string(template) if template else None,
             "total_evaluation_time_seconds": str(time.perf_counter() - self._start),
         }
-
-
-def _line(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sample as lm-eval writes it: its arguments by name, its responses and its target as text."""
-    arguments = {
-        f"gen_args_{place}": {f"arg_{index}": value for index, value in enumerate(request)}
-        for place, request in enumerate(sample["arguments"])
-    }
-    texts = {key: sanitize_list(sample[key]) for key in ("resps", "filtered_resps")}
-    return {**sample, **texts, "arguments": arguments, "target": str(sample["target"])}
+        text = json.dumps(results, indent=2, default=handle_non_serializable, ensure_ascii=False)
+        write_text(self.folder / f"results_{self._date}.json", text)

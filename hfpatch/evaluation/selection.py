@@ -37,8 +37,21 @@ class Selection:
     def group_results(self, scores: Mapping[str, TaskResult]) -> dict[str, GroupResult]:
         """Return the score of each group that lm-eval gives one, as lm-eval aggregates those of its tasks."""
         known = {name: as_lm_eval(score) for name, score in scores.items()}
-        groups = {name: group for name, group in self.groups.items() if group.has_aggregation}
-        return {name: _group_result(group, group.aggregate(known)) for name, group in groups.items()}
+        found = {}
+        for name, group in self.groups.items():
+            if not group.has_aggregation:
+                continue
+            aggregated = group.aggregate(known)
+            values = {key.removesuffix(",none"): value for key, value in aggregated.items() if "," in key}
+            found[name] = GroupResult(
+                group=group.name,
+                tasks=group.child_names,
+                n=aggregated["sample_len"],
+                metrics={key: value for key, value in values.items() if "_stderr" not in key},
+                stderr={key.replace("_stderr", "", 1): value for key, value in values.items() if "_stderr" in key},
+                version=group.version,
+            )
+        return found
 
 
 def select(settings: EvaluationSettings, data_dir: Path | None = None) -> Selection:
@@ -59,14 +72,8 @@ def select(settings: EvaluationSettings, data_dir: Path | None = None) -> Select
                 raise HfpatchError(f"task {task}: is asked for by {source[task]!r} and {name!r}; leave one out")
         tasks |= named.tasks
         groups |= named.groups
-    _check(tasks, settings)
-    limits = {task: settings.limit_of(source[task], len(tasks[task].eval_docs)) for task in tasks}
-    columns = {task: settings.cluster[source[task]] for task in tasks if source[task] in settings.cluster}
-    return Selection(tasks, groups, limits, cluster_columns(tasks, columns))
 
-
-def _check(tasks: Mapping[str, Any], settings: EvaluationSettings) -> None:
-    """Refuse tasks that cannot be run as the settings say."""
+    # tasks that cannot be run as the settings say
     for name, task in tasks.items():
         if getattr(task, "UNSAFE_CODE", False) and not settings.confirm_run_unsafe_code:
             raise HfpatchError(
@@ -78,6 +85,10 @@ def _check(tasks: Mapping[str, Any], settings: EvaluationSettings) -> None:
     if settings.gen_kwargs and not any(task.OUTPUT_TYPE == "generate_until" for task in tasks.values()):
         raise HfpatchError("gen_kwargs: none of the tasks generates text, so it would change nothing; leave it out")
 
+    limits = {task: settings.limit_of(source[task], len(tasks[task].eval_docs)) for task in tasks}
+    columns = {task: settings.cluster[source[task]] for task in tasks if source[task] in settings.cluster}
+    return Selection(tasks, groups, limits, cluster_columns(tasks, columns))
+
 
 def as_lm_eval(score: TaskResult | GroupResult) -> dict[str, Any]:
     """Return scores and standard errors by lm-eval's keys, ``metric,filter`` and ``metric_stderr,filter``."""
@@ -87,15 +98,3 @@ def as_lm_eval(score: TaskResult | GroupResult) -> dict[str, Any]:
         suffix = answer_filter or "none"
         found |= {f"{name},{suffix}": value, f"{name}_stderr,{suffix}": score.stderr.get(metric, "N/A")}
     return found
-
-
-def _group_result(group: Any, aggregated: Mapping[str, Any]) -> GroupResult:
-    values = {key.removesuffix(",none"): value for key, value in aggregated.items() if "," in key}
-    return GroupResult(
-        group=group.name,
-        tasks=group.child_names,
-        n=aggregated["sample_len"],
-        metrics={key: value for key, value in values.items() if "_stderr" not in key},
-        stderr={key.replace("_stderr", "", 1): value for key, value in values.items() if "_stderr" in key},
-        version=group.version,
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from hfpatch.evaluation.selection import Selection, select
 from hfpatch.evaluation.windows import long_windows, row_operations
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.records import hash_documents, read_lines
-from hfpatch.results.schema import TaskResult
 
 _SAMPLE_TOKENS = {"cpu": 1 << 14}  # of the base's sample of each task
 _SAMPLE_TOKENS_ELSEWHERE = 1 << 18
@@ -57,10 +56,16 @@ class TaskRequests:
 
     def first(self, tokens: int, longest: int) -> list[Encoded]:
         """Return the first requests that have so many tokens together, in whole documents; rows are cut to longest."""
-        sizes = np.cumsum([count_tokens([_cut(request, longest)]) for request in self.encoded])
+        cut: list[Encoded] = []
+        for texts, context, targets in self.encoded:
+            if len(context) + len(targets) > longest:  # the last of the context, the first of the continuation
+                targets = targets[: max(1, longest - 1)]
+                context = context[-max(1, longest - len(targets)) :]
+            cut.append((texts, context, targets))
+        sizes = np.cumsum([count_tokens([request]) for request in cut])
         each = max(1, len(self.encoded) // max(1, self.documents))
         number = -(-(int(np.searchsorted(sizes, tokens)) + 1) // each) * each
-        return [_cut(request, longest) for request in self.encoded[:number]]
+        return cut[:number]
 
 
 @dataclass(frozen=True)
@@ -211,21 +216,8 @@ def base_spread(
     with tempfile.TemporaryDirectory() as folder:
         result = evaluate(model, tokenizer, settings=settings, selection=one, records_dir=Path(folder))[name]
         values = [record[result.primary] for record in read_lines(Path(folder) / f"{name}.jsonl")]
-    return _spread(result, values, one.tasks)
-
-
-def _cut(request: Encoded, tokens: int) -> Encoded:
-    """Return a request of at most so many tokens: the last of its context, the first of its continuation."""
-    texts, context, targets = request
-    if len(context) + len(targets) <= tokens:
-        return request
-    kept = targets[: max(1, tokens - 1)]
-    return texts, context[-max(1, tokens - len(kept)) :], kept
-
-
-def _spread(result: TaskResult, values: list[Any], tasks: Mapping[str, Any]) -> Spread:
-    name = result.primary.partition(",")[0]
-    metric = metric_named(name, aggregation=tasks[result.task].aggregation()[name])
+    primary = result.primary.partition(",")[0]
+    metric = metric_named(primary, aggregation=one.tasks[name].aggregation()[primary])
     score = result.metrics[result.primary]
     if metric.aggregate is not None or len(values) < 2:
         return Spread(result.primary, result.n, score, None)

@@ -148,8 +148,12 @@ def paired_permutation(differences: Array, weights: Array, *, seed: int = 0) -> 
         weights: ``c``, (documents,), positive.
         seed: of the random halves.
     """
-    terms = np.stack([differences, weights], axis=1)
-    halves = _random_halves(terms, np.random.default_rng(seed))
+    rng, terms = np.random.default_rng(seed), np.stack([differences, weights], axis=1)
+    halves = np.empty((_RESAMPLES, 2))  # the sums of both over random subsets
+    step = max(1, _BLOCK // len(terms))
+    for start in range(0, _RESAMPLES, step):
+        chosen = rng.integers(0, 2, size=(min(step, _RESAMPLES - start), len(terms)), dtype=np.int8)
+        halves[start : start + step] = chosen.astype(np.float64) @ terms
     with np.errstate(invalid="ignore"):  # an empty half has no ratio
         ratios = np.divide(*np.stack([halves, terms.sum(axis=0) - halves]).transpose(2, 0, 1))
     ratios[np.abs(ratios) <= 1e-12 * np.abs(differences).sum() / weights.sum()] = 0.0
@@ -157,14 +161,3 @@ def paired_permutation(differences: Array, weights: Array, *, seed: int = 0) -> 
     p = (1 + np.sum((lowest <= 0) & (highest >= 0))) / (_RESAMPLES + 1)
     place = round(ALPHA * (_RESAMPLES + 1)) - 1
     return float(p), (float(np.sort(lowest)[place - 1]), float(np.sort(highest)[-place]))
-
-
-def _random_halves(terms: Array, rng: np.random.Generator) -> Array:
-    """Return the sums of ``terms`` (documents, 2) over random subsets, (resamples, 2)."""
-    documents = len(terms)
-    sums = np.empty((_RESAMPLES, 2))
-    step = max(1, _BLOCK // documents)
-    for start in range(0, _RESAMPLES, step):
-        chosen = rng.integers(0, 2, size=(min(step, _RESAMPLES - start), documents), dtype=np.int8)
-        sums[start : start + step] = chosen.astype(np.float64) @ terms
-    return sums

@@ -1,4 +1,4 @@
-"""Building lm-eval tasks by name: lm-eval's own, hfpatch's own, and those that read a local data folder."""
+"""Lm-eval tasks by name: lm-eval's own, hfpatch's own, and those that read a local data folder; their texts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import fnmatch
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,8 +15,9 @@ from typing import Any
 from lm_eval.api.registry import get_metric_aggregation
 from lm_eval.tasks._yaml_loader import load_yaml
 
+from hfpatch.data.deciding import TaskDocument
 from hfpatch.errors import HfpatchError, first_line
-from hfpatch.evaluation.harness import quiet
+from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.index import TASKS, AddedFolder, entries_of, kind_of, manager_of
 from hfpatch.evaluation.local import Stamp, file_stamp, local_data, local_overrides
 from hfpatch.recipes.evaluation import FEWSHOT_SEED
@@ -87,7 +88,7 @@ def load_named(
         index = entries_of(name, added)
         local = {} if data_dir is None else {task: data for task, data in local_data().items() if task in index}
         alone = kind_of(name, index) in TASKS
-        used = [task for task in local if task not in added.names and (task == name or not alone)]
+        used = [task for task in local if task not in added.index and (task == name or not alone)]
         files = [data_dir / file for task in used for file in local[task].data_files.values()] if data_dir else []
         options = json.dumps(dict(gen_kwargs or {}), sort_keys=True)
         found = _load(name, data_dir if used else None, tuple(used), num_fewshot, added, options, file_stamp(files))
@@ -132,24 +133,23 @@ def _load(
     known = local_data() if local else {}
     found = _build(name, index, {task: local_overrides(known[task], data_dir) for task in local if data_dir})
     for task_name, task in found.tasks.items():
-        _check_metrics(task, _where(task_name, index.get(task_name)))
+        if task.get_config("process_results") is None:  # lm-eval would leave out a metric that it does not know
+            for metric, function in getattr(task, "_metric_fn_list", {}).items():
+                if function is None:
+                    where = _where(task_name, index.get(task_name))
+                    raise HfpatchError(f"{where}: there is no metric {metric!r}; use one of lm-eval's, such as 'acc'")
         if num_fewshot is not None and task.get_config("num_fewshot") != 0:
             task.set_config("num_fewshot", num_fewshot)
         if generation and task.OUTPUT_TYPE == "generate_until":
             task.set_config("generation_kwargs", generation, update=True)
         kept = {key: task.get_config(key) for key in ("num_fewshot", "generation_kwargs")}
         found.settings[task_name] = copy.deepcopy(kept)
-        _process_once(task)
+        config = task.config
+        if config.process_docs is not None:  # applied once; lm-eval would do so at each access of a split
+            for split in {config.training_split, config.validation_split, config.test_split} - {None}:
+                task.dataset[split] = config.process_docs(task.dataset[split])
+            task.set_config("process_docs", None)
     return found
-
-
-def _process_once(task: Any) -> None:
-    """Apply a task's ``process_docs`` to its splits; lm-eval would do so at each access of a split."""
-    process, config = task.config.process_docs, task.config
-    if process is not None:
-        for split in {config.training_split, config.validation_split, config.test_split} - {None}:
-            task.dataset[split] = process(task.dataset[split])
-        task.set_config("process_docs", None)
 
 
 def _build(name: str, index: Mapping[str, Any], overrides: Mapping[str, dict[str, Any]]) -> Named:
@@ -179,29 +179,55 @@ def _build(name: str, index: Mapping[str, Any], overrides: Mapping[str, dict[str
             mine = isinstance(error, FileNotFoundError) and reason.startswith("Unable to find")
             advice = "write data_files relative to the working directory" if mine else "go online or set --data-dir"
             raise HfpatchError(f"task {name}: its data cannot be loaded ({reason}); {advice}") from error
-        _check_aggregations((entry.cfg if entry is not None else None) or {}, _where(name, entry))
-        raise HfpatchError(f"{_where(name, entry)}: cannot be built ({reason})") from error
+        where = _where(name, entry)
+        for metric in ((entry.cfg if entry is not None else None) or {}).get("metric_list") or ():
+            known = metric.get("metric")
+            if isinstance(known, str) and "aggregation" not in metric and get_metric_aggregation(known) is None:
+                raise HfpatchError(
+                    f"{where}: there is no metric {known!r} with a default aggregation; use one of lm-eval's, such as "
+                    "'acc', or set its aggregation, such as 'mean'"
+                ) from error
+        raise HfpatchError(f"{where}: cannot be built ({reason})") from error
 
 
 def _where(name: str, entry: Any) -> str:
     return f"task {name} ({entry.yaml_path})" if entry is not None and entry.yaml_path else f"task {name}"
 
 
-def _check_metrics(task: Any, where: str) -> None:
-    """Raise an error if lm-eval does not know a metric of a task; it would leave out that metric."""
-    if task.get_config("process_results") is not None:
-        return
-    for metric, function in getattr(task, "_metric_fn_list", {}).items():
-        if function is None:
-            raise HfpatchError(f"{where}: there is no metric {metric!r}; use one of lm-eval's, such as 'acc'")
+def task_documents(tasks: Mapping[str, Any]) -> dict[str, list[TaskDocument]]:
+    """Return every document that tasks evaluate, whatever the limit, by task.
+
+    Args:
+        tasks: lm-eval's tasks, as `load_tasks` returns them.
+    """
+    with quiet(), templates_compiled_once():
+        return {
+            name: [TaskDocument(_prompts(task, each), list(_texts(each))) for each in task.eval_docs]
+            for name, task in tasks.items()
+        }
 
 
-def _check_aggregations(config: Mapping[str, Any], where: str) -> None:
-    """Raise an error if a metric has no aggregation, neither in the task's configuration nor in lm-eval."""
-    for metric in config.get("metric_list") or ():
-        name = metric.get("metric")
-        if isinstance(name, str) and "aggregation" not in metric and get_metric_aggregation(name) is None:
-            raise HfpatchError(
-                f"{where}: there is no metric {name!r} with a default aggregation; use one of lm-eval's, such as "
-                "'acc', or set its aggregation, such as 'mean'"
-            )
+def _prompts(task: Any, document: Mapping[str, Any]) -> list[str]:
+    """Return what a model reads of a document, no examples before it: the prompt with each answer."""
+    try:
+        prompt = task.doc_to_text(document)
+        if task.OUTPUT_TYPE == "generate_until":
+            answers = task.doc_to_target(document)
+            between = task.config.target_delimiter
+            return [f"{prompt}{between}{each}" for each in (answers if isinstance(answers, list) else [answers])]
+        if getattr(task, "multiple_input", False):
+            prompt = task.doc_to_choice(document)
+        made = task.construct_requests(document, prompt)
+    except Exception:  # templates can raise anything; the evaluation names a document that it cannot score
+        return []
+    requests = made if isinstance(made, list) else [made]
+    given = [[each for each in request.arguments if isinstance(each, str)] for request in requests]
+    return ["".join(each) for each in given if each[0]]  # no answer without its prompt, as acc_mutual_info asks for
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)

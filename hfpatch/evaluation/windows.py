@@ -59,13 +59,7 @@ def row_operations(model: Any, lengths: ArrayLike) -> NDArray[np.float64]:
 
 
 def long_windows(model: Any, lengths: Sequence[int], longest: int) -> str:
-    """Return what a task's windows cost if they are as long as the model's longest row and that is dear; else nothing.
-
-    Args:
-        model: the model.
-        lengths: the tokens of each window.
-        longest: those of the model's longest row.
-    """
+    """Return what windows of these tokens cost if some are as long as the longest row and that is dear; else ""."""
     number = sum(length >= longest for length in lengths)
     each, short = row_operations(model, [longest, _SHORT]) / [longest, _SHORT]
     if not number or each < _NOTABLE * short:

@@ -60,8 +60,7 @@ def _diverged(run: PlannedRun) -> bool:
 
 def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Ranks) -> dict[str, Any]:
     """Measure what a unit asks for, and write its records."""
-    from hfpatch.evaluation.held_out import held_out_result
-    from hfpatch.evaluation.retention import retained_result
+    from hfpatch.evaluation.retention import held_out_result, retained_result
 
     run, paths = unit.run, RunPaths(unit.run.folder)
     assert unit.marker is not None

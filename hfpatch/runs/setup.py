@@ -194,7 +194,7 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
     measured = recipe.retention if tuning is None or tuning.part is None else None
     if tuning is None or tuning.part is None or recipe.tuning is not None:
         from hfpatch.evaluation.selection import select
-        from hfpatch.evaluation.texts import task_documents
+        from hfpatch.evaluation.tasks import task_documents
 
         tasks = task_documents(select(recipe.evaluation, recipe.data_dir).tasks)
     with PartialState().local_main_process_first():  # the others find the tokens in the cache

@@ -162,7 +162,7 @@ class ComparisonSession(Session[ComparisonSetup]):
         """Evaluate the bare base or a saved patch, and write the run's result; a run that diverged has no scores."""
         from hfpatch.evaluation import evaluate
         from hfpatch.evaluation.cache import computed_with
-        from hfpatch.evaluation.held_out import held_out_result
+        from hfpatch.evaluation.retention import held_out_result
 
         setup, progress, paths, ranks = self.setup, self.progress, RunPaths(run.folder), start_ranks()
         recipe = setup.recipe

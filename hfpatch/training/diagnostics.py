@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hfpatch.analysis.means import TokenMeans, norm_ratio
-from hfpatch.analysis.running import block_of
+from hfpatch.analysis.running import TokenMeans, block_of, norm_ratio
 from hfpatch.data.blocks import IGNORE, TokenBlocks
 from hfpatch.models.paths import PathOutput, observed
 from hfpatch.training.head import loss_in_forward

@@ -68,6 +68,8 @@ def test_patches_of_different_shape_or_kind_are_refused(tmp_path):
 
 
 def test_what_a_run_recorded_is_read_whether_or_not_it_ended(tmp_path):
+    with pytest.raises(HfpatchError, match="no run here"):
+        read_run(tmp_path)
     lines = [{"step": step, "loss": 4.0 - step} for step in (0, 1, 2)]  # pretraining measures before its first step
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "metrics.jsonl").write_text(text + '{"step": 3, "lo')
@@ -76,8 +78,3 @@ def test_what_a_run_recorded_is_read_whether_or_not_it_ended(tmp_path):
     (tmp_path / "training.json").write_text('{"steps": 7, "final_loss": 1.5, "update_survival": {"all": 0.9}}')
     found = read_run(tmp_path)
     assert (found.steps, found.final_loss, found.update_survival) == (7, 1.5, {"all": 0.9})
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(HfpatchError, match="no run here"):
-        read_run(tmp_path)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from families import make_model, make_tokens, perturb
+from families import HIDDEN, make_model, make_tokens, perturb
 from peft import get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, ZambaConfig
 
@@ -16,19 +16,12 @@ from hfpatch.models import build_scratch
 from hfpatch.recipes.models import ScratchSettings
 from hfpatch.twins import twin
 
-HIDDEN = 32
+KINDS = ["gpt_neox", "gpt2", "llama"]
 
 
-def model_of(kind):
-    small = {"vocab_size": 64, "hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4}
-    extra = {"intermediate_size": 64} if kind != "gpt2" else {}
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **small, **extra))
-
-
-@pytest.fixture(params=["gpt_neox", "gpt2", "llama"])
+@pytest.fixture(params=KINDS)
 def model(request):
-    return model_of(request.param)
+    return make_model(request.param)
 
 
 @pytest.fixture
@@ -69,14 +62,6 @@ def test_skip_norms_beside_those_at_the_papers_init(model):
         assert norm.norm == pytest.approx(norm.at_paper_init, rel=0.1)
 
 
-def test_an_identity_skip_has_no_norm_and_no_skip_is_no_entry():
-    with_skip, without = model_of("gpt_neox"), model_of("gpt_neox")
-    patch(with_skip, PreProjectionConfig(content_skip=True, layers_to_transform=[1]))
-    patch(without, PreProjectionConfig())
-    assert [(norm.layer, norm.norm) for norm in skip_norms(with_skip)] == [(1, 0.0)]
-    assert skip_norms(without) == []
-
-
 def test_pre_projection_size_is_the_mean_over_tokens(model, batch):
     x = inputs_of(model, batch)[0]
     patch(model, PreProjectionConfig(init="paper"))
@@ -90,13 +75,19 @@ def test_pre_projection_size_is_the_mean_over_tokens(model, batch):
     assert expected > 1e-5
 
 
-def test_an_identity_pre_projection_and_a_skip_alone_move_no_input(batch):
-    model = patch(model_of("gpt_neox"), PreProjectionConfig())
-    assert [size.size for size in pre_projection_sizes(model, [batch])] == [0.0, 0.0]
-    model = patch(model_of("gpt_neox"), PreProjectionConfig(expansion=0, content_skip=True, init="paper"))
-    assert pre_projection_sizes(model, [batch]) == []
-    assert all(each.size > 0 for each in skip_sizes(model, [batch]))
-    assert len(skip_norms(model)) == len(find_sites(model))
+def test_what_does_nothing_has_no_size_and_what_is_not_there_no_entry(batch):
+    plain, bare = make_model("gpt_neox"), patch(make_model("gpt_neox"), PreProjectionConfig())
+    assert skip_norms(plain) == pre_projection_sizes(plain, [batch]) == query_sizes(plain, [batch]) == []
+    assert skip_norms(bare) == skip_sizes(bare, [batch]) == []
+    assert [size.size for size in pre_projection_sizes(bare, [batch])] == [0.0, 0.0]
+    with_skip = patch(make_model("gpt_neox"), PreProjectionConfig(content_skip=True, layers_to_transform=[1]))
+    assert [(norm.layer, norm.norm) for norm in skip_norms(with_skip)] == [(1, 0.0)]
+    alone = patch(make_model("gpt_neox"), PreProjectionConfig(expansion=0, content_skip=True, init="paper"))
+    assert pre_projection_sizes(alone, [batch]) == []
+    assert all(each.size > 0 for each in skip_sizes(alone, [batch]))
+    assert len(skip_norms(alone)) == len(find_sites(alone))
+    preserving = patch(make_model("llama"), NonlinearQueryConfig())
+    assert [size.size for size in query_sizes(preserving, [batch])] == [0.0, 0.0]
 
 
 def test_a_model_without_a_projection_of_the_query_has_sizes_of_its_values(batch):
@@ -109,7 +100,7 @@ def test_a_model_without_a_projection_of_the_query_has_sizes_of_its_values(batch
 
 
 def test_sizes_weight_tokens_not_batches(batch):
-    model = patch(model_of("gpt_neox"), PreProjectionConfig(init="paper"))
+    model = patch(make_model("gpt_neox"), PreProjectionConfig(init="paper"))
     rows = [{name: value[i : i + 1] for name, value in batch.items()} for i in range(2)]
     together, apart = pre_projection_sizes(model, [batch]), pre_projection_sizes(model, rows)
     assert [size.size for size in apart] == pytest.approx([size.size for size in together], rel=1e-5)
@@ -130,54 +121,23 @@ def query_of(kind, site, x):
     return out
 
 
-@pytest.mark.parametrize("kind", ["gpt_neox", "gpt2", "llama"])
-def test_query_size_is_that_of_f_beside_the_anchor(kind, batch):
-    model = model_of(kind)
-    x = inputs_of(model, batch)[0]
-    anchor = query_of(kind, find_sites(model)[0], x)
-    patch(model, NonlinearQueryConfig(form="literal"))
-    up, down = (adapter_weights(model, f"nonlinear_query_{what}.nonlinear_query.weight")[0] for what in ("up", "down"))
-    normed = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
-    f = torch.nn.functional.gelu(normed @ up.T) @ down.T
-    f = (f - f.mean(-1, keepdim=True)) / (f.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
-    expected = float((f.norm(dim=-1) / anchor.norm(dim=-1))[batch["attention_mask"].bool()].mean())
-    first = query_sizes(model, [batch])[0]
-    assert (first.layer, first.adapter, first.target) == (0, "nonlinear_query", "query")
-    assert first.size == pytest.approx(expected, rel=1e-4)
-
-
-def test_a_preserving_query_starts_at_zero(batch):
-    model = patch(model_of("llama"), NonlinearQueryConfig())
-    assert [size.size for size in query_sizes(model, [batch])] == [0.0, 0.0]
-
-
 def test_beside_a_pre_projection_the_query_sees_its_output(batch):
-    alone = patch(model_of("gpt_neox"), NonlinearQueryConfig(form="literal"))
-    both = patch(model_of("gpt_neox"), [PreProjectionConfig(init="paper"), NonlinearQueryConfig(form="literal")])
+    alone = patch(make_model("gpt_neox"), NonlinearQueryConfig(form="literal"))
+    both = patch(make_model("gpt_neox"), [PreProjectionConfig(init="paper"), NonlinearQueryConfig(form="literal")])
     assert query_sizes(both, [batch])[0].size != query_sizes(alone, [batch])[0].size
     assert len(pre_projection_sizes(both, [batch])) == 2
 
 
 def test_the_model_is_left_as_it_was(batch):
-    model = patch(model_of("gpt_neox"), [PreProjectionConfig(init="paper"), NonlinearQueryConfig()])
+    model = patch(make_model("gpt_neox"), [PreProjectionConfig(init="paper"), NonlinearQueryConfig()])
     model.train()
     hooks = [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()]
     pre_projection_sizes(model, [batch])
     query_sizes(model, [batch])
-    assert all(module.training for module in model.modules())
-    assert hooks == [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()]
-
-
-def test_a_broken_batch_leaves_no_hook(batch):
-    model = patch(model_of("gpt_neox"), PreProjectionConfig())
     with pytest.raises(IndexError):
         pre_projection_sizes(model, [{"input_ids": torch.full((1, 3), 999)}])
-    assert pre_projection_sizes(model, [batch])[0].size == 0.0
-
-
-def test_a_plain_model_has_nothing_to_tell(batch):
-    model = model_of("gpt_neox")
-    assert skip_norms(model) == pre_projection_sizes(model, [batch]) == query_sizes(model, [batch]) == []
+    assert all(module.training for module in model.modules())
+    assert hooks == [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()]
 
 
 @pytest.mark.parametrize("case", ["gpt_neox", "gpt2", "llama", "gemma2", "bloom"])
@@ -211,14 +171,11 @@ def test_skip_size_is_that_of_the_skip_beside_what_the_branch_adds(case):
     assert expected > 0.01
 
 
-def test_no_skip_has_no_size(batch):
-    assert skip_sizes(patch(model_of("gpt_neox"), PreProjectionConfig()), [batch]) == []
-
-
+@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_query_sizes_and_cosines_by_head_and_position(batch):
-    kind = "llama"
-    model = model_of(kind)
+def test_query_sizes_and_cosines_by_head_and_position(kind, batch):
+    """Of f beside the anchor, by the formulas."""
+    model = make_model(kind)
     x = inputs_of(model, batch)[0]
     anchor = query_of(kind, find_sites(model)[0], x)
     patch(model, NonlinearQueryConfig(form="literal"))
@@ -229,6 +186,8 @@ def test_query_sizes_and_cosines_by_head_and_position(batch):
     ratio, cosine = f.norm(dim=-1) / anchor.norm(dim=-1), (f * anchor).sum(-1) / (f.norm(dim=-1) * anchor.norm(dim=-1))
     mask = batch["attention_mask"].bool()
     found = query_sizes(model, [batch])[0]
+    assert (found.layer, found.adapter, found.target) == (0, "nonlinear_query", "query")
+    assert found.size == pytest.approx(float(ratio[mask].mean()), rel=1e-4)
     assert found.cosine == pytest.approx(float(cosine[mask].mean()), abs=1e-5)
     assert len(found.head_sizes) == len(found.head_cosines) == 4
     part, whole = f[..., 8:16], anchor[..., 8:16]  # the second head
@@ -242,12 +201,12 @@ def test_query_sizes_and_cosines_by_head_and_position(batch):
 
 def test_a_peft_model_is_analysed_like_a_patched_one(batch):
     config = PreProjectionConfig(init="paper", content_skip=True)
-    wrapped, patched = get_peft_model(model_of("llama"), config), patch(model_of("llama"), config)
+    wrapped, patched = get_peft_model(make_model("llama"), config), patch(make_model("llama"), config)
     for measure in (pre_projection_sizes, skip_sizes):
         found, expected = measure(wrapped, [batch]), measure(patched, [batch])
         assert [each.size for each in found] == [each.size for each in expected]
         assert len(found) == 2
-    twice = get_peft_model(model_of("llama"), NonlinearQueryConfig(form="literal"))
+    twice = get_peft_model(make_model("llama"), NonlinearQueryConfig(form="literal"))
     assert [each.adapter for each in query_sizes(twice, [batch])] == ["default"] * 2
     assert len(ablate_layers(twice, lambda m: document_losses(m, [batch])).without) == 3
     relations = head_relations(twice, head_weights(twice))

@@ -162,28 +162,33 @@ def whole_model(case):
     return AutoModelForCausalLM.from_config(make_config("llama", rope_parameters=YARN)).double().eval()
 
 
+def attention_of(model, site):
+    """What enters a model's first attention (seq, hidden), and the logarithms of its weights (heads, seq, seq)."""
+    model.set_attn_implementation("eager")
+    entered = []
+    handle = site.attention.register_forward_pre_hook(
+        lambda _, args, kwargs: entered.append(kwargs.get("hidden_states", args[0] if args else None)), with_kwargs=True
+    )
+    weights = model(make_tokens(1, 7), output_attentions=True).attentions[0][0]
+    handle.remove()
+    return entered[0][0], weights.log()
+
+
 @pytest.mark.parametrize("case", ["gpt_neox", "gpt2", "llama", "llama_yarn", "mistral", "gptj", "phi3"])
 @torch.no_grad()
 def test_attention_weights_of_the_whole_model_follow_from_the_relation(case):
     """log a_ij − log a_i0 = scale · (x_i B(i−j) x_j − x_i B(i) x_0), which needs every sign and pairing right."""
     model = whole_model(case)
-    model.set_attn_implementation("eager")
     site = find_sites(model)[0]
-    entered = []
-    handle = site.attention.register_forward_pre_hook(
-        lambda _, args, kwargs: entered.append(kwargs.get("hidden_states", args[0] if args else None)), with_kwargs=True
-    )
     for target in ("query", "key"):
         if site.projection_module(target).bias is not None:
             site.projection_module(target).bias.zero_()
-    seen = model(make_tokens(1, 7), output_attentions=True).attentions[0][0].log()  # (heads, seq, seq)
-    handle.remove()
+    x, seen = attention_of(model, site)
     weights = head_weights(model)[0]
     size = weights.query.shape[-1]
     rotary = rotary_of(model, site, size)
     assert (rotary is None) == (case == "gpt2")
     assert rotary is None or (rotary.gain == 1) == (case != "llama_yarn")
-    x = entered[0][0]
     for head in range(len(weights.query)):
         query, key = weights.query[head], weights.key[weights.key_head(head)]
         for i in range(7):
@@ -212,15 +217,8 @@ def test_gains_of_norms_behind_the_projections_are_in_the_relation(case):
         if "q_norm" in name or "k_norm" in name:
             parameter.copy_(torch.randn_like(parameter))
     model = model.double()
-    model.set_attn_implementation("eager")
-    attention = model.model.layers[0].self_attn
-    entered = []
-    handle = attention.register_forward_pre_hook(
-        lambda _, args, kwargs: entered.append(kwargs.get("hidden_states", args[0] if args else None)), with_kwargs=True
-    )
-    seen = model(make_tokens(1, 7), output_attentions=True).attentions[0][0].log()
-    handle.remove()
-    x, site = entered[0][0], find_sites(model)[0]
+    attention, site = model.model.layers[0].self_attn, find_sites(model)[0]
+    x, seen = attention_of(model, site)
     rotary = rotary_of(model, site, K)
     found = {each.head: each for each in head_relations(model, head_weights(model), offsets=(0, 3)) if each.layer == 0}
 
@@ -319,9 +317,8 @@ def test_a_literal_query_halves_its_anchor_and_a_preserving_one_does_not():
     model = make_model("llama")
     before = head_weights(model)[0].query
     literal = head_weights(patch(make_model("llama"), NonlinearQueryConfig(form="literal")))[0].query
-    identity = head_weights(patch(make_model("llama"), NonlinearQueryConfig(form="literal", anchor="identity")))[
-        0
-    ].query
+    of_x = NonlinearQueryConfig(form="literal", anchor="identity")
+    identity = head_weights(patch(make_model("llama"), of_x))[0].query
     preserving = head_weights(patch(make_model("llama"), NonlinearQueryConfig()))[0].query
     assert torch.equal(literal, before / 2)
     assert torch.equal(preserving, before)
@@ -340,11 +337,10 @@ def test_a_temperature_multiplies_its_heads_relation(case):
         assert torch.equal(after.key, before.key)
 
 
-@pytest.mark.parametrize("offsets", [(), (-1, 2)])
-def test_offsets_that_are_none_are_refused(offsets):
-    model = make_model("llama")
-    with pytest.raises(HfpatchError, match="offsets"):
-        head_relations(model, head_weights(model), offsets)
+def test_offsets_that_are_none_are_refused():
+    for offsets in ((), (-1, 2)):
+        with pytest.raises(HfpatchError, match="offsets"):
+            head_relations(make_model("llama"), [], offsets)
 
 
 def test_the_shape_of_pythia_160m_is_done_in_time():

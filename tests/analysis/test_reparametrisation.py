@@ -11,18 +11,8 @@ from hfpatch.recipes.models import ScratchSettings
 from hfpatch.twins import twin
 
 CASES = [
-    "gpt_neox",
-    "gpt2",
-    "llama",
-    "mistral",
-    "qwen3",
-    "gemma2",
-    "phi3",
-    "gptj",
-    "opt",
-    "bloom",
-    "falcon_new_decoder",
-]
+    "gpt_neox", "gpt2", "llama", "mistral", "qwen3", "gemma2", "phi3", "gptj", "opt", "bloom", "falcon_new_decoder",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -112,15 +112,8 @@ def test_an_evaluation_goes_on_where_the_default_cache_is_full(capsys, tmp_path,
     from hfpatch.__main__ import main
     from hfpatch.evaluation import run
 
-    arguments = [
-        "eval",
-        "--model",
-        "tinyworld/gpt-neox",
-        "--tasks",
-        "tinyworld_cloze,tinyworld_endings",
-        "--limit",
-        "9",
-    ]
+    tasks = "tinyworld_cloze,tinyworld_endings"
+    arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", tasks, "--limit", "9"]
     assert main([*arguments, "--no-cache", "--json"]) == 0
     expected = json.loads(capsys.readouterr().out)
     monkeypatch.setattr(run, "open_cache", lambda folder, task, key, **options: ScoreCache(FULL, key, **options))
@@ -234,7 +227,7 @@ def test_only_sources_that_compute_are_part_of_the_key():
     assert files
     assert package / "reporting" / "document.py" not in files
     allowed = ("errors", "support", "recipes", "results", "tinyworld", "evaluation.cache", "evaluation.asked")
-    allowed += ("evaluation.generation", "evaluation.windows", "data.vocabulary")
+    allowed += ("evaluation.windows", "data.vocabulary")
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hfpatch."):
@@ -248,17 +241,9 @@ class Stop(Exception):
 
 
 def evaluated(model, tokenizer, data_dir, folder, **options):
-    tasks = ("arc_easy", "wikitext", "paper_hellaswag")
-    chosen = EvaluationSettings(tasks=tasks, token_budget=100)
-    return evaluate(
-        model,
-        tokenizer,
-        settings=chosen,
-        data_dir=data_dir,
-        records_dir=folder,
-        answers_dir=folder / "answers",
-        **options,
-    )
+    chosen = EvaluationSettings(tasks=("arc_easy", "wikitext", "paper_hellaswag"), token_budget=100)
+    folders = {"data_dir": data_dir, "records_dir": folder, "answers_dir": folder / "answers"}
+    return evaluate(model, tokenizer, settings=chosen, **folders, **options)
 
 
 def test_an_interrupted_evaluation_goes_on_within_a_task_and_ends_the_same(

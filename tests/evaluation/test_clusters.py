@@ -1,6 +1,5 @@
 """Documents that come in groups: standard errors, intervals and tests take the groups as independent."""
 
-import json
 import math
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import lm_eval.tasks
 import numpy as np
 import pytest
 from lm_eval.api import metrics as lm_evals
+from own_tasks import read_record, task_result, write_record, write_task
 from scipy.stats import t as student
 
 from hfpatch.errors import HfpatchError
@@ -15,38 +15,18 @@ from hfpatch.evaluation import TaskResult, clusters, compare, comparison, evalua
 from hfpatch.evaluation.stats import Estimate
 from hfpatch.recipes.evaluation import EvaluationSettings
 
-TASK = """
-task: {name}
-dataset_path: json
-dataset_kwargs:
-  data_files: {folder}/rows.jsonl
-test_split: train
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: ["no", "yes"]
-doc_to_target: "{{{{label}}}}"
-metric_list:
-  - metric: acc
-  - metric: f1
-metadata:
-  version: 1.0{cluster}
-"""
+TASK = {
+    "output_type": "multiple_choice", "doc_to_text": "{{question}}", "doc_to_choice": ["no", "yes"],
+    "doc_to_target": "{{label}}", "metric_list": [{"metric": "acc"}, {"metric": "f1"}],
+}  # fmt: skip
 
 
 def result(task, primary, groups=None):
-    given = {"n": 0, "metrics": {}, "stderr": {}, "higher_is_better": True, "num_fewshot": 0, "data_sha256": ""}
-    grouping = None if groups is None else {"column": "passage", "groups": groups}
-    return TaskResult(task=task, primary=primary, version="1", clusters=grouping, **given)
+    return task_result(task, primary, clusters=None if groups is None else {"column": "passage", "groups": groups})
 
 
 def write(folder, task, metric, values, names=None):
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = [{"doc_hash": f"h{i}", metric: value} for i, value in enumerate(values)]
-    for row, name in zip(rows, names if names is not None else (), strict=False):
-        row["cluster"] = name
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / f"{task}.jsonl").write_text(text, encoding="utf-8")
-    return folder
+    return write_record(folder, task, metric, values, **({} if names is None else {"cluster": names}))
 
 
 def sizes_of(kind, groups, rng):
@@ -234,8 +214,8 @@ def grouped_task(support, tmp_path):
     support.write_rows(tmp_path / "rows.jsonl", rows)
 
     def make(name="quiz", column=None, **options):
-        line = "" if column is None else f"\n  cluster: {column}"
-        (tmp_path / f"{name}.yaml").write_text(TASK.format(name=name, folder=tmp_path, cluster=line))
+        metadata = {"version": 1.0} | ({} if column is None else {"cluster": column})
+        write_task(tmp_path, name, **TASK, metadata=metadata)
         return EvaluationSettings(tasks=(name,), include_path=tmp_path, **options)
 
     return make
@@ -244,7 +224,7 @@ def grouped_task(support, tmp_path):
 def test_records_and_results_name_the_groups(taught, tokenizer, grouped_task, tmp_path):
     chosen = grouped_task(column="passage")
     found = evaluate(taught, tokenizer, settings=chosen, records_dir=tmp_path / "a")["quiz"]
-    rows = [json.loads(line) for line in (tmp_path / "a" / "quiz.jsonl").read_text().splitlines()]
+    rows = read_record(tmp_path / "a", "quiz")
     assert [row["cluster"] for row in rows[::5]] == [row["cluster"] for row in rows[4::5]]
     assert len({row["cluster"] for row in rows}) == 12 == found.clusters.groups
     right = [float(row["acc"]) for row in rows]

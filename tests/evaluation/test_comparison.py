@@ -3,25 +3,15 @@ import math
 
 import numpy as np
 import pytest
+from own_tasks import read_record
+from own_tasks import task_result as result
+from own_tasks import write_record as write
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import Comparison, TaskResult, compare
+from hfpatch.evaluation import Comparison, compare
 from hfpatch.results.verdicts import Measure, judge
 
-
-def result(task, primary, higher=True):
-    return TaskResult(
-        task=task, n=0, metrics={}, stderr={}, primary=primary, higher_is_better=higher, num_fewshot=0,
-        data_sha256="", version="1",
-    )  # fmt: skip
-
-
-TASKS = {
-    "quiz": result("quiz", "acc"),
-    "novel": result("novel", "word_perplexity", higher=False),
-}
-
-
+TASKS = {"quiz": result("quiz"), "novel": result("novel", "word_perplexity", higher=False)}
 MEASURES = {task: Measure(each.primary, each.higher_is_better) for task, each in TASKS.items()}
 
 
@@ -29,17 +19,6 @@ def judged(made, measures=MEASURES):
     """The verdicts on comparisons that answer one question."""
     pairs = dict.fromkeys((one.method, one.reference) for one in made)
     return judge(made, {"base": list(pairs)}, {one.task: measures[one.task] for one in made})
-
-
-def write(folder, task, metric, values, hashes=None):
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = [
-        {"doc_id": i, "doc_hash": hashes[i] if hashes else f"h{i}", "target": "é", metric: value}
-        for i, value in enumerate(values)
-    ]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / f"{task}.jsonl").write_text(text, encoding="utf-8")
-    return folder
 
 
 @pytest.fixture
@@ -54,10 +33,9 @@ def records(tmp_path):
     losses = words * rng.normal(3.0, 0.3, size=40)
     better = losses - words * rng.normal(0.04, 0.02, size=40)
     runs = {"baseline": {0: tmp_path / "baseline"}, "method": {0: tmp_path / "method"}}
-    write(tmp_path / "baseline", "quiz", "acc", right)
-    write(tmp_path / "method", "quiz", "acc", gained)
-    write(tmp_path / "baseline", "novel", "word_perplexity", [[-a, int(c)] for a, c in zip(losses, words, strict=True)])
-    write(tmp_path / "method", "novel", "word_perplexity", [[-a, int(c)] for a, c in zip(better, words, strict=True)])
+    for name, answers, terms in (("baseline", right, losses), ("method", gained, better)):
+        write(tmp_path / name, "quiz", "acc", answers)
+        write(tmp_path / name, "novel", "word_perplexity", np.stack([-terms, words], axis=1).tolist())
     scores = [math.exp(terms.sum() / words.sum()) for terms in (losses, better)]
     return runs, scores
 
@@ -75,6 +53,18 @@ def test_one_seed(records):
     assert (novel.n, novel.test) == (40, "paired permutation of log ratios")
     assert {one.verdict for one in judged([quiz, novel])} == {"better"}
     assert novel.low < novel.difference < novel.high < 0
+    for comparison in (quiz, novel):
+        assert Comparison.model_validate_json(json.dumps(comparison.to_json())) == comparison
+    # the smallest visible difference, by Student's t at 0.975 and 0.8, with 201 and with 39 degrees of freedom
+    assert judged([quiz])[0].smallest_visible == pytest.approx(
+        (1.97184 + 0.84339) * math.sqrt((18 / 202 - (14 / 202) ** 2) / 201), rel=1e-3
+    )
+    ratio_error = judged([novel])[0].smallest_visible / before / (2.02269 + 0.85114)
+    assert ratio_error == pytest.approx(0.02 / math.sqrt(40), rel=0.3)
+    turned = compare(runs, tasks=TASKS, references={"baseline": ["method"]})
+    assert [verdict.verdict for verdict in judged(turned)] == ["worse", "worse"]
+    gone = compare(runs | {"gone": {}}, tasks=TASKS, references={"method": ["baseline", "gone"], "gone": ["baseline"]})
+    assert {(one.method, one.reference) for one in gone} == {("method", "baseline")}
 
 
 def low_noise_runs(folder, documents=60):
@@ -86,17 +76,11 @@ def low_noise_runs(folder, documents=60):
     for name, gain in (("baseline", 0.0), ("style", 2.0), ("same", 0.0)):
         noise = rng.normal(0, 0.5, size=documents) if name != "baseline" else np.zeros(documents)
         values = {
-            "acc": (margins > 0).astype(float),
             "bits_per_byte": list(zip(base + gain + noise, sizes.tolist(), strict=True)),
             "gold_probability": np.clip(shares + noise / 50, 0, 1),
             "margin": margins + noise / 10,
         }
-        (folder / name).mkdir()
-        rows = [
-            {"doc_hash": str(i), **{metric: column[i] for metric, column in values.items()}} for i in range(documents)
-        ]
-        (folder / name / "quiz.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        runs[name] = {0: folder / name}
+        runs[name] = {0: write(folder / name, "quiz", "acc", (margins > 0).astype(float), **values)}
     return runs
 
 
@@ -116,7 +100,7 @@ def test_low_noise_metrics_are_compared_like_others(tmp_path):
     by_metric = {one.metric: one for one in found if (one.method, one.reference) == ("style", "baseline")}
     assert [by_metric[metric].p < 0.05 for metric in names[1:]] == [True, False, False]
     # The values by their definition: bits over bytes, and means.
-    rows = {name: [json.loads(line) for line in (tmp_path / name / "quiz.jsonl").open()] for name in runs}
+    rows = {name: read_record(tmp_path / name, "quiz") for name in runs}
     bits = {name: -sum(row["bits_per_byte"][0] for row in each) / math.log(2) for name, each in rows.items()}
     size = sum(row["bits_per_byte"][1] for row in rows["style"])
     assert by_metric["bits_per_byte"].difference == pytest.approx((bits["style"] - bits["baseline"]) / size)
@@ -127,9 +111,10 @@ def test_low_noise_metrics_are_compared_like_others(tmp_path):
 
 def test_a_low_noise_metric_that_is_primary_or_not_finite_is_not_tested_again(tmp_path):
     runs = low_noise_runs(tmp_path, documents=30)
-    rows = [json.loads(line) for line in (tmp_path / "style" / "quiz.jsonl").open()]
-    rows[3]["margin"] = None
-    (tmp_path / "style" / "quiz.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = read_record(tmp_path / "style", "quiz")
+    columns = {name: [row[name] for row in rows] for name in ("bits_per_byte", "margin")}
+    columns["margin"][3] = None
+    write(tmp_path / "style", "quiz", "acc", [row["acc"] for row in rows], **columns)
     metrics = {"bits_per_byte": 1.0, "margin": 0.5}
     tasks = {"quiz": result("quiz", "bits_per_byte", higher=False).model_copy(update={"metrics": metrics})}
     given = {"tasks": tasks, "references": {"style": ["baseline"], "same": ["baseline"]}}
@@ -137,12 +122,6 @@ def test_a_low_noise_metric_that_is_primary_or_not_finite_is_not_tested_again(tm
     of_its_own = compare(runs, aggregations={"quiz": {"margin": max}}, **given)
     assert {one.metric for one in of_its_own} == {"bits_per_byte"}
     assert {one.metric for one in compare(runs, without_low_noise=["quiz"], **given)} == {"bits_per_byte"}
-
-
-def test_worse_is_said_in_the_metrics_direction(records):
-    runs, _ = records
-    found = compare(runs, tasks=TASKS, references={"baseline": ["method"]})
-    assert [verdict.verdict for verdict in judged(found)] == ["worse", "worse"]
 
 
 def test_equal_models_show_no_difference(records):
@@ -154,21 +133,9 @@ def test_equal_models_show_no_difference(records):
         (verdict,) = judged([comparison])
         assert (comparison.p, verdict.p_corrected, verdict.verdict) == (1, 1, "no difference shown")
     assert (novel.low, novel.high) == (0, 0)
-    assert (
-        quiz.high == -quiz.low == pytest.approx(1.972 * math.sqrt(2 / 202 / 201), rel=1e-3)
-    )  # some might have changed
+    assert quiz.high == -quiz.low  # some might have changed
+    assert quiz.high == pytest.approx(1.972 * math.sqrt(2 / 202 / 201), rel=1e-3)
     assert judged([quiz])[0].smallest_visible == pytest.approx(6 / 200)
-
-
-def test_smallest_visible_is_in_the_metrics_unit(records):
-    runs, (before, _) = records
-    quiz, novel = compare(runs, tasks=TASKS, references={"method": ["baseline"]})
-    # Student's t at 0.975 and 0.8, with 201 and with 39 degrees of freedom.
-    assert judged([quiz])[0].smallest_visible == pytest.approx(
-        (1.97184 + 0.84339) * math.sqrt((18 / 202 - (14 / 202) ** 2) / 201), rel=1e-3
-    )
-    ratio_error = judged([novel])[0].smallest_visible / before / (2.02269 + 0.85114)
-    assert ratio_error == pytest.approx(0.02 / math.sqrt(40), rel=0.3)
 
 
 def test_several_seeds_share_the_baselines_single_run(tmp_path):
@@ -219,12 +186,6 @@ def test_a_control_with_one_seed_left_has_a_variance_over_seeds(tmp_path):
     runs["b"] = {8: runs["b"][1], 9: runs["b"][1]}  # no seed in common
     (apart,) = compare(runs, tasks=task, references={"a": ["b"]})
     assert apart.test == lone.test
-
-
-def test_a_method_without_runs_is_left_out(records):
-    runs, _ = records
-    found = compare(runs | {"gone": {}}, tasks=TASKS, references={"method": ["baseline", "gone"], "gone": ["baseline"]})
-    assert {(one.method, one.reference) for one in found} == {("method", "baseline")}
 
 
 def test_direction_of_an_unknown_metric_comes_from_the_task(tmp_path):
@@ -289,12 +250,7 @@ def test_equal_methods_differ_in_five_percent_of_simulations(tmp_path):
         words = rng.integers(40, 60, size=30)
         for name in "ab":
             terms = -words * rng.normal(3.0, 0.2, size=30)
-            write(
-                tmp_path / name,
-                "novel",
-                "word_perplexity",
-                [[float(a), int(c)] for a, c in zip(terms, words, strict=True)],
-            )
+            write(tmp_path / name, "novel", "word_perplexity", np.stack([terms, words], axis=1).tolist())
         runs = {name: {0: tmp_path / name} for name in "ab"}
         (found,) = compare(runs, tasks=tasks, references={"a": ["b"]})
         verdicts.append(found.p < 0.05)
@@ -304,19 +260,13 @@ def test_equal_methods_differ_in_five_percent_of_simulations(tmp_path):
 def test_other_documents_and_broken_records_are_refused(records):
     runs, _ = records
     folder = runs["method"][0]
-    rows = [json.loads(line) for line in (folder / "quiz.jsonl").read_text(encoding="utf-8").splitlines()]
-    write(folder, "quiz", "acc", [row["acc"] for row in rows], hashes=["x", *(row["doc_hash"] for row in rows[1:])])
-    with pytest.raises(HfpatchError, match="quiz was scored on other documents"):
-        compare(runs, tasks=TASKS, references={"method": ["baseline"]})
-    (folder / "quiz.jsonl").write_text('{"doc_hash": "h0"', encoding="utf-8")
-    with pytest.raises(HfpatchError, match=r"quiz\.jsonl: not a record of acc"):
-        compare(runs, tasks=TASKS, references={"method": ["baseline"]})
-    (folder / "quiz.jsonl").unlink()
-    with pytest.raises(HfpatchError, match=r"quiz\.jsonl: not a record of acc"):
-        compare(runs, tasks=TASKS, references={"method": ["baseline"]})
-
-
-def test_comparisons_are_json(records):
-    runs, _ = records
-    for comparison in compare(runs, tasks=TASKS, references={"method": ["baseline"]}):
-        assert Comparison.model_validate_json(json.dumps(comparison.to_json())) == comparison
+    rows = read_record(folder, "quiz")
+    hashes = ["x", *(row["doc_hash"] for row in rows[1:])]
+    for spoil, message in [
+        (lambda: write(folder, "quiz", "acc", [row["acc"] for row in rows], doc_hash=hashes), "on other documents"),
+        (lambda: (folder / "quiz.jsonl").write_text('{"doc_hash": "h0"'), r"quiz\.jsonl: not a record of acc"),
+        (lambda: (folder / "quiz.jsonl").unlink(), r"quiz\.jsonl: not a record of acc"),
+    ]:
+        spoil()
+        with pytest.raises(HfpatchError, match=message):
+            compare(runs, tasks=TASKS, references={"method": ["baseline"]})

@@ -1,6 +1,5 @@
 """Bits per byte, probability and margin of right answers, recomputed from HFLM one request at a time."""
 
-import json
 import math
 
 import lm_eval
@@ -9,6 +8,8 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from own_tasks import read_record as records
+from own_tasks import write_task
 
 from hfpatch import NonlinearQueryConfig, patch
 from hfpatch.evaluation import HfpatchLM, evaluate, load_tasks
@@ -20,54 +21,37 @@ from hfpatch.tinyworld.language import documents
 
 MEASURED = {"bits_per_byte", "gold_probability", "margin"}
 ROWS = [
-    {
-        "q": "Wer holt die Lampe?",
-        "options": ["Jörg", "die Müllerin", "喜"],
-        "gold": 0,
-        "golds": [0, 2],
-        "parts": "to a",
-    },
-    {
-        "q": "Who left the café?",
-        "options": ["Zoë, at noon", "Anna", "nobody"],
-        "gold": 1,
-        "golds": [1],
-        "parts": "at ☕",
-    },
-    {"q": "Where is it cold?", "options": ["in the mill", "in", "in the"], "gold": 2, "golds": [2, 0, 2], "parts": "é"},
-    {"q": "Anna took the coin", "options": [" to her", " home", "."], "gold": 0, "golds": [1], "parts": "to the mill"},
+    dict(zip(("q", "options", "gold", "golds", "parts"), row, strict=True))
+    for row in (
+        ("Wer holt die Lampe?", ["Jörg", "die Müllerin", "喜"], 0, [0, 2], "to a"),
+        ("Who left the café?", ["Zoë, at noon", "Anna", "nobody"], 1, [1], "at ☕"),
+        ("Where is it cold?", ["in the mill", "in", "in the"], 2, [2, 0, 2], "é"),
+        ("Anna took the coin", [" to her", " home", "."], 0, [1], "to the mill"),
+    )
 ]
-HEAD = """
-task: {name}
-dataset_path: json
-dataset_kwargs:
-  data_files: {folder}/{rows}.jsonl
-test_split: train
-"""
-CHOICE = """
-output_type: multiple_choice
-doc_to_text: "{{q}}"
-doc_to_choice: options
-doc_to_target: gold
-metric_list:
-  - metric: acc
-"""
+CHOICE = {
+    "output_type": "multiple_choice", "doc_to_text": "{{q}}", "doc_to_choice": "options", "doc_to_target": "gold",
+    "metric_list": [{"metric": "acc"}],
+}  # fmt: skip
 FORMS = {
     "choice": CHOICE,
-    "spaced": CHOICE.replace("{{q}}", "{{q}} A: ") + "target_delimiter: ''\n",  # lm-eval strips nothing here
-    "several": CHOICE.replace("gold\n", "golds\n"),
-    "named": CHOICE.replace("gold\n", '"{{options[gold]}}"\n'),
-    "mutual": CHOICE + "  - metric: acc_mutual_info\n",
-    "blank": CHOICE.replace('"{{q}}"', "gold").replace("choice: options", "choice: !function own.filled")
-    .replace("target: gold", "target: parts"),
-    "checked": CHOICE + "process_results: !function own.first_is_chosen\n",
-    "cloze": "output_type: loglikelihood\ndoc_to_text: '{{q}}'\ndoc_to_target: ' {{parts}}'\nmetric_list:\n"
-    "  - metric: acc\n",
-    "text": "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{q}} {{parts}}'\nmetric_list:\n"
-    "  - metric: word_perplexity\n",
-    "unrelated": CHOICE + "process_results: !function own.another_measure\n",
+    "spaced": {**CHOICE, "doc_to_text": "{{q}} A: ", "target_delimiter": ""},  # lm-eval strips nothing here
+    "several": {**CHOICE, "doc_to_target": "golds"},
+    "named": {**CHOICE, "doc_to_target": "{{options[gold]}}"},
+    "mutual": {**CHOICE, "metric_list": [{"metric": "acc"}, {"metric": "acc_mutual_info"}]},
+    "blank": {**CHOICE, "doc_to_text": "gold", "doc_to_choice": "!function own.filled", "doc_to_target": "parts"},
+    "checked": {**CHOICE, "process_results": "!function own.first_is_chosen"},
+    "cloze": {
+        "output_type": "loglikelihood", "doc_to_text": "{{q}}", "doc_to_target": " {{parts}}",
+        "metric_list": [{"metric": "acc"}],
+    },
+    "text": {
+        "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{q}} {{parts}}",
+        "metric_list": [{"metric": "word_perplexity"}],
+    },
+    "unrelated": {**CHOICE, "process_results": "!function own.another_measure"},
     "unlabelled": CHOICE,
-    "all_right": CHOICE.replace("gold\n", "golds\n"),
+    "all_right": {**CHOICE, "doc_to_target": "golds"},
 }  # fmt: skip
 CODE = """
 def filled(doc):
@@ -87,19 +71,14 @@ def another_measure(doc, results):
 def expected_requests(name, row):
     """The requests of a document and the places of its right answers, written by hand; None is a whole text."""
     options, gold = row["options"], {row["gold"]}
-    match name:
-        case "spaced":
-            return [(f"{row['q']} A:", f" {option}") for option in options], gold
-        case "several":
-            return [(row["q"], f" {option}") for option in options], set(row["golds"])
-        case "blank":
-            return [(f"{row['q']} {option}", f" {row['parts']}") for option in options], gold
-        case "cloze":
-            return [(row["q"], f" {row['parts']}")], {0}
-        case "text":
-            return [(None, f"{row['q']} {row['parts']}")], {0}
-        case _:
-            return [(row["q"], f" {option}") for option in options], gold
+    asked = {
+        "spaced": [(f"{row['q']} A:", f" {option}") for option in options],
+        "blank": [(f"{row['q']} {option}", f" {row['parts']}") for option in options],
+        "cloze": [(row["q"], f" {row['parts']}")],
+        "text": [(None, f"{row['q']} {row['parts']}")],
+    }
+    right = {"several": set(row["golds"]), "cloze": {0}, "text": {0}}
+    return asked.get(name, [(row["q"], f" {option}") for option in options]), right.get(name, gold)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +91,7 @@ def scored(taught, tokenizer, support, tmp_path_factory):
     (folder / "own.py").write_text(CODE)
     for name, form in FORMS.items():
         support.write_rows(folder / f"{name}.jsonl", rows[name])
-        (folder / f"{name}.yaml").write_text(HEAD.format(name=name, folder=folder, rows=name) + form)
+        write_task(folder, name, **form, dataset_kwargs={"data_files": f"{folder}/{name}.jsonl"})
     chosen = EvaluationSettings(tasks=tuple(FORMS), include_path=folder, batch_size=4)
     with pytest.MonkeyPatch.context() as patched:
         asked = watch(patched)
@@ -137,9 +116,8 @@ def one_by_one(model, tokenizer, requests):
     lm = HFLM(model, tokenizer=tokenizer, batch_size=1)
     values = []
     for context, continuation in requests:
-        kind, args = (
-            ("loglikelihood", (context, continuation)) if context else ("loglikelihood_rolling", (continuation,))
-        )
+        kind = "loglikelihood" if context else "loglikelihood_rolling"
+        args = (context, continuation) if context else (continuation,)
         found = getattr(lm, kind)([Instance(kind, {}, args, 0)], disable_tqdm=True)[0]
         values.append(found[0] if context else found)
     return values
@@ -157,13 +135,7 @@ def recomputed(values, requests, right):
     return found
 
 
-def records(folder, task):
-    return [json.loads(line) for line in (folder / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
-@pytest.mark.parametrize(
-    "name", ["choice", "spaced", "several", "named", "mutual", "blank", "checked", "cloze", "text"]
-)
+@pytest.mark.parametrize("name", list(FORMS)[:9])
 def test_they_are_those_of_hflm_one_request_at_a_time(scored, taught, tokenizer, name):
     results, folder, _, _ = scored
     expected = []
@@ -180,9 +152,7 @@ def test_they_are_those_of_hflm_one_request_at_a_time(scored, taught, tokenizer,
         assert metrics[metric] == pytest.approx(np.mean(column), abs=1e-4)
         assert results[name].stderr[metric] == pytest.approx(np.std(column, ddof=1) / 2, abs=1e-4)
     if name == "choice":
-        assert [record["margin"] > 0 for record in records(folder, name)] == [
-            record["acc"] == 1 for record in records(folder, name)
-        ]
+        assert all((record["margin"] > 0) == (record["acc"] == 1) for record in records(folder, name))
 
 
 def test_nothing_more_is_scored_than_lm_eval_asks_for_and_answers_are_kept(scored, taught, tokenizer, tmp_path):

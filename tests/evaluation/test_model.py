@@ -13,11 +13,16 @@ from hfpatch.support.cpu import has_onednn
 from hfpatch.surgery.bases import load_base
 from hfpatch.twins import random_model, shrink
 
-EMBEDDING = r"gpt_neox\.embed_in"
-
 
 def requests(kind, arguments):
     return [Instance(kind, {}, args, 0, metadata=("some_task", i, 1)) for i, args in enumerate(arguments)]
+
+
+def assert_same(got, expected):
+    """The same log-likelihoods to rounding, and the same decisions."""
+    (values, decisions), (others, also) = (zip(*answers, strict=True) for answers in (got, expected))
+    torch.testing.assert_close(values, others, rtol=1e-6, atol=1e-4)
+    assert decisions == also
 
 
 @pytest.fixture
@@ -25,13 +30,8 @@ def pairs(support):
     made = []
     for text in support.passages(12):
         context, _, word = text.rpartition(" ")
-        made += [
-            (context, f" {word}"),
-            (context, " lamp post"),
-            (f"{context} ", word),
-            ("", text),
-            (text * 3, " again"),
-        ]
+        endings = [(context, f" {word}"), (context, " lamp post"), (f"{context} ", word)]
+        made += [*endings, ("", text), (text * 3, " again")]
     return made
 
 
@@ -51,20 +51,15 @@ def test_one_text_split_at_two_places(model, tokenizer):
     text = "Anna took the lamp to the garden. In the garden"
     made = requests("loglikelihood", [(text[:cut], text[cut:]) for cut in (20, 34)])
     apart = [HFLM(model, tokenizer=tokenizer).loglikelihood([request])[0] for request in made]
-    together = HfpatchLM(model, tokenizer=tokenizer).loglikelihood(made)
-    assert [value for value, _ in together] == pytest.approx([value for value, _ in apart], rel=1e-6, abs=1e-4)
-    assert [greedy for _, greedy in together] == [greedy for _, greedy in apart]
+    assert_same(HfpatchLM(model, tokenizer=tokenizer).loglikelihood(made), apart)
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])
 def test_loglikelihoods_equal_hflm(model, tokenizer, batch_size, pairs, support):
     options = {"tokenizer": tokenizer, "batch_size": batch_size, "max_length": 64}
     ours, theirs = HfpatchLM(model, **options), HFLM(model, **options)
-    made = pairs
-    got = ours.loglikelihood(requests("loglikelihood", made))
-    expected = theirs.loglikelihood(requests("loglikelihood", made))
-    assert [greedy for _, greedy in got] == [greedy for _, greedy in expected]
-    torch.testing.assert_close([value for value, _ in got], [value for value, _ in expected], rtol=1e-6, atol=1e-4)
+    made = requests("loglikelihood", pairs)
+    assert_same(ours.loglikelihood(made), theirs.loglikelihood(made))
     texts = [(text * length,) for length, text in enumerate(support.passages(5), start=1)]
     rolling = ours.loglikelihood_rolling(requests("loglikelihood_rolling", texts))
     also = theirs.loglikelihood_rolling(requests("loglikelihood_rolling", texts))
@@ -79,9 +74,7 @@ def test_loglikelihoods_by_onednn_equal_hflm(model, tokenizer, pairs, monkeypatc
     for library in ("mkl", "onednn"):
         monkeypatch.setenv("HFPATCH_MATMUL", library)
         found = HfpatchLM(model, tokenizer=tokenizer).loglikelihood(asked)
-        assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
-        values = [[value for value, _ in answers] for answers in (found, expected)]
-        torch.testing.assert_close(*values, rtol=1e-6, atol=1e-4)
+        assert_same(found, expected)
         keys.append(model_key(model))
     assert keys[0] != keys[1]
     assert not any("forward" in vars(module) for module in model.modules())
@@ -99,12 +92,8 @@ def test_loglikelihood_is_the_formula(taught, tokenizer, pairs, support):
     made = [pair for pair in pairs if pair[0] and not pair[0].endswith(" ")]
     got = HfpatchLM(taught, tokenizer=tokenizer, batch_size=4).loglikelihood(requests("loglikelihood", made))
     expected = [support.continuation(taught, tokenizer, *pair) for pair in made]
-    torch.testing.assert_close(
-        [value for value, _ in got], [float(log.sum()) for log, _ in expected], rtol=1e-6, atol=1e-4
-    )
-    greedy = [value for _, value in got]
-    assert greedy == [bool(matches.all()) for _, matches in expected]
-    assert {True, False} == set(greedy)
+    assert_same(got, [(float(log.sum()), bool(matches.all())) for log, matches in expected])
+    assert {greedy for _, greedy in got} == {True, False}
 
 
 def test_bf16_models_are_scored_in_fp32(taught, tokenizer, pairs, support):
@@ -140,49 +129,26 @@ def test_bf16_scores_are_those_of_lm_eval_in_bf16_up_to_rounding(
     assert sum(a != b for (_, a), (_, b) in zip(values, peer, strict=True)) <= 1
 
 
-def test_a_folder_is_loaded_on_this_machine(model, tokenizer, tmp_path, pairs):
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    made = pairs[:3]
-    loaded = HfpatchLM(str(tmp_path), batch_size=2).loglikelihood(requests("loglikelihood", made))
-    given = HfpatchLM(model, tokenizer=tokenizer, batch_size=2).loglikelihood(requests("loglikelihood", made))
-    torch.testing.assert_close(loaded, given, rtol=1e-6, atol=1e-4)
-
-
-def test_a_patch_is_put_on(tokenizer, tmp_path, pairs, support):
+@pytest.mark.parametrize("content_skip", [True, False])
+def test_a_folder_and_its_patch_are_loaded(tokenizer, tmp_path, pairs, support, content_skip):
+    """Also where a part of the patch is given as HFLM's ``peft``."""
     from hfpatch import PreProjectionConfig, patch, save_patch
 
-    base = support.gpt_neox()
+    made, base = requests("loglikelihood", pairs[:6]), support.gpt_neox()
     base.save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
-    patched = patch(base, PreProjectionConfig(content_skip=True))
+    plain = HfpatchLM(str(tmp_path / "base"), batch_size=2).loglikelihood(made)
+    assert_same(plain, HfpatchLM(base, tokenizer=tokenizer).loglikelihood(made))
+    patched = patch(base, PreProjectionConfig(content_skip=content_skip))
     with torch.no_grad():
         for parameter in patched.parameters():
             if parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter) * 0.05)
     save_patch(patched, tmp_path / "patch")
-    made = pairs[:4]
-    expected = HfpatchLM(patched, tokenizer=tokenizer).loglikelihood(requests("loglikelihood", made))
-    plain = HfpatchLM(str(tmp_path / "base")).loglikelihood(requests("loglikelihood", made))
-    got = HfpatchLM(str(tmp_path / "base"), patch=str(tmp_path / "patch")).loglikelihood(
-        requests("loglikelihood", made)
-    )
-    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-4)
-    assert abs(got[0][0] - plain[0][0]) > 1e-3
-
-
-def test_hflms_peft_argument_takes_a_patch(tokenizer, tmp_path, pairs, support):
-    from hfpatch import PreProjectionConfig, patch, save_patch
-
-    base = support.gpt_neox()
-    base.save_pretrained(tmp_path / "base")
-    tokenizer.save_pretrained(tmp_path / "base")
-    patched = patch(base, PreProjectionConfig(init="paper"))
-    save_patch(patched, tmp_path / "patch")
-    made = pairs[:6]
-    expected = HfpatchLM(patched, tokenizer=tokenizer).loglikelihood(requests("loglikelihood", made))
-    loaded = HfpatchLM(str(tmp_path / "base"), peft=str(tmp_path / "patch" / "pre_projection"))
-    torch.testing.assert_close(loaded.loglikelihood(requests("loglikelihood", made)), expected, rtol=1e-6, atol=1e-4)
+    expected = HfpatchLM(patched, tokenizer=tokenizer).loglikelihood(made)
+    for given in ({"patch": str(tmp_path / "patch")}, {"peft": str(tmp_path / "patch" / "pre_projection")}):
+        assert_same(HfpatchLM(str(tmp_path / "base"), **given).loglikelihood(made), expected)
+    assert abs(expected[0][0] - plain[0][0]) > 1e-3
 
 
 def test_tokens_are_counted(model, tokenizer, pairs, support):
@@ -190,10 +156,7 @@ def test_tokens_are_counted(model, tokenizer, pairs, support):
     scorer = HfpatchLM(model, tokenizer=tokenizer, batch_size=4)
     got = scorer.loglikelihood_per_token(requests("loglikelihood_per_token", made))
     expected = [support.continuation(model, tokenizer, *pair)[0] for pair in made]
-    assert [tokens for _, tokens in got] == [len(log) for log in expected]
-    torch.testing.assert_close(
-        [value for value, _ in got], [float(log.sum()) for log in expected], rtol=1e-6, atol=1e-4
-    )
+    assert_same(got, [(float(log.sum()), len(log)) for log in expected])
 
 
 @torch.no_grad()
@@ -211,30 +174,24 @@ def test_paragraphs_are_cut_and_start_unconditioned(model, tokenizer, support):
         scorer.paragraph_loglikelihood(requests("paragraph_loglikelihood", [("a", 512)]))
 
 
-def test_nan_names_the_document(tokenizer, support):
+def test_nan_names_the_document_and_the_first_layer(tokenizer, support):
     model = support.gpt_neox()
     scorer = HfpatchLM(model, tokenizer=tokenizer)
     with torch.no_grad():
         model.get_input_embeddings().weight[tokenizer("%")["input_ids"][0]] = float("nan")
     made = [("Anna left", " the lamp"), ("Anna % left", " the lamp")]
     assert scorer.loglikelihood(requests("loglikelihood", made[:1]))[0][0] < 0
-    with pytest.raises(
-        HfpatchError, match=rf"task some_task, document 1: the log-likelihood is NaN \(first in {EMBEDDING}\)"
-    ):
+    message = r"task some_task, document 1: the log-likelihood is NaN \(first in gpt_neox\.embed_in\)"
+    with pytest.raises(HfpatchError, match=message):
         scorer.loglikelihood(requests("loglikelihood", made))
     with pytest.raises(HfpatchError, match="document 0: the log-likelihood is NaN"):
         scorer.loglikelihood_rolling(requests("loglikelihood_rolling", [("100 % of it",)]))
     with pytest.raises(HfpatchError, match="document 0: the log-likelihood is NaN"):
         scorer.loglikelihood_per_token(requests("loglikelihood_per_token", made[1:]))
-
-
-def test_the_first_layer_that_is_not_finite_is_named(tokenizer, support):
-    model = support.gpt_neox()
-    scorer = HfpatchLM(model, tokenizer=tokenizer)
     with torch.no_grad():
         model.gpt_neox.layers[1].mlp.dense_4h_to_h.bias[3] = float("inf")
     with pytest.raises(HfpatchError, match=r"NaN \(first in gpt_neox\.layers\.1\.mlp\.dense_4h_to_h\)"):
-        scorer.loglikelihood(requests("loglikelihood", [("Anna left", " the lamp")]))
+        scorer.loglikelihood(requests("loglikelihood", [("Anna left", " the chair")]))
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -257,25 +214,17 @@ def test_a_context_longer_than_the_model_is_cut_and_the_log_says_so(model, token
     options = {"tokenizer": tokenizer, "max_length": 32}
     got = HfpatchLM(model, **options).loglikelihood(requests("loglikelihood", made))
     assert "3 of 4 requests have more than 32 tokens; their contexts are truncated from the left" in caplog.text
-    expected = HFLM(model, **options).loglikelihood(requests("loglikelihood", made))
-    torch.testing.assert_close([value for value, _ in got], [value for value, _ in expected], rtol=1e-6, atol=1e-4)
+    assert_same(got, HFLM(model, **options).loglikelihood(requests("loglikelihood", made)))
 
 
 @pytest.mark.parametrize("options", [{"add_bos_token": True}, {"prefix_token_id": 5}, {"add_bos_token": False}])
 def test_first_tokens_are_hflms(tokenizer, pairs, support, options):
     model = support.gpt2()
     made = [*pairs, ("<|endoftext|>Anna left", " the lamp"), ("", "<|endoftext|>Anna")]
-    kinds = (HfpatchLM, HFLM)
-    got, expected = (
-        kind(model, tokenizer=tokenizer, **options).loglikelihood(requests("loglikelihood", made)) for kind in kinds
-    )
-    torch.testing.assert_close([value for value, _ in got], [value for value, _ in expected], rtol=1e-6, atol=1e-4)
-    texts = [(text,) for text in support.passages(2)]
-    rolling = [
-        kind(model, tokenizer=tokenizer, **options).loglikelihood_rolling(requests("loglikelihood_rolling", texts))
-        for kind in kinds
-    ]
-    torch.testing.assert_close(*rolling, rtol=1e-6, atol=1e-4)
+    both = [kind(model, tokenizer=tokenizer, **options) for kind in (HfpatchLM, HFLM)]
+    assert_same(*(each.loglikelihood(requests("loglikelihood", made)) for each in both))
+    texts = requests("loglikelihood_rolling", [(text,) for text in support.passages(2)])
+    torch.testing.assert_close(*(each.loglikelihood_rolling(texts) for each in both), rtol=1e-6, atol=1e-4)
 
 
 def test_patching_and_unpatching_are_noticed(model, tokenizer, pairs):
@@ -286,8 +235,7 @@ def test_patching_and_unpatching_are_noticed(model, tokenizer, pairs):
     bare = scorer.loglikelihood(made)
     patch(model, NonlinearQueryConfig(form="literal")).eval()
     patched = scorer.loglikelihood(made)
-    expected = HFLM(model, tokenizer=tokenizer).loglikelihood(made)
-    torch.testing.assert_close([value for value, _ in patched], [value for value, _ in expected], rtol=1e-6, atol=1e-4)
+    assert_same(patched, HFLM(model, tokenizer=tokenizer).loglikelihood(made))
     assert patched != bare
     unpatch(model)
     assert scorer.loglikelihood(made) == bare
@@ -304,11 +252,6 @@ def test_lm_evals_own_cache_is_served(tokenizer, pairs, support, tmp_path):
     assert list(map(tuple, cached.loglikelihood(made))) == first
 
 
-def test_unsupported_options_are_refused(tokenizer, support):
-    with pytest.raises(HfpatchError, match="backend is seq2seq"):
-        HfpatchLM(support.gpt2(), tokenizer=tokenizer, backend="seq2seq")
-
-
 @pytest.mark.parametrize("kind", ["bart", "marian", "pegasus", "prophetnet"])
 def test_decoders_of_encoder_decoder_types_are_causal_models(kind, tokenizer, pairs, tmp_path):
     config = shrink(CONFIG_MAPPING[kind]())
@@ -319,12 +262,12 @@ def test_decoders_of_encoder_decoder_types_are_causal_models(kind, tokenizer, pa
     options = {"tokenizer": tokenizer, "max_length": 48}
     made = requests("loglikelihood", pairs[:8])
     expected = HFLM(model, backend="causal", **options).loglikelihood(made)
-    got = HfpatchLM(load_base(str(tmp_path)).model, **options).loglikelihood(made)
-    torch.testing.assert_close([value for value, _ in got], [value for value, _ in expected], rtol=1e-6, atol=1e-4)
-    assert [greedy for _, greedy in got] == [greedy for _, greedy in expected]
+    assert_same(HfpatchLM(load_base(str(tmp_path)).model, **options).loglikelihood(made), expected)
 
 
-def test_encoder_decoder_models_are_refused(tokenizer):
+def test_encoder_decoder_models_are_refused(tokenizer, support):
+    with pytest.raises(HfpatchError, match="backend is seq2seq"):
+        HfpatchLM(support.gpt2(), tokenizer=tokenizer, backend="seq2seq")
     config = shrink(CONFIG_MAPPING["bart"]())
     config.vocab_size = len(tokenizer)
     with pytest.raises(HfpatchError, match="BartForConditionalGeneration is no causal language model"):

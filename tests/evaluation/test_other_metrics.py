@@ -6,64 +6,24 @@ import math
 import numpy as np
 import pytest
 from lm_eval.api import metrics as lm_evals
+from own_tasks import read_record, task_result, write_record, write_task
 from scipy.stats import t as student
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import (
-    TaskResult,
-    all_aggregations,
-    check_comparable,
-    compare,
-    comparison,
-    evaluate,
-    load_tasks,
-)
+from hfpatch.evaluation import all_aggregations, check_comparable, compare, comparison, evaluate, load_tasks
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.low_noise import LOW_NOISE
 
 DOCUMENTS = 40
-HEAD = """
-task: {name}
-dataset_path: json
-dataset_kwargs:
-  data_files: {folder}/rows.jsonl
-test_split: train
-"""
-CHOICE = """
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: ["no", "yes"]
-doc_to_target: "{{{{label}}}}"
-metric_list:
-  - metric: {metric}
-"""
-WRITING = """
-output_type: generate_until
-doc_to_text: "{{{{question}}}}"
-doc_to_target: "{{{{text}}}}"
-generation_kwargs: {{until: ["\\n\\n"], max_gen_toks: 6}}
-metric_list:
-  - metric: {metric}
-"""
-CLOZE = """
-output_type: loglikelihood
-doc_to_text: "{{{{question}}}}"
-doc_to_target: " {{{{text}}}}"
-metric_list:
-  - metric: {metric}
-    aggregation: {aggregation}
-    higher_is_better: false
-"""
-OWN = """
-output_type: loglikelihood
-doc_to_text: "{{{{question}}}}"
-doc_to_target: " {{{{text}}}}"
-process_results: !function own.{metric}
-metric_list:
-  - metric: {metric}
-    aggregation: {aggregation}
-    higher_is_better: true
-"""
+CHOICE = {
+    "output_type": "multiple_choice", "doc_to_text": "{{question}}", "doc_to_choice": ["no", "yes"],
+    "doc_to_target": "{{label}}",
+}  # fmt: skip
+WRITING = {
+    "output_type": "generate_until", "doc_to_text": "{{question}}", "doc_to_target": "{{text}}",
+    "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 6},
+}  # fmt: skip
+CLOZE = {"output_type": "loglikelihood", "doc_to_text": "{{question}}", "doc_to_target": " {{text}}"}
 CODE = """
 import math
 
@@ -76,7 +36,7 @@ def objects(doc, results):
 def last_of(items):
     return float(len(items) and list(items[-1])[0][1])
 """
-TASKS = {
+TASKS = {  # what the task is, its metric and aggregation, and that function
     "f1": (CHOICE, "f1", None, lm_evals.f1_score),
     "mcc": (CHOICE, "mcc", None, lm_evals.matthews_corrcoef),
     "brier": (CHOICE, "brier_score", None, lm_evals.brier_score),
@@ -85,21 +45,19 @@ TASKS = {
     "ter": (WRITING, "ter", None, lm_evals.ter),
     "median": (CLOZE, "perplexity", "median", lm_evals.median),
     "perplexity": (CLOZE, "perplexity", "perplexity", lm_evals.perplexity),
-    "gaps": (OWN, "gaps", "nanmean", lambda values: np.nanmean(np.array(values, dtype=float))),
+    "gaps": (CLOZE, "gaps", "nanmean", lambda values: np.nanmean(np.array(values, dtype=float))),
 }
 
 
-def rows(support):
-    for i, text in enumerate(support.passages(DOCUMENTS)):
-        yield {"question": text.rpartition(" ")[0], "text": text.rpartition(" ")[2], "label": i % 2}
-
-
 def write_tasks(folder, support, tasks):
-    support.write_rows(folder / "rows.jsonl", rows(support))
+    texts = [text.rpartition(" ") for text in support.passages(DOCUMENTS)]
+    rows = [{"question": text, "text": word, "label": i % 2} for i, (text, _, word) in enumerate(texts)]
+    support.write_rows(folder / "rows.jsonl", rows)
     (folder / "own.py").write_text(CODE)
     for name, (form, metric, aggregation, *_) in tasks.items():
-        text = HEAD.format(name=name, folder=folder) + form.format(metric=metric, aggregation=aggregation)
-        (folder / f"{name}.yaml").write_text(text)
+        options = {"aggregation": aggregation, "higher_is_better": metric != "perplexity"} if aggregation else {}
+        own = {"process_results": f"!function own.{metric}"} if f"def {metric}(" in CODE else {}
+        write_task(folder, name, **form, **own, metric_list=[{"metric": metric, **options}])
     return EvaluationSettings(tasks=tuple(tasks), include_path=folder, batch_size=DOCUMENTS)
 
 
@@ -116,8 +74,7 @@ def scored(taught, tokenizer, support, tmp_path_factory):
 
 
 def values(folder, task, metric):
-    lines = (folder / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line, parse_constant=pytest.fail)[metric] for line in lines]
+    return [row[metric] for row in read_record(folder, task)]
 
 
 def by_primary(scores, runs, **options):
@@ -166,16 +123,10 @@ def test_the_interval_is_that_of_a_bootstrap_over_documents(scored, task, metric
 
 
 def test_a_score_that_no_draw_changes_gets_no_verdict(tmp_path):
-    for name, value in (("baseline", 1.0), ("a", 2.0)):
-        (tmp_path / name).mkdir()
-        lines = [json.dumps({"doc_hash": str(i), "steps": value}) for i in range(30)]
-        (tmp_path / name / "count.jsonl").write_text("\n".join(lines))
-    fields = {"task": "count", "n": 30, "metrics": {"steps": 1.0}, "stderr": {}, "primary": "steps"}
-    rest = {"higher_is_better": True, "num_fewshot": 0, "data_sha256": "", "version": "1"}
-    task = {"count": TaskResult(**fields, **rest)}
-    runs = {name: {0: tmp_path / name} for name in ("baseline", "a")}
+    values = {"baseline": 1.0, "a": 2.0}
+    runs = {name: {0: write_record(tmp_path / name, "count", "steps", [value] * 30)} for name, value in values.items()}
     given = {"references": {"a": ["baseline"]}, "aggregations": {"count": {"steps": lm_evals.median}}}
-    (one,) = compare(runs, tasks=task, **given)
+    (one,) = compare(runs, tasks={"count": task_result("count", "steps", n=30)}, **given)
     assert (one.difference, one.test, one.p) == (1.0, "none (too few documents)", None)
 
 
@@ -203,7 +154,7 @@ def test_values_that_are_no_numbers_become_null_and_a_score_that_is_none_is_refu
 ):
     folder, _, _ = scored
     assert None in values(folder / "taught", "gaps", "gaps")
-    chosen = write_tasks(tmp_path, support, {"nothing": (OWN, "gaps", "mean")})
+    chosen = write_tasks(tmp_path, support, {"nothing": (CLOZE, "gaps", "mean")})
     with pytest.raises(HfpatchError, match="task nothing: its metric gaps is nan over 40 documents"):
         evaluate(taught, tokenizer, settings=chosen, records_dir=tmp_path)
 
@@ -211,7 +162,7 @@ def test_values_that_are_no_numbers_become_null_and_a_score_that_is_none_is_refu
 def test_a_metric_that_records_cannot_give_again_is_refused_before_anything_is_compared(
     taught, tokenizer, support, tmp_path
 ):
-    chosen = write_tasks(tmp_path, support, {"objects": (OWN, "objects", "!function own.last_of")})
+    chosen = write_tasks(tmp_path, support, {"objects": (CLOZE, "objects", "!function own.last_of")})
     scores = evaluate(taught, tokenizer, settings=chosen, records_dir=tmp_path)
     assert math.isfinite(scores["objects"].metrics["objects"])
     aggregations = all_aggregations(load_tasks(chosen.tasks, **chosen.task_options))

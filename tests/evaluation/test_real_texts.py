@@ -15,15 +15,11 @@ from hfpatch.evaluation.tasks import load_tasks
 
 TASKS = {"lambada_openai": 8, "hellaswag": 4, "arc_easy": 8}
 SHARED = {"vocab_size": 50304, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHARED |= {"intermediate_size": 64, "max_position_embeddings": 256}
 KINDS = {
-    "gpt_neox": {"intermediate_size": 64, "max_position_embeddings": 256},
-    "llama": {"intermediate_size": 64, "max_position_embeddings": 256},
-    "mistral": {
-        "intermediate_size": 64,
-        "max_position_embeddings": 256,
-        "num_key_value_heads": 2,
-        "sliding_window": 64,
-    },
+    "gpt_neox": {},
+    "llama": {},
+    "mistral": {"num_key_value_heads": 2, "sliding_window": 64},
 }
 
 
@@ -55,13 +51,9 @@ def tokenizer(shared_data):
 def scored(kind, model, tokenizer, requests):
     """Return all log-likelihoods and all greedy decisions."""
     lm = kind(model, tokenizer=tokenizer, batch_size=8)
-    values, decisions = [], []
     with quiet():
-        for made in requests.values():
-            for value, greedy in lm.loglikelihood(made, disable_tqdm=True):
-                values.append(value)
-                decisions.append(greedy)
-    return values, decisions
+        answers = [each for made in requests.values() for each in lm.loglikelihood(made, disable_tqdm=True)]
+    return [value for value, _ in answers], [greedy for _, greedy in answers]
 
 
 @pytest.mark.parametrize(("kind", "patched"), [("gpt_neox", True), ("llama", False), ("mistral", True)])

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from own_tasks import read_record as rows
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -18,10 +19,6 @@ TASKS = ("lambada_openai", "hellaswag", "arc_easy", "wikitext")
 
 def settings(*tasks, **options):
     return EvaluationSettings(tasks=tasks or TASKS, batch_size=4, **options)
-
-
-def rows(folder, task):
-    return [json.loads(line) for line in (folder / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +120,6 @@ def test_stderr_is_the_binomial_one_and_results_survive_json(outcome):
     results, _ = outcome
     p = results["lambada_openai"].metrics["acc"]
     assert results["lambada_openai"].stderr["acc"] == pytest.approx(math.sqrt(p * (1 - p) / 23))
-    results, _ = outcome
     for result in results.values():
         assert TaskResult.model_validate_json(json.dumps(result.to_json())) == result
 

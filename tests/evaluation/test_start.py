@@ -23,14 +23,7 @@ show()
 sys.exit(code)
 """
 ONLY_ELSEWHERE = {
-    "bitsandbytes",
-    "matplotlib",
-    "peft",
-    "scipy.stats",
-    "sklearn",
-    "statsmodels",
-    "torchao",
-    "transformers.trainer",
+    *("bitsandbytes", "matplotlib", "peft", "scipy.stats", "sklearn", "statsmodels", "torchao", "transformers.trainer"),
     "trl",
 }
 

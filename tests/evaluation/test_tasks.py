@@ -1,13 +1,13 @@
 import gzip
-import shutil
 
 import lm_eval
 import pytest
 from lm_eval.models.dummy import DummyLM
 from lm_eval.tasks import TaskManager
+from own_tasks import write_task
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import index, tasks
+from hfpatch.evaluation import index
 from hfpatch.evaluation.local import local_data
 from hfpatch.evaluation.tasks import load_tasks
 from hfpatch.support.resources import eval_dir
@@ -15,7 +15,7 @@ from hfpatch.support.resources import eval_dir
 PACKED = gzip.compress(b'{"activity_label": "", "ctx_a": "", "ctx_b": "", "endings": [], "label": "0"}', mtime=0)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_full_index(monkeypatch):
     """Make indexing all of lm-eval's tasks an error."""
 
@@ -26,10 +26,12 @@ def no_full_index(monkeypatch):
     monkeypatch.setattr(index, "TaskManager", manager)
 
 
-@pytest.mark.usefixtures("no_full_index")
 def test_lm_evals_own_definitions_on_local_files(data_dir, support):
     loaded = load_tasks(("wikitext", "lambada_openai", "hellaswag", "arc_easy"), data_dir=data_dir)
     assert list(loaded) == ["wikitext", "lambada_openai", "hellaswag", "arc_easy"]
+    assert set(loaded["hellaswag"].aggregation()) == {"acc", "acc_norm"}
+    assert set(loaded["wikitext"].aggregation()) == {"word_perplexity", "byte_perplexity", "bits_per_byte"}
+    assert loaded["wikitext"].VERSION == 2.0
     document = loaded["lambada_openai"].eval_docs[0]
     text = support.lambada()[0]["text"]
     assert loaded["lambada_openai"].doc_to_text(document) == text.rpartition(" ")[0]
@@ -50,15 +52,6 @@ def test_lm_evals_own_definitions_on_local_files(data_dir, support):
     assert loaded["wikitext"].doc_to_target(loaded["wikitext"].eval_docs[0]) == detokenised
 
 
-@pytest.mark.usefixtures("no_full_index")
-def test_metrics_and_versions_are_lm_evals(data_dir):
-    loaded = load_tasks(("hellaswag", "wikitext"), data_dir=data_dir)
-    assert set(loaded["hellaswag"].aggregation()) == {"acc", "acc_norm"}
-    assert set(loaded["wikitext"].aggregation()) == {"word_perplexity", "byte_perplexity", "bits_per_byte"}
-    assert loaded["wikitext"].VERSION == 2.0
-
-
-@pytest.mark.usefixtures("no_full_index")
 def test_few_shot_examples_come_from_the_training_split(data_dir, support):
     questions = {row["question"] for row in support.arc(12, 100)}
     (task,) = load_tasks(("arc_easy",), data_dir=data_dir, num_fewshot=2).values()
@@ -97,7 +90,6 @@ def test_every_local_file_names_tasks_that_exist():
         assert name in own.task_index or name in index._files()
 
 
-@pytest.mark.usefixtures("no_full_index")
 def test_without_a_data_folder_the_hub_is_asked(monkeypatch):
     asked = {}
 
@@ -114,7 +106,6 @@ def test_without_a_data_folder_the_hub_is_asked(monkeypatch):
     assert asked == {"EleutherAI/lambada_openai": "default", "Rowan/hellaswag": None}
 
 
-@pytest.mark.usefixtures("no_full_index")
 def test_unknown_names():
     with pytest.raises(HfpatchError, match=r"unknown task 'helaswag' \(did you mean 'hellaswag'"):
         load_tasks(("helaswag",))
@@ -122,7 +113,6 @@ def test_unknown_names():
         load_tasks(("paper_lambda",))
 
 
-@pytest.mark.usefixtures("no_full_index")
 def test_a_task_whose_file_has_another_name_is_found():
     assert "cola" not in index._files()
     entries = index.entries_of("cola", index.AddedFolder())
@@ -165,58 +155,19 @@ def test_a_field_of_another_type_names_the_document(own_data_dir, support):
         load_tasks(("lambada_openai",), data_dir=own_data_dir)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda text: f"{text}\nbad: [\n", r"tinyworld_cloze\.yaml, line \d+: not valid YAML"),
-        (lambda text: f"{text}\nnonsense: 3\n", r"tinyworld_cloze\.yaml\): cannot be built .*'nonsense'"),
-        (lambda text: f"{text}\nprocess_docs: !function nowhere.f\n", r"tinyworld_cloze\.yaml\): cannot be built"),
-        (lambda text: text.replace("metric: acc", "metric: accc"), r"tinyworld_cloze\.yaml\): .*no metric 'accc'"),
-    ],
-)
-def test_a_mistake_in_a_task_file_is_one_line(tmp_path, monkeypatch, change, message):
-    folder = tmp_path / "eval"
-    shutil.copytree(eval_dir(), folder)
-    path = next(folder.rglob("tinyworld_cloze.yaml"))
-    path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
-    monkeypatch.setattr(index, "eval_dir", lambda: folder)
-    caches = (index._own, index.entries_of, tasks._load)
-    for cache in caches:
-        cache.cache_clear()
-    with pytest.raises(HfpatchError, match=message) as caught:
-        load_tasks(("tinyworld_cloze",))
-    assert "\n" not in str(caught.value)
-    for cache in caches:
-        cache.cache_clear()
-
-
-RIDDLE = """task: riddle
-dataset_path: json
-dataset_kwargs:
-  data_files: {data}
-test_split: train
-output_type: multiple_choice
-doc_to_text: "Question: {{{{question}}}}\\nAnswer:"
-doc_to_choice: "{{{{choices}}}}"
-doc_to_target: "{{{{gold}}}}"
-metric_list:
-  - metric: acc
-"""
-
-
 @pytest.fixture
 def own_tasks(tmp_path, support):
     """A folder with a task of one's own, and its data elsewhere."""
-    data = tmp_path / "data" / "riddles.jsonl"
+    data, folder = tmp_path / "data" / "riddles.jsonl", tmp_path / "tasks"
     rows = [{"question": f"What is {n}?", "choices": ["a", "b"], "gold": n % 2} for n in range(4)]
     support.write_rows(data, rows)
-    folder = tmp_path / "tasks"
     (folder / "deeper").mkdir(parents=True)
-    (folder / "deeper" / "riddle.yaml").write_text(RIDDLE.format(data=data), encoding="utf-8")
+    riddle = {"doc_to_text": "Question: {{question}}\nAnswer:", "doc_to_choice": "{{choices}}", "doc_to_target": "gold"}
+    riddle |= {"output_type": "multiple_choice", "metric_list": [{"metric": "acc"}]}
+    write_task(folder / "deeper", "riddle", **riddle, dataset_kwargs={"data_files": str(data)})
     return folder
 
 
-@pytest.mark.usefixtures("no_full_index")
 def test_tasks_of_ones_own(own_tasks, data_dir):
     loaded = load_tasks(("riddle", "lambada_openai"), data_dir=data_dir, include_path=own_tasks)
     assert len(loaded["riddle"].eval_docs) == 4
@@ -230,7 +181,6 @@ def test_tasks_of_ones_own(own_tasks, data_dir):
     assert changed.doc_to_text(changed.eval_docs[2]).startswith("A question:")
 
 
-@pytest.mark.usefixtures("no_full_index")
 def test_a_task_of_ones_own_takes_the_place_of_another(own_tasks, data_dir):
     file = own_tasks / "deeper" / "riddle.yaml"
     file.write_text(file.read_text(encoding="utf-8").replace("task: riddle", "task: hellaswag"), encoding="utf-8")
@@ -240,14 +190,15 @@ def test_a_task_of_ones_own_takes_the_place_of_another(own_tasks, data_dir):
     assert len(task.eval_docs) == 24
 
 
-@pytest.mark.usefixtures("no_full_index")
 @pytest.mark.parametrize(
     ("change", "name", "message"),
     [
         (("", ""), "ridle", r"unknown task 'ridle' \(did you mean 'riddle'"),
         (("metric_list:", "metric_list: ["), "riddle", r"riddle\.yaml, line \d+: not valid YAML"),
         (("metric: acc", "metric: accc"), "riddle", r"riddle\.yaml\): there is no metric 'accc'"),
-        (("metric: acc", "metric: accc\n    aggregation: mean"), "riddle", r"riddle\.yaml\): .*no metric 'accc'"),
+        (("metric: acc", "metric: accc\n  aggregation: mean"), "riddle", r"riddle\.yaml\): .*no metric 'accc'"),
+        (("test_split", "nonsense: 3\ntest_split"), "riddle", r"riddle\.yaml\): cannot be built .*'nonsense'"),
+        (("test_split", "process_docs: !function nowhere.f\ntest_split"), "riddle", r"riddle\.yaml\): cannot be built"),
         (("test_split: train", "test_split: nowhere"), "riddle", r"riddle\.yaml\): cannot be built .*nowhere"),
         (("riddles.jsonl", "gone.jsonl"), "riddle", r"task riddle: its data cannot be loaded .*gone\.jsonl.*write"),
     ],

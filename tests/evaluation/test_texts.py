@@ -4,7 +4,7 @@ from datasets import Dataset
 from lm_eval.api.task import ConfigurableTask
 
 from hfpatch.evaluation import load_tasks
-from hfpatch.evaluation.texts import task_documents
+from hfpatch.evaluation.tasks import task_documents
 
 
 def test_every_text_of_every_document_is_found_however_deep():

@@ -6,7 +6,7 @@ import pytest
 
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import load_tasks
-from hfpatch.evaluation.texts import task_documents
+from hfpatch.evaluation.tasks import task_documents
 from hfpatch.recipes.comparison import load_recipe
 from hfpatch.results import load_results
 from hfpatch.runs import compare, forecast, train

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,10 +43,6 @@ class BatchLimits:
         if device.type == "cpu":
             return cls(tokens=512, logits=1 << 20)
         return cls(tokens=32768, logits=1 << 27, overhead=2048, fewest=8192)
-
-    def quarter(self) -> BatchLimits:
-        """Return a quarter of these limits."""
-        return replace(self, tokens=max(1, self.tokens // 4), logits=max(1, self.logits // 4))
 
     def divided(self, total: int) -> BatchLimits:
         """Return limits by which so many tokens become enough batches, unless these would be too small."""
@@ -101,41 +98,29 @@ def units(made: Sequence[list[Tree]], limits: BatchLimits, *, together: bool = T
 
 
 def batches(rows: Sequence[Tree], limits: BatchLimits) -> list[list[Tree]]:
-    """Return batches of rows, the longest first; plain rows and trees are in different batches.
+    """Return the batches of rows that have the least total cost, the longest rows first.
 
+    Plain rows and trees are in different batches. A batch costs its rows times its longest row, and a fixed overhead:
+    with ``C(n)`` the least cost of the first n rows, ``C(n) = min over j of C(j) + (n - j) · length(j) + overhead``.
     The batches depend on the tokens of the rows, not on their order.
     """
     made = []
     for plain in (False, True):
         alike = sorted((row for row in rows if row.is_chain == plain), key=lambda row: (-len(row), row.tokens))
-        ends = _ends([len(row) for row in alike], limits)
-        made += [alike[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        costs = np.full(len(alike) + 1, np.inf)
+        costs[0] = 0
+        starts = np.zeros(len(alike) + 1, dtype=np.int64)
+        for start, longest in enumerate(map(len, alike)):
+            most = min(max(1, limits.tokens // longest), len(alike) - start)
+            ends = slice(start + 1, start + 1 + most)
+            found = costs[start] + longest * np.arange(1, most + 1) + limits.overhead
+            starts[ends] = np.where(found < costs[ends], start, starts[ends])
+            costs[ends] = np.minimum(found, costs[ends])
+        cuts = [len(alike)]
+        while cuts[-1]:
+            cuts.append(int(starts[cuts[-1]]))
+        made += [alike[start:end] for end, start in reversed(list(itertools.pairwise(cuts)))]
     return made
-
-
-def _ends(lengths: Sequence[int], limits: BatchLimits) -> list[int]:
-    """Return the ends of the batches that have the least total cost.
-
-    A batch costs its rows times its longest row, and a fixed overhead: with ``C(n)`` the least cost of the first n
-    rows, ``C(n) = min over j of C(j) + (n - j) · length(j) + overhead``.
-
-    Args:
-        lengths: of the rows, descending.
-        limits: what a batch may contain.
-    """
-    costs = np.full(len(lengths) + 1, np.inf)
-    costs[0] = 0
-    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
-    for start, longest in enumerate(lengths):
-        most = min(max(1, limits.tokens // longest), len(lengths) - start)
-        ends = slice(start + 1, start + 1 + most)
-        found = costs[start] + longest * np.arange(1, most + 1) + limits.overhead
-        starts[ends] = np.where(found < costs[ends], start, starts[ends])
-        costs[ends] = np.minimum(found, costs[ends])
-    made = [len(lengths)]
-    while made[-1]:
-        made.append(int(starts[made[-1]]))
-    return made[-2::-1]
 
 
 def model_inputs(model: Any, trees: Sequence[Tree]) -> dict[str, Tensor]:

@@ -52,16 +52,23 @@ class Sharing:
 
 
 def declared_sharing(model: Any, max_length: int) -> Sharing:
-    """Return how long a row with a shared context may be on this model by its configuration; nothing is tried.
-
-    Args:
-        model: a causal language model, with adapters or without.
-        max_length: the longest row that the model takes.
-    """
+    """Return how long a row with a shared context may be on this model by its configuration; nothing is tried."""
     if max_length < SHORT_PATH:
         return Sharing(0, "its rows are too short for a probe")
-    if declared := _declared_obstacle(model, model.config.get_text_config()):
-        return Sharing(0, declared)
+    config = model.config.get_text_config()
+    kinds = {str(kind) for name in _LAYERS for kind in (getattr(config, name, None) or ())} - _ATTENTION
+    if getattr(model, "_is_stateful", False) or kinds:
+        return Sharing(0, f"it has layers without a mask ({', '.join(sorted(kinds)) or 'recurrent'})")
+    if _mixes_tokens(model):
+        return Sharing(0, "a method of its patch reads earlier positions of the row")
+    if getattr(config, "alibi", False):
+        return Sharing(0, "ALiBi uses distances in the row")
+    body = (model.get_base_model() if hasattr(model, "get_base_model") else model).base_model
+    if "position_ids" not in inspect.signature(body.forward).parameters:
+        return Sharing(0, "it takes no position ids")
+    attention = getattr(model.config, "_attn_implementation", None)
+    if attention not in _MASKED:
+        return Sharing(0, f"attention {attention!r} takes no 4-D mask")
     window = min(_limits(model, _WINDOWS + _SELECTED_KEYS), default=max_length)
     return Sharing(window, f"attention covers {window} tokens") if window < max_length else Sharing(max_length)
 
@@ -70,23 +77,6 @@ def _mixes_tokens(model: Any) -> bool:
     """Return whether a method that acts now reads earlier positions, also in the model of an export."""
     asked = (getattr(module, "looks_back", None) for module in model.modules())
     return any(looks_back() for looks_back in asked if callable(looks_back))
-
-
-def _declared_obstacle(model: Any, config: Any) -> str | None:
-    kinds = {str(kind) for name in _LAYERS for kind in (getattr(config, name, None) or ())}
-    if getattr(model, "_is_stateful", False) or kinds - _ATTENTION:
-        return f"it has layers without a mask ({', '.join(sorted(kinds - _ATTENTION)) or 'recurrent'})"
-    if _mixes_tokens(model):
-        return "a method of its patch reads earlier positions of the row"
-    if getattr(config, "alibi", False):
-        return "ALiBi uses distances in the row"
-    body = (model.get_base_model() if hasattr(model, "get_base_model") else model).base_model
-    if "position_ids" not in inspect.signature(body.forward).parameters:
-        return "it takes no position ids"
-    attention = getattr(model.config, "_attn_implementation", None)
-    if attention not in _MASKED:
-        return f"attention {attention!r} takes no 4-D mask"
-    return None
 
 
 def trees_are_exact(model: Any, parts: Parts, row: int, path: int) -> bool:
@@ -158,20 +148,15 @@ def _declared_padding_obstacle(model: Any, longest: int) -> str | None:
     keys = min(_limits(model, _SELECTED_KEYS), default=longest)
     if keys < longest:
         return f"its attention selects {keys} keys"
-    original = _rotary_switch(model.config.get_text_config())
-    if original is not None and original < longest:
-        return f"its rotary frequencies change beyond {original} tokens"
-    return None
-
-
-def _rotary_switch(config: Any) -> int | None:
-    """Return the longest row with the frequencies of short rows, if longer rows have different ones."""
+    config = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]  # one, or one for each type of layer
     changing = [each for each in kinds if each.get("rope_type") in _CHANGING_ROPE]
     own = [each.get("original_max_position_embeddings") for each in changing]
     lengths = [*own, config.max_position_embeddings] if changing else []
-    return min((length for length in lengths if length), default=None)
+    if (original := min(filter(None, lengths), default=longest)) < longest:
+        return f"its rotary frequencies change beyond {original} tokens"
+    return None
 
 
 def _limits(model: Any, names: Sequence[str]) -> list[int]:
@@ -208,7 +193,11 @@ def _equal_padded(parts: Parts, modules: Sequence[nn.Module], tokens: Tensor, si
 
 def _equal_as_trees(model: Any, parts: Parts, probe: Tensor) -> bool:
     """Return whether trees of two and three endings give the features of plain rows, in one row and side by side."""
-    requests = _probe_requests(probe[:SHORT_PATH].tolist())
+    tokens = probe[:SHORT_PATH].tolist()
+    context, others = tokens[:6], tokens[6:]
+    endings = [others[:5], [*others[:2], *others[4:], *others[:2]], others[::-1]]
+    pairs = [*((context, ending) for ending in endings), (others[:3], context[:3]), (others[:3], context[3:])]
+    requests = [TokenRequest.cut(*pair, max_length=SHORT_PATH) for pair in pairs]
     first, second = group(requests, longest=4 * SHORT_PATH, endings=4 * SHORT_PATH)
     trees = [Tree.joined([first, second]), second]
     rows = [Tree.of(request.tokens) for request in requests]
@@ -223,15 +212,6 @@ def _equal_as_trees(model: Any, parts: Parts, probe: Tensor) -> bool:
         for row, tree in enumerate(trees)
         for index, nodes in tree.scored
     )
-
-
-def _probe_requests(tokens: list[int]) -> list[TokenRequest]:
-    """Return three requests with a context of 6 tokens and two with one of 3, of 12 tokens."""
-    context, others = tokens[:6], tokens[6:]
-    endings = [others[:5], [*others[:2], *others[4:], *others[:2]], others[::-1]]
-    requests = [TokenRequest.cut(context, ending, max_length=len(tokens)) for ending in endings]
-    pair = (context[:3], context[3:])
-    return [*requests, *(TokenRequest.cut(others[:3], ending, max_length=len(tokens)) for ending in pair)]
 
 
 def _equal_as_long_tree(row: int, path: int, model: Any, parts: Parts, probe: Tensor) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +15,6 @@ from hfpatch.sites import base_model
 from hfpatch.sites.lm_head import PLAIN, LMHead, find_lm_head
 
 _SMALLEST_SLICE = 256
-
-
-class Parts(Protocol):
-    """A model in two steps."""
-
-    def features(self, tokens: Tensor, **inputs: Tensor) -> Tensor:
-        """Return the features (batch, seq, width) of tokens (batch, seq)."""
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Return the logits (n, vocabulary) in fp32 of features (n, width), as a tensor that may be overwritten."""
 
 
 class BodyAndHead(LMHead):
@@ -95,7 +84,7 @@ class LastPositions(WholeModel):
     """A whole model that computes the logits of a row's last positions only, as generation asks it to.
 
     Attributes:
-        model: the model, see `keeps_logits`.
+        model: the model, whose own argument ``logits_to_keep`` chooses the positions.
         last: how many positions.
     """
 
@@ -107,17 +96,15 @@ class LastPositions(WholeModel):
         return logits[:, -min(self.last, tokens.shape[1]) :]
 
 
-def keeps_logits(model: Any) -> bool:
-    """Return whether a model's own argument chooses the positions whose logits it computes."""
-    return "logits_to_keep" in inspect.signature(base_model(model).forward).parameters
+Parts = BodyAndHead | WholeModel
+"""A model in two steps: ``features`` (batch, seq, width) of tokens (batch, seq), and ``logits`` (n, vocabulary) in fp32
+of features (n, width), as a tensor that may be overwritten."""
 
 
 def split_model(model: Any, findings: Findings) -> Parts:
     """Return a model's body and head if together they give its logits, else the model as a whole.
 
-    Args:
-        model: a causal language model, with adapters or without.
-        findings: what is known about it; what is found is added.
+    What is found is added to the findings.
     """
     if findings.split is None:
         found = find_lm_head(model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,12 +24,7 @@ _NEAR = 1e-5
 def scored_positions(trees: Sequence[Tree], requests: Sequence[TokenRequest]) -> tuple[Table, Table]:
     """Return the scored positions of a batch, each once, and the targets that they predict.
 
-    Args:
-        trees: the rows of the batch.
-        requests: what is scored.
-
-    Returns:
-        Row and node of each position (n, 2); and of each target its position, its token and its request (targets, 3).
+    Row and node of each position (n, 2); and of each target its position, its token and its request (targets, 3).
     """
     wanted = sorted(
         (row, node, target, index)
@@ -43,109 +37,64 @@ def scored_positions(trees: Sequence[Tree], requests: Sequence[TokenRequest]) ->
     return positions, np.column_stack([at.reshape(-1), table[:, 2:]])
 
 
-class Pool:
-    """Features of scored positions, collected over the batches of a unit to keep the head busy.
+def score_positions(
+    parts: Parts, batches: Sequence[tuple[Tensor, Table]], limits: BatchLimits
+) -> list[tuple[int, Score]]:
+    """Return the index and the score of each request of a unit, whose batches keep the head busy together.
 
     Args:
         parts: the model in two steps.
+        batches: the features (n, width) of scored positions and the targets that they predict, see `scored_positions`.
         limits: how many logits may exist at once.
     """
+    features = torch.cat([each for each, _ in batches])
+    starts = np.cumsum([0, *(len(each) for each, _ in batches)])
+    moved = [table + np.array([start, 0, 0]) for (_, table), start in zip(batches, starts, strict=False)]
+    targets = np.concatenate(moved)
 
-    def __init__(self, parts: Parts, limits: BatchLimits) -> None:
-        self._parts = parts
-        self._limits = limits
-        self._features: list[Tensor] = []
-        self._targets: list[Table] = []
-        self._size = 0
+    # some rows of features at a time
+    logits = limits.logits
+    if not isinstance(parts, BodyAndHead):
+        step = max(_FEWEST_ROWS, logits // features.shape[-1])
+    else:
+        step = limits.tokens if parts.sliceable(features) else max(_FEWEST_ROWS, logits // parts.vocabulary)
+    found = []
+    for start in range(0, len(features), step):
+        first, last = np.searchsorted(targets[:, 0], [start, start + step])
+        rows, tokens = torch.from_numpy(targets[first:last, :2].T.copy()).to(features.device)
+        found.append(log_probabilities(parts, features[start : start + step], rows - start, tokens, logits))
+    values, greedy = (torch.cat(each).cpu() for each in zip(*found, strict=True))
 
-    def add(self, features: Tensor, targets: Table) -> None:
-        """Add the features (n, width) of a batch's scored positions and their targets, see `scored_positions`."""
-        self._features.append(features)
-        self._targets.append(targets + np.array([self._size, 0, 0]))
-        self._size += len(features)
-
-    def flush(self) -> list[tuple[int, Score]]:
-        """Return the index and the score of each request that was added, and empty the pool."""
-        if not self._features:
-            return []
-        features, targets = torch.cat(self._features), np.concatenate(self._targets)
-        self._features, self._targets, self._size = [], [], 0
-        values, greedy = self._log_probabilities(features, targets)
-        indices, at = np.unique(targets[:, 2], return_inverse=True)
-        sums = np.bincount(at, weights=values.double().numpy())
-        misses = np.bincount(at, weights=(~greedy).numpy())
-        return [(int(i), (float(s), bool(m == 0))) for i, s, m in zip(indices, sums, misses, strict=True)]
-
-    def _log_probabilities(self, features: Tensor, targets: Table) -> tuple[Tensor, Tensor]:
-        """Return each target's log-probability and greedy decision (targets,), some rows of features at a time."""
-        if not isinstance(self._parts, BodyAndHead):
-            step = max(_FEWEST_ROWS, self._limits.logits // features.shape[-1])
-        elif self._parts.sliceable(features):
-            step = self._limits.tokens
-        else:
-            step = max(_FEWEST_ROWS, self._limits.logits // self._parts.vocabulary)
-        found = []
-        for start in range(0, len(features), step):
-            first, last = np.searchsorted(targets[:, 0], [start, start + step])
-            rows, tokens = torch.from_numpy(targets[first:last, :2].T.copy()).to(features.device)
-            some = Targets(rows - start, tokens)
-            found.append(log_probabilities(self._parts, features[start : start + step], some, self._limits.logits))
-        values, greedy = (torch.cat(each).cpu() for each in zip(*found, strict=True))
-        return values, greedy
+    # sums by request
+    indices, at = np.unique(targets[:, 2], return_inverse=True)
+    sums = np.bincount(at, weights=values.double().numpy())
+    misses = np.bincount(at, weights=(~greedy).numpy())
+    return [(int(i), (float(s), bool(m == 0))) for i, s, m in zip(indices, sums, misses, strict=True)]
 
 
-@dataclass(frozen=True)
-class Targets:
-    """The targets of some rows of features.
-
-    Attributes:
-        rows: (targets,), the row of each target.
-        tokens: (targets,), the target tokens.
-    """
-
-    rows: Tensor
-    tokens: Tensor
-
-
-def log_probabilities(parts: Parts, features: Tensor, targets: Targets, numbers: int) -> tuple[Tensor, Tensor]:
+def log_probabilities(
+    parts: Parts, features: Tensor, rows: Tensor, tokens: Tensor, numbers: int
+) -> tuple[Tensor, Tensor]:
     """Return each target's log-probability (targets,) in fp32 and whether it is the greedy token.
 
     The greedy token is lm-eval's, the arg max of a row's log-probabilities: rounding makes log-probabilities equal
     where logits are not quite, and of equal ones the first counts.
 
-    Args:
-        parts: the model in two steps.
-        features: (n, width).
-        targets: the targets of these rows.
-        numbers: how many logits may exist at once, roughly.
-    """
-    if isinstance(parts, BodyAndHead) and parts.sliceable(features):
-        return _by_slices(parts, features, targets, numbers)
-    return from_logits(parts.logits(features), targets)
-
-
-def from_logits(logits: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and greedy decisions from logits (n, vocabulary) in fp32, which are overwritten."""
-    rows, tokens = targets.rows.to(logits.device), targets.tokens.to(logits.device)  # where the head is
-    top = logits.amax(dim=-1)
-    wanted, highest = logits[rows, tokens], top[rows]
-    greedy = _reaches(wanted, highest)
-    (near,) = greedy.nonzero(as_tuple=True)
-    if len(near):
-        greedy[near] = logits[rows[near]].log_softmax(dim=-1).argmax(dim=-1) == tokens[near]
-    total = logits.sub_(top[:, None]).exp_().sum(dim=-1).log()
-    return (wanted - highest) - total[rows], greedy
-
-
-def _by_slices(parts: BodyAndHead, features: Tensor, targets: Targets, numbers: int) -> tuple[Tensor, Tensor]:
-    """Go through the vocabulary in slices, so that the logits of a slice fit the processor's cache.
-
+    Where the head is a matrix, the vocabulary comes in slices, so that the logits of a slice fit the processor's cache.
     Running over the slices: the largest logit ``m`` of each row, ``s = Σ exp(logit - m)`` and the second largest of the
     slices' peaks. A target is the greedy token if its logit reaches ``m`` and no other logit is near it: those in its
     own slice are counted, those in other slices are bounded by the second largest peak. All these logits come from one
     product, so its precision (TF32, bf16) does not matter. If others are near, `from_logits` decides.
+
+    Args:
+        parts: the model in two steps.
+        features: (n, width).
+        rows: (targets,), the row of each target.
+        tokens: (targets,), the target tokens.
+        numbers: how many logits may exist at once, roughly.
     """
-    rows, tokens = targets.rows, targets.tokens
+    if not (isinstance(parts, BodyAndHead) and parts.sliceable(features)):
+        return from_logits(parts.logits(features), rows, tokens)
     top = torch.full((len(features),), torch.finfo(torch.float32).min, device=features.device)
     runner_up, total = top.clone(), torch.zeros_like(top)
     wanted = torch.zeros(len(tokens), device=features.device)
@@ -163,9 +112,22 @@ def _by_slices(parts: BodyAndHead, features: Tensor, targets: Targets, numbers: 
     greedy = _reaches(wanted, top[rows])
     (unclear,) = (greedy & ((rivals > 1) | _reaches(runner_up[rows], wanted))).nonzero(as_tuple=True)
     for some in torch.split(unclear, max(1, numbers // parts.vocabulary)):
-        again = Targets(torch.arange(len(some), device=rows.device), tokens[some])
-        greedy[some] = from_logits(parts.logits(features[rows[some]]), again)[1]
+        own = torch.arange(len(some), device=rows.device)
+        greedy[some] = from_logits(parts.logits(features[rows[some]]), own, tokens[some])[1]
     return (wanted - top[rows]) - total.log()[rows], greedy
+
+
+def from_logits(logits: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities and greedy decisions from logits (n, vocabulary) in fp32, which are overwritten."""
+    rows, tokens = rows.to(logits.device), tokens.to(logits.device)  # where the head is
+    top = logits.amax(dim=-1)
+    wanted, highest = logits[rows, tokens], top[rows]
+    greedy = _reaches(wanted, highest)
+    (near,) = greedy.nonzero(as_tuple=True)
+    if len(near):
+        greedy[near] = logits[rows[near]].log_softmax(dim=-1).argmax(dim=-1) == tokens[near]
+    total = logits.sub_(top[:, None]).exp_().sum(dim=-1).log()
+    return (wanted - highest) - total[rows], greedy
 
 
 def _reaches(logits: Tensor, others: Tensor) -> Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,12 +24,13 @@ from hfpatch.evaluation.scorer.exactness import (
     trial_of_trees,
     try_padding,
 )
-from hfpatch.evaluation.scorer.findings import Findings, Padding, TreeTrial
-from hfpatch.evaluation.scorer.head import LastPositions, Parts, WholeModel, keeps_logits, split_model
-from hfpatch.evaluation.scorer.log_probs import Pool, Score, Table, scored_positions
+from hfpatch.evaluation.scorer.findings import Findings, TreeTrial
+from hfpatch.evaluation.scorer.head import LastPositions, Parts, WholeModel, split_model
+from hfpatch.evaluation.scorer.log_probs import Score, Table, score_positions, scored_positions
 from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group, pack, plain_rows
 from hfpatch.evaluation.scorer.trimming import Modules, only_at, trimmable
-from hfpatch.sites import input_device
+from hfpatch.evaluation.windows import say_once
+from hfpatch.sites import base_model, input_device
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +105,7 @@ class Scorer:
         """How long a row with several endings may be by the model's configuration."""
         return declared_sharing(self.model, self._max_length)
 
+    @torch.no_grad()
     def score(
         self,
         requests: Sequence[TokenRequest],
@@ -123,19 +126,19 @@ class Scorer:
             HfpatchError: if a quarter of the limits is too much for the memory, too.
         """
         done = set(known)
-
-        def take(scores: Sequence[tuple[int, Score]]) -> None:
-            done.update(index for index, _ in scores)
-            on_scores(scores)
-
-        for limits in (self.limits, self.limits.quarter()):
+        quarter = replace(self.limits, tokens=max(1, self.limits.tokens // 4), logits=max(1, self.limits.logits // 4))
+        for limits in (self.limits, quarter):
             try:
                 plan = self.plan(requests, limits)
                 found = units(plan.batches, limits, together=not isinstance(plan.parts, WholeModel))
                 if share is not None:
                     done.update(share(found, done))
                     share = None
-                self._score_units(plan, found, requests, done, take, limits)
+                for unit in found:
+                    if features := [self._features(plan, batch, requests) for batch in unit.missing(done)]:
+                        scores = score_positions(plan.parts, features, limits)
+                        done.update(index for index, _ in scores)
+                        on_scores(scores)
                 return
             except (MemoryError, RuntimeError) as error:
                 if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or "not enough memory" in str(error)):
@@ -148,23 +151,6 @@ class Scorer:
                 logger.warning("out of memory with %s tokens at once; trying a quarter", limits.tokens)
             if input_device(self.model).type == "cuda":
                 torch.cuda.empty_cache()
-
-    @torch.no_grad()
-    def _score_units(
-        self,
-        plan: Plan,
-        found: Sequence[Unit],
-        requests: Sequence[TokenRequest],
-        done: Collection[int],
-        take: OnScores,
-        limits: BatchLimits,
-    ) -> None:
-        for unit in found:
-            pool = Pool(plan.parts, limits)
-            for batch in unit.missing(done):
-                pool.add(*self._features(plan, batch, requests))
-            if scores := pool.flush():
-                take(scores)
 
     def _features(
         self, plan: Plan, batch: Sequence[Tree], requests: Sequence[TokenRequest]
@@ -190,10 +176,6 @@ class Scorer:
 
         There are three ways, each with the trials that it needs: rows one by one, which needs none; plain rows in
         padded batches; contexts with several endings in one row. What takes the fewest tokens is done, trials included.
-
-        Args:
-            requests: what to score.
-            limits: how much goes through the model at once.
         """
         rows = sorted(plain_rows(requests), key=lambda row: (-len(row), row.tokens))
         if not rows:
@@ -211,38 +193,29 @@ class Scorer:
         cost_alone = _cost(alone, overhead)
         cost_plain = _cost(_batched(requests, Sharing(0), limits), overhead) + padding
         cost_shared = _cost(shared, overhead) + padding + trees if row else cost_plain
-        if cost_shared >= min(cost_plain, cost_alone) and self.declared.reason and _shares(requests):
-            _warn_once(self.model, _limit_of(self.declared))
-        if cost_alone <= min(cost_plain, cost_shared):
-            return Plan(alone, self._parts_for_few(requests, len(rows)))
+        in_common = len({request.context for request in requests}) < len(rows)
+        if cost_shared >= min(cost_plain, cost_alone) and self.declared.reason and in_common:
+            say_once(f"{type(self.model).__name__}: {_limit_of(self.declared)}")
+        words = self.model.get_input_embeddings().weight.shape[0]
+        if cost_alone <= min(cost_plain, cost_shared):  # if rows are few, without a trial of the head
+            last = max(2, *(len(request.targets) for request in requests))  # the product of one may round otherwise
+            few = self.weigh_trials and len(rows) <= _FEW_ROWS and last * words <= _FEW_LOGITS
+            chooses = few and "logits_to_keep" in inspect.signature(base_model(self.model).forward).parameters
+            return Plan(alone, LastPositions(self.model, last) if chooses else self.parts)
 
         # the trials
-        padded = self._padding(shortest, longest)
+        padded = self.findings.padding_of(shortest, longest)
+        if padded is None:
+            padded = try_padding(self.model, self.parts, shortest, longest)
+            self.findings.padding.append(padded)
         if padded.obstacle is not None:
+            self._warn(f"rows of {shortest} to {longest} tokens are scored one by one ({padded.obstacle})")
             return Plan(alone, self.parts)
         modules = trimmable(self.model, self.parts) if padded.trims else ()
         if isinstance(self.parts, WholeModel):  # each position has a row of logits
-            words = self.model.get_input_embeddings().weight.shape[0]
             limits = replace(limits, tokens=min(limits.tokens, max(_FEWEST_TOKENS, limits.logits // words)))
         sharing = self._tried_sharing(requests, limits) if cost_shared < cost_plain else Sharing(0)
         return Plan(_batched(requests, sharing, limits), self.parts, modules, sharing)
-
-    def _parts_for_few(self, requests: Sequence[TokenRequest], rows: int) -> Parts:
-        """Return how rows go through the model one by one: if they are few, without a trial of its head."""
-        last = max(2, *(len(request.targets) for request in requests))  # of one alone the product may round otherwise
-        words = self.model.get_input_embeddings().weight.shape[0]
-        few = self.weigh_trials and rows <= _FEW_ROWS and last * words <= _FEW_LOGITS
-        return LastPositions(self.model, last) if few and keeps_logits(self.model) else self.parts
-
-    def _padding(self, shortest: int, longest: int) -> Padding:
-        """Return whether rows of these lengths may be padded, and share rows; try it if that is not known."""
-        found = self.findings.padding_of(shortest, longest)
-        if found is None:
-            found = try_padding(self.model, self.parts, shortest, longest)
-            self.findings.padding.append(found)
-        if found.obstacle is not None:
-            self._warn(f"rows of {shortest} to {longest} tokens are scored one by one ({found.obstacle})")
-        return found
 
     def _tried_sharing(self, requests: Sequence[TokenRequest], limits: BatchLimits) -> Sharing:
         """Return how long a row with several endings may be; the largest such row of these requests is tried."""
@@ -268,7 +241,7 @@ class Scorer:
 
     def _warn(self, limit: str) -> None:
         if self._is_finite:
-            _warn_once(self.model, limit)
+            say_once(f"{type(self.model).__name__}: {limit}")
 
     @cached_property
     def _is_finite(self) -> bool:
@@ -293,21 +266,7 @@ def _sizes(made: Sequence[Sequence[Tree]]) -> tuple[int, int]:
     return max(map(len, trees), default=0), max((max(tree.depths) + 1 for tree in trees), default=0)
 
 
-def _shares(requests: Sequence[TokenRequest]) -> bool:
-    """Return whether endings have a context in common."""
-    return len({request.context for request in requests}) < len({request.tokens for request in requests})
-
-
 def _limit_of(sharing: Sharing) -> str:
     if sharing.longest == 0:
         return f"endings do not share their context ({sharing.reason}); plain rows are scored"
     return f"endings share their context only in rows of up to {sharing.longest} tokens ({sharing.reason})"
-
-
-def _warn_once(model: Any, limit: str) -> None:
-    _log_once(f"{type(model).__name__}: {limit}")
-
-
-@lru_cache(maxsize=64)
-def _log_once(line: str) -> None:
-    logger.warning("%s", line)

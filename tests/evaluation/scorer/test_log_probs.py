@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hfpatch.evaluation.scorer.head import BodyAndHead, WholeModel
-from hfpatch.evaluation.scorer.log_probs import Targets, from_logits, log_probabilities
+from hfpatch.evaluation.scorer.log_probs import from_logits, log_probabilities
 from hfpatch.sites.lm_head import Tail
 
 VOCABULARY, WIDTH = 700, 6
@@ -22,9 +22,9 @@ def make_head(bias, dtype=torch.float32):
 
 
 @torch.no_grad()
-def reference(logits, targets):
+def reference(logits, rows, tokens):
     log = logits.float().log_softmax(dim=-1)
-    return log[targets.rows, targets.tokens], log.argmax(dim=-1)[targets.rows] == targets.tokens
+    return log[rows, tokens], log.argmax(dim=-1)[rows] == tokens
 
 
 @torch.no_grad()
@@ -42,10 +42,10 @@ def test_slices_give_the_log_softmax_and_its_arg_max(seed, bias, finish, greedy_
     if greedy_targets:  # the first of the equal largest, and a later one that is as large
         tokens[::2] = logits.argmax(dim=-1)[rows][::2]
         tokens[1::2] = (logits.argmax(dim=-1)[rows][1::2] + 300) % VOCABULARY
-    targets = Targets(rows, tokens)
+    targets = (rows, tokens)
     assert parts.sliceable(features)
-    values, greedy = log_probabilities(parts, features, targets, numbers=5 * 256)
-    expected, expected_greedy = reference(logits, targets)
+    values, greedy = log_probabilities(parts, features, *targets, numbers=5 * 256)
+    expected, expected_greedy = reference(logits, *targets)
     torch.testing.assert_close(values, expected, rtol=1e-6, atol=1e-5)
     # where two logits are equal up to rounding, the order in which a product is summed decides
     others = logits[rows].scatter(1, tokens[:, None], -torch.inf).amax(dim=-1)
@@ -56,10 +56,10 @@ def test_slices_give_the_log_softmax_and_its_arg_max(seed, bias, finish, greedy_
 @torch.no_grad()
 def test_of_equal_logits_the_first_is_the_greedy_one():
     logits = torch.tensor([[0.0, 3.0, 1.0, 3.0], [2.0, 1.0, 0.0, 1.0]])
-    targets = Targets(torch.tensor([0, 0, 1]), torch.tensor([1, 3, 0]))
-    values, greedy = from_logits(logits.clone(), targets)
+    targets = (torch.tensor([0, 0, 1]), torch.tensor([1, 3, 0]))
+    values, greedy = from_logits(logits.clone(), *targets)
     assert greedy.tolist() == [True, False, True]
-    torch.testing.assert_close(values, reference(logits, targets)[0])
+    torch.testing.assert_close(values, reference(logits, *targets)[0])
 
 
 @torch.no_grad()
@@ -69,10 +69,10 @@ def test_equal_logits_in_other_slices_are_seen():
     features = torch.randn(200, WIDTH)
     best = parts.head(features)[:, :300].argmax(dim=-1)
     for shift, expected in ((0, True), (300, False)):
-        targets = Targets(torch.arange(200), best + shift)
+        targets = (torch.arange(200), best + shift)
         clear = parts.head(features)[:, 600:].amax(dim=-1) < parts.head(features)[:, :300].amax(dim=-1) - 1e-3
         clear &= (best != 9) & (best != 10)
-        _, greedy = log_probabilities(parts, features, targets, numbers=200 * 256)
+        _, greedy = log_probabilities(parts, features, *targets, numbers=200 * 256)
         assert clear.sum() > 100
         assert greedy[clear].eq(expected).all()
 
@@ -83,9 +83,9 @@ def test_bf16_features_are_summed_in_fp32():
     parts = BodyAndHead(nn.Identity(), make_head(True, torch.bfloat16))
     features = torch.randn(6, WIDTH, dtype=torch.bfloat16)
     tokens = torch.cat([parts.head(features[:3]).argmax(dim=-1), torch.tensor([1, 2, 699])])
-    targets = Targets(torch.arange(6), tokens)
-    values, _ = log_probabilities(parts, features, targets, numbers=10)
-    expected, _ = reference(parts.head(features), targets)
+    targets = (torch.arange(6), tokens)
+    values, _ = log_probabilities(parts, features, *targets, numbers=10)
+    expected, _ = reference(parts.head(features), *targets)
     assert values.dtype == torch.float32
     torch.testing.assert_close(values, expected, rtol=0, atol=0.05)
 
@@ -108,9 +108,9 @@ def test_a_head_that_is_more_than_a_matrix_is_taken_as_it_is(change):
         head.weight = head[0].weight
     parts = BodyAndHead(nn.Identity(), head)
     assert not parts.sliceable(features)
-    targets = Targets(torch.arange(4), torch.tensor([0, 1, 2, 3]))
-    values, greedy = log_probabilities(parts, features, targets, numbers=100)
-    expected, expected_greedy = reference(head(features), targets)
+    targets = (torch.arange(4), torch.tensor([0, 1, 2, 3]))
+    values, greedy = log_probabilities(parts, features, *targets, numbers=100)
+    expected, expected_greedy = reference(head(features), *targets)
     torch.testing.assert_close(values, expected)
     assert torch.equal(greedy, expected_greedy)
 
@@ -118,5 +118,5 @@ def test_a_head_that_is_more_than_a_matrix_is_taken_as_it_is(change):
 def test_logits_of_a_whole_model_are_left_as_they_are():
     features = torch.randn(3, 7)
     kept = features.clone()
-    log_probabilities(WholeModel(nn.Identity()), features, Targets(torch.arange(3), torch.arange(3)), numbers=5)
+    log_probabilities(WholeModel(nn.Identity()), features, torch.arange(3), torch.arange(3), numbers=5)
     assert torch.equal(features, kept)

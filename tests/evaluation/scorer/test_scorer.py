@@ -26,32 +26,20 @@ LONGEST = 40
 PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm, torch.ops.aten.linear}
 SMALL = BatchLimits(tokens=160, logits=1 << 14)
 MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+LFM2 = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
 MORE = {
     "mistral_window": ("mistral", {**families.LLAMA, "sliding_window": 22}),
     "mistral_narrow": ("mistral", {**families.LLAMA, "sliding_window": 6}),
     "granite": ("granite", {**families.LLAMA, "logits_scaling": 4.0}),
     "cohere": ("cohere", {**families.LLAMA, "logit_scale": 0.3}),
     "falcon_h1": ("falcon_h1", {**families.LLAMA, **MAMBA}),
-    "lfm2": (
-        "lfm2",
-        {**families.LLAMA, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
-    ),
+    "lfm2": ("lfm2", {**families.LLAMA, **LFM2}),
 }
 # case -> longest row that endings share; 0 is none
 SHARED = {
-    "gpt_neox": LONGEST,
-    "gpt2": LONGEST,
-    "llama": LONGEST,
-    "gemma2": LONGEST,
-    "opt": LONGEST,
-    "granite": LONGEST,
-    "cohere": LONGEST,
+    **dict.fromkeys(("gpt_neox", "gpt2", "llama", "gemma2", "opt", "granite", "cohere"), LONGEST),
     "mistral_window": 22,
-    "mistral_narrow": 0,
-    "falcon_per_head": 0,
-    "bloom": 0,
-    "falcon_h1": 0,
-    "lfm2": 0,
+    **dict.fromkeys(("mistral_narrow", "falcon_per_head", "bloom", "falcon_h1", "lfm2"), 0),
 }
 ROPE = {"rope_theta": 10_000.0, "original_max_position_embeddings": 20}
 LONG = {**ROPE, "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
@@ -69,6 +57,7 @@ LORA = LoraConfig(target_modules=["q_proj", "v_proj"])
 
 @pytest.fixture
 def make(monkeypatch):
+    scorer.say_once.cache_clear()
     monkeypatch.setattr(families, "CASES", {**families.CASES, **MORE})
     return families.make_model
 
@@ -182,6 +171,8 @@ def test_answers_are_lm_evals_where_a_method_reads_earlier_positions(case, at, m
 
 @pytest.mark.parametrize("kind", [kind for kind in OF_WHOLE_ROWS if kind in CONFIG_MAPPING])
 def test_rows_are_scored_one_by_one_where_their_length_decides(kind, tokenizer, caplog):
+    scorer.say_once.cache_clear()
+
     def make():
         config = shrink(CONFIG_MAPPING[kind]())
         for name, value in OF_WHOLE_ROWS[kind].items():
@@ -192,7 +183,6 @@ def test_rows_are_scored_one_by_one_where_their_length_decides(kind, tokenizer, 
     short = [number for number, (_, context, ending) in enumerate(requests) if len(context) + len(ending) <= 20]
     assert 0 < len(short) < len(requests)
     expected = theirs(make(), tokenizer, requests, batch_size=1)  # some of these have no fp64
-    scorer._log_once.cache_clear()
     assert_equal(ours(make(), requests), expected)
     assert "one by one" in caplog.text
     assert_equal(ours(make(), [requests[number] for number in short]), [expected[number] for number in short])
@@ -205,14 +195,6 @@ def test_what_a_short_probe_misses_a_long_one_finds(make, tokenizer, monkeypatch
     assert Scorer(model, LONGEST, SMALL).declared.longest == LONGEST
     assert_equal(ours(model, requests), reference(model, tokenizer, requests))
     assert SHORT < plan_of(model, requests).sharing.longest < LONGEST
-
-
-def test_rows_without_a_limit_share_batches(make, caplog):
-    model = make("gpt_neox")
-    scorer._log_once.cache_clear()
-    plan = plan_of(model, encoded(model))
-    assert max(map(len, plan.batches)) > 1
-    assert not caplog.records
 
 
 def test_eager_attention_and_a_peft_model(make, tokenizer):
@@ -287,10 +269,10 @@ class Doubled(GPT2LMHeadModel):
 
 
 def test_a_model_without_a_separable_head_is_scored_as_a_whole_with_a_warning(tokenizer, caplog):
+    scorer.say_once.cache_clear()
     torch.manual_seed(0)
     model = Doubled(families.make_config("gpt2")).eval()
     requests = encoded(model)
-    scorer._log_once.cache_clear()
     assert_equal(ours(model, requests), reference(model, tokenizer, requests))
     assert isinstance(Scorer(model, LONGEST).parts, WholeModel)
     assert [record.getMessage() for record in caplog.records] == [
@@ -300,24 +282,16 @@ def test_a_model_without_a_separable_head_is_scored_as_a_whole_with_a_warning(to
 
 def test_the_log_says_why_endings_do_not_share_a_row(make, caplog):
     requests = encoded(make("gpt_neox"))
-    scorer._log_once.cache_clear()
-    for case, why in [
-        ("falcon_per_head", "ALiBi"),
-        ("bloom", "position ids"),
-        ("falcon_h1", "hybrid"),
-        ("mistral_narrow", "attention covers 6 tokens"),
-        ("gpt_neox", None),
-    ]:
+    reasons = {"falcon_per_head": "ALiBi", "bloom": "position ids", "falcon_h1": "hybrid", "gpt_neox": None}
+    assert max(map(len, plan_of(make("gpt_neox"), requests).batches)) > 1  # rows without a limit share batches
+    for case, why in {**reasons, "mistral_narrow": "attention covers 6 tokens"}.items():
         caplog.clear()
         plan_of(make(case), requests)
         assert [why in record.getMessage() for record in caplog.records] == ([True] if why else [])
-
-
-def test_of_a_broken_model_the_log_says_nothing_wrong(make, caplog):
+    caplog.clear()  # of a broken model nothing wrong is said
     model = make("gpt_neox")
     torch.nn.init.constant_(model.gpt_neox.layers[0].mlp.dense_h_to_4h.weight, float("nan"))
-    scorer._log_once.cache_clear()
-    plan_of(model, encoded(make("gpt_neox")))
+    plan_of(model, requests)
     assert not caplog.records
 
 

@@ -36,6 +36,11 @@ def features(model, modules):
         return model.base_model(tokens, use_cache=False)[0]
 
 
+def assert_same_features(model, modules):
+    found, expected = (features(model, chosen)[ROWS, NODES] for chosen in (modules, ()))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 @torch.no_grad()
 def rows_seen(model, module):
     """How many positions each matrix product of a module computes."""
@@ -63,62 +68,39 @@ def test_the_last_block_computes_scored_positions_alone_and_the_same(case):
         seen = rows_seen(model, module)
         assert seen
         assert set(seen) == {len(ROWS)}
-    torch.testing.assert_close(
-        features(model, modules)[ROWS, NODES], features(model, ())[ROWS, NODES], rtol=1e-5, atol=1e-5
-    )
+    assert_same_features(model, modules)
     assert not torch.equal(features(model, modules)[0, 1], features(model, ())[0, 1])
 
 
-def test_experts_are_trimmed_too(monkeypatch):
+def test_experts_and_patched_models_are_trimmed_too(monkeypatch):
     monkeypatch.setitem(families.CASES, "mixtral", ("mixtral", MIXTRAL))
-    model = families.make_model("mixtral")
-    modules = trimmable(model)
-    assert len(modules) == 2
-    torch.testing.assert_close(
-        features(model, modules)[ROWS, NODES], features(model, ())[ROWS, NODES], rtol=1e-5, atol=1e-5
-    )
+    patched = families.make_model("llama")
+    patch(patched, [PreProjectionConfig(content_skip=True), LoraConfig(target_modules=["o_proj", "up_proj"])]).eval()
+    families.perturb(patched)
+    for model in (families.make_model("mixtral"), patched):
+        modules = trimmable(model)
+        assert len(modules) == 2
+        assert_same_features(model, modules)
 
 
-def test_patched_models_are_trimmed():
-    model = families.make_model("llama")
-    patch(model, [PreProjectionConfig(content_skip=True), LoraConfig(target_modules=["o_proj", "up_proj"])]).eval()
-    families.perturb(model)
-    modules = trimmable(model)
-    assert len(modules) == 2
-    torch.testing.assert_close(
-        features(model, modules)[ROWS, NODES], features(model, ())[ROWS, NODES], rtol=1e-5, atol=1e-5
-    )
+class Other(nn.Module):
+    """An MLP that looks at the positions before, or gives more than one thing."""
 
-
-class Mixing(nn.Module):
-    """An MLP that looks at the positions before."""
-
-    def __init__(self, mlp):
+    def __init__(self, mlp, *, pair=False):
         super().__init__()
-        self.mlp = mlp
+        self.mlp, self.pair = mlp, pair
 
     def forward(self, hidden):
-        return self.mlp(hidden.cumsum(dim=1))
-
-
-class Pair(nn.Module):
-    """An MLP that gives more than one thing."""
-
-    def __init__(self, mlp):
-        super().__init__()
-        self.mlp = mlp
-
-    def forward(self, hidden):
-        return self.mlp(hidden), hidden
+        return (self.mlp(hidden), hidden) if self.pair else self.mlp(hidden.cumsum(dim=1))
 
 
 def test_what_mixes_positions_runs_twice_or_cannot_be_put_back_is_left_whole():
     model = families.make_model("llama")
-    model.model.layers[-1].mlp = Mixing(model.model.layers[-1].mlp)
+    model.model.layers[-1].mlp = Other(model.model.layers[-1].mlp)
     assert trimmable(model) == ()
     model = families.make_model("llama")
     block = model.model.layers[-1]
-    block.mlp = Pair(block.mlp)
+    block.mlp = Other(block.mlp, pair=True)
     block.mlp.register_forward_hook(lambda _module, _arguments, output: output[0])
     assert [type(module) for module in trimmable(model)] == [nn.Linear]  # someone watches the other
     block.mlp._forward_hooks.clear()
@@ -144,9 +126,7 @@ def test_recurrent_layers_and_whole_models_are_left_whole(monkeypatch):
     lfm2 = {**families.LLAMA, "layer_types": ["full_attention", "conv"], "block_auto_adjust_ff_dim": False}
     monkeypatch.setitem(families.CASES, "lfm2", ("lfm2", lfm2))
     model = families.make_model("lfm2")
-    torch.testing.assert_close(
-        features(model, trimmable(model))[ROWS, NODES], features(model, ())[ROWS, NODES], rtol=1e-5, atol=1e-5
-    )
+    assert_same_features(model, trimmable(model))
     assert trimmable(model, WholeModel(model)) == ()
 
 

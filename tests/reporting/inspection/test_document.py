@@ -19,7 +19,7 @@ from hfpatch.analysis.gradients import GradientNorm
 from hfpatch.analysis.inspection import Inspection, Text
 from hfpatch.analysis.linearised import Linearised
 from hfpatch.analysis.movement import Movement, RunRecord
-from hfpatch.analysis.norms import PreProjectionSize, QuerySize, SkipNorm, SkipSize
+from hfpatch.analysis.norms import LayerSize, QuerySize, SkipNorm
 from hfpatch.analysis.relation import HeadRelation, Relation
 from hfpatch.analysis.reparametrisation import LayerReparametrisation
 from hfpatch.reporting.document import Table
@@ -64,8 +64,8 @@ def found():
         attention_patched=[HeadAttention(0, 0, 0.5, 1.5, 12.0)],
         gauge=4e-15,
         skip_norms=[SkipNorm(0, "default", 2.5512, 0.0128), SkipNorm(0, "other", 3.0, 0.0128)],
-        skip_sizes=[SkipSize(0, 0.224)],
-        pre_projection_sizes=[PreProjectionSize(1, 0.5)],
+        skip_sizes=[LayerSize(0, 0.224)],
+        pre_projection_sizes=[LayerSize(1, 0.5)],
         query_sizes=[
             QuerySize(1, "default", "query", 0.0197, 0.1, (0.1, 0.2), (0.1, 0.2), (0.3,), (0.1,)),
             QuerySize(1, "default", "key", 0.5, -0.25, (0.1, 0.2), (0.1, 0.2), (0.3,), (0.1,)),
@@ -237,7 +237,7 @@ def test_a_browser_shows_the_page_on_a_phone_without_a_request_or_an_error(found
 
 def test_neighbouring_layers_with_equal_cells_are_one_row():
     layers = (0, 1, 2, 3, 5)
-    alike = {layer: PreProjectionSize(layer, 0.25 if layer != 3 else 0.5) for layer in layers}
+    alike = {layer: LayerSize(layer, 0.25 if layer != 3 else 0.5) for layer in layers}
     tables = {
         block.name: block
         for section in inspection_document(inspection(pre_projection_sizes=[*alike.values()])).parts[0].sections
