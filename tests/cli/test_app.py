@@ -24,8 +24,7 @@ from transformers import LlamaConfig, MambaConfig, ZambaConfig
 import hfpatch
 from hfpatch import HfpatchError
 from hfpatch.__main__ import main
-from hfpatch.cli.progress import LiveProgress, PlainProgress, choose_progress
-from hfpatch.cli.table import TableProgress
+from hfpatch.cli.progress import LiveProgress, PlainProgress, TableProgress, choose_progress
 from hfpatch.promises import PROMISES
 from hfpatch.results import load_results
 from hfpatch.runs import Progress
@@ -446,7 +445,7 @@ def drive_two(progress):
 
 
 def test_runs_beside_each_other_are_lines_where_there_is_no_terminal(capsys, monkeypatch):
-    monkeypatch.setattr("hfpatch.cli.table.PLAIN_EVERY_S", -1.0)
+    monkeypatch.setattr("hfpatch.cli.progress.PLAIN_EVERY_S", -1.0)
     with choose_progress(parallel=True) as progress:
         drive_two(progress)
         progress.placed("third · seed 0", "evaluate", "node2:7")
@@ -466,7 +465,8 @@ def test_runs_beside_each_other_are_lines_where_there_is_no_terminal(capsys, mon
 
 def test_runs_beside_each_other_are_one_table_in_a_terminal():
     console = Console(file=io.StringIO(), width=100, height=8, force_terminal=True)
-    with TableProgress(console) as progress:
+    progress = TableProgress(console)
+    with progress.live:
         drive_two(progress)
         progress.placed("third · seed 0", "evaluate", "node2:7")
         progress.placed("last · seed 0", "evaluate", "node2:8")
