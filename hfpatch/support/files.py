@@ -27,6 +27,7 @@ MANIFEST = "manifest.json"
 _CHUNK_BYTES = 1 << 18
 _DAY_S = 86_400
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-[0-9a-f]{8}\.(?P<kind>tmp|old)")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _IO_ERROR = re.compile(r"I/O error: (.*?)(?: \(os error \d+\))?$")
 
 
@@ -128,20 +129,13 @@ def printable(value: Any) -> Any:
     Characters that neither XML nor UTF-8 can hold are replaced; NaN, infinities and integers beyond any float are None.
     """
     if isinstance(value, str):
-        return "".join(char if _is_printable(char) else "\ufffd" for char in value)
+        return _UNPRINTABLE.sub("\ufffd", value)
     if isinstance(value, Mapping):
         return {printable(key): printable(item) for key, item in value.items()}
     if isinstance(value, list):
         return [printable(item) for item in value]
     too_large = isinstance(value, int) and abs(value) > sys.float_info.max
     return None if too_large or (isinstance(value, float) and not math.isfinite(value)) else value
-
-
-def _is_printable(char: str) -> bool:
-    code = ord(char)
-    if code < 0x20:
-        return char in "\t\n\r"
-    return not (0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000 or code in (0xFFFE, 0xFFFF))
 
 
 def check_data_dir(folder: Path | None) -> None:
