@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.calls import CALLS
 from hfpatch.nn.columns import on_all_columns
-from hfpatch.sites.columns import Columns
 from hfpatch.sites.heads import QueryHeads
+from hfpatch.sites.layouts import Columns
 from hfpatch.tuners.cross_layer import Shared, SharingModule, shared_by
 from hfpatch.tuners.hidden_state import hidden_argument, replace_first, replace_hidden
 from hfpatch.tuners.lookback import Row, arguments_of, known_attention, row_of
