@@ -32,7 +32,9 @@ _IO_ERROR = re.compile(r"I/O error: (.*?)(?: \(os error \d+\))?$")
 
 
 class _WriteError(HfpatchError):
-    reason: object
+    def __init__(self, path: Path, reason: object) -> None:
+        super().__init__(f"{path}: cannot be written ({reason}); free space or choose another folder")
+        self.reason = reason
 
 
 @contextmanager
@@ -88,13 +90,13 @@ def clear_about_writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _write_error(path, error.strerror or error) from error
+        raise _WriteError(path, error.strerror or error) from error
     except SafetensorError as error:
         if (reason := _IO_ERROR.search(str(error))) is None:
             raise
-        raise _write_error(path, reason[1]) from error
+        raise _WriteError(path, reason[1]) from error
     except _WriteError as error:  # with this path, not the temporary one
-        raise _write_error(path, error.reason) from error
+        raise _WriteError(path, error.reason) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -206,12 +208,6 @@ def _swap(new: Path, path: Path) -> None:
 def _sync(path: Path) -> None:
     with path.open("rb") as stream:
         os.fsync(stream.fileno())
-
-
-def _write_error(path: Path, reason: object) -> _WriteError:
-    error = _WriteError(f"{path}: cannot be written ({reason}); free space or choose another folder")
-    error.reason = reason
-    return error
 
 
 def temporary_path(path: Path, kind: Literal["tmp", "old"]) -> Path:

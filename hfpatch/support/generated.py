@@ -147,7 +147,9 @@ class _Source:
 
 @functools.cache
 def _read(module: str) -> _Source:
-    text = source_file(module).read_text(encoding="utf-8")
+    file = source_file(module)
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    text = file.read_text(encoding="utf-8")
     lines, found = text.splitlines(), _Source()
     names: list[str] = []
     for node in ast.parse(text).body:
@@ -157,7 +159,19 @@ def _read(module: str) -> _Source:
                 before = found.outside.get(name, ("", ""))[0]
                 found.outside[name] = ("\n".join(filter(None, [before, f"import {ast.unparse(each)}"])), "")
         elif isinstance(node, ast.ImportFrom):
-            _add_imported(found, module, node)
+            home = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            for each in node.names:
+                name = each.asname or each.name
+                if not _is_own(home, module):
+                    found.outside[name] = (f"from {home}", ast.unparse(each))
+                elif _is_module(home, each.name):
+                    found.outside[name] = (f"import {home}.{each.name}", "")  # which is refused where it is used
+                else:
+                    lazy = importlib.import_module(home)._HOMES if home == "hfpatch" else None
+                    origin = home if lazy is None else f"hfpatch.{lazy.get(each.name, 'errors')}"
+                    found.inside[name] = (origin, each.name)
+                    if name != each.name:
+                        found.definitions[name] = f"{name} = {each.name}"
         else:  # the docstring of a constant belongs to the definition before it
             names = names if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else _defined(node)
             start = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
@@ -167,26 +181,6 @@ def _read(module: str) -> _Source:
                 found.definitions[name] = "\n".join(filter(None, [found.definitions.get(name), code]))
                 found.uses.setdefault(name, set()).update(used)
     return found
-
-
-def _add_imported(found: _Source, module: str, node: ast.ImportFrom) -> None:
-    """Add the names that a statement of a module imports."""
-    package = module if source_file(module).name == "__init__.py" else module.rpartition(".")[0]
-    home = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-    for each in node.names:
-        name = each.asname or each.name
-        if not _is_own(home, module):
-            found.outside[name] = (f"from {home}", ast.unparse(each))
-        elif _is_module(home, each.name):
-            found.outside[name] = (f"import {home}.{each.name}", "")  # which is refused where it is used
-        else:
-            if home == "hfpatch":  # which names the homes of its public names
-                homes = importlib.import_module(home)._HOMES
-                found.inside[name] = (f"hfpatch.{homes.get(each.name, 'errors')}", each.name)
-            else:
-                found.inside[name] = (home, each.name)
-            if name != each.name:
-                found.definitions[name] = f"{name} = {each.name}"
 
 
 def _is_own(imported: str, module: str) -> bool:

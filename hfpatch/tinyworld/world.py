@@ -1,4 +1,4 @@
-"""The world of a story: its words and the two ways of using them, its people with their traits, the places of things."""
+"""The world of a story: its words and two ways of using them, its people with their traits, the places of things."""
 
 from __future__ import annotations
 
