@@ -25,7 +25,7 @@ from hfpatch.recipes.comparison import load_recipe
 from hfpatch.recipes.pretraining import load_pretrain_or_study
 from hfpatch.recipes.training import TrainingSettings
 from hfpatch.sites import family
-from hfpatch.support.resources import recipes_dir
+from hfpatch.support.folders import recipes_dir
 from hfpatch.tuners import plugins as methods
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -22,10 +22,9 @@ from hfpatch.cli.eval_reading import (
 )
 from hfpatch.cli.running import interruptible, quiet_libraries
 from hfpatch.errors import HfpatchError
-from hfpatch.support.cache import cache_folder, is_writable
 from hfpatch.support.files import write_text
+from hfpatch.support.folders import cache_folder, eval_dir, is_writable
 from hfpatch.support.lazy import collection_paused
-from hfpatch.support.resources import eval_dir
 
 _LISTS = ("list", "list_groups", "list_subtasks", "list_tags")
 

@@ -11,10 +11,9 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites.family import Family, family_of, how_to_declare, load_plugins
-from hfpatch.sites.modules import has_module, submodule, unwrapped
+from hfpatch.sites.modules import base_model, has_module, submodule, text_config, text_tower, unwrapped
 from hfpatch.sites.site import AttentionSite, joined, read_site
 from hfpatch.sites.structure import block_lists, read_family
-from hfpatch.sites.tower import base_model, text_config, text_tower
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hfpatch.sites.tower import base_model, input_device, text_config
+from hfpatch.sites.modules import base_model, input_device, text_config
 from hfpatch.support.modes import evaluating
 
 CAPS = ("final_logit_softcapping", "logits_soft_cap")
