@@ -1,8 +1,9 @@
 """The files of the tiny world, made once by ``tests/tinyworld/build.py``: pretrained checkpoints, and the tasks' items.
 
 The items are in the shifted way of speaking and have the forms of well-known tasks: ``cloze`` that of LAMBADA (the last
-word follows from the whole passage), ``endings`` that of HellaSwag (four endings, one of them consistent), ``questions``
-that of ARC (a question with four choices) and ``text`` that of WikiText (documents for a rolling perplexity).
+word follows from the whole passage), ``endings`` that of HellaSwag (four endings, one of them consistent),
+``questions`` that of ARC (a question with four choices) and ``text`` that of WikiText (documents for a rolling
+perplexity).
 """
 
 from __future__ import annotations
