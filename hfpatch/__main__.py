@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from hfpatch.errors import HfpatchError
-from hfpatch.support.lab import needing_lab
+from hfpatch.support.lazy import needing_lab
 from hfpatch.support.ranks import may_speak
 
 

@@ -25,8 +25,7 @@ from hfpatch.recipes.comparison import load_recipe
 from hfpatch.recipes.pretraining import load_pretrain_or_study
 from hfpatch.recipes.training import TrainingSettings
 from hfpatch.sites import family
-from hfpatch.sites import plugins as families
-from hfpatch.support.resources import recipes_dir
+from hfpatch.support.folders import recipes_dir
 from hfpatch.tuners import registration as methods
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -91,7 +90,7 @@ def write_recipe(block):
 def check_entry_points(block):
     """Entry points are of the group that hfpatch reads, and each names an object in a module."""
     header, *entries = block.strip().splitlines()
-    assert header in [f'[project.entry-points."{group}"]' for group in (families.GROUP, methods.GROUP)]
+    assert header in [f'[project.entry-points."{group}"]' for group in (family.GROUP, methods.GROUP)]
     assert entries
     assert all(re.fullmatch(r'\w+ = "[\w.]+:\w+"', entry) for entry in entries)
 

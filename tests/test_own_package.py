@@ -19,7 +19,6 @@ from hfpatch.export.write import write_model
 from hfpatch.promises import run
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.sites import family
-from hfpatch.sites import plugins as families
 from hfpatch.surgery.budget import attention_modules
 from hfpatch.surgery.methods import build_method
 from hfpatch.tuners import registration as methods
@@ -46,11 +45,11 @@ def _known(installed, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(installed), *sys.path])
     monkeypatch.setattr(family, "_FAMILIES", dict(family._FAMILIES))
     with forgotten():
-        for plugins in (methods, families):
+        for plugins in (methods, family):
             plugins.load_plugins.cache_clear()
         methods.load_plugins()
         yield
-    for plugins in (methods, families):
+    for plugins in (methods, family):
         plugins.load_plugins.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "own_package"]:
         del sys.modules[name]

@@ -16,11 +16,8 @@ from hfpatch.cli import (
     engines,
     eval_options,
     evaluation,
-    exploring,
-    harness,
     lm_eval_options,
     options,
-    planning,
     pretraining,
     sharing,
 )
@@ -36,8 +33,7 @@ from hfpatch.cli.options import (
     model_settings,
     with_options,
 )
-from hfpatch.cli.quiet import quiet_libraries
-from hfpatch.cli.running import RESUME, interruptible, methods_there, print_report
+from hfpatch.cli.running import RESUME, interruptible, methods_there, print_report, quiet_libraries
 from hfpatch.support.lazy import collection_paused
 
 app = typer.Typer(
@@ -277,9 +273,90 @@ def inspect(
 app.command("eval", cls=lm_eval_options.EvalCommand)(eval_options.command_of(evaluation.evaluate))
 app.command(cls=engines.EngineCommand)(pretraining.pretrain)
 app.command()(pretraining.tokenize)
-app.command()(planning.plan)
-app.command()(exploring.explore)
+
+
+@app.command()
+def plan(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    methods: options.Methods = None,
+    effect: Annotated[
+        float | None,
+        typer.Option(help="A difference to find the documents and seeds for: 0.01 is one point, or 1 % of perplexity."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="About how long to measure, beside loading.")] = 20.0,
+    data_dir: DataDir = None,
+    model: options.BaseModel = None,
+    gguf_file: options.GgufFile = None,
+    trust_code: TrustCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what `compare` would run, how long it would take here, and what differences it could show.
+
+    Parts of a training step and of the tasks are run for each kind of method; nothing is written but caches.
+
+    Example: hfpatch plan pythia-160m --effect 0.01
+    """
+    from hfpatch.recipes.comparison import load_recipe
+
+    loaded = load_recipe(
+        recipe, with_options(overrides, data_dir, model=model, gguf_file=gguf_file), trust_code=trust_code
+    )
+    loaded = options.only_methods(loaded, methods)
+    quiet_libraries()
+    with collection_paused():
+        from hfpatch.cli.progress import choose_progress
+        from hfpatch.runs import forecast
+    from hfpatch.runs.progress import Progress
+
+    with nullcontext(Progress()) if as_json else choose_progress() as progress:
+        found = forecast(loaded, effect=effect, seconds=seconds, progress=progress)
+    from hfpatch.reporting.forecast import forecast_document
+    from hfpatch.reporting.terminal import print_document
+
+    if as_json:
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        print_document(forecast_document(found))
+
+
+@app.command()
+def explore(
+    places: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN_DIR...", help="Folders that compare, pretrain or eval wrote, or that hold such."),
+    ],
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("explore.html"),
+) -> None:
+    """Write one page over many runs: gains against parameters, time and memory, with filters.
+
+    It is made from each folder's results.json alone; a row opens its run's report.
+
+    Example: hfpatch explore runs/* --out explore.html
+    """
+    from hfpatch.reporting.explorer.page import explorer_summary, write_explorer
+    from hfpatch.reporting.terminal import print_document
+
+    written = write_explorer(places, out)
+    print_document(explorer_summary(written))
+    print(f"page: {written.page}")
+
+
 app.command("new-method")(creating.new_method)
 app.command()(sharing.push)
 app.command()(sharing.export)
-app.command("lm_eval", context_settings=harness.ALL_ARGUMENTS)(harness.lm_eval)
+
+
+# Its arguments, --help among them, belong to lm-eval.
+@app.command(
+    "lm_eval",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def lm_eval(context: typer.Context) -> None:
+    """Run lm-eval's own command, which then knows `--model hfpatch`; all arguments are lm-eval's.
+
+    Example: hfpatch lm_eval --model hfpatch --model_args pretrained=ID,patch=DIR --tasks lambada_openai
+    """
+    from hfpatch.evaluation.harness import run_lm_eval
+
+    run_lm_eval(context.args)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -68,54 +67,40 @@ def new_method(
 
     Example: hfpatch new-method my_gate --place mixed
     """
+    import jinja2
+
     given = place or ["query"]
     for each in given:
         if each not in PLACES:
             raise HfpatchError(f"--place {each}: no place of a branch{nearest(each, PLACES)}; use {', '.join(PLACES)}")
     places = [each for each in PLACES if each in given]
-    _require_free(name)
-    names = {f"{name}.py": "method.py", f"test_{name}.py": "test_method.py", "pyproject.toml": "pyproject.toml"}
-    files = {out / file: filled(template, name, places) for file, template in names.items()}
-    if not package:
-        del files[out / "pyproject.toml"]
-    if there := [path for path in files if path.exists()]:
-        raise HfpatchError(f"{there[0]}: exists already; choose another name, or --out")
-    for path, text in files.items():
-        write_text(path, text)
-        print(f"wrote: {path}")
-    print(f"check: hfpatch check tinyworld/gpt2 --method {name}:{_class_name(name)}")
-
-
-def _require_free(name: str) -> None:
-    """Refuse a name that is no method's, or has a meaning already."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise HfpatchError(f"{name}: a name is made of small letters, digits and '_', such as output_gate")
     if name in SIZES or name in NO_SIZE:
         raise HfpatchError(f"{name}: is a method already; choose another name")
     if importlib.util.find_spec(name) is not None:
         raise HfpatchError(f"{name}: a module of this name is installed already; choose another name")
-
-
-def filled(template: str, name: str, places: Sequence[str]) -> str:
-    """Return a file of a new method that acts at some of :data:`PLACES`, by its template in ``templates/``."""
-    import jinja2
-
-    loader = jinja2.PackageLoader("hfpatch.cli")
+    cls = "".join(word.capitalize() for word in name.split("_"))  # OutputGate for output_gate
     environment = jinja2.Environment(
-        loader=loader,
+        loader=jinja2.PackageLoader("hfpatch.cli"),
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    return environment.get_template(f"{template}.jinja").render(
-        name=name,
-        cls=_class_name(name),
-        listed=listed(places),
-        places={place: (f"{place}_" if len(places) > 1 else "", PLACES[place]) for place in places},
-    )
-
-
-def _class_name(name: str) -> str:
-    """Return the name of the class of a method: ``OutputGate`` for ``output_gate``."""
-    return "".join(word.capitalize() for word in name.split("_"))
+    values = {
+        "name": name,
+        "cls": cls,
+        "listed": listed(places),
+        "places": {place: (f"{place}_" if len(places) > 1 else "", PLACES[place]) for place in places},
+    }
+    names = {f"{name}.py": "method.py", f"test_{name}.py": "test_method.py", "pyproject.toml": "pyproject.toml"}
+    if not package:
+        del names["pyproject.toml"]
+    if there := [out / file for file in names if (out / file).exists()]:
+        raise HfpatchError(f"{there[0]}: exists already; choose another name, or --out")
+    for file, template in names.items():
+        path = out / file
+        write_text(path, environment.get_template(f"{template}.jinja").render(values))
+        print(f"wrote: {path}")
+    print(f"check: hfpatch check tinyworld/gpt2 --method {name}:{cls}")

@@ -43,7 +43,20 @@ def with_model_args(given: EvalOptions) -> tuple[EvalOptions, dict[str, Any]]:
             )
     if arguments.pop("parallelize", False):
         arguments.setdefault("device_map", "auto")
-    changed: dict[str, Any] = {"model": _named(given.model, arguments.pop("pretrained", None)), "model_args": None}
+    models = list(given.model or [])
+    kinds = [model for model in models if model in _KINDS and not Path(model).exists()]
+    if "pretrained" in arguments:  # --model is lm-eval's kind of model
+        if len(models) > len(kinds):
+            raise HfpatchError(
+                f"--model {next(model for model in models if model not in kinds)}: with --model-args pretrained=, "
+                "--model is lm-eval's kind of model, of which hfpatch eval has hf alone; leave one out"
+            )
+        models = [str(arguments.pop("pretrained"))]
+    elif kinds:
+        raise HfpatchError(f"--model {kinds[0]}: name the model as --model ID, or with --model-args pretrained=ID")
+    elif not models:
+        raise HfpatchError("--model: missing; give a hub id or a folder")
+    changed: dict[str, Any] = {"model": models, "model_args": None}
     adapters = [Path(str(arguments.pop(key))) for key in ("peft", "patch") if key in arguments]
     changed["patch"] = [*(given.patch or []), *adapters] or None
     for key in [key for key in _OPTIONS if key in arguments]:
@@ -53,24 +66,6 @@ def with_model_args(given: EvalOptions) -> tuple[EvalOptions, dict[str, Any]]:
             raise HfpatchError(f"--model-args {key}={value}: --{key.replace('_', '-')} is {other}; leave one out")
         changed[key] = value
     return replace(given, **changed), arguments
-
-
-def _named(models: list[str] | None, pretrained: Any) -> list[str]:
-    """Return the models; with ``pretrained`` ``--model`` is lm-eval's kind of model."""
-    models = list(models or [])
-    kinds = [model for model in models if model in _KINDS and not Path(model).exists()]
-    if pretrained is not None:
-        if len(models) > len(kinds):
-            raise HfpatchError(
-                f"--model {next(model for model in models if model not in kinds)}: with --model-args pretrained=, "
-                "--model is lm-eval's kind of model, of which hfpatch eval has hf alone; leave one out"
-            )
-        return [str(pretrained)]
-    if kinds:
-        raise HfpatchError(f"--model {kinds[0]}: name the model as --model ID, or with --model-args pretrained=ID")
-    if not models:
-        raise HfpatchError("--model: missing; give a hub id or a folder")
-    return models
 
 
 def read_models(given: EvalOptions, more: dict[str, Any]) -> list[ModelSettings]:
@@ -113,6 +108,20 @@ def read_settings(given: EvalOptions) -> EvaluationSettings:
     from hfpatch.recipes.strict import validate
 
     tasks, limit = _tasks(given)
+    rows = given.batch_size
+    if rows is not None and re.fullmatch(r"auto(:\d+)?", rows):
+        rows = None
+    if rows is not None and (not rows.isdecimal() or int(rows) < 1):
+        raise HfpatchError(f"--batch-size {rows}: must be auto or a number of rows")
+    clusters: dict[str, str | None] = {}
+    for each in given.cluster or ():
+        task, equals, column = (part.strip() for part in each.partition("="))
+        if not task or not equals:
+            raise HfpatchError(f"--cluster {each}: write it as TASK=COLUMN, such as boolq=passage")
+        clusters[task] = column or None
+    multiturn = _flag(given.fewshot_as_multiturn)
+    if isinstance(multiturn, str):
+        raise HfpatchError(f"--fewshot-as-multiturn {multiturn}: must be true or false")
     values = {
         "tasks": tasks,
         "include_path": str(given.include_path) if given.include_path else None,
@@ -120,12 +129,12 @@ def read_settings(given: EvalOptions) -> EvaluationSettings:
         "num_fewshot": given.num_fewshot,
         "max_length": given.max_length,
         "token_budget": given.token_budget,
-        **_batch_size(given.batch_size),
+        **({} if rows is None else {"batch_size": int(rows)}),
         "allow_unknown_base": given.allow_unknown_base,
-        "cluster": _clusters(given.cluster),
+        "cluster": clusters,
         "apply_chat_template": _flag(given.apply_chat_template) or False,
         "system_instruction": given.system_instruction,
-        "fewshot_as_multiturn": _truth("--fewshot-as-multiturn", given.fewshot_as_multiturn),
+        "fewshot_as_multiturn": multiturn,
         "gen_kwargs": read_arguments(given.gen_kwargs, "--gen-kwargs"),
         "seed": _seeds(given.seed),
         "confirm_run_unsafe_code": given.confirm_run_unsafe_code,
@@ -170,56 +179,27 @@ def _tasks(given: EvalOptions) -> tuple[list[str] | dict[str, Any], float | None
     names = [name.strip() for name in (given.tasks or "").split(",") if name.strip()]
     if not names:
         raise HfpatchError("--tasks: missing; name tasks with commas between them, --tasks list prints what there is")
-    limits = dict(map(_limit, given.limit or ()))
-    for name in limits:
+    limits: dict[str, float] = {}  # under an empty name that of all tasks
+    for text in given.limit or ():
+        name, equals, value = text.rpartition("=")
+        if equals and not name:
+            raise HfpatchError(f"--limit {text}: no task before the =; write it as TASK=N, or N alone")
+        try:
+            limits[name] = float(value)
+        except ValueError:
+            raise HfpatchError(f"--limit {text}: {value!r} is not a number of documents") from None
+        if not limits[name] > 0:
+            raise HfpatchError(f"--limit {text}: must be above 0; leave it out for all documents")
         if name and name not in names:
             raise HfpatchError(f"--limit {name}=: {name!r} is not among --tasks{nearest(name, names)}")
     limit = limits.pop("", None)
     return ({name: {"limit": limits.get(name)} for name in names} if limits else names), limit
 
 
-def _limit(text: str) -> tuple[str, float]:
-    """Return the task, empty for all, and the limit of ``[TASK=]N``."""
-    name, equals, value = text.rpartition("=")
-    if equals and not name:
-        raise HfpatchError(f"--limit {text}: no task before the =; write it as TASK=N, or N alone")
-    try:
-        limit = float(value)
-    except ValueError:
-        raise HfpatchError(f"--limit {text}: {value!r} is not a number of documents") from None
-    if not limit > 0:
-        raise HfpatchError(f"--limit {text}: must be above 0; leave it out for all documents")
-    return name, limit
-
-
-def _batch_size(text: str | None) -> dict[str, int]:
-    if text is None or re.fullmatch(r"auto(:\d+)?", text):
-        return {}
-    if not text.isdecimal() or int(text) < 1:
-        raise HfpatchError(f"--batch-size {text}: must be auto or a number of rows")
-    return {"batch_size": int(text)}
-
-
-def _clusters(given: list[str] | None) -> dict[str, str | None]:
-    """Return the column of each task that ``--cluster TASK=COLUMN`` names."""
-    pairs = {each: [part.strip() for part in each.partition("=")] for each in given or ()}
-    for each, (task, equals, _) in pairs.items():
-        if not task or not equals:
-            raise HfpatchError(f"--cluster {each}: write it as TASK=COLUMN, such as boolq=passage")
-    return {task: column or None for task, _, column in pairs.values()}
-
-
 def _flag(text: str | None) -> bool | str | None:
     """Return an option that is on, off or a name."""
     lower = (text or "").lower()
     return None if text is None else True if lower in _TRUE else False if lower in _FALSE else text
-
-
-def _truth(option: str, text: str | None) -> bool | None:
-    value = _flag(text)
-    if isinstance(value, str):
-        raise HfpatchError(f"{option} {text}: must be true or false")
-    return value
 
 
 def _seeds(text: str | None) -> list[int | None] | None:

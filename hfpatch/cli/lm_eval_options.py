@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from typer.core import TyperCommand
@@ -59,22 +60,16 @@ def as_hfpatch(words: Sequence[str]) -> list[str]:
         if name in REFUSED:
             raise HfpatchError(f"{name}: hfpatch eval has no such option; {REFUSED[name]}")
         found.append(f"{name}{equals}{value}")
-        values = list(_values(rest)) if name in _SEVERAL + _OPTIONAL and not equals else []
-        if name in _OPTIONAL and not equals:
+        if equals or name not in _SEVERAL + _OPTIONAL:
+            continue
+        values = list(itertools.takewhile(lambda word: not word.startswith("-"), rest))
+        if name in _OPTIONAL:
             found.append(values[0] if values else "true")
             del rest[: min(1, len(values))]
         elif values:
             found.append(",".join(value.strip(",") for value in values))
             del rest[: len(values)]
     return found
-
-
-def _values(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words before the next option."""
-    for word in words:
-        if word.startswith("-"):
-            return
-        yield word
 
 
 def read_arguments(text: str | None, option: str, *, names: Collection[str] = ()) -> dict[str, Any]:

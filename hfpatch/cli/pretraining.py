@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from hfpatch.cli import engines
 from hfpatch.cli.options import DataDir, Out, Overrides, RecipeArgument, Resume, TrustCode, with_options
-from hfpatch.cli.quiet import quiet_libraries
-from hfpatch.cli.running import RESUME, interruptible, print_report
+from hfpatch.cli.running import RESUME, interruptible, print_report, quiet_libraries
 from hfpatch.support.lazy import collection_paused
-
-if TYPE_CHECKING:
-    from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
-    from hfpatch.runs.engines.settings import EngineSettings
 
 
 def pretrain(
@@ -46,59 +41,41 @@ def pretrain(
     Example: hfpatch pretrain my-model.yaml training.steps=1000 --out runs/my-model
     """
     from hfpatch.errors import HfpatchError
-    from hfpatch.recipes.pretraining import PretrainRecipe, load_pretrain_or_study
+    from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_or_study
     from hfpatch.runs.engines.settings import EngineSettings
 
     engine = EngineSettings(jobs, ray, gpus_per_run, cpus_per_run, processes_per_run, launch_config)
     loaded = load_pretrain_or_study(recipe, with_options(overrides, data_dir), trust_code=trust_code)
     folder = out or Path("runs") / loaded.name
-    if not isinstance(loaded, PretrainRecipe):
-        _study(loaded, folder, engine, resume=resume, variant=variant, dry_run=dry_run)
-    elif variant is not None:
-        raise HfpatchError(f"--variant {variant}: {recipe} has no variants; leave the option out")
-    elif not engine.is_sequential:
-        raise HfpatchError(f"--jobs and --ray work on several runs, and {recipe} is one; use accelerate launch")
-    elif dry_run:
-        raise HfpatchError(f"--dry-run shows the runs of a study, and {recipe} is one run")
-    else:
-        _single(loaded, folder, resume=resume)
-
-
-def _single(recipe: PretrainRecipe, folder: Path, *, resume: bool) -> None:
-    """Pretrain one model, and print where it is."""
+    if isinstance(loaded, PretrainRecipe):
+        if variant is not None:
+            raise HfpatchError(f"--variant {variant}: {recipe} has no variants; leave the option out")
+        if not engine.is_sequential:
+            raise HfpatchError(f"--jobs and --ray work on several runs, and {recipe} is one; use accelerate launch")
+        if dry_run:
+            raise HfpatchError(f"--dry-run shows the runs of a study, and {recipe} is one run")
     quiet_libraries()
     with collection_paused():
         from hfpatch.cli.progress import choose_progress, is_first_process
         from hfpatch.runs import pretrain as run_pretrain
-
-    gc.freeze()
-    with interruptible(RESUME.format(folder)), choose_progress() as progress:
-        step = run_pretrain(recipe, folder, resume=resume, progress=progress)["train"]["diverged_step"]
-    if is_first_process():
-        print(f"model: {folder / 'model'}" if step is None else f"diverged at step {step}: {folder / 'metrics.jsonl'}")
-
-
-def _study(
-    recipe: StudyRecipe, folder: Path, engine: EngineSettings, *, resume: bool, variant: str | None, dry_run: bool
-) -> None:
-    """Run a study, or show what would be run, and print its report or where the runs of a variant are."""
-    quiet_libraries()
-    with collection_paused():
-        from hfpatch.cli.progress import choose_progress, is_first_process
         from hfpatch.runs import pretrain_study
 
     gc.freeze()
-    if dry_run:
-        engines.print_preview_of(recipe, folder, engine=engine, resume=resume, variant=variant)
+    if isinstance(loaded, PretrainRecipe):
+        with interruptible(RESUME.format(folder)), choose_progress() as progress:
+            step = run_pretrain(loaded, folder, resume=resume, progress=progress)["train"]["diverged_step"]
+        end = f"model: {folder / 'model'}" if step is None else f"diverged at step {step}: {folder / 'metrics.jsonl'}"
+    elif dry_run:
+        engines.print_preview_of(loaded, folder, engine=engine, resume=resume, variant=variant)
         return
-    with interruptible(RESUME.format(folder)), choose_progress(parallel=not engine.is_sequential) as progress:
-        pretrain_study(recipe, folder, resume=resume, variant=variant, progress=progress, engine=engine)
-    if not is_first_process():
-        return
-    if variant is None:
-        print_report(folder)
     else:
-        print(f"runs of {variant}: {folder / 'runs' / variant}; without --variant and with --resume: the report")
+        with interruptible(RESUME.format(folder)), choose_progress(parallel=not engine.is_sequential) as progress:
+            pretrain_study(loaded, folder, resume=resume, variant=variant, progress=progress, engine=engine)
+        end = f"runs of {variant}: {folder / 'runs' / str(variant)}; without --variant and with --resume: the report"
+    if is_first_process() and isinstance(loaded, StudyRecipe) and variant is None:
+        print_report(folder)
+    elif is_first_process():
+        print(end)
 
 
 def tokenize(

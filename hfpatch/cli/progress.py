@@ -1,4 +1,4 @@
-"""Progress: a live line for each run in a terminal, plain lines elsewhere."""
+"""Progress: live bars, or a table of runs that go on at the same time, in a terminal; plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.table import Table
+from rich.text import Text
 
 from hfpatch.runs.progress import Progress
 from hfpatch.training.records import StepRecord
 
 PLAIN_EVERY_S = 30.0
 """Seconds between two lines of one training run where the output is no terminal."""
+_AROUND = 5  # lines of the table that are no run
+_NAMED = 6  # runs that one plain line names
 
 
 @contextmanager
@@ -30,19 +36,16 @@ def choose_progress(*, parallel: bool = False) -> Iterator[Progress]:
     console = Console(stderr=True)
     if not is_first_process():
         yield Progress()
-        return
-    if parallel:
-        from hfpatch.cli.table import PlainTable, TableProgress
-
-        with TableProgress(console) if console.is_terminal else PlainTable() as table:
+    elif not console.is_terminal:
+        yield PlainTable() if parallel else PlainProgress()
+    elif parallel:
+        table = TableProgress(console)
+        with table.live:
             yield table
-        return
-    if not console.is_terminal:
-        yield PlainProgress()
-        return
-    texts = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}")
-    with Bars(*texts, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console) as bars:
-        yield LiveProgress(bars)
+    else:
+        texts = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}")
+        with Bars(*texts, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console) as bars:
+            yield LiveProgress(bars)
 
 
 def is_first_process() -> bool:
@@ -79,7 +82,7 @@ class PlainProgress(Progress):
 
     def finished(self, run: str, summary: str) -> None:
         """Show that a run is complete."""
-        self._say(done_text(run, summary))
+        self._say(_done_text(run, summary))
 
     def _say(self, text: str) -> None:
         self._last = time.monotonic()
@@ -138,14 +141,159 @@ class LiveProgress(Progress):
         if run not in self._lines:
             if self._finished and len(self._lines) >= self._bars.console.height - 1:
                 first = next(iter(self._finished))
-                text = done_text(first, self._finished.pop(first))
+                text = _done_text(first, self._finished.pop(first))
                 self._bars.console.print(text, markup=False, highlight=False)
                 self._bars.remove_task(self._lines.pop(first))
             self._lines[run] = self._bars.add_task(run, total=None, state="")
         return self._lines[run]
 
 
-def done_text(run: str, summary: str) -> str:
+@dataclass
+class _Row:
+    """A run at work; ``done`` of ``total`` requests of a task, ``record`` of its last step."""
+
+    node: str
+    action: str
+    steps: int = 0
+    record: StepRecord | None = None
+    task: str = ""
+    done: int = 0
+    total: int = 0
+
+    def cells(self) -> tuple[str, str, str]:
+        """Return what it does, how far it is in steps or requests, and the loss of the last step."""
+        step = f"{self.record.step if self.record else 0:,} / {self.steps:,}" if self.steps else ""
+        return (
+            f"{self.action} {self.task}".strip(),
+            f"{self.done:,} / {self.total:,}" if self.total else step,
+            f"{self.record.loss:.4f}" if self.record else "",
+        )
+
+
+class _Rows(Progress):
+    """The runs at work, and how many units are left; subclasses say how they and single lines are shown."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, _Row] = {}
+        self.units = self.units_left = 0
+
+    def opened(self, engine: str, units: int) -> None:
+        """Say how runs are worked on."""
+        self.units = self.units_left = units
+        self.say(f"{units} units of work, {engine}")
+
+    def placed(self, run: str, action: str, node: str) -> None:
+        """Show a run on its node."""
+        self.rows[run] = _Row(node, action)
+
+    def started(self, run: str, steps: int) -> None:
+        """Note how many steps there are."""
+        self.rows[run].steps = steps
+
+    def stepped(self, run: str, record: StepRecord) -> None:
+        """Show the last step."""
+        self.rows[run].record = record
+
+    def scored(self, run: str, task: str, done: int, total: int) -> None:
+        """Show how far a task is."""
+        row = self.rows[run]
+        row.task, row.done, row.total = task, done, total
+
+    def left(self, run: str, units: int) -> None:
+        """Show a run no more."""
+        self.rows.pop(run, None)
+        self.units_left = units
+
+    def waiting(self, reason: str) -> None:
+        """Say why nothing moves."""
+        self.say(f"waiting: {reason}")
+
+    def lost(self, run: str, reason: str) -> None:
+        """Say that a run goes on elsewhere."""
+        self.rows.pop(run, None)
+        self.say(f"{run}: its worker ended ({reason}); another one goes on from the newest checkpoint")
+
+    def failed(self, error: str) -> None:
+        """Say that a run failed."""
+        self.say(f"failed: {error}")
+
+    def finished(self, run: str, summary: str) -> None:
+        """Say what a run gave."""
+        self.say(_done_text(run, summary))
+
+    def units_done(self) -> str:
+        """Return how many units are done."""
+        return f"{self.units - self.units_left} of {self.units} units done"
+
+    def say(self, text: str) -> None:
+        """Print one line."""
+        print(text, file=sys.stderr, flush=True)
+
+
+class PlainTable(_Rows):
+    """A line when a unit begins or a run ends, and every half minute one on all that are at work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = time.monotonic()
+
+    def placed(self, run: str, action: str, node: str) -> None:
+        """Say where a unit begins."""
+        super().placed(run, action, node)
+        self.say(f"{run}: {action} on {node}")
+
+    def stepped(self, run: str, record: StepRecord) -> None:
+        """Say every half minute how far all runs at work are."""
+        super().stepped(run, record)
+        self._say_all()
+
+    def scored(self, run: str, task: str, done: int, total: int) -> None:
+        """Say every half minute how far all runs at work are."""
+        super().scored(run, task, done, total)
+        self._say_all()
+
+    def _say_all(self) -> None:
+        if time.monotonic() - self._last <= PLAIN_EVERY_S:
+            return
+        self._last = time.monotonic()
+        parts = []
+        for name, row in self.rows.items():
+            state, step, loss = row.cells()
+            parts.append(f"{name} {state}{step and f' {step}'}{loss and f' loss {loss}'}")
+        more = f", and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
+        self.say(f"{self.units_done()}; at work: {', '.join(parts[:_NAMED])}{more}")
+
+
+class TableProgress(_Rows):
+    """A table of the runs at work, shown while ``live`` is entered; what is done scrolls away above it as text."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+        self.live = Live(console=console, get_renderable=self.table, refresh_per_second=2, transient=True)
+
+    def say(self, text: str) -> None:
+        """Print one line above the table."""
+        self._console.print(Text(text))
+
+    def table(self) -> Table:
+        """Return the table of this moment."""
+        rows, most = dict(self.rows), max(1, self._console.height - _AROUND)
+        hidden = f", {len(rows) - most} of the runs at work are not shown" if len(rows) > most else ""
+        table = Table(caption=self.units_done() + hidden if self.units else None, box=None, pad_edge=False)
+        for name in ("run", "state", "node"):
+            table.add_column(name, no_wrap=True)
+        for name in ("step", "loss", "tokens/s"):
+            table.add_column(name, no_wrap=True, justify="right")
+        for run, row in list(rows.items())[:most]:
+            state, step, loss = row.cells()
+            last = row.record
+            speed = f"{last.tokens / last.seconds:,.0f}" if last is not None and last.seconds > 0 else ""
+            table.add_row(Text(run), Text(state), Text(row.node), step, loss, speed)
+        return table
+
+
+def _done_text(run: str, summary: str) -> str:
     """Return the line of a run that is complete, with its summary if it has one."""
     return f"{run}: done, {summary}" if summary else f"{run}: done"
 

@@ -1,18 +1,32 @@
-"""What the commands that fill a run folder share: how they end."""
+"""What commands share: quiet libraries, and how a command that fills a run folder ends."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import typer
 
+from hfpatch.support import quiet
 from hfpatch.support.ranks import may_speak, runs_alone
 from hfpatch.support.signals import sigterm_answered_by
 
 RESUME = "the same command with --resume continues in {}"
+
+
+def quiet_libraries() -> None:
+    """Turn off the libraries' progress bars, advice and warnings; hfpatch's own warnings are lines without a place."""
+    quiet.quiet_libraries()
+    warnings.filterwarnings("ignore", module=r"(?!hfpatch)")
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"hfpatch: warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+    warnings.showwarning = show
 
 
 def methods_there(folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hfpatch.cli.options import AllowOtherBase, GgufFile
-from hfpatch.cli.quiet import quiet_libraries
+from hfpatch.cli.running import quiet_libraries
 from hfpatch.errors import HfpatchError
 
 

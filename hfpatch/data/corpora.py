@@ -19,7 +19,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.sources import SplitPart, split_parts
 from hfpatch.support.files import check_data_dir, sha256_file
-from hfpatch.support.lab import needing_lab
+from hfpatch.support.lazy import needing_lab
 
 _TINYWORLD = ("tinyworld/base", "tinyworld/shifted")
 _SAVED = ("dataset_dict.json", "state.json")

@@ -34,7 +34,6 @@ from hfpatch.data.token_file import TokenFile, open_token_file, write_token_file
 from hfpatch.data.tokenizer import hash_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings, split_by_weight
-from hfpatch.support.cache import is_writable
 from hfpatch.support.files import (
     atomic_directory,
     check_manifest,
@@ -44,6 +43,7 @@ from hfpatch.support.files import (
     write_json,
     write_manifest,
 )
+from hfpatch.support.folders import is_writable
 
 _CACHE_FORMAT = 6
 _TOKENS = "tokens.bin"

@@ -10,8 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from hfpatch.results.schema import Comparison, TaskResult
-from hfpatch.support.lab import needing_lab
-from hfpatch.support.lazy import lazy_names
+from hfpatch.support.lazy import lazy_names, needing_lab
 
 if TYPE_CHECKING:
     from hfpatch.evaluation.comparison import check_comparable, compare, compare_again

@@ -17,7 +17,7 @@ from lm_eval.tasks import TaskManager
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.local import Stamp, file_stamp
-from hfpatch.support.resources import eval_dir
+from hfpatch.support.folders import eval_dir
 
 TASKS = ("TASK", "PY_TASK")
 LISTS = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hfpatch.data.readers import read_json_lines
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.strict import Section, read_yaml, validate
-from hfpatch.support.resources import eval_dir
+from hfpatch.support.folders import eval_dir
 
 if TYPE_CHECKING:
     from datasets import DatasetDict

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Val
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.code import refuse_code
-from hfpatch.support.resources import recipes_dir
+from hfpatch.support.folders import recipes_dir
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -22,8 +22,8 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.runs.identity import Identity, identify_data
-from hfpatch.support.cache import cache_folder
 from hfpatch.support.files import atomic_directory, check_data_dir
+from hfpatch.support.folders import cache_folder
 from hfpatch.surgery.bases import load_tokenizer
 from hfpatch.training.processes import start_processes
 

@@ -25,9 +25,9 @@ from hfpatch.recipes.tuning import trial_training
 from hfpatch.runs.identity import Identity, identify_base, identify_data, identify_method, identify_training
 from hfpatch.runs.plan import PlannedRun
 from hfpatch.runs.tuning import Tuning, values_text
-from hfpatch.support.cache import cache_folder
 from hfpatch.support.cpu import MatmulLibrary
 from hfpatch.support.files import check_data_dir, hash_values
+from hfpatch.support.folders import cache_folder
 from hfpatch.surgery.bases import Base, check_place, hash_weights, load_model, place_base
 from hfpatch.surgery.budget import Trial
 from hfpatch.surgery.folder import load_patch

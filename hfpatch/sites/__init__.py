@@ -1,14 +1,22 @@
 """Where the attention branch is in each architecture. All knowledge of architectures is in this package."""
 
 from hfpatch.sites import families  # importing it registers them
-from hfpatch.sites.columns import Columns
 from hfpatch.sites.discovery import Survey, find_sites, select_sites, survey
 from hfpatch.sites.family import Family, declared_model_types, family_of, register_family
 from hfpatch.sites.heads import QueryHeads
-from hfpatch.sites.layouts import TARGETS, Projection, concatenated, gated, latent, per_head, separate
-from hfpatch.sites.modules import count_values, features, require_matrix, submodule, unwrapped
+from hfpatch.sites.layouts import TARGETS, Columns, Projection, concatenated, gated, latent, per_head, separate
+from hfpatch.sites.modules import (
+    base_model,
+    count_values,
+    features,
+    input_device,
+    require_matrix,
+    submodule,
+    text_config,
+    text_tower,
+    unwrapped,
+)
 from hfpatch.sites.site import AttentionSite
-from hfpatch.sites.tower import base_model, input_device, text_config, text_tower
 
 __all__ = [
     "TARGETS",

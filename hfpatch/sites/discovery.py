@@ -10,12 +10,10 @@ from typing import Any
 from torch import nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.sites.family import Family, family_of, how_to_declare
-from hfpatch.sites.modules import has_module, submodule, unwrapped
-from hfpatch.sites.plugins import load_plugins
+from hfpatch.sites.family import Family, family_of, how_to_declare, load_plugins
+from hfpatch.sites.modules import base_model, has_module, submodule, text_config, text_tower, unwrapped
 from hfpatch.sites.site import AttentionSite, joined, read_site
 from hfpatch.sites.structure import block_lists, read_family
-from hfpatch.sites.tower import base_model, text_config, text_tower
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,10 @@ def survey(model: nn.Module) -> Survey:
     sites: list[AttentionSite] = []
     skipped: dict[int, str] = {}
     blocks = list(_blocks(base, family))
-    around = _around(base, [path for path, _ in blocks])
+    holders = [path.split(".")[:-2] for path, _ in blocks]  # lists of blocks are not called, what holds them all is
+    common = itertools.takewhile(lambda names: len(set(names)) == 1, zip(*holders, strict=False))
+    path_around = ".".join(names[0] for names in common)
+    around = path_around, base.get_submodule(path_around)
     for layer, (path, block) in enumerate(blocks):
         try:
             declared = family or read_family(block)
@@ -130,14 +131,6 @@ def _blocks(base: Any, family: Family | None) -> Iterator[tuple[str, nn.Module]]
     for path in lists:
         for name, block in submodule(tower, path, of=of).named_children():
             yield joined(prefix, path, name), block
-
-
-def _around(base: nn.Module, blocks: list[str]) -> tuple[str, nn.Module]:
-    """Return the module that holds every list of blocks, with its path; lists themselves are not called."""
-    holders = [path.split(".")[:-2] for path in blocks]
-    common = itertools.takewhile(lambda names: len(set(names)) == 1, zip(*holders, strict=False))
-    path = ".".join(names[0] for names in common)
-    return path, base.get_submodule(path)
 
 
 def _has_attention(family: Family, block: nn.Module) -> bool:

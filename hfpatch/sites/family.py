@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch import nn
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.sites.layouts import Layout
+from hfpatch.support import plugins
 
 Factor = Callable[[nn.Module], float]
 Refusals = Mapping[str, str]
@@ -62,6 +64,9 @@ class Family:
     refusals: Refusals | Callable[[nn.Module], Refusals] = field(default_factory=dict)
 
 
+GROUP = "hfpatch.families"
+"""The group of entry points by which other packages declare families."""
+
 EXPORTED = "hfpatch_"
 """Prefix of an export's model type; the attention branches are in the same places as in the stock type."""
 
@@ -86,6 +91,27 @@ def register_family(family: Family) -> None:
         if model_type in _WITHOUT:
             raise HfpatchError(f"model type {model_type!r} is declared already: {_WITHOUT[model_type]}")
     _FAMILIES.update(dict.fromkeys(family.model_types, family))
+
+
+@functools.cache
+def load_plugins() -> None:
+    """Register the families of every installed package that declares some; once in a process.
+
+    An entry point names a :class:`Family` or an iterable of them.
+
+    Raises:
+        HfpatchError: naming the entry point, if it cannot be loaded, is not a declaration, or repeats a model type.
+    """
+    for entry in plugins.entries(GROUP):
+        where, found = plugins.where(entry), plugins.load(entry)
+        families = list(found) if isinstance(found, Iterable) else [found]
+        if not all(isinstance(family, Family) for family in families):
+            raise HfpatchError(f"{where} must be a hfpatch.Family or several of them")
+        for family in families:
+            try:
+                register_family(family)
+            except HfpatchError as error:
+                raise HfpatchError(f"{where}: {error}") from error
 
 
 def register_without_attention(model_types: tuple[str, ...], reason: str) -> None:

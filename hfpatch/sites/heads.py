@@ -78,7 +78,13 @@ class QueryHeads:
 def query_heads(attention: nn.Module, config: Any, projections: Mapping[str, Projection]) -> QueryHeads | None:
     """Return the query heads of an attention module; None where no projection computes the query of whole heads."""
     width = projections["query"].columns.size if "query" in projections else 0
-    count = _head_count(attention, config, width)
+    sizes = (getattr(attention, name, None) for name in ("head_dim", "head_size"))
+    size = next((size for size in sizes if isinstance(size, int) and width % size == 0), None)
+    own = getattr(attention, "num_heads", None)
+    if size is not None:  # what the attention module says comes before its config
+        count: int | None = width // size
+    else:
+        count = own if isinstance(own, int) else getattr(config, "num_attention_heads", None)
     if not width or not count or width % count:
         return None
     norm = next((name for name in QUERY_NORMS if _acts(attention, name)), None)
@@ -109,13 +115,3 @@ def temperature_refusals(attention: nn.Module) -> dict[str, str]:
 
 def _acts(attention: nn.Module, name: str) -> bool:
     return has_module(attention, name) and not isinstance(submodule(attention, name, of=name), nn.Identity)
-
-
-def _head_count(attention: nn.Module, config: Any, width: int) -> int | None:
-    """Return the number of heads that the attention module says, by their size or number, else the config's."""
-    for name in ("head_dim", "head_size"):
-        size = getattr(attention, name, None)
-        if isinstance(size, int) and width % size == 0:
-            return width // size
-    own = getattr(attention, "num_heads", None)
-    return own if isinstance(own, int) else getattr(config, "num_attention_heads", None)

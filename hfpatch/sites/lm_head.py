@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hfpatch.sites.tower import base_model, input_device, text_config
+from hfpatch.sites.modules import base_model, input_device, text_config
 from hfpatch.support.modes import evaluating
 
 CAPS = ("final_logit_softcapping", "logits_soft_cap")
@@ -73,7 +72,16 @@ def find_lm_head(model: Any) -> LMHead | None:
     head, body = causal.get_output_embeddings(), causal.base_model
     if head is None or body is causal:
         return None
-    tails = list(_declared_tails(text_config(causal)))
+    # The tails that the configuration may mean
+    config = text_config(causal)
+    cap = next((value for name in CAPS if (value := getattr(config, name, None))), None)
+    values = [getattr(config, name, None) for name in SCALES]
+    numbers = [float(value) for value in values if isinstance(value, int | float) and value > 0]
+    scales = dict.fromkeys([1.0, *numbers, *(1 / number for number in numbers)])
+    caps = [None, float(cap)] if cap else [None]
+    tails = [Tail(scale, each) for scale in scales for each in caps]
+
+    # The logits, and the head's output z from which one of the tails should compute them
     peak = _PROBE_RANGE / min(tail.scale for tail in tails)
     factors: list[Tensor] = []
 
@@ -103,14 +111,3 @@ def close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
         return False
     tolerance = max(1e-4, 8 * torch.finfo(dtype).eps)
     return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
-
-
-def _declared_tails(config: Any) -> Iterator[Tail]:
-    """Yield the tails that a configuration may mean; which one it is, if any, only a trial shows."""
-    cap = next((value for name in CAPS if (value := getattr(config, name, None))), None)
-    values = [getattr(config, name, None) for name in SCALES]
-    numbers = [float(value) for value in values if isinstance(value, int | float) and value > 0]
-    for scale in dict.fromkeys([1.0, *numbers, *(1 / number for number in numbers)]):
-        yield Tail(scale)
-        if cap:
-            yield Tail(scale, float(cap))

@@ -14,7 +14,7 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites.family import Family
-from hfpatch.sites.layouts import Layout, latent, out_features, separate
+from hfpatch.sites.layouts import latent, out_features, separate
 from hfpatch.sites.modules import features, has_module, submodule, unwrapped
 from hfpatch.sites.site import joined
 
@@ -91,12 +91,20 @@ def read_family(block: nn.Module) -> Family | None:
             f"{type(block).__name__} has the norms {', '.join(sorted(norms)) or '(none)'}, which do not show where the "
             "attention branch joins the residual stream"
         )
+    is_latent = _is_latent(attention)
+    if not is_latent:
+        query, value = out_features(attention, "q_proj"), features(unwrapped(getattr(attention, output)))[0]
+        if query != value:
+            raise HfpatchError(
+                f"{type(attention).__name__}: q_proj has {query} columns but {output} reads {value}, so that some of "
+                "them may be something else than the query"
+            )
     return Family(
         name=STRUCTURAL,
         model_types=(),
         layers="",
         attention=paths[0],
-        qkv=_layout(attention, output),
+        qkv=latent if is_latent else separate(),
         output=output,
         exit=EXITS[norms],
         factor=attrgetter("residual_multiplier") if hasattr(block, "residual_multiplier") else None,
@@ -108,29 +116,13 @@ def _attention_paths(block: nn.Module, *, depth: int = 2, at: str = "") -> Itera
         path = joined(at, name)
         if OTHER_PATHS.search(name) or OTHER_MIXERS.search(type(child).__name__):
             continue
-        if _is_attention(child):
+        own = all(has_module(child, target) for target in ("q_proj", "k_proj", "v_proj"))
+        if (own or _is_latent(child)) and any(has_module(child, output) for output in OUTPUTS):
             yield path
         elif depth > 1 and not isinstance(child, nn.ModuleList):
             yield from _attention_paths(child, depth=depth - 1, at=path)
 
 
-def _is_attention(module: nn.Module) -> bool:
-    own = all(has_module(module, name) for name in ("q_proj", "k_proj", "v_proj"))
-    return (own or _is_latent(module)) and any(has_module(module, name) for name in OUTPUTS)
-
-
 def _is_latent(module: nn.Module) -> bool:
     query = has_module(module, "q_proj") or (has_module(module, "q_a_proj") and has_module(module, "q_b_proj"))
     return query and has_module(module, "kv_b_proj")
-
-
-def _layout(attention: nn.Module, output: str) -> Layout:
-    if _is_latent(attention):
-        return latent
-    query, value = out_features(attention, "q_proj"), features(unwrapped(getattr(attention, output)))[0]
-    if query != value:
-        raise HfpatchError(
-            f"{type(attention).__name__}: q_proj has {query} columns but {output} reads {value}, so that some of them "
-            "may be something else than the query"
-        )
-    return separate()

@@ -16,6 +16,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -29,6 +30,10 @@ _FILLING = {"append", "extend", "insert", "add", "update", "setdefault", "pop", 
 _LIBRARIES = set(PACKAGES) - {"hfpatch"}
 _NO_CODE = {"__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__firstlineno__"}
 _NO_CODE |= {"__static_attributes__", "__annotate__", "__annotate_func__", "__annotations_cache__", "_abc_impl"}
+_FOLDERS = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+_FOLDERS |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])}
+_INSTALLED = (*(folder + os.sep for folder in sorted(_FOLDERS)), "<frozen", "<string>")
+"""How the files of the standard library, of installed packages and of hfpatch begin."""
 
 
 def hash_code(roots: Iterable[Any]) -> str:
@@ -65,7 +70,10 @@ class _Listing:
             self._seen.add(id(value))
             followed = self._is_followed(value)
             if isinstance(value, type) and followed:
-                self._lines.add(f"{_name(value)} {self._class(value)}")
+                self._left += [base for base in value.__mro__[1:] if self._is_followed(base)]
+                members = {name: self._describe(each) for name, each in vars(value).items() if name not in _NO_CODE}
+                described = list(map(_name, value.__mro__)), sorted(members.items())
+                self._lines.add(f"{_name(value)} {described!r}")
             elif isinstance(value, FunctionType) and followed:
                 self._lines.add(f"{_name(value)} {self._function(value)}")
             else:
@@ -74,11 +82,6 @@ class _Listing:
         for name, text in self._constants.items():
             if name not in self._assigned:
                 yield f"{'.'.join(name)} = {text}"
-
-    def _class(self, cls: type) -> str:
-        self._left += [base for base in cls.__mro__[1:] if self._is_followed(base)]
-        members = {name: self._describe(value) for name, value in vars(cls).items() if name not in _NO_CODE}
-        return repr((list(map(_name, cls.__mro__)), sorted(members.items())))
 
     def _function(self, function: FunctionType) -> str:
         code, cells = function.__code__, function.__closure__ or ()
@@ -93,20 +96,20 @@ class _Listing:
             known = [function.__globals__[name]] if name in function.__globals__ else []
             known += [sys.modules[each] for each in (name, f"{package}.{name}") if each in sys.modules]
             for value in known:
-                self._use(function, name, value, names)
-        bound = [self._describe(cell.cell_contents) for cell in cells if _is_filled(cell)]
+                if not isinstance(value, ModuleType):
+                    self._constants[function.__module__, name] = self._describe(value)
+                elif self._is_followed(value):  # of a module of the user's what is taken from it
+                    for key in names & vars(value).keys():
+                        if not isinstance(vars(value)[key], ModuleType):
+                            self._constants[value.__name__, key] = self._describe(vars(value)[key])
+        bound = []
+        for cell in cells:
+            with suppress(ValueError):  # of an empty cell
+                if cell.cell_contents is not None:
+                    bound.append(self._describe(cell.cell_contents))
         defaults = [self._describe(value) for value in function.__defaults__ or ()]
         named = sorted((key, self._describe(value)) for key, value in (function.__kwdefaults__ or {}).items())
         return repr((_text(code, function.__doc__), bound, defaults, named))
-
-    def _use(self, function: FunctionType, name: str, value: Any, names: set[str]) -> None:
-        """Note what a global name stands for; of a module of the user's what is taken from it."""
-        if not isinstance(value, ModuleType):
-            self._constants[function.__module__, name] = self._describe(value)
-        elif self._is_followed(value):
-            for key in names & vars(value).keys():
-                if not isinstance(vars(value)[key], ModuleType):
-                    self._constants[value.__name__, key] = self._describe(vars(value)[key])
 
     def _describe(self, value: Any) -> str:
         """Return a value as text that is equal in all processes; code in it is followed."""
@@ -170,7 +173,7 @@ class _Listing:
         if module in self._homes or _top(module) in self._packages:
             return True
         file = _file(value)
-        return file is not None and not file.startswith(_installed())
+        return file is not None and not file.startswith(_INSTALLED)
 
 
 def _is_plain(value: Any) -> bool:
@@ -206,13 +209,6 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
             yield from _nested(each)
 
 
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
-
-
 def module_of(value: Any) -> str:
     """Return the name of the module that a value, or its class, is defined in."""
     if isinstance(value, ModuleType):
@@ -240,12 +236,3 @@ def _file(value: Any) -> str | None:
         return str(file)
     functions = vars(value).values() if isinstance(value, type) else ()  # of a notebook, or of no known module
     return next((each.__code__.co_filename for each in functions if isinstance(each, FunctionType)), None)
-
-
-@functools.cache
-def _installed() -> tuple[str, ...]:
-    """Return how the files of the standard library, of installed packages and of hfpatch begin."""
-    paths = sysconfig.get_paths()
-    folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    folders |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])}
-    return *(folder + os.sep for folder in sorted(folders)), "<frozen", "<string>"

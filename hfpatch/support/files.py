@@ -27,11 +27,14 @@ MANIFEST = "manifest.json"
 _CHUNK_BYTES = 1 << 18
 _DAY_S = 86_400
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-[0-9a-f]{8}\.(?P<kind>tmp|old)")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _IO_ERROR = re.compile(r"I/O error: (.*?)(?: \(os error \d+\))?$")
 
 
 class _WriteError(HfpatchError):
-    reason: object
+    def __init__(self, path: Path, reason: object) -> None:
+        super().__init__(f"{path}: cannot be written ({reason}); free space or choose another folder")
+        self.reason = reason
 
 
 @contextmanager
@@ -87,13 +90,13 @@ def clear_about_writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _write_error(path, error.strerror or error) from error
+        raise _WriteError(path, error.strerror or error) from error
     except SafetensorError as error:
         if (reason := _IO_ERROR.search(str(error))) is None:
             raise
-        raise _write_error(path, reason[1]) from error
+        raise _WriteError(path, reason[1]) from error
     except _WriteError as error:  # with this path, not the temporary one
-        raise _write_error(path, error.reason) from error
+        raise _WriteError(path, error.reason) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -128,20 +131,13 @@ def printable(value: Any) -> Any:
     Characters that neither XML nor UTF-8 can hold are replaced; NaN, infinities and integers beyond any float are None.
     """
     if isinstance(value, str):
-        return "".join(char if _is_printable(char) else "\ufffd" for char in value)
+        return _UNPRINTABLE.sub("\ufffd", value)
     if isinstance(value, Mapping):
         return {printable(key): printable(item) for key, item in value.items()}
     if isinstance(value, list):
         return [printable(item) for item in value]
     too_large = isinstance(value, int) and abs(value) > sys.float_info.max
     return None if too_large or (isinstance(value, float) and not math.isfinite(value)) else value
-
-
-def _is_printable(char: str) -> bool:
-    code = ord(char)
-    if code < 0x20:
-        return char in "\t\n\r"
-    return not (0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000 or code in (0xFFFE, 0xFFFF))
 
 
 def check_data_dir(folder: Path | None) -> None:
@@ -212,12 +208,6 @@ def _swap(new: Path, path: Path) -> None:
 def _sync(path: Path) -> None:
     with path.open("rb") as stream:
         os.fsync(stream.fileno())
-
-
-def _write_error(path: Path, reason: object) -> _WriteError:
-    error = _WriteError(f"{path}: cannot be written ({reason}); free space or choose another folder")
-    error.reason = reason
-    return error
 
 
 def temporary_path(path: Path, kind: Literal["tmp", "old"]) -> Path:

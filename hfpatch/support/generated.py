@@ -116,7 +116,11 @@ def _collected(used: dict[str, set[str]]) -> tuple[dict[str, set[str]], dict[str
             if each in source.outside:
                 statement, original = source.outside[each]
                 imports.setdefault(statement, set()).update({original} - {""})
-                meaning = _meaning(statement, original)
+                if original:
+                    meaning = f"{statement} import {original}".replace("from typing ", "from collections.abc ")
+                else:  # ``import a.b`` binds a
+                    top = statement.split()[1].partition(".")[0]
+                    meaning = statement if " as " in statement else f"import {top}"
             elif each in source.definitions:
                 meaning = source.definitions[each]
             else:
@@ -125,13 +129,6 @@ def _collected(used: dict[str, set[str]]) -> tuple[dict[str, set[str]], dict[str
                 raise ValueError(f"{each} means something else in another module of the file; rename it in {home}")
         definitions |= {each: code for each, code in source.definitions.items() if each in names}
     return imports, definitions
-
-
-def _meaning(statement: str, original: str) -> str:
-    """Return what an import binds a name to, in one spelling."""
-    if not original:
-        return statement if " as " in statement else f"import {statement.split()[1].partition('.')[0]}"
-    return f"{statement} import {original}".replace("from typing ", "from collections.abc ")
 
 
 @dataclass
@@ -150,15 +147,31 @@ class _Source:
 
 @functools.cache
 def _read(module: str) -> _Source:
-    text = source_file(module).read_text(encoding="utf-8")
+    file = source_file(module)
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    text = file.read_text(encoding="utf-8")
     lines, found = text.splitlines(), _Source()
     names: list[str] = []
     for node in ast.parse(text).body:
         if isinstance(node, ast.Import):
-            for each in node.names:
-                _add_module(found, each.asname or each.name.partition(".")[0], f"import {ast.unparse(each)}")
+            for each in node.names:  # ``import a.b`` and ``import a.c`` bind one name
+                name = each.asname or each.name.partition(".")[0]
+                before = found.outside.get(name, ("", ""))[0]
+                found.outside[name] = ("\n".join(filter(None, [before, f"import {ast.unparse(each)}"])), "")
         elif isinstance(node, ast.ImportFrom):
-            _add_imported(found, module, node)
+            home = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            for each in node.names:
+                name = each.asname or each.name
+                if not _is_own(home, module):
+                    found.outside[name] = (f"from {home}", ast.unparse(each))
+                elif _is_module(home, each.name):
+                    found.outside[name] = (f"import {home}.{each.name}", "")  # which is refused where it is used
+                else:
+                    lazy = importlib.import_module(home)._HOMES if home == "hfpatch" else None
+                    origin = home if lazy is None else f"hfpatch.{lazy.get(each.name, 'errors')}"
+                    found.inside[name] = (origin, each.name)
+                    if name != each.name:
+                        found.definitions[name] = f"{name} = {each.name}"
         else:  # the docstring of a constant belongs to the definition before it
             names = names if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else _defined(node)
             start = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
@@ -168,43 +181,6 @@ def _read(module: str) -> _Source:
                 found.definitions[name] = "\n".join(filter(None, [found.definitions.get(name), code]))
                 found.uses.setdefault(name, set()).update(used)
     return found
-
-
-def _add_module(found: _Source, name: str, statement: str) -> None:
-    """Add an import of a whole module; ``import a.b`` and ``import a.c`` bind one name."""
-    before = found.outside.get(name, ("", ""))[0]
-    found.outside[name] = ("\n".join(filter(None, [before, statement])), "")
-
-
-def _add_imported(found: _Source, module: str, node: ast.ImportFrom) -> None:
-    """Add the names that a statement of a module imports."""
-    home = _absolute(module, node)
-    for each in node.names:
-        name = each.asname or each.name
-        if not _is_own(home, module):
-            found.outside[name] = (f"from {home}", ast.unparse(each))
-        elif _is_module(home, each.name):
-            found.outside[name] = (f"import {home}.{each.name}", "")  # which is refused where it is used
-        else:
-            found.inside[name] = (_home(home, each.name), each.name)
-            if name != each.name:
-                found.definitions[name] = f"{name} = {each.name}"
-
-
-def _absolute(module: str, node: ast.ImportFrom) -> str:
-    """Return the module that a statement of a module imports from."""
-    return importlib.util.resolve_name("." * node.level + (node.module or ""), _package(module))
-
-
-def _package(module: str) -> str:
-    return module if source_file(module).name == "__init__.py" else module.rpartition(".")[0]
-
-
-def _home(module: str, name: str) -> str:
-    """Return the module that a name is imported from, where hfpatch itself names its home."""
-    if module != "hfpatch":
-        return module
-    return f"hfpatch.{importlib.import_module(module)._HOMES.get(name, 'errors')}"
 
 
 def _is_own(imported: str, module: str) -> bool:

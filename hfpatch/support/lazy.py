@@ -1,4 +1,7 @@
-"""Public names that are imported when they are first used (PEP 562), so that importing a package stays cheap."""
+"""Public names that are imported when they are first used (PEP 562), so that importing a package stays cheap.
+
+There are two installs: ``pip install hfpatch`` for the adapters, ``hfpatch[lab]`` to compare, evaluate and report too.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,32 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from hfpatch.support.lab import needing_lab
+from hfpatch.errors import HfpatchError
+
+LAB_PACKAGES = frozenset(
+    {"accelerate", "datasets", "jinja2", "lm_eval", "matplotlib", "numpy", "rich", "scipy", "tokenizers", "typer"}
+)
+"""The packages that the extra ``lab`` installs, by the names that are imported."""
+
+
+class MissingLabError(HfpatchError, ImportError):
+    """A package that only ``hfpatch[lab]`` installs is missing."""
+
+
+@contextmanager
+def needing_lab() -> Iterator[None]:
+    """Name the command that installs a package of :data:`LAB_PACKAGES` whose import fails.
+
+    Raises:
+        MissingLabError: in place of the ``ModuleNotFoundError``.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in LAB_PACKAGES | {"pyarrow"}:  # which datasets brings
+            raise
+        raise MissingLabError(f"this needs {package}, which is not installed; pip install 'hfpatch[lab]'") from None
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:

@@ -35,7 +35,20 @@ def standalone_source(cls: type, called: Collection[str]) -> tuple[str, set[str]
     assert isinstance(node, ast.ClassDef)
     options = {ast.unparse(each.target) for each in node.body if _is_option(each)}
     members = {name: each for each in node.body if not _is_option(each) for name in _member_names(each)}
-    kept = _reached(members, options, called)
+
+    # The members that are called from outside, and those that they use
+    left = members.keys() & set(called)
+    if "__post_init__" in members:  # kept where it computes more than the options, which are saved as it left them
+        nodes = [each for each in ast.walk(members["__post_init__"]) if isinstance(each, ast.Attribute)]
+        if {each.attr for each in nodes if isinstance(each.ctx, ast.Store)} - options:
+            left.add("__post_init__")
+    kept: set[str] = set()
+    while left:
+        kept |= left
+        used_by = [each for name in left for each in ast.walk(members[name])]
+        names = {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in used_by}
+        left = (names & members.keys()) - kept
+
     parts = [f"class {cls.__name__}({BASE}):"]
     for index, each in enumerate(node.body):
         if index == 0 and isinstance(each, ast.Expr):
@@ -76,29 +89,6 @@ def source_file(module: str) -> Path:
     if found is None:
         raise ValueError(f"module {module} is in no file, so it cannot be copied; put the method into a file")
     return Path(found)
-
-
-def _reached(members: dict[str, ast.stmt], options: set[str], called: Collection[str]) -> set[str]:
-    """Return the members that are called from outside, and those that they use.
-
-    ``__post_init__`` is one of them where it computes more than the options, which are saved as it left them.
-    """
-    found: set[str] = set()
-    left = members.keys() & set(called)
-    if "__post_init__" in members and _assigned(members["__post_init__"]) - options:
-        left.add("__post_init__")
-    while left:
-        found |= left
-        nodes = [each for name in left for each in ast.walk(members[name])]
-        used = {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in nodes}
-        left = (used & members.keys()) - found
-    return found
-
-
-def _assigned(function: ast.stmt) -> set[str]:
-    """Return the attributes that a function assigns."""
-    nodes = [each for each in ast.walk(function) if isinstance(each, ast.Attribute)]
-    return {each.attr for each in nodes if isinstance(each.ctx, ast.Store)}
 
 
 def _names(member: ast.stmt) -> set[str]:

@@ -9,7 +9,6 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
@@ -74,15 +73,18 @@ def is_installed(module: str) -> bool:
     can run.
     """
     importlib.invalidate_caches()
-    with _working_directory_first():
-        try:
-            spec = importlib.util.find_spec(module.partition(".")[0])  # to look deeper would import the package
-        except ValueError:  # a module that is loaded and does not say from where
-            return False
+    before = list(sys.path)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        spec = importlib.util.find_spec(module.partition(".")[0])  # to look deeper would import the package
         if spec is None or spec.origin in ("built-in", "frozen"):
             return True
         places = [spec.origin] if spec.has_location and spec.origin else []
         places += spec.submodule_search_locations or []  # of a package without a file everything on the path
+    except ValueError:  # a module that is loaded and does not say from where
+        return False
+    finally:
+        sys.path[:] = before
     return all(is_installed_path(Path(place)) for place in places)
 
 
@@ -97,27 +99,14 @@ def _installed_folders() -> tuple[Path, ...]:
     own = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     own += [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     found = [Path(folder) for folder in own if folder]
-    lines = [line.strip() for folder in found for file in folder.glob("*.pth") for line in _lines(file)]
-    found += [Path(line) for line in lines if Path(line).is_absolute() and Path(line).is_dir()]
+    texts = [file.read_text(encoding="utf-8", errors="replace") for folder in found for file in folder.glob("*.pth")]
+    named = [Path(line.strip()) for text in texts for line in text.splitlines()]
+    found += [path for path in named if path.is_absolute() and path.is_dir()]
     for each in distributions(path=own):
         where = json.loads(each.read_text("direct_url.json") or "{}")  # PEP 610
         if where.get("dir_info", {}).get("editable"):
             found.append(Path(unquote(urlsplit(where["url"]).path)))
     return (Path(__file__).resolve().parents[1], *(folder.resolve() for folder in dict.fromkeys(found)))
-
-
-def _lines(file: Path) -> list[str]:
-    return file.read_text(encoding="utf-8", errors="replace").splitlines()
-
-
-@contextmanager
-def _working_directory_first() -> Iterator[None]:
-    before = list(sys.path)
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 def being_imported(module: str) -> bool:

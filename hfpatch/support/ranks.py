@@ -132,11 +132,11 @@ def ended_together(ranks: Ranks) -> AbstractContextManager[None]:
 
     It changes nothing where there is one process, nor outside the main thread.
     """
-    return nullcontext() if ranks.count == 1 else sigterm_answered_by(_raise_lost)
 
+    def raise_lost(*_: Any) -> NoReturn:
+        raise _lost()
 
-def _raise_lost(*_: Any) -> NoReturn:
-    raise _lost()
+    return nullcontext() if ranks.count == 1 else sigterm_answered_by(raise_lost)
 
 
 def _lost() -> HfpatchError:

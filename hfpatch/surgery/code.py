@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from hfpatch.sites import base_model, family_of
-from hfpatch.sites.plugins import load_plugins
+from hfpatch.sites.family import load_plugins
 from hfpatch.support.code import hash_code, module_of
 from hfpatch.support.provenance import PACKAGES
 

@@ -8,9 +8,8 @@ from random import Random
 from typing import Literal
 
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.tinyworld.questions import ask
-from hfpatch.tinyworld.story import Story, tell
-from hfpatch.tinyworld.words import STYLES
+from hfpatch.tinyworld.story import Story, ask, tell
+from hfpatch.tinyworld.world import STYLES
 
 Split = Literal["base", "shifted"]
 Use = Literal["train", "eval"]

@@ -1,4 +1,7 @@
-"""Stories: an opening that states facts, then events, most of which those facts decide."""
+"""Stories and questions about them.
+
+An opening states facts, then come events, most of which those facts decide.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from hfpatch.tinyworld.words import Style, pronoun
-from hfpatch.tinyworld.world import Person, World, draw_world
+from hfpatch.tinyworld.world import Person, Style, World, draw_world, pronoun
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,7 @@ class Teller:
             if person.place != person.home:
                 options.append((1, self._return, person))
             if person.habit and person.place != person.habit[1]:
-                options.append(
-                    (self.style.combined, self._carry, person) if person.holds else (1, self._weather, person)
-                )
+                options.append((self.style.combined if person.holds else 1, self._weather, person))
             if person.taste and not person.chose and not person.holds:
                 options.append((2, self._choose, person))
                 if can_send and person.likes:
@@ -138,21 +138,17 @@ class Teller:
         template = self._say("then {person} went home to {place}.", "then home to {place} {person} walked.")
         return Event("return", "", template, {"person": person.name, "place": person.place}, ("place",))
 
-    def _weather_lead(self, person: Person) -> str:
+    def _weather(self, person: Person) -> Event:
+        """The weather comes, and a person goes to the place of the habit, with an object or without."""
         assert person.habit is not None
         weather, person.place = person.habit
-        return self._say(f"There was {weather}.", f"Then came {weather}.")
-
-    def _weather(self, person: Person) -> Event:
-        lead = self._weather_lead(person)
-        template = self._say("{person} went to {place}.", "{person} ran off to {place}.")
-        return Event("weather", lead, template, {"person": person.name, "place": person.place}, ("place",))
-
-    def _carry(self, person: Person) -> Event:
-        lead = self._weather_lead(person)
+        lead = self._say(f"There was {weather}.", f"Then came {weather}.")
+        slots = {"person": person.name, "place": person.place}
+        if person.holds is None:
+            template = self._say("{person} went to {place}.", "{person} ran off to {place}.")
+            return Event("weather", lead, template, slots, ("place",))
         template = self._say("{person} took {object} to {place}.", "{person} ran to {place} with {object}.")
-        slots = {"person": person.name, "place": person.place, "object": str(person.holds)}
-        return Event("carry", lead, template, slots, ("place", "object"))
+        return Event("carry", lead, template, {**slots, "object": person.holds}, ("place", "object"))
 
     def _offer(self, person: Person) -> tuple[str, tuple[str, ...]]:
         """Lay out objects, take the right one; return the sentence and the objects in their order."""
@@ -175,7 +171,7 @@ class Teller:
         lead, offered = self._offer(person)
         name = person.name
         slots = {"person": name, "pronoun": pronoun(name), "object": str(person.holds), "friend": str(person.friend)}
-        self._hand_over(person)
+        self.world.people[str(person.friend)].holds, person.holds = person.holds, None
         template = self._say(
             "{pronoun} took {object} and sent it to {friend}.", "so {object} was what {pronoun} sent to {friend}."
         )
@@ -190,9 +186,45 @@ class Teller:
 
     def _send(self, person: Person) -> Event:
         slots = {"person": person.name, "object": str(person.holds), "friend": str(person.friend)}
-        self._hand_over(person)
+        self.world.people[str(person.friend)].holds, person.holds = person.holds, None
         template = self._say("{person} sent {object} to {friend}.", "{person} mailed {friend} {object}.")
         return Event("send", "", template, slots, ("object", "friend"))
 
-    def _hand_over(self, person: Person) -> None:
-        self.world.people[str(person.friend)].holds, person.holds = person.holds, None
+
+@dataclass(frozen=True)
+class Question:
+    """A question, the form of its answer, and the word that fills the form."""
+
+    text: str
+    form: str
+    answer: str
+    kind: str
+    """``person``, ``place`` or ``object``: the words that the answer is one of."""
+
+    def reply(self, word: str | None = None) -> str:
+        """Return the answer, or with ``word`` a wrong one in the same form."""
+        return self.form.format(word or self.answer)
+
+    def lines(self) -> str:
+        """Return question and answer as a document ends with them."""
+        return f"Question: {self.text}\nAnswer: {self.reply()}"
+
+
+def ask(story: Story) -> list[Question]:
+    """Return every question that a story answers."""
+    questions = []
+    for person in story.world.people.values():
+        name = person.name
+        questions.append(Question(f"Where does {name} live?", "in {}", person.home, "place"))
+        if person.likes:
+            questions.append(Question(f"What does {name} like?", "{}", person.likes, "object"))
+        if person.habit:
+            weather, place = person.habit
+            questions.append(Question(f"Where does {name} go in {weather}?", "to {}", place, "place"))
+        if person.holds:
+            questions.append(Question(f"Where is {person.holds}?", "in {}", person.place, "place"))
+            questions.append(Question(f"Who has {person.holds}?", "{}", name, "person"))
+            questions.append(Question(f"What does {name} have?", "{}", person.holds, "object"))
+    for thing, place in story.world.left.items():
+        questions.append(Question(f"Where is {thing}?", "in {}", place, "place"))
+    return questions

@@ -1,8 +1,9 @@
-"""The tasks of the tiny world: items in the shifted way of speaking, drawn once by ``tests/tinyworld/build.py``.
+"""The files of the tiny world, made once by ``tests/tinyworld/build.py``: pretrained checkpoints, and the tasks' items.
 
-They have the forms of well-known tasks: ``cloze`` that of LAMBADA (the last word follows from the whole passage),
-``endings`` that of HellaSwag (four endings, one of them consistent), ``questions`` that of ARC (a question with four
-choices) and ``text`` that of WikiText (documents for a rolling perplexity).
+The items are in the shifted way of speaking and have the forms of well-known tasks: ``cloze`` that of LAMBADA (the last
+word follows from the whole passage), ``endings`` that of HellaSwag (four endings, one of them consistent),
+``questions`` that of ARC (a question with four choices) and ``text`` that of WikiText (documents for a rolling
+perplexity).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from hfpatch.errors import HfpatchError, nearest
 
 Item = dict[str, Any]
 
+CHECKPOINTS = ("gpt-neox", "gpt2")
 TASKS = ("cloze", "endings", "questions", "text")
 DESCRIPTIONS = {
     "cloze": "the last word of a story, which follows from the whole of it",
@@ -24,6 +26,18 @@ DESCRIPTIONS = {
 }
 ITEMS = 400
 _FOLDER = Path(__file__).parent / "items"
+
+
+def checkpoint(name: str) -> Path:
+    """Return the folder of a checkpoint, in Hugging Face format: weights, config and tokenizer.
+
+    Raises:
+        HfpatchError: if there is no such checkpoint.
+    """
+    if name not in CHECKPOINTS:
+        known = ", ".join(CHECKPOINTS)
+        raise HfpatchError(f"tinyworld has no checkpoint {name!r}{nearest(name, CHECKPOINTS)}; it has {known}")
+    return Path(__file__).parent / "checkpoints" / name
 
 
 def items(task: str) -> list[Item]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
 from hfpatch.sites.lm_head import find_lm_head
-from hfpatch.sites.tower import base_model
+from hfpatch.sites.modules import base_model
 from hfpatch.training.loss import loss_from_hidden, loss_from_logits
 
 _ACTIVE = "_hfpatch_loss_in_forward"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hfpatch.data.blocks import IGNORE, TokenBlocks
 from hfpatch.nn.matmul import linear
 from hfpatch.sites.lm_head import LMHead, find_lm_head
-from hfpatch.sites.tower import base_model
+from hfpatch.sites.modules import base_model
 from hfpatch.support.modes import evaluating, keeping_flags
 from hfpatch.training.head import is_plain
 from hfpatch.training.loss import shifted

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.calls import CALLS
-from hfpatch.sites.columns import Columns
 from hfpatch.sites.heads import QueryHeads
+from hfpatch.sites.layouts import Columns
 from hfpatch.tuners.cross_layer import PASSES, Shared, SharingModule
 from hfpatch.tuners.hidden_state import hidden_argument, replace_first, replace_hidden
 from hfpatch.tuners.lookback import Row, known_attention, row_of

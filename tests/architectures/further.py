@@ -8,10 +8,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
-import pytest
 import torch
 from architectures import sweep
-from architectures.catalogue import logits_of, make, model_type, settled, tokens_for
+from architectures.catalogue import logits_of, make, model_type, settled
 from architectures.formulas import nonlinear, on_input, on_output, tensors_of
 from architectures.measurements import first_of, hooked
 from architectures.places import Site, sites_of
@@ -20,7 +19,6 @@ from families import perturb
 import hfpatch
 from hfpatch import (
     CanonConfig,
-    HfpatchError,
     LoReFTConfig,
     NonlinearLoraConfig,
     NonlinearQueryConfig,
@@ -303,7 +301,8 @@ def check(case, name):
     every = [] if model_type(case) in method.nowhere else sites_of(case, base)
     sites = method.among([site for site in every if "all" not in site.place.refused and method.takes(site)])
     if not sites:
-        return is_refused(model, method, tokens, plain, before)
+        why = sweep.is_refused(case, method.config()).removeprefix("no layer of this model can be changed: ")
+        return "refused: " + re.sub(r"^[A-Z]\w+(?= (has|is|does|takes) )", "the attention", why)
     hfpatch.patch(model, method.config(), names=["a"])
     assert torch.equal(logits_of(model, tokens).view(torch.int32), plain.view(torch.int32)), "changes at init"
     perturb(model, std=method.std)
@@ -313,30 +312,12 @@ def check(case, name):
     leaves = {p: {n: t.detach().clone().requires_grad_() for n, t in ts.items()} for p, ts in held.items()}
     for site in sites:
         method.apply(twin, site, leaves[site.path])
-    found = computes_the_formula(case, model, twin, tokens)
+    found = sweep.has_the_gradients_of(twin, leaves, case, model, held, tokens)
     assert sweep.differ(found, plain), "the formula does nothing"
-    for path, parameters in held.items():
-        for what, parameter in parameters.items():
-            gradient = leaves[path][what].grad
-            assert gradient.abs().max() > 0, f"{path}: {what} receives no gradient"
-            assert sweep.close(parameter.grad, gradient, rounding=10 * sweep.ROUNDING), f"{path}: gradient of {what}"
     if method.stream:
         is_the_stream(base, sites, tokens)
-    is_removed(case, name, model, tokens, plain, before)
+    sweep.is_removed(case, model, method.config(), tokens, plain, before)
     return "yes" if len(sites) == len(every) else f"{len(sites)} of {len(every)} layers"
-
-
-def computes_the_formula(case, model, twin, tokens):
-    """Compare the logits, and run both backwards; return the logits of the patched model."""
-    reformer = model_type(case) == "reformer"  # it demands training mode and the full length; dropout is off
-    trained, outputs = tokens_for(model, length=64) if reformer else tokens, []
-    for each in (model, twin):
-        outputs.append(each.train(reformer)(trained, use_cache=False).logits)
-        (outputs[-1] * torch.linspace(-1, 1, outputs[-1].numel()).reshape(outputs[-1].shape)).sum().backward()
-    model.eval()
-    found, expected = (output.detach() for output in outputs)
-    assert sweep.close(found, expected), "another function than the formula"
-    return logits_of(model, tokens) if reformer else found
 
 
 def is_the_stream(model, sites, tokens):
@@ -361,28 +342,6 @@ def is_the_stream(model, sites, tokens):
         after = ("in", f"{blocks}.{int(index) + 1}")
         if after in seen and path.partition(".layers.")[0] not in BETWEEN:
             assert torch.equal(seen["out", path], seen[after]), f"{path}: the next block reads something else"
-
-
-def is_removed(case, name, model, tokens, plain, before):
-    """Unpatching leaves the model as it was before."""
-    hfpatch.unpatch(model)
-    assert torch.equal(logits_of(model, tokens), plain), "unpatch does not restore"
-    if model_type(case) == "big_bird":  # it has exchanged modules of its own meanwhile
-        model = settled(make(case))
-        before = sweep.anatomy(model)
-        hfpatch.unpatch(hfpatch.patch(model, FURTHER[name].config()))
-    assert sweep.anatomy(model) == before, "unpatch leaves something"
-
-
-def is_refused(model, method, tokens, plain, before):
-    """One line says why, and the model is as it was; return the words."""
-    with pytest.raises(HfpatchError) as raised:
-        hfpatch.patch(model, method.config())
-    assert sweep.anatomy(model) == before, "a refused patch leaves something"
-    assert torch.equal(logits_of(model, tokens), plain), "a refused patch changes the model"
-    assert "\n" not in str(raised.value)
-    why = str(raised.value).removeprefix("no layer of this model can be changed: ")
-    return "refused: " + re.sub(r"^[A-Z]\w+(?= (has|is|does|takes) )", "the attention", why)
 
 
 def _held(added, path):

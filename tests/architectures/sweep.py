@@ -174,28 +174,26 @@ def computes_the_formula(bench, form="preserving"):
     return found
 
 
-def computes_the_formula_and_its_gradient(bench):
-    """The logits and the gradient of every added tensor are the formula's; nothing else receives one."""
-    twin, leaves, _ = bench.twin()
-    reformer = model_type(bench.case) == "reformer"  # it demands training mode and the full length; dropout is off
-    tokens = tokens_for(bench.model, length=64) if reformer else bench.tokens
-    outputs = []
-    for model in (bench.model, twin):
-        outputs.append(model.train(reformer)(tokens, use_cache=False).logits)
+def has_the_gradients_of(twin, leaves, case, model, added, tokens):
+    """The logits and the gradient of every added tensor are the twin's; nothing else receives one. Return the logits.
+
+    ``leaves`` and ``added`` are the twin's and the model's tensors, {path of the attention: {what: tensor}}.
+    """
+    reformer = model_type(case) == "reformer"  # it demands training mode and the full length; dropout is off
+    trained, outputs = tokens_for(model, length=64) if reformer else tokens, []
+    for each in (model, twin):
+        outputs.append(each.train(reformer)(trained, use_cache=False).logits)
         (outputs[-1] * torch.linspace(-1, 1, outputs[-1].numel()).reshape(outputs[-1].shape)).sum().backward()
-    bench.model.eval()
+    model.eval()
     found, expected = (output.detach() for output in outputs)
     assert close(found, expected), "another function than the formula"
-    for path, parameters in bench.tensors().items():
+    for path, parameters in added.items():
         for what, parameter in parameters.items():
             gradient = leaves[path][what].grad
             assert gradient.abs().max() > 0, f"{path}: {what} receives no gradient"
             assert close(parameter.grad, gradient, rounding=10 * ROUNDING), f"{path}: a wrong gradient of {what}"
-    assert not [n for n, p in bench.model.named_parameters() if "hfpatch_" not in n and p.grad is not None]
-    if reformer:
-        return computes_the_formula(bench)
-    assert differ(expected, bench.plain), "the formula does nothing"
-    return found
+    assert not [n for n, p in model.named_parameters() if "hfpatch_" not in n and p.grad is not None]
+    return logits_of(model, tokens) if reformer else found
 
 
 def is_pure(bench):
@@ -249,41 +247,46 @@ def is_counted(bench):
     assert all(skipped.values()), "skipped without a reason"
 
 
-def is_removed(bench):
-    model, before = hfpatch.unpatch(bench.model), bench.before
-    assert torch.equal(logits_of(model, bench.tokens), bench.plain), "unpatch does not restore"
-    if model_type(bench.case) == "big_bird":  # it has exchanged modules of its own meanwhile
-        model = settled(make(bench.case))
+def is_removed(case, model, config, tokens, plain, before):
+    """Unpatching leaves the model as it was before: its logits ``plain``, its anatomy ``before``."""
+    hfpatch.unpatch(model)
+    assert torch.equal(logits_of(model, tokens), plain), "unpatch does not restore"
+    if model_type(case) == "big_bird":  # it has exchanged modules of its own meanwhile
+        model = settled(make(case))
         before = anatomy(model)
-        hfpatch.unpatch(hfpatch.patch(model, configuration(bench.method)))
+        hfpatch.unpatch(hfpatch.patch(model, config))
     assert anatomy(model) == before, "unpatch leaves something"
 
 
-def is_refused(case, method):
-    """The error says why, and the model is as it was."""
+def is_refused(case, config):
+    """One line says why, and the model is as it was; return the line."""
     model = make(case)
     before, tokens = anatomy(model), tokens_for(model)
     with pytest.raises(HfpatchError) as raised:
-        hfpatch.patch(model, configuration(method))
+        hfpatch.patch(model, config)
     assert anatomy(model) == before, "a refused patch leaves something"
     assert torch.equal(logits_of(model, tokens), logits_of(make(case), tokens)), "a refused patch changes the model"
     assert len(str(raised.value)) > 20
     assert "\n" not in str(raised.value)
+    return str(raised.value)
 
 
 def check(case, method):
     """Run everything on one case and method; return the word for it."""
     if refusal(case, method):
-        is_refused(case, method)
+        is_refused(case, configuration(method))
         return "refused"
     bench = patched(case, method)
-    is_causal(bench, computes_the_formula_and_its_gradient(bench))
+    twin, leaves, _ = bench.twin()
+    logits = has_the_gradients_of(twin, leaves, case, bench.model, bench.tensors(), bench.tokens)
+    assert differ(logits, bench.plain), "the formula does nothing"
+    is_causal(bench, computes_the_formula(bench) if model_type(case) == "reformer" else logits)
     is_counted(bench)
     if method == "content skip":
         arrives(bench)
     else:
         is_pure(bench)
-    is_removed(bench)
+    is_removed(case, bench.model, configuration(method), bench.tokens, bench.plain, bench.before)
     if method == "query temperature":
         acts_as_a_query(patched(case, method))
     if method == "nonlinear query":
@@ -309,7 +312,7 @@ def reached(bench):
 def check_control(case, control):
     """Run what is a control's own on one case: its formula, and folding where it folds; return the words for it."""
     if refusal(case, control):
-        is_refused(case, control)
+        is_refused(case, configuration(control))
         return "refused"
     bench = patched(case, control)
     expected = computes_the_formula(bench)

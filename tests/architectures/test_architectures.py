@@ -46,7 +46,7 @@ def test_all_methods_together(case, tmp_path):
 @pytest.mark.parametrize("method", sweep.METHODS)
 @pytest.mark.parametrize("kind", sorted(WITHOUT_ATTENTION))
 def test_a_model_without_attention_is_refused(kind, method):
-    sweep.is_refused(kind, method)
+    sweep.is_refused(kind, sweep.configuration(method))
     assert PAGE[kind][method] == "refused"
 
 

@@ -6,7 +6,7 @@ import pytest
 from architectures import sweep
 
 from hfpatch.sites import discovery
-from hfpatch.sites.columns import Columns
+from hfpatch.sites.layouts import Columns
 
 
 def with_query_columns(site, change):

@@ -24,8 +24,7 @@ from transformers import LlamaConfig, MambaConfig, ZambaConfig
 import hfpatch
 from hfpatch import HfpatchError
 from hfpatch.__main__ import main
-from hfpatch.cli.progress import LiveProgress, PlainProgress, choose_progress
-from hfpatch.cli.table import TableProgress
+from hfpatch.cli.progress import LiveProgress, PlainProgress, TableProgress, choose_progress
 from hfpatch.promises import PROMISES
 from hfpatch.results import load_results
 from hfpatch.runs import Progress
@@ -446,7 +445,7 @@ def drive_two(progress):
 
 
 def test_runs_beside_each_other_are_lines_where_there_is_no_terminal(capsys, monkeypatch):
-    monkeypatch.setattr("hfpatch.cli.table.PLAIN_EVERY_S", -1.0)
+    monkeypatch.setattr("hfpatch.cli.progress.PLAIN_EVERY_S", -1.0)
     with choose_progress(parallel=True) as progress:
         drive_two(progress)
         progress.placed("third · seed 0", "evaluate", "node2:7")
@@ -466,7 +465,8 @@ def test_runs_beside_each_other_are_lines_where_there_is_no_terminal(capsys, mon
 
 def test_runs_beside_each_other_are_one_table_in_a_terminal():
     console = Console(file=io.StringIO(), width=100, height=8, force_terminal=True)
-    with TableProgress(console) as progress:
+    progress = TableProgress(console)
+    with progress.live:
         drive_two(progress)
         progress.placed("third · seed 0", "evaluate", "node2:7")
         progress.placed("last · seed 0", "evaluate", "node2:8")
@@ -526,14 +526,11 @@ def test_models_and_patches_that_cannot_be_had_are_one_line(capsys, tmp_path, mo
     assert "--cluster kind: write it as TASK=COLUMN" in refused(capsys, *arguments, "kind")
 
 
-def test_eval_prints_a_table_or_json(capsys):
-    arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "8"]
-    assert main(arguments) == 0
-    assert "tinyworld_cloze" in capsys.readouterr().out
-    assert main([*arguments, "--json"]) == 0
-    scores = json.loads(capsys.readouterr().out)["variants"]["base"]["scores"]
-    assert scores["tinyworld_cloze"]["n"] == 8
-    assert 0 <= scores["tinyworld_cloze"]["metrics"]["acc"] <= 1
+def printed_json(capsys, *arguments):
+    """Run hfpatch, and return the JSON that it prints."""
+    capsys.readouterr()
+    assert main([*map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
 
 
 def test_eval_keeps_answers_for_the_next_call(capsys, monkeypatch, tmp_path):
@@ -543,23 +540,27 @@ def test_eval_keeps_answers_for_the_next_call(capsys, monkeypatch, tmp_path):
     scored = []
     score = Scorer._features
     monkeypatch.setattr(Scorer, "_features", lambda self, batch, *rest: scored.append(1) or score(self, batch, *rest))
-    arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "8", "--json"]
+    arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "8"]
 
     def scores(*options):
         scored.clear()
-        assert main([*arguments, *options]) == 0
-        return len(scored), json.loads(capsys.readouterr().out)["variants"]["base"]["scores"]["tinyworld_cloze"]
+        found = printed_json(capsys, *arguments, *options)
+        return len(scored), found["variants"]["base"]["scores"]["tinyworld_cloze"]
 
     cost, first = scores()
     assert cost > 0
+    assert first["n"] == 8
+    assert 0 <= first["metrics"]["acc"] <= 1
     assert "reused" not in first
     assert len(list((tmp_path / "answers").glob("*.jsonl"))) == 1
     assert scores() == (0, first)
     assert scores("--no-cache") == (cost, first)
     assert scores("--dtype", "bfloat16")[0] == cost
-    assert main(arguments[:-1]) == 0
-    assert "8 answers were kept from an earlier call" in " ".join(capsys.readouterr().out.split())
-    assert main([*arguments[:-1], "--no-cache"]) == 0
+    assert main(arguments) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "tinyworld_cloze" in shown
+    assert "8 answers were kept from an earlier call" in shown
+    assert main([*arguments, "--no-cache"]) == 0
     assert "answers were kept" not in capsys.readouterr().out
 
 
@@ -609,8 +610,7 @@ def test_eval_compares_several_patches_with_one_base(capsys, tmp_path, two_patch
     arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "60", "--baseline"]
     for patch in two_patches:
         arguments += ["--patch", str(patch)]
-    assert main([*arguments, "--output", str(out), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = printed_json(capsys, *arguments, "--output", out)
     assert found == json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert found == load_results(out, "evaluation").to_json()
     assert (found["schema"], found["kind"]) == (2, "evaluation")
@@ -646,25 +646,21 @@ def test_eval_compares_several_patches_with_one_base(capsys, tmp_path, two_patch
 def test_eval_scales_a_patch_from_the_base_to_the_patch(capsys, tmp_path, two_patches):
     spoilt = two_patches[1]
     arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "20"]
-    assert main([*arguments, "--patch", str(spoilt), "--scale", "0,0.5,1", "--baseline", "--json"]) == 0
-    variants = json.loads(capsys.readouterr().out)["variants"]
+    variants = printed_json(capsys, *arguments, "--patch", spoilt, "--scale", "0,0.5,1", "--baseline")["variants"]
     assert list(variants) == ["base", "patch at 0", "patch at 0.5", "patch"]
     assert [each.get("scale") for each in variants.values()] == [None, 0, 0.5, None]
     bits = [each["scores"]["tinyworld_cloze"]["metrics"]["bits_per_byte"] for each in variants.values()]
     assert bits[1] == pytest.approx(bits[0], rel=1e-6)
     assert bits[2] != pytest.approx(bits[1], rel=1e-3)
     assert bits[3] != pytest.approx(bits[2], rel=1e-3)
-    assert main([*arguments, "--patch", str(spoilt), "--json"]) == 0
-    (alone,) = json.loads(capsys.readouterr().out)["variants"].values()
+    (alone,) = printed_json(capsys, *arguments, "--patch", spoilt)["variants"].values()
     assert alone["scores"]["tinyworld_cloze"]["metrics"]["bits_per_byte"] == pytest.approx(bits[3], rel=1e-6)
     assert "give numbers with commas" in refused(capsys, *arguments, "--patch", spoilt, "--scale", "half")
     assert "different finite numbers" in refused(capsys, *arguments, "--patch", spoilt, "--scale", "1,inf")
     assert "no patch to scale" in refused(capsys, *arguments, "--scale", "0.5")
     assert main(["export", str(spoilt), "--out", str(tmp_path / "half"), "--scale", "0.5"]) == 0
-    capsys.readouterr()
     arguments[2] = str(tmp_path / "half")
-    assert main([*arguments, "--trust-remote-code", "--json"]) == 0
-    (exported,) = json.loads(capsys.readouterr().out)["variants"].values()
+    (exported,) = printed_json(capsys, *arguments, "--trust-remote-code")["variants"].values()
     assert exported["scores"]["tinyworld_cloze"]["metrics"]["bits_per_byte"] == pytest.approx(bits[2], rel=1e-5)
 
 
@@ -675,8 +671,7 @@ def test_eval_compares_whole_models(capsys, tmp_path):
     arguments = ["eval", *models, *tasks, "--cluster", "tinyworld_questions=passage", "--output", str(out)]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    assert main([*arguments, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = printed_json(capsys, *arguments)
     assert found == load_results(out, "evaluation").to_json()
     assert {label: variant["model"]["name"] for label, variant in found["variants"].items()} == {
         "gpt-neox": "tinyworld/gpt-neox", "gpt2": "tinyworld/gpt2",

@@ -8,7 +8,7 @@ from hfpatch.evaluation import check_known_scores
 from hfpatch.evaluation.known_scores import KNOWN_SCORES, unknown_base
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.strict import read_yaml
-from hfpatch.support.resources import recipes_dir
+from hfpatch.support.folders import recipes_dir
 
 COMMIT = "9879c9b5f8bea9051dcb0e68dff21493d67e9d4f"
 

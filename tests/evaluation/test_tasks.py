@@ -10,7 +10,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import index
 from hfpatch.evaluation.local import local_data
 from hfpatch.evaluation.tasks import load_tasks
-from hfpatch.support.resources import eval_dir
+from hfpatch.support.folders import eval_dir
 
 PACKED = gzip.compress(b'{"activity_label": "", "ctx_a": "", "ctx_b": "", "endings": [], "label": "0"}', mtime=0)
 

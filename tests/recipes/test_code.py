@@ -19,8 +19,8 @@ from hfpatch.recipes.pretraining import load_pretrain_or_study
 from hfpatch.recipes.strict import write_yaml
 from hfpatch.runs.engines import launching
 from hfpatch.support import plugins
+from hfpatch.support.folders import recipes_dir
 from hfpatch.support.plugins import is_installed, is_installed_path
-from hfpatch.support.resources import recipes_dir
 from hfpatch.surgery.methods import validate_methods
 
 RAN = "from pathlib import Path\nPath('ran').touch()\n"

@@ -8,7 +8,7 @@ import recipe_reference
 import yaml
 
 from hfpatch.recipes.strict import read_yaml
-from hfpatch.support.resources import recipes_dir
+from hfpatch.support.folders import recipes_dir
 
 SCHEMAS = recipes_dir() / "schema"
 RECIPES = sorted(recipes_dir().glob("*.yaml"))

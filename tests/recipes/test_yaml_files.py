@@ -13,7 +13,7 @@ from hfpatch.evaluation.tasks import load_tasks
 from hfpatch.recipes.comparison import Recipe, load_recipe
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_or_study
 from hfpatch.recipes.strict import read_yaml, validate
-from hfpatch.support.resources import eval_dir, recipes_dir
+from hfpatch.support.folders import eval_dir, recipes_dir
 from hfpatch.surgery.methods import validate_methods
 
 RECIPES = sorted(recipes_dir().rglob("*.y*ml"))

@@ -12,7 +12,7 @@ from hfpatch import PreProjectionConfig, find_sites, patch
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import family as registry
-from hfpatch.sites.plugins import load_plugins
+from hfpatch.sites.family import load_plugins
 from hfpatch.surgery.bases import load_base
 
 MODULE = """

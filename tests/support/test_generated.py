@@ -42,23 +42,29 @@ def test_a_file_holds_its_licence_and_source_and_each_name_once_and_in_use(make)
     assert [name for name in [*imported, *defined] if name not in used and not name.startswith("Hfpatch")] == []
 
 
-def test_definitions_come_after_what_they_use_with_their_decorators_and_docstrings(tmp_path, monkeypatch):
-    (tmp_path / "hfpatch").mkdir()
-    (tmp_path / "hfpatch" / "low.py").write_text(
-        '"""Low."""\nimport functools\nimport os\n\nLIMIT = 3\n"""A limit."""\nOTHER = os.sep\n\n\n'
-        "@functools.cache\ndef low() -> int:\n    return LIMIT\n\n\ndef idle() -> None:\n    pass\n"
-    )
-    (tmp_path / "hfpatch" / "high.py").write_text(
-        "from hfpatch.low import idle, low\n\n\ndef first():\n    return idle, 1\n\n\nVALUE = low()\n\n\n"
-        "def high():\n    return VALUE\n"
-    )
-    files = {f"hfpatch.{name}": tmp_path / "hfpatch" / f"{name}.py" for name in ("low", "high")}
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Let ``hfpatch.low`` and ``hfpatch.high`` be modules of these texts."""
+
+    def write(low, high):
+        for name, text in (("low", low), ("high", high)):
+            (tmp_path / f"{name}.py").write_text(text)
+
+    files = {f"hfpatch.{name}": tmp_path / f"{name}.py" for name in ("low", "high")}
     monkeypatch.setattr(generated, "source_file", files.__getitem__)
     generated._read.cache_clear()
-    try:
-        source = modelling_file("a test", "hfpatch.high", "high", stock=(Path,), footer="found = high()")
-    finally:
-        generated._read.cache_clear()
+    yield write
+    generated._read.cache_clear()
+
+
+def test_definitions_come_after_what_they_use_with_their_decorators_and_docstrings(package):
+    package(
+        '"""Low."""\nimport functools\nimport os\n\nLIMIT = 3\n"""A limit."""\nOTHER = os.sep\n\n\n'
+        "@functools.cache\ndef low() -> int:\n    return LIMIT\n\n\ndef idle() -> None:\n    pass\n",
+        "from hfpatch.low import idle, low\n\n\ndef first():\n    return idle, 1\n\n\nVALUE = low()\n\n\n"
+        "def high():\n    return VALUE\n",
+    )
+    source = modelling_file("a test", "hfpatch.high", "high", stock=(Path,), footer="found = high()")
     assert "import os" not in source
     assert "idle" not in source
     assert 'LIMIT = 3\n"""A limit."""\n' in source
@@ -68,20 +74,13 @@ def test_definitions_come_after_what_they_use_with_their_decorators_and_docstrin
     assert namespace["Path"] is Path
 
 
-def test_one_name_from_two_modules_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "hfpatch").mkdir()
-    (tmp_path / "hfpatch" / "low.py").write_text("def _same():\n    return 1\n\n\ndef low():\n    return _same()\n")
-    (tmp_path / "hfpatch" / "high.py").write_text(
-        "from hfpatch.low import low\n\n\ndef _same():\n    return 2\n\n\ndef high():\n    return low() + _same()\n"
+def test_one_name_from_two_modules_is_refused(package):
+    package(
+        "def _same():\n    return 1\n\n\ndef low():\n    return _same()\n",
+        "from hfpatch.low import low\n\n\ndef _same():\n    return 2\n\n\ndef high():\n    return low() + _same()\n",
     )
-    files = {f"hfpatch.{name}": tmp_path / "hfpatch" / f"{name}.py" for name in ("low", "high")}
-    monkeypatch.setattr(generated, "source_file", files.__getitem__)
-    generated._read.cache_clear()
-    try:
-        with pytest.raises(ValueError, match=r"_same means something else in another module .* rename it in"):
-            modelling_file("a test", "hfpatch.high", "high", stock=(), footer="")
-    finally:
-        generated._read.cache_clear()
+    with pytest.raises(ValueError, match=r"_same means something else in another module .* rename it in"):
+        modelling_file("a test", "hfpatch.high", "high", stock=(), footer="")
 
 
 def test_the_notice_is_the_projects_licence():

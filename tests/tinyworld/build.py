@@ -28,13 +28,11 @@ from hfpatch.data.plan import draw_plan
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.recipes.pretraining import load_pretrain_recipe
 from hfpatch.support.files import atomic_directory, read_json, sha256_file, write_json, write_text
-from hfpatch.support.resources import recipes_dir
-from hfpatch.tinyworld.checkpoints import CHECKPOINTS, checkpoint
+from hfpatch.support.folders import recipes_dir
 from hfpatch.tinyworld.language import document, documents, draw_story
-from hfpatch.tinyworld.questions import ask
-from hfpatch.tinyworld.story import Event, Story
-from hfpatch.tinyworld.tasks import ITEMS, TASKS, Item
-from hfpatch.tinyworld.words import NAMES, OBJECTS, PLACES
+from hfpatch.tinyworld.story import Event, Story, ask
+from hfpatch.tinyworld.tasks import CHECKPOINTS, ITEMS, TASKS, Item, checkpoint
+from hfpatch.tinyworld.world import NAMES, OBJECTS, PLACES
 from hfpatch.training.architecture import build_model
 from hfpatch.training.pretrain import pretrain
 from hfpatch.training.records import StepRecord

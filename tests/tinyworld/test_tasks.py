@@ -6,7 +6,7 @@ from tinyworld.build import EXAMPLES, draw_items
 
 from hfpatch.errors import HfpatchError
 from hfpatch.tinyworld.tasks import ITEMS, TASKS, examples, items
-from hfpatch.tinyworld.words import NAMES, OBJECTS, PLACES
+from hfpatch.tinyworld.world import NAMES, OBJECTS, PLACES
 
 
 class Replay:

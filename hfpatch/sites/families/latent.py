@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from hfpatch.sites.columns import Columns
 from hfpatch.sites.family import Family, register_family
-from hfpatch.sites.layouts import Projection, Projections, divide, head_counts, latent, out_features
+from hfpatch.sites.layouts import Columns, Projection, Projections, divide, head_counts, latent, out_features
 
 LATENT = Family(
     name="latent",

@@ -1,7 +1,7 @@
 """Families with separate projections of queries, keys and values, at paths of their own."""
 
 from hfpatch.sites.family import Family, register_family
-from hfpatch.sites.layouts import separate
+from hfpatch.sites.layouts import gated, separate
 
 FAMILIES = (
     # BLT (Byte Latent Transformer): three towers of blocks, and cross-attention between them, which is not patched
@@ -72,6 +72,16 @@ FAMILIES = (
             "mixed": "the output projection is called twice, each time for other positions",
             "earlier": "several streams are concatenated along the sequence",
         },
+    ),
+    # Qwen 3-Next and 3.5, hybrids: the query's projection also computes a gate of the output, head by head
+    Family(
+        name="qwen3_next",
+        model_types=("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+        layers="layers",
+        attention="self_attn",
+        qkv=gated(),
+        output="o_proj",
+        attention_classes=("Qwen3NextAttention", "Qwen3_5Attention", "Qwen3_5MoeAttention"),
     ),
     # RecurrentGemma: every third block holds attention where the others hold a linear recurrence
     Family(

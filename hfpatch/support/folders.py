@@ -1,4 +1,4 @@
-"""The folders of caches between commands."""
+"""Folders outside the package's modules: caches between commands, and the YAML files of tasks and recipes."""
 
 from __future__ import annotations
 
@@ -25,3 +25,20 @@ def is_writable(folder: Path, what: str) -> bool:
     except OSError as error:
         warnings.warn(f"{what} are not cached for the next run: {folder}: {error.strerror}", stacklevel=2)
         return False
+
+
+def eval_dir() -> Path:
+    """Return the folder of lm-eval task files."""
+    return _locate("eval")
+
+
+def recipes_dir() -> Path:
+    """Return the folder of recipes."""
+    return _locate("recipes")
+
+
+def _locate(name: str) -> Path:
+    """Return a folder that is beside the package in a checkout, and inside it in a wheel."""
+    package = Path(__file__).parents[1]
+    installed = package / "_resources" / name
+    return installed if installed.is_dir() else package.parent / name

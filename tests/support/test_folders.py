@@ -1,6 +1,6 @@
 import pytest
 
-from hfpatch.support.cache import cache_folder, is_writable
+from hfpatch.support.folders import cache_folder, is_writable
 
 
 def test_the_folder_is_the_users_unless_the_environment_names_another(monkeypatch, tmp_path):
