@@ -8,8 +8,7 @@ from typing import Any
 from hfpatch.evaluation import TaskResult, check_known_scores, unknown_base
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.controls import controls_of
-from hfpatch.reporting.facts import PRODUCTS
-from hfpatch.reporting.floor import floor_cautions
+from hfpatch.results.cautions import PRODUCTS, floor_cautions, rates_sentence
 from hfpatch.results.comparison import MATCHED
 from hfpatch.results.identity import computed_differently
 from hfpatch.results.schema import ComparisonResults, Method
@@ -61,8 +60,6 @@ def _base(recipe: Recipe, results: ComparisonResults) -> Iterator[str]:
 
 def _tuning(results: ComparisonResults) -> Iterator[str]:
     if results.tuning is None:
-        from hfpatch.reporting.comparison.tuning import rates_sentence  # imports matplotlib
-
         yield from filter(None, [rates_sentence(results)])
         return
     for name, choice in results.tuning.chosen.items():

@@ -18,7 +18,7 @@ from hfpatch.evaluation.selection import Selection, select
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.strict import flatten
-from hfpatch.reporting.floor import floor_cautions
+from hfpatch.results.cautions import floor_cautions
 from hfpatch.results.folder import RESULTS
 from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
 from hfpatch.runs.folder import check_place
