@@ -150,7 +150,18 @@ def collect_tuning(tuning: Tuning, recipe: Recipe, text: TokenBlocks, plan: Batc
         learning_rates=rates,
         added=[rate for rate in rates if rate not in recipe.tuning.learning_rates],
         text=text.to_json(),
-        trials=[_trial(outcome) for outcome in outcomes],
+        trials=[
+            results.Trial(
+                method=outcome.run.variant,
+                seed=outcome.run.seed,
+                values=dict(outcome.run.point),
+                loss=outcome.loss,
+                diverged_step=diverged_step(outcome.trained),
+                plan=outcome.trained["identity"]["plan"],
+                commit=outcome.trained.get("commit"),
+            )
+            for outcome in outcomes
+        ],
         chosen={
             method: results.Choice(
                 values=dict(best.run.point),
@@ -162,16 +173,4 @@ def collect_tuning(tuning: Tuning, recipe: Recipe, text: TokenBlocks, plan: Batc
             for method in recipe.trained
             if (best := tuning.best(at := recipe.tuned_at(method))) is not None
         },
-    )
-
-
-def _trial(outcome: Outcome) -> results.Trial:
-    return results.Trial(
-        method=outcome.run.variant,
-        seed=outcome.run.seed,
-        values=dict(outcome.run.point),
-        loss=outcome.loss,
-        diverged_step=diverged_step(outcome.trained),
-        plan=outcome.trained["identity"]["plan"],
-        commit=outcome.trained.get("commit"),
     )
