@@ -67,10 +67,6 @@ class PretrainingSetup(Generic[AnyPretraining]):
         training = identify_training(recipe.training, self.plans[run.seed])
         return {**self.corpus.identity, "architecture": hash_values(recipe.architecture), **training}
 
-    def identify_scores(self) -> dict[str, dict[str, str]]:
-        """Return nothing: no task is scored."""
-        return {}
-
 
 StudySetup: TypeAlias = PretrainingSetup[StudyRecipe]
 
@@ -180,8 +176,14 @@ def set_up_pretraining(recipe: AnyPretraining, out: Path) -> PretrainingSetup[An
     parameters: dict[str, dict[str, int]] = {}
     for run in runs:
         if run.seed == runs[0].seed:
+            single = single_recipe(recipe, run)
             try:
-                parameters[run.variant] = _try_model(single_recipe(recipe, run), corpus)
+                with torch.device("meta"):
+                    model = build_model(single.architecture, tokenizer=corpus.tokenizer, seed=single.seed)
+                check_context(model, corpus.train, corpus.evaluation)
+                check_settings(single.training, model)
+                counts = {"total": model.num_parameters(), "non_embedding": non_embedding_parameters(model)}
+                parameters[run.variant] = counts
             except HfpatchError as error:
                 where = f"variants.{run.variant}: " if isinstance(recipe, StudyRecipe) else ""
                 raise HfpatchError(f"{where}{error}") from error
@@ -191,12 +193,3 @@ def set_up_pretraining(recipe: AnyPretraining, out: Path) -> PretrainingSetup[An
 def single_recipe(recipe: PretrainRecipe | StudyRecipe, run: PlannedRun) -> PretrainRecipe:
     """Return the recipe that trains one run by itself."""
     return recipe if isinstance(recipe, PretrainRecipe) else recipe.single(run.variant, run.point, run.seed)
-
-
-def _try_model(recipe: PretrainRecipe, corpus: Corpus) -> dict[str, int]:
-    """Build a model without memory, refuse what it cannot be trained with, and return its parameter counts."""
-    with torch.device("meta"):
-        model = build_model(recipe.architecture, tokenizer=corpus.tokenizer, seed=recipe.seed)
-    check_context(model, corpus.train, corpus.evaluation)
-    check_settings(recipe.training, model)
-    return {"total": model.num_parameters(), "non_embedding": non_embedding_parameters(model)}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -15,11 +16,15 @@ from hfpatch.runs.locks import Holder, hold, hold_shared
 from hfpatch.runs.plan import Plan, PlannedRun, Unit, training_steps
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.recipe_changes import AnyRecipe, changes, reopen
-from hfpatch.runs.throttle import Throttled
 from hfpatch.support.cpu import MatmulLibrary, pinned_library
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock
 from hfpatch.training.processes import start_processes
+
+EVERY_S = 30.0
+"""Seconds between two writes of results.json while runs finish."""
+SHARE = 0.05
+"""The largest share of the time that writing may take; with very many runs it is written less often."""
 
 
 class Setup(Protocol):
@@ -44,8 +49,41 @@ class Setup(Protocol):
     def identify(self, run: PlannedRun) -> Identity:
         """Return the identity of one run."""
 
-    def identify_scores(self) -> Mapping[str, Mapping[str, str]]:
-        """Return what scores are of, by task; takes as long as building all prompts."""
+
+class Throttled:
+    """Calls a function that writes the complete runs, unless one was called a short while ago.
+
+    This affects only readers during the run: every run has its own result, from which the next call, or the next
+    command after a kill, collects everything. As a context manager it writes once more if an error ends the block.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next = -float("inf")
+        self._pending: Callable[[], object] | None = None
+
+    def __call__(self, write: Callable[[], object]) -> None:
+        """Write unless it is too soon."""
+        self._pending = write
+        if self._clock() >= self._next:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write if something is pending."""
+        if self._pending is not None:
+            started = self._clock()
+            self._pending()
+            ended = self._clock()
+            self._pending, self._next = None, ended + max(EVERY_S, (ended - started) / SHARE)
+
+    def __enter__(self) -> Throttled:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Write once more if an error ends the block."""
+        if kind is not None:
+            self.flush()
+        self._pending = None
 
 
 AnySetup = TypeVar("AnySetup", bound=Setup)
@@ -144,10 +182,9 @@ def open_runs(session: Session[Any], *, resume: bool, holder: Holder | None = No
         setup = session.setup
         if state.is_main_process:
             plans = {} if plan.is_one_run else setup.plans  # the identity of a single run names its plan
-            scored = any(unit.action == "evaluate" for unit in plan.units) and any(
-                r.result.is_file() for r in plan.runs
-            )
-            scores = setup.identify_scores() if scored else {}
+            evaluates = any(unit.action == "evaluate" for unit in plan.units)
+            has_scores = evaluates and any(run.result.is_file() for run in plan.runs)
+            scores = setup.identify_scores() if has_scores else {}
             with hold_shared(out):
                 check_folder(out, plan.recipe, resume=resume, part=plan.part)  # another process may have written it
                 check_shared(out, setup.shared, plans)
