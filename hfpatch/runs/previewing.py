@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,16 +103,13 @@ def preview(
         for place in open_units:
             seconds[place] = measured.work_of(plan.units[place]).seconds
         sources.append(measured.words.rstrip("."))
-    return Preview(_steps(plan, seconds), devices, "; ".join(sources) or None)
-
-
-def _steps(plan: Plan, seconds: Sequence[float | None]) -> tuple[Step, ...]:
-    place = {id(unit): number for number, unit in enumerate(plan.units, start=1)}
+    place_of = {id(unit): number for number, unit in enumerate(plan.units, start=1)}
     extensions = {run.folder for each in plan.tuning if each.edge is not None for run in each.runs}
-    return tuple(
-        Step(unit, tuple(place[id(needed)] for needed in unit.needs), value, unit.run.folder in extensions)
+    steps = tuple(
+        Step(unit, tuple(place_of[id(needed)] for needed in unit.needs), value, unit.run.folder in extensions)
         for unit, value in zip(plan.units, seconds, strict=True)
     )
+    return Preview(steps, devices, "; ".join(sources) or None)
 
 
 def _finished_seconds(plan: Plan) -> dict[tuple[str, str], float]:

@@ -18,7 +18,7 @@ from hfpatch.runs import compare, train
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.plan import plan_comparison, plan_training
 from hfpatch.runs.setup import set_up
-from hfpatch.runs.tuning import Tuning, collect_tuning
+from hfpatch.runs.tuning import Tuning, best_of, collect_tuning
 from hfpatch.support.files import read_json, write_json
 from hfpatch.tinyworld import documents
 
@@ -112,7 +112,7 @@ def test_a_trial_that_diverged_is_never_the_best_and_all_of_them_leave_the_lowes
     tuning, trials = outcomes(tmp_path, losses)
     assert [trial for trial in trials if trial.startswith("a")] == ["a 0.1", "a 0.2", "a 0.05", "a 0.025"]
     assert [tuning.chosen(name) for name in "ab"] == [{"lr": 0.025}, {"lr": 0.1}]
-    assert tuning.best("a").loss == math.inf
+    assert best_of(tuning.outcomes(), "a").loss == math.inf
 
 
 def test_what_was_found_is_the_same_in_memory_and_in_the_file(tmp_path):
@@ -244,7 +244,7 @@ def test_a_run_trained_before_its_rate_changed_is_named(recipe, straight, tmp_pa
     for path in (*out.glob("results.*"), *out.glob("runs/*/seed-*/result.json")):
         path.unlink()
     setup = set_up(recipe, Tuning(plan_comparison(recipe, out).tuning))
-    best = setup.tuning.best("lora")
+    best = best_of(setup.tuning.outcomes(), "lora")
     other = next(each for each in setup.tuning.outcomes() if each.run.variant == "lora" and each.run != best.run)
     told = RunPaths(other.run.folder).training
 
@@ -357,7 +357,7 @@ def test_a_loss_is_that_of_the_text_of_tuning(recipe, straight):
     from hfpatch.training.validation import mean_loss
 
     setup = set_up(recipe, Tuning(plan_comparison(recipe, straight).tuning))
-    best = setup.tuning.best("pre")
+    best = best_of(setup.tuning.outcomes(), "pre")
     settings = replace_rate(recipe, best.rate)
     patch(setup.base.model, setup.methods["pre"].configs, seed=1000)
     try:
