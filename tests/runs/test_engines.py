@@ -119,9 +119,9 @@ def test_how_far_an_evaluation_is_can_be_read_from_its_folder(tmp_path, monkeypa
     dispatch = object.__new__(parallel._Dispatch)
     dispatch.seen = {}
     dispatch.session = SimpleNamespace(progress=SimpleNamespace(scored=lambda *told: shown.append(told)))
-    unit = SimpleNamespace(run=SimpleNamespace(folder=tmp_path, name="lora · seed 0"))
+    unit = SimpleNamespace(action="evaluate", run=SimpleNamespace(folder=tmp_path, name="lora · seed 0"))
     for _ in range(2):
-        dispatch._show_scored(unit)
+        dispatch._show(unit)
     assert shown == [("lora · seed 0", "cloze", 3, 9)]
     (tmp_path / "evaluations" / ".answers" / "scored.json").write_text('{"task": 1')
     assert file.read() is None
