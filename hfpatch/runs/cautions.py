@@ -51,11 +51,6 @@ def known_score_surprises(recipe: Recipe, scores: Mapping[str, TaskResult]) -> l
     return check_known_scores(model.full_name, model.revision, model.dtype, scores, plain=plain)
 
 
-def scores_of(result: Mapping[str, Any]) -> dict[str, TaskResult]:
-    """Return the scores in a run's result.json, by task."""
-    return {task: TaskResult.model_validate(score) for task, score in result["evaluation"].items()}
-
-
 def _tuning(results: ComparisonResults) -> Iterator[str]:
     if results.tuning is None:
         yield from filter(None, [rates_sentence(results)])

@@ -82,7 +82,13 @@ def hold(
         if renewer.ident is not None:
             renewer.join()
         for path in held:
-            _release(path, holder)
+            with suppress(OSError):
+                if (_read(path) or {}).get("token") != holder["token"]:
+                    continue
+                if lender and not has_ended(lender):
+                    _replace(path, lender)
+                else:
+                    path.unlink()
         with suppress(OSError):  # others may hold theirs
             (out / FOLDER).rmdir()
             for folder in made:
@@ -201,17 +207,6 @@ def _read(path: Path) -> Holder | None:
     except json.JSONDecodeError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _release(path: Path, holder: Holder) -> None:
-    """Remove a lock if it is still that of ``holder``, or put that of its lender back."""
-    with suppress(OSError):
-        if (_read(path) or {}).get("token") == holder["token"]:
-            lender = _lender(holder)
-            if lender and not has_ended(lender):
-                _replace(path, lender)
-            else:
-                path.unlink()
 
 
 def _replace(path: Path, holder: Holder) -> None:

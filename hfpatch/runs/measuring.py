@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -187,15 +186,18 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
         # A forward pass and a training step of each kind of method
         memory, forward_s = peak_memory_bytes(), _forward_seconds(setup, base.model)
         for kind, name in sorted(largest.items(), key=lambda pair: pair[0] != BASE):
-            with _patched(setup, name) as model:
-                own_s, step = forward_s, {}
-                if kind != BASE:
-                    left = share(kind, "a part of a training step", _STEP)
+            own_s, added, step = forward_s, 0, dict[str, Any]()
+            if kind != BASE:
+                left = share(kind, "a part of a training step", _STEP)
+                model = patch(base.model, setup.methods[name].configs, seed=recipe.training.seeds[0])
+                try:
                     own_s = _forward_seconds(setup, model)
                     if len(found.kinds) == 1:  # the first step of a process is mostly start-up
                         _take_steps(setup, model, 1, recipe.training.micro_batch_size or 1)
                     step = _time_step(setup, model, own_s / setup.blocks.block_size / FORWARD, left)
-                added = _bytes(model) - base_bytes
+                    added = _bytes(model) - base_bytes
+                finally:
+                    unpatch(model)
             scored = {task: timed.seconds * own_s / forward_s for task, timed in found.timed.items()}
             found.kinds[kind] = MeasuredKind(
                 method=name, evaluation_s=scored, evaluation_memory_bytes=memory + added, **step
@@ -235,19 +237,6 @@ def _time_step(setup: ComparisonSetup, model: PreTrainedModel, token_s: float, s
         step, memory = _take_steps(setup, model, _REPEATS if _REPEATS * step <= seconds else 2, blocks)
     share = blocks / batch
     return {"step_s": step / share, "step_share": share, "training_memory_bytes": memory}
-
-
-@contextmanager
-def _patched(setup: ComparisonSetup, name: str) -> Iterator[PreTrainedModel]:
-    """Yield the base with a new patch in it, and take it out again."""
-    model, configs = setup.base.model, setup.methods[name].configs
-    if configs:
-        patch(model, configs, seed=setup.recipe.training.seeds[0])
-    try:
-        yield model
-    finally:
-        if configs:
-            unpatch(model)
 
 
 def _take_steps(setup: ComparisonSetup, model: PreTrainedModel, steps: int, blocks: int) -> tuple[float, int]:

@@ -71,8 +71,10 @@ class PretrainingSetup(Generic[AnyPretraining]):
 StudySetup: TypeAlias = PretrainingSetup[StudyRecipe]
 
 
-class PretrainingSession(Session[PretrainingSetup[AnyPretraining]]):
+class PretrainingSession(Session, Generic[AnyPretraining]):
     """The training of one model, or those of a study."""
+
+    setup: PretrainingSetup[AnyPretraining]
 
     def __init__(self, recipe: AnyPretraining, plan: Plan, progress: Progress | None = None) -> None:
         super().__init__(plan, progress)

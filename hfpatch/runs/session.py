@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
-from hfpatch.data.plan import BatchPlan
 from hfpatch.runs.folder import check_folder, discard_failed_start
-from hfpatch.runs.identity import Identity, check_run, check_scores, check_shared, stored_library, write_shared
+from hfpatch.runs.identity import check_run, check_scores, check_shared, stored_library, write_shared
 from hfpatch.runs.locks import Holder, hold, hold_shared
-from hfpatch.runs.plan import Plan, PlannedRun, Unit, training_steps
+from hfpatch.runs.plan import Plan, Unit, training_steps
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.recipe_changes import AnyRecipe, changes, reopen
-from hfpatch.support.cpu import MatmulLibrary, pinned_library
+from hfpatch.runs.recipe_changes import changes, reopen
+from hfpatch.support.cpu import pinned_library
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock
 from hfpatch.training.processes import start_processes
@@ -25,29 +24,6 @@ EVERY_S = 30.0
 """Seconds between two writes of results.json while runs finish."""
 SHARE = 0.05
 """The largest share of the time that writing may take; with very many runs it is written less often."""
-
-
-class Setup(Protocol):
-    """What all runs of a folder share, loaded and checked before the first of them."""
-
-    @property
-    def recipe(self) -> AnyRecipe:
-        """The recipe, with what is known of it once the data are loaded."""
-
-    @property
-    def shared(self) -> Identity:
-        """The identity that all runs share."""
-
-    @property
-    def plans(self) -> Mapping[int, BatchPlan]:
-        """The batch plan of each seed."""
-
-    @property
-    def matmul(self) -> MatmulLibrary | None:
-        """The library for matrix products that all runs share; None where each run chooses for itself."""
-
-    def identify(self, run: PlannedRun) -> Identity:
-        """Return the identity of one run."""
 
 
 class Throttled:
@@ -86,10 +62,7 @@ class Throttled:
         self._pending = None
 
 
-AnySetup = TypeVar("AnySetup", bound=Setup)
-
-
-class Session(ABC, Generic[AnySetup]):
+class Session(ABC):
     """What one command does on a folder: the units of a plan, and how each is brought to its end.
 
     Args:
@@ -97,11 +70,13 @@ class Session(ABC, Generic[AnySetup]):
         progress: what is shown; None shows nothing.
 
     Attributes:
-        setup: what all runs share, once `set_up` has loaded it.
+        setup: what all runs share, once `set_up` has loaded it: the recipe, with what is known of it once the data are
+            loaded, the batch plans by seed, the library for matrix products and the identities, see `ComparisonSetup`
+            and `PretrainingSetup`.
         throttle: writes results.json now and then while runs finish.
     """
 
-    setup: AnySetup
+    setup: Any
 
     def __init__(self, plan: Plan, progress: Progress | None = None) -> None:
         self.plan, self.progress = plan, progress or Progress()
@@ -157,7 +132,7 @@ def check_start(plan: Plan, *, resume: bool) -> None:
 
 
 @contextmanager
-def open_runs(session: Session[Any], *, resume: bool, holder: Holder | None = None) -> Iterator[None]:
+def open_runs(session: Session, *, resume: bool, holder: Holder | None = None) -> Iterator[None]:
     """Lock the runs of a plan and set them up, and go on if everything in the folder comes from the same inputs.
 
     Everything is compared before anything is written. A start that fails leaves no folder behind.

@@ -33,7 +33,7 @@ from hfpatch.training.processes import start_ranks
 from hfpatch.training.validation import document_losses
 
 
-class ComparisonSession(Session[ComparisonSetup]):
+class ComparisonSession(Session):
     """The units of a comparison, or those that train one of its methods.
 
     Args:
@@ -42,6 +42,8 @@ class ComparisonSession(Session[ComparisonSetup]):
         progress: what is shown; None shows nothing.
         clock: gives results.json its times; None starts one.
     """
+
+    setup: ComparisonSetup
 
     def __init__(
         self, recipe: Recipe, plan: Plan, progress: Progress | None = None, clock: Clock | None = None
@@ -215,11 +217,12 @@ class ComparisonSession(Session[ComparisonSetup]):
         Likewise if a task's metric cannot be used to compare methods.
         """
         from hfpatch.evaluation import all_aggregations, check_comparable
-        from hfpatch.runs.cautions import known_score_surprises, scores_of
+        from hfpatch.results.schema import TaskResult
+        from hfpatch.runs.cautions import known_score_surprises
         from hfpatch.runs.results import tasks_of
 
-        result = read_json(run.result)
-        scores = scores_of(result)
+        stored = read_json(run.result)["evaluation"]
+        scores = {task: TaskResult.model_validate(score) for task, score in stored.items()}
         check_comparable(RunPaths(run.folder).evaluations, scores, all_aggregations(tasks_of(self.setup.recipe)))
         surprises = known_score_surprises(self.setup.recipe, scores)
         if surprises and not self.setup.recipe.evaluation.allow_unknown_base:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hfpatch.runs.locks import Holder
 from hfpatch.runs.session import Session
 
@@ -32,7 +30,7 @@ class Engine:
         """How many runs are worked on at a time, known once it is connected."""
         return 1
 
-    def execute(self, session: Session[Any]) -> None:
+    def execute(self, session: Session) -> None:
         """Bring every unit of a plan to its end.
 
         Raises:

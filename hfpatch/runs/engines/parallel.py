@@ -81,7 +81,7 @@ class Parallel(Engine):
         """As many as there is room for."""
         return self.workers.room()
 
-    def execute(self, session: Session[Any]) -> None:
+    def execute(self, session: Session) -> None:
         """Bring every unit to its end, or to where it or one that it needs fails."""
         plan: Any = session.plan
         job = Job(
@@ -173,7 +173,7 @@ class _Seat:
 class _Dispatch:
     """One execution of a plan's units by workers."""
 
-    def __init__(self, session: Session[Any], workers: Workers, job: Job) -> None:
+    def __init__(self, session: Session, workers: Workers, job: Job) -> None:
         self.session, self.workers, self.job = session, workers, job
         self.schedule = _Schedule(session.plan.units)
         self.queue: list[Unit] = []
