@@ -120,11 +120,6 @@ class Plan:
         """The locks that the command needs, each once."""
         return list(dict.fromkeys(unit.run.lock for unit in self.units))
 
-    @property
-    def is_one_run(self) -> bool:
-        """Whether the folder is itself the only run, as `pretrain` makes it, instead of a folder of runs."""
-        return self.runs[0].folder == self.out
-
 
 def training_steps(recipe: AnyRecipe, unit: Unit) -> int:
     """Return how many steps a unit trains."""

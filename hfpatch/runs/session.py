@@ -12,7 +12,7 @@ from typing import Any
 from hfpatch.runs.folder import check_folder, discard_failed_start
 from hfpatch.runs.identity import check_run, check_scores, check_shared, stored_library, write_shared
 from hfpatch.runs.locks import Holder, hold, hold_shared
-from hfpatch.runs.plan import Plan, Unit, training_steps
+from hfpatch.runs.plan import Plan, Unit
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.recipe_changes import changes, reopen
 from hfpatch.support.cpu import pinned_library
@@ -106,10 +106,6 @@ class Session(ABC):
             complete: whether these are all runs.
         """
 
-    def steps(self, unit: Unit) -> int:
-        """Return how many steps a unit trains."""
-        return training_steps(self.setup.recipe, unit)
-
     def is_due(self, unit: Unit) -> bool:
         """Return whether completing a unit takes time; the units that it needs are complete."""
         return not unit.is_complete()
@@ -156,7 +152,7 @@ def open_runs(session: Session, *, resume: bool, holder: Holder | None = None) -
         session.set_up()
         setup = session.setup
         if state.is_main_process:
-            plans = {} if plan.is_one_run else setup.plans  # the identity of a single run names its plan
+            plans = {} if plan.runs[0].folder == out else setup.plans  # the identity of a single run names its plan
             evaluates = any(unit.action == "evaluate" for unit in plan.units)
             has_scores = evaluates and any(run.result.is_file() for run in plan.runs)
             scores = setup.identify_scores() if has_scores else {}

@@ -9,7 +9,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
 from hfpatch.runs.engines.engine import Engine
-from hfpatch.runs.engines.scored import Scored, ScoredFile
+from hfpatch.runs.engines.scored import Scored, read_scored
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.engines.worker import Job, Outcome, Place, to_send
+from hfpatch.runs.engines.worker import Job, Outcome, Place
 from hfpatch.runs.engines.workers import Worker, Workers
 from hfpatch.runs.locks import new_holder, take_back
-from hfpatch.runs.plan import MEASURING, Unit
+from hfpatch.runs.plan import MEASURING, Unit, training_steps
 from hfpatch.runs.session import Session
 from hfpatch.training.interruption import SigtermWatch, Terminated
 from hfpatch.training.processes import CPU_ONLY, start_processes
@@ -240,12 +240,13 @@ class _Dispatch:
         for seat in free[: len(self.queue)]:
             unit = seat.unit = self.queue.pop(0)
             self.begun[id(unit)] += 1
-            seat.future = seat.worker.submit(to_send(unit))
+            run, marker = replace(unit.run, folder=unit.run.folder.absolute()), unit.marker and unit.marker.absolute()
+            seat.future = seat.worker.submit(replace(unit, run=run, marker=marker, needs=()))
             self.session.progress.placed(unit.run.name, unit.action, seat.node)
             if unit.action in MEASURING:
                 self.session.progress.evaluating(unit.run.name, "evaluation")
             else:
-                self.session.progress.started(unit.run.name, self.session.steps(unit))
+                self.session.progress.started(unit.run.name, training_steps(self.session.setup.recipe, unit))
 
     def _wait(self) -> None:
         busy = [seat for seat in self.seats if seat.unit is not None or not seat.started]
@@ -323,20 +324,17 @@ class _Dispatch:
         chosen = [*units[first:], *units[:first]][:LOOKS]
         self.looked = first + len(chosen)
         for unit in chosen:
-            self._show(unit)
-
-    def _show(self, unit: Unit) -> None:
-        progress, name, known = self.session.progress, unit.run.name, self.seen.get(id(unit))
-        if unit.action in MEASURING:
-            scored = ScoredFile(unit.run.folder).read()
-            if scored is not None and scored != known:
-                self.seen[id(unit)] = scored
-                progress.scored(name, *scored)
-        else:
-            record = MetricsFile(unit.run.folder / "metrics.jsonl").last()
-            if record is not None and record.step != known:
-                self.seen[id(unit)] = record.step
-                progress.stepped(name, record)
+            name, known = unit.run.name, self.seen.get(id(unit))
+            if unit.action in MEASURING:
+                scored = read_scored(unit.run.folder)
+                if scored is not None and scored != known:
+                    self.seen[id(unit)] = scored
+                    self.session.progress.scored(name, *scored)
+            else:
+                record = MetricsFile(unit.run.folder / "metrics.jsonl").last()
+                if record is not None and record.step != known:
+                    self.seen[id(unit)] = record.step
+                    self.session.progress.stepped(name, record)
 
     def _end_workers(self) -> None:
         """End all workers: those at work may save a checkpoint first."""

@@ -11,7 +11,7 @@ import socket
 import traceback
 import warnings
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -214,9 +214,3 @@ def work(unit: Unit) -> Outcome:
         return _worker.work(unit)
     except SystemExit as end:  # `Terminated`
         os._exit(end.code if isinstance(end.code, int) else 1)
-
-
-def to_send(unit: Unit) -> Unit:
-    """Return a unit as a worker is given it: without others, which it need not know, and by absolute paths."""
-    run = replace(unit.run, folder=unit.run.folder.absolute())
-    return replace(unit, run=run, marker=unit.marker and unit.marker.absolute(), needs=())
