@@ -11,13 +11,12 @@ from types import SimpleNamespace
 
 import forked
 import pytest
-from tiny_runs import GPT2, lines, numbers, save_base, without_reports
+from tiny_runs import GPT2, lines, numbers, small_recipe, without_reports
 
 import hfpatch.runs.comparison
 import hfpatch.runs.engines.processes
 import hfpatch.runs.study
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import Progress, compare, locks, pretrain_study
 from hfpatch.runs.engines import parallel, scored, worker
@@ -29,18 +28,10 @@ from hfpatch.training.records import MetricsFile
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory):
-    folder = save_base(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
-    return Recipe.model_validate(
-        {
-            "name": "small",
-            "model": {"name": str(folder)},
-            "data": {"block_size": 32, "max_documents": 30, "held_out": 5},
-            "training": {"steps": 3, "warmup_steps": 1, "batch_size": 4, "seeds": [0, 1], "save_every": 1},
-            "tuning": {"learning_rates": [1e-4, 1e-3], "held_out": 4, "extend": 1},
-            "evaluation": {"tasks": ["tinyworld_cloze"], "limit": 4},
-            "methods": {"baseline": [], "pre": [{"type": "pre_projection"}], "lora": [{"type": "lora", "r": 2}]},
-        }
+def recipe(model_folder):
+    training = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "seeds": [0, 1], "save_every": 1}
+    return small_recipe(
+        model_folder, training=training, tuning={"learning_rates": [1e-4, 1e-3], "held_out": 4, "extend": 1}
     )
 
 
