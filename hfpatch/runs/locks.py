@@ -157,11 +157,7 @@ def _take(path: Path, holder: Holder, deadline: float) -> Path:
 
 
 def _make(folder: Path, attempts: int = 100) -> None:
-    """Make a folder, also while other processes remove its empty parents.
-
-    Raises:
-        HfpatchError: if it cannot be made, as below a link that leads nowhere.
-    """
+    """Make a folder, also while other processes remove its empty parents."""
     for attempt in range(1, attempts + 1):
         try:
             return folder.mkdir(parents=True, exist_ok=True)

@@ -59,11 +59,7 @@ class Parallel(Engine):
         self._cpu_only: str | None = None
 
     def connect(self) -> None:
-        """Find the devices; they are left to the workers, and this process computes like one of them on the CPU.
-
-        Raises:
-            HfpatchError: if they are not there, or a launcher started several processes.
-        """
+        """Find the devices; they are left to the workers, and this process computes like one of them on the CPU."""
         if PartialState().num_processes > 1:
             raise HfpatchError("--jobs and --ray start processes of their own; leave out the launcher")
         if PartialState().device.type != "cpu":  # whose memory workers may be about to use
@@ -188,12 +184,7 @@ class _Dispatch:
         self.waiting_since = time.monotonic()
 
     def run(self) -> None:
-        """Execute all units that can be.
-
-        Raises:
-            HfpatchError: if some failed.
-            Terminated: if this process was asked to end.
-        """
+        """Execute all units that can be."""
         self._sort()
         self.session.progress.opened(self.workers.describe(), self.schedule.open)
         try:
@@ -291,11 +282,7 @@ class _Dispatch:
                 self.session.progress.finished(unit.run.name, outcome.summary)
 
     def _replace(self, seat: _Seat, reason: str) -> None:
-        """Leave a worker that has ended; another one goes on with its unit from the checkpoint.
-
-        Raises:
-            HfpatchError: if workers end again and again before they have a unit.
-        """
+        """Leave a worker that has ended; another one goes on with its unit from the checkpoint."""
         seat.worker.kill()
         self.seats.remove(seat)
         unit = seat.unit

@@ -33,11 +33,7 @@ class Processes(Workers):
         self._environment: dict[str, str | None] = {CPU_ONLY: os.environ.get(CPU_ONLY)}
 
     def connect(self) -> None:
-        """Count this machine's cores and GPUs.
-
-        Raises:
-            HfpatchError: if there are fewer than the runs ask for.
-        """
+        """Count this machine's cores and GPUs."""
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         named = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
         self.devices = named[:count] if named else [str(number) for number in range(count)]

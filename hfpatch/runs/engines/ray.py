@@ -45,11 +45,7 @@ class RayWorkers(Workers):
         self.settings, self._joined = settings, False
 
     def connect(self) -> None:
-        """Start Ray on this machine, or join a cluster.
-
-        Raises:
-            HfpatchError: if it cannot be reached, or no machine of it has the devices of one run.
-        """
+        """Start Ray on this machine, or join a cluster."""
         ray, address = self.ray, self.settings.ray
         if not ray.is_initialized():
             common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -73,11 +69,7 @@ class RayWorkers(Workers):
             )
 
     def check(self, job: Job) -> None:
-        """Check that every machine has the same versions and sees the run folder.
-
-        Raises:
-            HfpatchError: naming the machine.
-        """
+        """Check that every machine has the same versions and sees the run folder."""
         if self.settings.ray == LOCAL:
             return
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -181,11 +173,7 @@ class _Actor(Worker):
 
 
 def _join(ray: ModuleType, address: str, common: dict[str, Any]) -> None:
-    """Join a cluster at an address that answers.
-
-    Raises:
-        HfpatchError: if there is none.
-    """
+    """Join a cluster at an address that answers."""
     where = f"--ray {address}"
     if address != "auto":
         host, _, port = address.removeprefix("ray://").rpartition(":")

@@ -146,11 +146,7 @@ class UnitWorker:
 
 
 def _set_up(job: Job) -> Session:
-    """Load what the units of a job share.
-
-    Raises:
-        HfpatchError: if something cannot be loaded here, or is not what the driver has loaded.
-    """
+    """Load what the units of a job share."""
     import torch
 
     from hfpatch.runs.identity import check_shared, stored_library
