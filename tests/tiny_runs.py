@@ -10,6 +10,7 @@ import hfpatch.runs.comparison
 import hfpatch.runs.study
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.comparison import Recipe
 from hfpatch.runs import Progress
 from hfpatch.tinyworld import documents
 from hfpatch.training.architecture import build_model
@@ -30,6 +31,19 @@ def save_base(folder: Path, texts: list[str] | None = None, **changes) -> Path:
     build_model({**NEOX, **changes}, tokenizer=tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def small_recipe(base: Path, **sections) -> Recipe:
+    """Return a recipe on a base whose runs take seconds; ``sections`` replace those here."""
+    values = {
+        "name": "small",
+        "model": {"name": str(base)},
+        "data": {"block_size": 32, "max_documents": 30, "held_out": 5},
+        "training": {"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]},
+        "evaluation": {"tasks": ["tinyworld_cloze"], "limit": 4},
+        "methods": {"baseline": [], "pre": [{"type": "pre_projection"}], "lora": [{"type": "lora", "r": 2}]},
+    }
+    return Recipe.model_validate(values | sections)
 
 
 class Stop(Progress):

@@ -8,10 +8,11 @@ from hfpatch.errors import HfpatchError
 from hfpatch.reporting.comparison.answer import answer, headline_table
 from hfpatch.reporting.comparison.changes import change_of, scale_in, verdict_text
 from hfpatch.reporting.comparison.tables import score_table
-from hfpatch.reporting.comparison.tuning import chosen_facts, rates_sentence
+from hfpatch.reporting.comparison.tuning import chosen_facts
 from hfpatch.reporting.document import Table
 from hfpatch.reporting.facts import protocol_facts
 from hfpatch.reporting.numbers import NOTHING, change_text, count, documents_text, part_text, score
+from hfpatch.results.cautions import rates_sentence
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.support.files import write_text
 from hfpatch.support.markdown import block, escape, table

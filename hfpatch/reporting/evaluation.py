@@ -8,7 +8,7 @@ from typing import Any
 
 from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.document import Cell, Column, Document, Fact, Facts, Part, Row, Section, Sentences, Table
-from hfpatch.reporting.facts import PRODUCTS, digest, evaluation_text, gguf_text, provenance_facts, settings_text
+from hfpatch.reporting.facts import digest, evaluation_text, gguf_text, provenance_facts, settings_text
 from hfpatch.reporting.numbers import (
     NOTHING,
     count,
@@ -21,6 +21,7 @@ from hfpatch.reporting.numbers import (
 )
 from hfpatch.reporting.score_tables import value_text
 from hfpatch.reporting.tabular import csv_text
+from hfpatch.results.cautions import PRODUCTS
 from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, Verdict
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from hfpatch.reporting.document import Fact
 from hfpatch.reporting.numbers import count, duration
+from hfpatch.results.cautions import PRODUCTS
 from hfpatch.results.schema import ComparisonResults
 
 PROTOCOLS = {
@@ -14,11 +15,6 @@ PROTOCOLS = {
     "as_it_should_be": "as it should be: matched parameters, fp32 trainables, whole test sets, paired statistics",
     "custom": "custom: neither of the two named protocols",
 }
-PRODUCTS = {
-    "bf16": "of bfloat16 weights in bfloat16, by instructions of the processor",
-    "fp32": "of bfloat16 weights in float32: no bfloat16 instructions, no gain by them, or HFPATCH_MATMUL=fp32",
-}
-"""How the products of a bfloat16 model were computed on a CPU, by the name of :mod:`hfpatch.support.cpu`."""
 
 
 def protocol_facts(results: ComparisonResults) -> list[Fact]:

@@ -8,8 +8,7 @@ from typing import Any
 from hfpatch.evaluation import TaskResult, check_known_scores, unknown_base
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.controls import controls_of
-from hfpatch.reporting.facts import PRODUCTS
-from hfpatch.reporting.floor import floor_cautions
+from hfpatch.results.cautions import PRODUCTS, floor_cautions, rates_sentence
 from hfpatch.results.comparison import MATCHED
 from hfpatch.results.identity import computed_differently
 from hfpatch.results.schema import ComparisonResults, Method
@@ -20,15 +19,22 @@ SURVIVAL = 0.9
 
 def cautions(recipe: Recipe, results: ComparisonResults, references: Mapping[str, list[str]]) -> list[str]:
     """Return every caution that applies to a complete comparison."""
-    return [
-        *_base(recipe, results),
-        *_tuning(results),
-        *_sizes(recipe, results, references),
-        *_survival(results.methods),
-        *_cut_short(results.methods),
-        *_documents(results),
-        *_settings(recipe, results),
+    found: list[str] = []
+    model, plain = recipe.model, recipe.evaluation.plain
+    for run in results.methods[recipe.baseline].runs.values():
+        unknown = unknown_base(model.full_name, model.revision, model.dtype, run.evaluation, plain=plain)
+        found += known_score_surprises(recipe, run.evaluation)
+        found += [unknown] if unknown else []
+        found += floor_cautions(run.evaluation)
+    found += [*_tuning(results), *_sizes(recipe, results, references), *_trainings(results.methods)]
+    untested = [
+        each.task if each.clusters is None else f"{each.task} ({each.clusters.groups} groups of {each.clusters.column})"
+        for each in results.verdicts
+        if each.why.startswith("too few")
     ]
+    if untested:
+        found.append(f"Too few documents to test any difference: {', '.join(dict.fromkeys(untested))}.")
+    return [*found, *_settings(recipe, results)]
 
 
 def form_of(parts: list[dict[str, Any]]) -> str | None:
@@ -45,24 +51,8 @@ def known_score_surprises(recipe: Recipe, scores: Mapping[str, TaskResult]) -> l
     return check_known_scores(model.full_name, model.revision, model.dtype, scores, plain=plain)
 
 
-def scores_of(result: Mapping[str, Any]) -> dict[str, TaskResult]:
-    """Return the scores in a run's result.json, by task."""
-    return {task: TaskResult.model_validate(score) for task, score in result["evaluation"].items()}
-
-
-def _base(recipe: Recipe, results: ComparisonResults) -> Iterator[str]:
-    for run in results.methods[recipe.baseline].runs.values():
-        yield from known_score_surprises(recipe, run.evaluation)
-        model, plain = recipe.model, recipe.evaluation.plain
-        if unknown := unknown_base(model.full_name, model.revision, model.dtype, run.evaluation, plain=plain):
-            yield unknown
-        yield from floor_cautions(run.evaluation)
-
-
 def _tuning(results: ComparisonResults) -> Iterator[str]:
     if results.tuning is None:
-        from hfpatch.reporting.comparison.tuning import rates_sentence  # imports matplotlib
-
         yield from filter(None, [rates_sentence(results)])
         return
     for name, choice in results.tuning.chosen.items():
@@ -96,7 +86,8 @@ def _sizes(recipe: Recipe, results: ComparisonResults, references: Mapping[str, 
         )
 
 
-def _survival(methods: Mapping[str, Method]) -> Iterator[str]:
+def _trainings(methods: Mapping[str, Method]) -> Iterator[str]:
+    """Yield what was lost in the trainings: small updates, diverged runs, updates left out, text not seen."""
     for name, method in methods.items():
         trains = [run.train for run in method.runs.values() if run.train]
         shares = [share for train in trains for share in train.update_survival.values()]
@@ -105,9 +96,6 @@ def _survival(methods: Mapping[str, Method]) -> Iterator[str]:
                 f"{name}: as little as {min(shares):.0%} of a tensor's weights really changed in an optimiser step; "
                 "the other updates were too small for the weights' dtype."
             )
-
-
-def _cut_short(methods: Mapping[str, Method]) -> Iterator[str]:
     trained = [(name, seed, run.train) for name, method in methods.items() for seed, run in method.runs.items()]
     for name, seed, train in trained:
         if train is None:
@@ -122,16 +110,6 @@ def _cut_short(methods: Mapping[str, Method]) -> Iterator[str]:
             )
         if train.stopped_early:
             yield f"{name}, seed {seed}: stopped early after {train.steps} steps, so it saw less text."
-
-
-def _documents(results: ComparisonResults) -> Iterator[str]:
-    untested = [
-        each.task if each.clusters is None else f"{each.task} ({each.clusters.groups} groups of {each.clusters.column})"
-        for each in results.verdicts
-        if each.why.startswith("too few")
-    ]
-    if untested:
-        yield f"Too few documents to test any difference: {', '.join(dict.fromkeys(untested))}."
 
 
 def _settings(recipe: Recipe, results: ComparisonResults) -> Iterator[str]:

@@ -68,15 +68,18 @@ def check(
         except HfpatchError as error:  # there is no recipe whose key the message could name
             raise HfpatchError(str(error).removeprefix("methods.checked[0]").lstrip(".: ")) from error
     if config_only:
-        name, loaded = f"a tiny random twin of {model.full_name}", _twin(model)
+        config = load_config(model.full_name, revision=model.revision, trust_remote_code=model.trust_remote_code)
+        if hasattr(config, "hfpatch"):
+            raise HfpatchError(f"{model.name}: is an export, whose parts have their sizes; leave --config-only out")
+        name, loaded = f"a tiny random twin of {model.full_name}", twin(config)
     else:
         name, loaded = model.full_name, load_model(model).model
     reports: list[CheckReport] = []
     refused: dict[str, str] = {}
     for each in parts:
         try:
-            config = build_method(loaded, {"checked": [each]}, "checked").configs[0]
-            report = run_promises(loaded, config, watch=partial(_show, progress, str(each["type"])))
+            method = build_method(loaded, {"checked": [each]}, "checked")
+            report = run_promises(loaded, method.configs[0], watch=partial(_show, progress, str(each["type"])))
             reports.append(replace(report, model=name))
             progress.finished(str(each["type"]), "" if report.passed else "broken promises")
         except HfpatchError as error:
@@ -86,13 +89,6 @@ def check(
     if not reports:
         raise HfpatchError(next(iter(refused.values())))
     return CheckOutcome(reports, refused)
-
-
-def _twin(model: ModelSettings) -> Any:
-    config = load_config(model.full_name, revision=model.revision, trust_remote_code=model.trust_remote_code)
-    if hasattr(config, "hfpatch"):
-        raise HfpatchError(f"{model.name}: is an export, whose parts have their sizes; leave --config-only out")
-    return twin(config)
 
 
 def _show(progress: Progress, method: str, promise: str, done: int, total: int) -> None:

@@ -59,7 +59,8 @@ def compare(
             "plain DDP, or launch hfpatch train for each method, then compare --resume"
         )
     check_start(plan, resume=resume)
-    if _is_done(folder, recipe):
+    done = folder.is_complete() and not changes(out, recipe)[0]
+    if done and compares_what_it_should(recipe, load_comparison(out)):  # nothing is left but the report
         if state.is_main_process:
             write_report(out)
         state.wait_for_everyone()
@@ -75,10 +76,3 @@ def compare(
                 write_report(out)
             state.wait_for_everyone()
     return folder.read_results()
-
-
-def _is_done(folder: RunFolder, recipe: Recipe) -> bool:
-    """Return whether a folder has every run and every comparison of a recipe: nothing is left but its report."""
-    if not folder.is_complete() or changes(folder.root, recipe)[0]:
-        return False
-    return compares_what_it_should(recipe, load_comparison(folder.root))

@@ -7,7 +7,6 @@ import json
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -19,7 +18,6 @@ from hfpatch.data.load import load_splits
 from hfpatch.data.plan import draw_evaluation
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.runs.identity import Identity, identify_data
 from hfpatch.support.files import atomic_directory, check_data_dir
@@ -84,12 +82,7 @@ def recipe_tokenizer(recipe: PretrainRecipe | StudyRecipe) -> PreTrainedTokenize
             f"tokenizer.train_vocab_size: {tokens[0].source} has tokens and no text to train a tokenizer on; set "
             "tokenizer.path to the one it was made with"
         )
-    return _trained_tokenizer(recipe.data, recipe.data_dir, size)
-
-
-def _trained_tokenizer(data: DataSettings, data_dir: Path | None, size: int) -> PreTrainedTokenizerBase:
-    """Train a tokenizer on what models are trained on, or take from the cache one that was trained on the same text."""
-    corpora = [(open_corpus(part, data_dir), part) for part in data.parts()]
+    corpora = [(open_corpus(part, recipe.data_dir), part) for part in parts]
     if not all(corpus.cacheable for corpus, _ in corpora):
         return train_tokenizer(tokenizer_documents(corpora), size)
     text: list[Any] = ["without what is held out, and its copies"]

@@ -18,7 +18,7 @@ from hfpatch.evaluation.selection import Selection, select
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.strict import flatten
-from hfpatch.reporting.floor import floor_cautions
+from hfpatch.results.cautions import floor_cautions
 from hfpatch.results.folder import RESULTS
 from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
 from hfpatch.runs.folder import check_place
@@ -127,12 +127,18 @@ def _evaluate(
     with nullcontext(output) if output is not None else TemporaryDirectory() as folder:
         records = Path(folder)
         for variant in variants:
-            given |= {"records_dir": records / variant.label, "log": _log_of(output, variant) if log_samples else None}
+            log, model = None, variant.model
+            if log_samples and output is not None:  # lm-eval's own files
+                known: dict[str, Any] = {"pretrained": model.full_name, "dtype": model.dtype}
+                known |= {"revision": model.revision, "patch": variant.patch}
+                shown = {key: str(value) for key, value in known.items() if value is not None}
+                log = SampleLog(output, variant.log_name, shown)
+            given |= {"records_dir": records / variant.label, "log": log}
             scored[variant.label] = _score(variants, variant, progress, **given)
             progress.finished(variant.label, "")
             if variant.patch is None:
                 scores, compared = scored[variant.label].scores, variants.compared
-                of_base = (variant.model, settings, scores, records / variant.label, selection.tasks)
+                of_base = (model, settings, scores, records / variant.label, selection.tasks)
                 warnings += ranks.on_first(check_base, *of_base, compared=compared)
         comparisons = ranks.on_first(_compare, records, variants, scored, selection.tasks)
 
@@ -172,15 +178,6 @@ def _score(
         scores=scores,
         groups=selection.group_results(scores) or None,
     )
-
-
-def _log_of(output: Path | None, variant: Variant) -> SampleLog | None:
-    """Return lm-eval's own log of a variant, if there is a folder for it."""
-    if output is None:
-        return None
-    model = variant.model
-    known = {"pretrained": model.full_name, "dtype": model.dtype, "revision": model.revision, "patch": variant.patch}
-    return SampleLog(output, variant.log_name, {key: str(value) for key, value in known.items() if value is not None})
 
 
 def check_output(output: Path | None, identity: Mapping[str, Any]) -> None:

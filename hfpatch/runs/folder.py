@@ -40,55 +40,34 @@ class RunFolder:
         return results
 
 
-@dataclass(frozen=True)
 class RunPaths:
-    """The paths of one method's run with one seed."""
+    """The paths of one method's run with one seed.
 
-    root: Path
+    Attributes:
+        patch: what `save_patch` writes.
+        training: the training's outcome; written after the patch, so that it marks the training as complete.
+        metrics: a line a step of the training.
+        checkpoints: what an interrupted training is resumed from.
+        evaluations: a file of records for each task.
+        answers: what the model answered so far, until the evaluation is complete.
+        retention: what was measured on the texts of ``retention``.
+        result: the whole run's outcome; written last, so that it marks the run as complete.
+    """
 
-    @property
-    def patch(self) -> Path:
-        """What `save_patch` writes."""
-        return self.root / "patch"
-
-    @property
-    def training(self) -> Path:
-        """The training's outcome; written after the patch, so that it marks the training as complete."""
-        return self.root / "training.json"
-
-    @property
-    def metrics(self) -> Path:
-        """A line a step of the training."""
-        return self.root / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """What an interrupted training is resumed from."""
-        return self.root / "checkpoints"
-
-    @property
-    def evaluations(self) -> Path:
-        """A file of records for each task."""
-        return self.root / "evaluations"
-
-    @property
-    def retention(self) -> Path:
-        """What was measured on the texts of ``retention``."""
-        return self.root / "retention.json"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.patch = root / "patch"
+        self.training = root / "training.json"
+        self.metrics = root / "metrics.jsonl"
+        self.checkpoints = root / "checkpoints"
+        self.evaluations = root / "evaluations"
+        self.answers = self.evaluations / ".answers"
+        self.retention = root / "retention.json"
+        self.result = root / "result.json"
 
     def rewound(self, scale: float) -> Path:
         """What was measured at a scale of ``rewind``, or of 1 on tuning's text; the records are beside it."""
         return self.root / "rewind" / f"{scale:g}" / "result.json"
-
-    @property
-    def answers(self) -> Path:
-        """What the model answered so far, until the evaluation is complete."""
-        return self.root / "evaluations" / ".answers"
-
-    @property
-    def result(self) -> Path:
-        """The whole run's outcome; written last, so that it marks the run as complete."""
-        return self.root / "result.json"
 
 
 def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None = None) -> None:
@@ -105,7 +84,10 @@ def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None
             recipe's and ``resume`` is not set.
     """
     remove_leftovers(out)
-    if not _contains_run(out):
+    check_place(out, "--out")
+    if not (out / "recipe.yaml").is_file():
+        if out.is_dir() and not _is_empty(out):
+            raise HfpatchError(f"{out}: is not empty and contains no hfpatch run; choose another --out")
         return
     added, changed = changes(out, recipe)
     for key, (there, here) in changed.items():
@@ -115,16 +97,11 @@ def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None
     if resume:
         return
     if RunFolder(out).is_complete() or (out / "result.json").is_file():
-        then = f"add what is new ({_first(added)})" if added else "report it again"
+        more = f" and {len(added) - 3} more" if len(added) > 3 else ""
+        then = f"add what is new ({', '.join(list(added)[:3])}{more})" if added else "report it again"
         raise HfpatchError(f"{out}: contains a finished run; --resume to {then}, or choose another --out")
     if part is None or (out / "runs" / part).exists():
         raise HfpatchError(f"{out}: contains an unfinished run; --resume to continue it, or choose another --out")
-
-
-def _first(keys: Mapping[str, object], most: int = 3) -> str:
-    """Return the first keys in one line, and how many more there are."""
-    more = f" and {len(keys) - most} more" if len(keys) > most else ""
-    return f"{', '.join(list(keys)[:most])}{more}"
 
 
 def check_place(folder: Path, option: str) -> None:
@@ -144,15 +121,6 @@ def check_place(folder: Path, option: str) -> None:
             raise HfpatchError(f"{place}: is a file, not a folder; choose another {option}")
 
 
-def _contains_run(out: Path) -> bool:
-    check_place(out, "--out")
-    if (out / "recipe.yaml").is_file():
-        return True
-    if out.is_dir() and not _is_empty(out):
-        raise HfpatchError(f"{out}: is not empty and contains no hfpatch run; choose another --out")
-    return False
-
-
 @contextmanager
 def discard_failed_start(out: Path, locks: Collection[str]) -> Iterator[None]:
     """Empty a folder again that was empty, if what runs in it fails before there is anything to resume from.
@@ -165,7 +133,10 @@ def discard_failed_start(out: Path, locks: Collection[str]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if was_empty and out.is_dir() and not _contains_work(out) and not held_by_others(out, locks):
+        work = [out / name for name in ("metrics.jsonl", "result.json", "results.json")]
+        work += [path for name in ("runs", "checkpoints", "model") for path in (out / name).rglob("*")]
+        has_begun = any(path.is_file() and path.stat().st_size for path in work)
+        if was_empty and out.is_dir() and not has_begun and not held_by_others(out, locks):
             for entry in out.iterdir():
                 if not entry.name.startswith("."):
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -174,13 +145,6 @@ def discard_failed_start(out: Path, locks: Collection[str]) -> Iterator[None]:
 
 def _is_empty(out: Path) -> bool:
     return all(entry.name.startswith(".") for entry in out.iterdir())
-
-
-def _contains_work(out: Path) -> bool:
-    """Return whether a run or an evaluation has left something in ``out``: steps, answers, records or results."""
-    files = [out / name for name in ("metrics.jsonl", "result.json", "results.json")]
-    files += [path for name in ("runs", "checkpoints", "model") for path in (out / name).rglob("*")]
-    return any(path.is_file() and path.stat().st_size for path in files)
 
 
 def diverged_step(trained: Mapping[str, Any] | None) -> int | None:

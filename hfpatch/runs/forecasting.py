@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.power import ASSUMED, Differences
+from hfpatch.evaluation.power import ASSUMED
 from hfpatch.evaluation.sizing import Spread, TaskRequests, Timed
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.comparison import read_match
@@ -45,14 +45,20 @@ def forecast(
     units = plan_comparison(recipe, Path("runs") / recipe.name).units
     measured = measure(recipe, seconds, progress or Progress(), spread=True)
     setup, asked, spreads, recipe = measured.setup, measured.asked, measured.spreads, measured.setup.recipe
-    others = [name for name in recipe.methods if name != recipe.baseline]
-    comparisons = len(others) * sum(spread.sd is not None for spread in spreads.values())
-    base = setup.base
+    matches = {name: method.match for name, method in setup.methods.items() if name != recipe.baseline}
+    comparisons = len(matches) * sum(spread.sd is not None for spread in spreads.values())
     return Forecast(
         name=recipe.name,
-        model={**base.facts, "dtype": recipe.model.dtype, "parameters": setup.sizes[recipe.baseline].base},
+        model={**setup.base.facts, "dtype": recipe.model.dtype, "parameters": setup.sizes[recipe.baseline].base},
         seeds=list(recipe.training.seeds),
-        methods={name: _method(setup, name) for name in others},
+        methods={
+            name: PlannedMethod(
+                kind=kind_of(setup.methods[name]),
+                trainable=setup.sizes[name].trainable,
+                match=read_match(match.to_json()) if match else None,
+            )
+            for name, match in matches.items()
+        },
         kinds=measured.kinds,
         tasks={
             name: _task(each, measured.timed[name], spreads.get(name), len(recipe.training.seeds), comparisons, effect)
@@ -71,15 +77,6 @@ def forecast(
     )
 
 
-def _method(setup: ComparisonSetup, name: str) -> PlannedMethod:
-    match = setup.methods[name].match
-    return PlannedMethod(
-        kind=kind_of(setup.methods[name]),
-        trainable=setup.sizes[name].trainable,
-        match=read_match(match.to_json()) if match else None,
-    )
-
-
 def _task(
     asked: TaskRequests, timed: Timed, spread: Spread | None, seeds: int, comparisons: int, effect: float | None
 ) -> PlannedTask:
@@ -92,10 +89,20 @@ def _task(
     }
     if spread is None:
         return PlannedTask(metric=None, **size)
-    found = {}
+    found, enough = {}, (asked.documents, seeds)
     for change, assumed in ASSUMED.items() if spread.sd is not None else ():
         model = assumed[spread.accuracy].differences(spread.sd or 0.0, accuracy=spread.accuracy)
-        found[change] = _detectable(model, asked.documents, seeds, comparisons, effect)
+        needed: dict[str, int | None] = {}
+        if effect is not None:  # the recipe's seeds where they are enough, as one may be
+            suffices = model.power(effect, *enough) >= POWER
+            needed["documents"] = model.documents_for(effect, seeds)
+            needed["seeds"] = seeds if suffices else model.seeds_for(effect, asked.documents)
+        found[change] = Detectable(
+            sd=model.sd,
+            smallest=model.smallest_effect(*enough),
+            smallest_corrected=model.smallest_effect(*enough, alpha=ALPHA / max(1, comparisons)),
+            **needed,
+        )
     return PlannedTask(
         metric=spread.metric,
         **size,
@@ -105,22 +112,6 @@ def _task(
         unit="share" if spread.accuracy else "log" if spread.exponential else "score",
         detectable=found,
     )
-
-
-def _detectable(model: Differences, documents: int, seeds: int, comparisons: int, effect: float | None) -> Detectable:
-    enough = documents, seeds
-    return Detectable(
-        sd=model.sd,
-        smallest=model.smallest_effect(*enough),
-        smallest_corrected=model.smallest_effect(*enough, alpha=ALPHA / max(1, comparisons)),
-        documents=None if effect is None else model.documents_for(effect, seeds),
-        seeds=None if effect is None else _seeds_for(model, effect, documents, seeds),
-    )
-
-
-def _seeds_for(model: Differences, effect: float, documents: int, seeds: int) -> int | None:
-    """Return the seeds that are needed; those of the recipe where they are enough, as one may be."""
-    return seeds if model.power(effect, documents, seeds) >= POWER else model.seeds_for(effect, documents)
 
 
 def _assumptions(setup: ComparisonSetup, spreads: Iterable[Spread]) -> list[str]:
@@ -139,20 +130,18 @@ def _assumptions(setup: ComparisonSetup, spreads: Iterable[Spread]) -> list[str]
             "under the base as on the scored sample."
         )
     for accuracy, name in ((True, "right and wrong answers"), (False, "likelihoods")):
-        if accuracy in kinds:
-            said.append(
-                f"Of {name} {'; '.join(_assumed(change, accuracy) for change in ASSUMED)}: as on the quickstart."
+        clauses = []
+        for change, each in ASSUMED.items() if accuracy in kinds else ():
+            assumed = each[accuracy]
+            clauses.append(
+                f"a method that changes the base {change} is assumed to correlate {assumed.correlation:g} with it, "
+                f"seeds sharing {assumed.shared:.0%} of the differences' variance"
             )
+            if assumed.shift:
+                clauses[-1] += f", and a seed shifts all by {assumed.shift:.0%} of a difference's deviation"
+        if clauses:
+            said.append(f"Of {name} {'; '.join(clauses)}: as on the quickstart.")
     return said
-
-
-def _assumed(change: str, accuracy: bool) -> str:
-    assumed = ASSUMED[change][accuracy]
-    shift = f", and a seed shifts all by {assumed.shift:.0%} of a difference's deviation" if assumed.shift else ""
-    return (
-        f"a method that changes the base {change} is assumed to correlate {assumed.correlation:g} with it, seeds "
-        f"sharing {assumed.shared:.0%} of the differences' variance{shift}"
-    )
 
 
 def _warnings(measured: Measured) -> list[str]:

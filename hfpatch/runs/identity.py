@@ -155,10 +155,10 @@ def check_seeds(method: Path, identity: Identity) -> None:
     Raises:
         HfpatchError: as `check_shared`.
     """
+    of_all_seeds = {name: value for name, value in identity.items() if name not in ("plan", "training")}
     for path in sorted(method.glob("seed-*/training.json")):
-        _check(
-            path, read_json(path).get("identity"), {**read_json(path).get("identity", {}), **_of_all_seeds(identity)}
-        )
+        stored = read_json(path).get("identity")
+        _check(path, stored, {**(stored or {}), **of_all_seeds})
 
 
 def check_scores(result: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
@@ -220,7 +220,3 @@ def _check(path: Path, stored: Any, identity: Identity) -> None:
 def _shown(stored: Mapping[str, Any], now: Mapping[str, Any], name: str) -> str:
     there, here = (str(each.get(name) or "none")[:12] for each in (stored, now))
     return f"(sha256 {there} there, {here} now)"
-
-
-def _of_all_seeds(identity: Identity) -> Identity:
-    return {name: value for name, value in identity.items() if name not in ("plan", "training")}

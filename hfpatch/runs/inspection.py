@@ -14,11 +14,12 @@ from hfpatch.analysis.attention import HeadAttention, head_attention
 from hfpatch.analysis.gradients import gradient_norms
 from hfpatch.analysis.heads import each_layers_weights, norm_gains
 from hfpatch.analysis.inspection import Inspection, Text
-from hfpatch.analysis.linearised import Linearised, is_nonlinear, linearise
+from hfpatch.analysis.linearised import is_nonlinear, linearise
 from hfpatch.analysis.movement import initial_tensors, movement, patch_tensors, read_run
 from hfpatch.analysis.norms import pre_projection_sizes, query_sizes, skip_norms, skip_sizes
 from hfpatch.analysis.relation import HeadRelation, gauge_deviation, head_relations
 from hfpatch.analysis.reparametrisation import reparametrise
+from hfpatch.analysis.running import Batch
 from hfpatch.analysis.text import batches_of, token_rows
 from hfpatch.data.corpora import documents
 from hfpatch.errors import HfpatchError
@@ -79,7 +80,12 @@ def inspect(
         load_patch(base.model, patch, allow_other_base=allow_other_base)
         found |= _of_the_patch(base, rows, notes) | {"attention_patched": _attention(base, rows, notes)}
     elif query_paths_with_f(base.model):
-        found |= _of_own_queries(base, rows, notes)
+        if any(not isinstance(each.path.f, nn.Linear) for each in query_paths_with_f(base.model)):
+            notes.append("Q-K relation: the nonlinear f that the model was pretrained with counts as 0 there.")
+        if rows:
+            found["query_sizes"] = query_sizes(base.model, _batches(base, rows))
+        else:
+            notes.append("‖f‖/‖A‖: not shown; give text with --text.")
     base.model.eval()
     measured = Text(source, len(rows), sum(map(len, rows))) if rows else None
     return Inspection(base, patch, seen.sites, patch_summary(base.model), measured, notes=notes, **found)
@@ -132,8 +138,13 @@ def _of_the_base(base: Base, notes: list[str]) -> dict[str, Any]:
 
 
 def _attention(base: Base, rows: list[list[int]], notes: list[str]) -> list[HeadAttention]:
-    batches = batches_of(rows, pad=int(base.tokenizer.pad_token_id or 0)) if rows else []
-    return _try(notes, "Attention on the text", lambda: head_attention(base.model, batches)) if rows else []
+    if not rows:
+        return []
+    return _try(notes, "Attention on the text", lambda: head_attention(base.model, _batches(base, rows)))
+
+
+def _batches(base: Base, rows: list[list[int]]) -> list[Batch]:
+    return batches_of(rows, pad=int(base.tokenizer.pad_token_id or 0))
 
 
 def _moved(base: Base, patch: Path, allow_other_base: bool, notes: list[str]) -> dict[str, Any]:
@@ -161,9 +172,8 @@ def _of_the_patch(base: Base, rows: list[list[int]], notes: list[str]) -> dict[s
         notes.append("Sizes on text, the linear stand-in, ablations and gradients: not shown; give text with --text.")
     if not has_adapters(model) or not stack(model):
         return found
-    pad = int(base.tokenizer.pad_token_id or 0)
-    fit, held_out = (batches_of(part, pad=pad) for part in (rows[::2], rows[1::2]))
     if rows:
+        fit, held_out = _batches(base, rows[::2]), _batches(base, rows[1::2])
         found["linearised"] = _try(notes, "Linear stand-in", lambda: linearise(model, fit, held_out))
         found |= {
             "skip_sizes": skip_sizes(model, held_out),
@@ -172,25 +182,11 @@ def _of_the_patch(base: Base, rows: list[list[int]], notes: list[str]) -> dict[s
             "ablations": ablate_layers(model, lambda scored: document_losses(scored, held_out)),
             "gradients": gradient_norms(model, held_out),
         }
-    found["relations_patched"] = _relations_patched(model, found.get("linearised", []), notes)
-    return found
-
-
-def _of_own_queries(base: Base, rows: list[list[int]], notes: list[str]) -> dict[str, Any]:
-    """Measure the f that a model was pretrained with."""
-    if any(not isinstance(each.path.f, nn.Linear) for each in query_paths_with_f(base.model)):
-        notes.append("Q-K relation: the nonlinear f that the model was pretrained with counts as 0 there.")
-    if not rows:
-        notes.append("‖f‖/‖A‖: not shown; give text with --text.")
-        return {}
-    return {"query_sizes": query_sizes(base.model, batches_of(rows, pad=int(base.tokenizer.pad_token_id or 0)))}
-
-
-def _relations_patched(model: Any, fitted: list[Linearised], notes: list[str]) -> list[HeadRelation]:
-    """Return the relations with the patch: the fit's where the query is not linear, else those of the matrices."""
-    fits = {each.layer: each.weights for each in fitted}
+    # the relations with the patch: the fit's where the query is not linear, else those of the matrices
+    fits = {each.layer: each.weights for each in found.get("linearised", ())}
     missing = {site.layer for site in find_sites(model) if is_nonlinear(site)} - fits.keys()
     if missing:
         notes.append(f"Q-K relation with the patch: not shown for {len(missing)} layers whose query is not linear.")
     kept = (fits.get(each.layer, each) for each in each_layers_weights(model) if each.layer not in missing)
-    return _try(notes, "Q-K relation with the patch", lambda: head_relations(model, kept))
+    found["relations_patched"] = _try(notes, "Q-K relation with the patch", lambda: head_relations(model, kept))
+    return found

@@ -82,7 +82,13 @@ def hold(
         if renewer.ident is not None:
             renewer.join()
         for path in held:
-            _release(path, holder)
+            with suppress(OSError):
+                if (_read(path) or {}).get("token") != holder["token"]:
+                    continue
+                if lender and not has_ended(lender):
+                    _replace(path, lender)
+                else:
+                    path.unlink()
         with suppress(OSError):  # others may hold theirs
             (out / FOLDER).rmdir()
             for folder in made:
@@ -151,11 +157,7 @@ def _take(path: Path, holder: Holder, deadline: float) -> Path:
 
 
 def _make(folder: Path, attempts: int = 100) -> None:
-    """Make a folder, also while other processes remove its empty parents.
-
-    Raises:
-        HfpatchError: if it cannot be made, as below a link that leads nowhere.
-    """
+    """Make a folder, also while other processes remove its empty parents."""
     for attempt in range(1, attempts + 1):
         try:
             return folder.mkdir(parents=True, exist_ok=True)
@@ -201,17 +203,6 @@ def _read(path: Path) -> Holder | None:
     except json.JSONDecodeError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _release(path: Path, holder: Holder) -> None:
-    """Remove a lock if it is still that of ``holder``, or put that of its lender back."""
-    with suppress(OSError):
-        if (_read(path) or {}).get("token") == holder["token"]:
-            lender = _lender(holder)
-            if lender and not has_ended(lender):
-                _replace(path, lender)
-            else:
-                path.unlink()
 
 
 def _replace(path: Path, holder: Holder) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,35 +46,12 @@ FORWARD = 1 / 3
 _STEP, _SCORE, _SPREAD = 2.0, 1.0, 2.0  # shares of the time
 
 
-class _Timer:
-    """Shares out the time for measuring, and says how much is left."""
-
-    def __init__(self, seconds: float, weights: float, progress: Progress) -> None:
-        self._each, self._weights, self._progress = seconds / weights, weights, progress
-
-    def share(self, kind: str, what: str, weight: float) -> float:
-        """Return the seconds for one of the measurements."""
-        self._progress.evaluating(kind, f"{what}, about {round(self._each * self._weights)} s left")
-        self._weights -= weight
-        return self._each * weight
-
-
 def kind_of(method: Method) -> str:
     """Return the kind of a method, whose members take about the same time a parameter."""
     parts = [
         method_name(config) + (" (DoRA)" if getattr(config, "use_dora", False) else "") for config in method.configs
     ]
     return " + ".join(parts) or BASE
-
-
-def _largest(setup: ComparisonSetup) -> dict[str, str]:
-    """Return the method of each kind that has the most parameters."""
-    chosen: dict[str, str] = {}
-    for name, method in setup.methods.items():
-        kind = kind_of(method)
-        if kind not in chosen or setup.sizes[name].trainable > setup.sizes[chosen[kind]].trainable:
-            chosen[kind] = name
-    return chosen
 
 
 @dataclass
@@ -130,7 +106,11 @@ class Measured:
                 seconds=sum(kind.evaluation_s.values()) + step_s * self._held_out_steps(unit, 1),
             )
         if unit.action in MEASURING:
-            blocks = self._measured_blocks(unit)
+            # how many blocks pass through the model; the text of retention does so with the patch on and off
+            blocks = retained = 2 * sum(map(len, setup.retained.values()))
+            if unit.action == "rewind":
+                tuning, held_out = (0 if text is None else len(text) for text in (setup.tuning_text, setup.held_out))
+                blocks = tuning + (held_out + retained if unit.scale != 1 else 0)
             seconds = step_s * blocks / training.batch_size * FORWARD
             return Work(units=1, tokens=blocks * setup.blocks.block_size, seconds=seconds)
         steps = training_steps(setup.recipe, unit)
@@ -140,15 +120,6 @@ class Measured:
             tokens=steps * training.batch_size * setup.blocks.block_size,
             seconds=step_s * (steps + self._held_out_steps(unit, steps)),
         )
-
-    def _measured_blocks(self, unit: Unit) -> int:
-        """Return how many blocks pass through the model; the text of retention does so with the patch on and off."""
-        setup = self.setup
-        retained = 2 * sum(map(len, setup.retained.values()))
-        if unit.action == "retain":
-            return retained
-        tuning, held_out = (0 if text is None else len(text) for text in (setup.tuning_text, setup.held_out))
-        return tuning + (held_out + retained if unit.scale != 1 else 0)
 
     def _held_out_steps(self, unit: Unit, steps: int) -> float:
         """Return how many steps take as long as the measurements of the loss on held-out text during ``steps``."""
@@ -178,45 +149,64 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
         HfpatchError: if the recipe cannot be run.
     """
     setup = set_up(recipe)
-    with pinned_library(setup.matmul):
-        return _measure(setup, seconds, progress, spread=spread)
-
-
-def _measure(setup: ComparisonSetup, seconds: float, progress: Progress, *, spread: bool) -> Measured:
-    recipe, base, largest = setup.recipe, setup.base, _largest(setup)
+    recipe, base, largest = setup.recipe, setup.base, dict[str, str]()
+    for name, method in setup.methods.items():  # that of each kind with the most parameters
+        other = largest.setdefault(kind_of(method), name)
+        if setup.sizes[name].trainable > setup.sizes[other].trainable:
+            largest[kind_of(method)] = name
     progress.evaluating(BASE, "requests of the tasks")
     given = (base.model, base.tokenizer, recipe.evaluation)
     found = Measured(setup, collect_requests(*given, recipe.data_dir))
-    timer = _Timer(seconds, (_SCORE + spread * _SPREAD) * len(found.asked) + _STEP * max(1, len(largest) - 1), progress)
-    base.model.eval()
-    base_bytes = sum(each.numel() * each.element_size() for each in base.model.parameters())
-    reset_peak_memory()
-    scorer = scorer_of(*given)
-    for name, asked in found.asked.items():
-        found.timed[name] = time_requests(scorer, [asked], timer.share(BASE, f"a part of {name}", _SCORE))
-    chosen = select(recipe.evaluation, recipe.data_dir)
-    for name, asked in found.asked.items() if spread else ():
-        left = timer.share(BASE, f"documents of {name}", _SPREAD)
-        if asked.encoded and not asked.generated:
-            each = found.timed[name].seconds / asked.documents
-            if documents := documents_within(asked, each, left, base.model.device.type):
-                found.spreads[name] = base_spread(*given, chosen.only(name, documents))
-    memory, forward_s = peak_memory_bytes(), _forward_seconds(setup, base.model)
-    for kind, name in sorted(largest.items(), key=lambda pair: pair[0] != BASE):
-        with _patched(setup, name) as model:
-            own_s, step = forward_s, {}
+    weights = (_SCORE + spread * _SPREAD) * len(found.asked) + _STEP * max(1, len(largest) - 1)
+    each_s = seconds / weights
+
+    def share(kind: str, what: str, weight: float) -> float:
+        """Return the seconds for one of the measurements, and show how many are left."""
+        nonlocal weights
+        progress.evaluating(kind, f"{what}, about {round(each_s * weights)} s left")
+        weights -= weight
+        return each_s * weight
+
+    with pinned_library(setup.matmul):
+        # The base on each task
+        base.model.eval()
+        base_bytes = _bytes(base.model)
+        reset_peak_memory()
+        scorer = scorer_of(*given)
+        for name, asked in found.asked.items():
+            found.timed[name] = time_requests(scorer, [asked], share(BASE, f"a part of {name}", _SCORE))
+        chosen = select(recipe.evaluation, recipe.data_dir)
+        for name, asked in found.asked.items() if spread else ():
+            left = share(BASE, f"documents of {name}", _SPREAD)
+            if asked.encoded and not asked.generated:
+                each = found.timed[name].seconds / asked.documents
+                if documents := documents_within(asked, each, left, base.model.device.type):
+                    found.spreads[name] = base_spread(*given, chosen.only(name, documents))
+
+        # A forward pass and a training step of each kind of method
+        memory, forward_s = peak_memory_bytes(), _forward_seconds(setup, base.model)
+        for kind, name in sorted(largest.items(), key=lambda pair: pair[0] != BASE):
+            own_s, added, step = forward_s, 0, dict[str, Any]()
             if kind != BASE:
-                left = timer.share(kind, "a part of a training step", _STEP)
-                own_s = _forward_seconds(setup, model)
-                if len(found.kinds) == 1:  # the first step of a process is mostly start-up
-                    _take_steps(setup, model, 1, setup.recipe.training.micro_batch_size or 1)
-                step = _time_step(setup, model, own_s / setup.blocks.block_size / FORWARD, left)
-            added = sum(each.numel() * each.element_size() for each in model.parameters()) - base_bytes
-        scored = {task: each.seconds * own_s / forward_s for task, each in found.timed.items()}
-        found.kinds[kind] = MeasuredKind(
-            method=name, evaluation_s=scored, evaluation_memory_bytes=memory + added, **step
-        )
+                left = share(kind, "a part of a training step", _STEP)
+                model = patch(base.model, setup.methods[name].configs, seed=recipe.training.seeds[0])
+                try:
+                    own_s = _forward_seconds(setup, model)
+                    if len(found.kinds) == 1:  # the first step of a process is mostly start-up
+                        _take_steps(setup, model, 1, recipe.training.micro_batch_size or 1)
+                    step = _time_step(setup, model, own_s / setup.blocks.block_size / FORWARD, left)
+                    added = _bytes(model) - base_bytes
+                finally:
+                    unpatch(model)
+            scored = {task: timed.seconds * own_s / forward_s for task, timed in found.timed.items()}
+            found.kinds[kind] = MeasuredKind(
+                method=name, evaluation_s=scored, evaluation_memory_bytes=memory + added, **step
+            )
     return found
+
+
+def _bytes(model: PreTrainedModel) -> int:
+    return sum(each.numel() * each.element_size() for each in model.parameters())
 
 
 def _forward_seconds(setup: ComparisonSetup, model: PreTrainedModel) -> float:
@@ -247,19 +237,6 @@ def _time_step(setup: ComparisonSetup, model: PreTrainedModel, token_s: float, s
         step, memory = _take_steps(setup, model, _REPEATS if _REPEATS * step <= seconds else 2, blocks)
     share = blocks / batch
     return {"step_s": step / share, "step_share": share, "training_memory_bytes": memory}
-
-
-@contextmanager
-def _patched(setup: ComparisonSetup, name: str) -> Iterator[PreTrainedModel]:
-    """Yield the base with a new patch in it, and take it out again."""
-    model, configs = setup.base.model, setup.methods[name].configs
-    if configs:
-        patch(model, configs, seed=setup.recipe.training.seeds[0])
-    try:
-        yield model
-    finally:
-        if configs:
-            unpatch(model)
 
 
 def _take_steps(setup: ComparisonSetup, model: PreTrainedModel, steps: int, blocks: int) -> tuple[float, int]:

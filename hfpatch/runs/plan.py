@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -119,11 +120,6 @@ class Plan:
         """The locks that the command needs, each once."""
         return list(dict.fromkeys(unit.run.lock for unit in self.units))
 
-    @property
-    def is_one_run(self) -> bool:
-        """Whether the folder is itself the only run, as `pretrain` makes it, instead of a folder of runs."""
-        return self.runs[0].folder == self.out
-
 
 def training_steps(recipe: AnyRecipe, unit: Unit) -> int:
     """Return how many steps a unit trains."""
@@ -145,7 +141,7 @@ def plan_comparison(recipe: Recipe, out: Path) -> Plan:
         trained = Unit("train", run, RunPaths(run.folder).training, tuple(trials) or (checked,))
         evaluated = Unit("evaluate", run, run.result, (trained,))
         units += [trained, evaluated, *_further(recipe, evaluated)]
-    return Plan(recipe, out, (*runs, *_trials(tuning)), tuple(units), tuning=tuning)
+    return Plan(recipe, out, (*runs, *(run for each in tuning for run in each.runs)), tuple(units), tuning=tuning)
 
 
 def _further(recipe: Recipe, evaluated: Unit) -> list[Unit]:
@@ -174,7 +170,8 @@ def plan_training(recipe: Recipe, out: Path, method: str) -> Plan:
     runs, tuning = planned_runs(recipe, out), _tuning_rounds(recipe, out)
     trials = _trial_units(tuning, (), recipe.tuned_at(method))
     units = (Unit("train", run, RunPaths(run.folder).training, tuple(trials)) for run in runs if run.variant == method)
-    return Plan(recipe, out, (*runs, *_trials(tuning)), (*trials, *units), part=method, tuning=tuning)
+    all_runs = (*runs, *(run for each in tuning for run in each.runs))
+    return Plan(recipe, out, all_runs, (*trials, *units), part=method, tuning=tuning)
 
 
 def plan_pretraining(recipe: PretrainRecipe | StudyRecipe, out: Path, variant: str | None = None) -> Plan:
@@ -204,13 +201,12 @@ def planned_runs(recipe: AnyRecipe, out: Path) -> tuple[PlannedRun, ...]:
     else:
         variants = [(variant, point) for variant in recipe.variants for point in recipe.points(variant)]
         chosen = [(*each, seed) for seed in recipe.seeds for each in variants]
-    return tuple(_planned_run(out, *each) for each in chosen)
-
-
-def _planned_run(out: Path, variant: str, point: Point, seed: int) -> PlannedRun:
-    name = " · ".join(part for part in (variant, point_name(point), f"seed {seed}") if part)
-    folder = out / "runs" / variant / point_name(point) / f"seed-{seed}"
-    return PlannedRun(name, variant, point, seed, folder, run_lock(out, folder))
+    runs = []
+    for variant, point, seed in chosen:
+        name = " · ".join(part for part in (variant, point_name(point), f"seed {seed}") if part)
+        folder = out / "runs" / variant / point_name(point) / f"seed-{seed}"
+        runs.append(PlannedRun(name, variant, point, seed, folder, run_lock(out, folder)))
+    return tuple(runs)
 
 
 def _tuning_rounds(recipe: Recipe, out: Path) -> tuple[Round, ...]:
@@ -226,28 +222,18 @@ def _tuning_rounds(recipe: Recipe, out: Path) -> tuple[Round, ...]:
     rounds += [(edge, [rate]) for edge in edges for rate in tuning.extension(edge)]
     trained = {name: recipe.methods[name] for name in recipe.trained}
     tried = dict.fromkeys(map(recipe.tuned_at, recipe.trained))
-    return tuple(
-        Round(
-            edge,
-            tuple(
-                _planned_trial(recipe, out, method, {"lr": rate, **values})
-                for method in tried
-                for rate in rates
-                for values in tuning.combinations(method, trained)
-            ),
-        )
-        for edge, rates in rounds
-    )
-
-
-def _planned_trial(recipe: Recipe, out: Path, method: str, values: Point) -> PlannedRun:
-    folder = out / "runs" / method / "tuning" / point_name(values)
-    name = f"{method} · {point_name(values)} · tuning"
-    return PlannedRun(name, method, values, recipe.tuning_seed, folder, run_lock(out, folder))
-
-
-def _trials(rounds: Sequence[Round]) -> list[PlannedRun]:
-    return [run for each in rounds for run in each.runs]
+    found = []
+    for edge, rates in rounds:
+        runs = []
+        for method, rate in product(tried, rates):
+            for values in tuning.combinations(method, trained):
+                point = {"lr": rate, **values}
+                name, folder = f"{method} · {point_name(point)} · tuning", out / "runs" / method / "tuning"
+                folder = folder / point_name(point)
+                lock = run_lock(out, folder)
+                runs.append(PlannedRun(name, method, point, recipe.tuning_seed, folder, lock))
+        found.append(Round(edge, tuple(runs)))
+    return tuple(found)
 
 
 def _trial_units(rounds: Sequence[Round], needs: tuple[Unit, ...], method: str | None = None) -> list[Unit]:

@@ -67,24 +67,42 @@ class PretrainingSetup(Generic[AnyPretraining]):
         training = identify_training(recipe.training, self.plans[run.seed])
         return {**self.corpus.identity, "architecture": hash_values(recipe.architecture), **training}
 
-    def identify_scores(self) -> dict[str, dict[str, str]]:
-        """Return nothing: no task is scored."""
-        return {}
-
 
 StudySetup: TypeAlias = PretrainingSetup[StudyRecipe]
 
 
-class PretrainingSession(Session[PretrainingSetup[AnyPretraining]]):
+class PretrainingSession(Session, Generic[AnyPretraining]):
     """The training of one model, or those of a study."""
+
+    setup: PretrainingSetup[AnyPretraining]
 
     def __init__(self, recipe: AnyPretraining, plan: Plan, progress: Progress | None = None) -> None:
         super().__init__(plan, progress)
         self._recipe = recipe
 
     def set_up(self) -> None:
-        """Load the text and try every model."""
-        self.setup = set_up_pretraining(self._recipe, self.plan.out)
+        """Load the text and try every model on the meta device, so that a mistake shows before any training."""
+        recipe, out, corpus = self._recipe, self.plan.out, load_corpus(self._recipe)
+        training = with_steps(recipe.training, len(corpus.train))
+        recipe = cast("AnyPretraining", recipe.model_copy(update={"training": training}))
+        runs = planned_runs(recipe, out)
+        plans = draw_plans(recipe.training, corpus.train, dict.fromkeys(run.seed for run in runs))
+        parameters: dict[str, dict[str, int]] = {}
+        for run in runs:
+            if run.seed != runs[0].seed:
+                continue
+            single = single_recipe(recipe, run)
+            try:
+                with torch.device("meta"):
+                    model = build_model(single.architecture, tokenizer=corpus.tokenizer, seed=single.seed)
+                check_context(model, corpus.train, corpus.evaluation)
+                check_settings(single.training, model)
+            except HfpatchError as error:
+                where = f"variants.{run.variant}: " if isinstance(recipe, StudyRecipe) else ""
+                raise HfpatchError(f"{where}{error}") from error
+            counts = {"total": model.num_parameters(), "non_embedding": non_embedding_parameters(model)}
+            parameters[run.variant] = counts
+        self.setup = PretrainingSetup(recipe, out, corpus, plans, parameters, resumed_clock(out))
 
     def write_results(self, *, complete: bool = False) -> None:
         """Do nothing: the result of a single model is that of its run."""
@@ -166,37 +184,6 @@ def pretrain(
     return result
 
 
-def set_up_pretraining(recipe: AnyPretraining, out: Path) -> PretrainingSetup[AnyPretraining]:
-    """Load the text and try every model on the meta device, so that a mistake shows before any training.
-
-    Raises:
-        HfpatchError: if the text or the tokenizer cannot be loaded, or a model cannot be built or trained.
-    """
-    corpus = load_corpus(recipe)
-    training = with_steps(recipe.training, len(corpus.train))
-    recipe = cast("AnyPretraining", recipe.model_copy(update={"training": training}))
-    runs = planned_runs(recipe, out)
-    plans = draw_plans(recipe.training, corpus.train, dict.fromkeys(run.seed for run in runs))
-    parameters: dict[str, dict[str, int]] = {}
-    for run in runs:
-        if run.seed == runs[0].seed:
-            try:
-                parameters[run.variant] = _try_model(single_recipe(recipe, run), corpus)
-            except HfpatchError as error:
-                where = f"variants.{run.variant}: " if isinstance(recipe, StudyRecipe) else ""
-                raise HfpatchError(f"{where}{error}") from error
-    return PretrainingSetup(recipe, out, corpus, plans, parameters, resumed_clock(out))
-
-
 def single_recipe(recipe: PretrainRecipe | StudyRecipe, run: PlannedRun) -> PretrainRecipe:
     """Return the recipe that trains one run by itself."""
     return recipe if isinstance(recipe, PretrainRecipe) else recipe.single(run.variant, run.point, run.seed)
-
-
-def _try_model(recipe: PretrainRecipe, corpus: Corpus) -> dict[str, int]:
-    """Build a model without memory, refuse what it cannot be trained with, and return its parameter counts."""
-    with torch.device("meta"):
-        model = build_model(recipe.architecture, tokenizer=corpus.tokenizer, seed=recipe.seed)
-    check_context(model, corpus.train, corpus.evaluation)
-    check_settings(recipe.training, model)
-    return {"total": model.num_parameters(), "non_embedding": non_embedding_parameters(model)}

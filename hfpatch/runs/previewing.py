@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.folder import RunPaths, check_folder
 from hfpatch.runs.measuring import SECONDS, measure
-from hfpatch.runs.plan import MEASURING, Plan, Unit, plan_comparison, plan_pretraining, training_steps
+from hfpatch.runs.plan import MEASURING, Unit, plan_comparison, plan_pretraining, training_steps
 from hfpatch.runs.progress import Progress
 from hfpatch.training.records import MetricsFile
 
@@ -95,41 +94,31 @@ def preview(
         executor.connect()
         devices = executor.at_once
     plan = plan_pretraining(recipe, out, variant) if isinstance(recipe, StudyRecipe) else plan_comparison(recipe, out)
-    finished = _finished_seconds(plan)
-    seconds = [0.0 if unit.marker is None else finished.get((unit.action, unit.run.variant)) for unit in plan.units]
-    sources = [f"finished runs in {out}"] if finished else []
-    open_units = [place for place, unit in enumerate(plan.units) if not unit.is_complete() and seconds[place] is None]
-    if isinstance(recipe, Recipe) and open_units:
-        measured = measure(recipe, SECONDS, progress or Progress(), spread=False)
-        for place in open_units:
-            seconds[place] = measured.work_of(plan.units[place]).seconds
-        sources.append(measured.words.rstrip("."))
-    return Preview(_steps(plan, seconds), devices, "; ".join(sources) or None)
-
-
-def _steps(plan: Plan, seconds: Sequence[float | None]) -> tuple[Step, ...]:
-    place = {id(unit): number for number, unit in enumerate(plan.units, start=1)}
-    extensions = {run.folder for each in plan.tuning if each.edge is not None for run in each.runs}
-    return tuple(
-        Step(unit, tuple(place[id(needed)] for needed in unit.needs), value, unit.run.folder in extensions)
-        for unit, value in zip(plan.units, seconds, strict=True)
-    )
-
-
-def _finished_seconds(plan: Plan) -> dict[tuple[str, str], float]:
-    """Return how long each kind of training takes, by action and method, from the steps of finished runs.
-
-    A trial of tuning and a final run of one method take the same time a step.
-    """
+    # Trainings by the median step of finished ones; a trial of tuning and a final run take the same time a step
     of_step: dict[str, list[float]] = {}
     for unit in plan.units:
         if unit.action not in MEASURING and unit.is_complete():
             records = MetricsFile(RunPaths(unit.run.folder).metrics).read()
             of_step.setdefault(unit.run.variant, []).extend(record.seconds for record in records if record.step)
     medians = {variant: statistics.median(found) for variant, found in of_step.items() if found}
-    trained = [unit for unit in plan.units if unit.action in ("tune", "train", "pretrain")]
-    return {
-        (unit.action, unit.run.variant): medians[unit.run.variant] * training_steps(plan.recipe, unit)
-        for unit in trained
-        if unit.run.variant in medians
-    }
+    seconds: list[float | None] = []
+    for unit in plan.units:
+        is_known = unit.action not in MEASURING and unit.run.variant in medians
+        known = medians[unit.run.variant] * training_steps(plan.recipe, unit) if is_known else None
+        seconds.append(0.0 if unit.marker is None else known)
+    sources = [f"finished runs in {out}"] if medians else []
+
+    # All else by measuring
+    open_units = [place for place, unit in enumerate(plan.units) if not unit.is_complete() and seconds[place] is None]
+    if isinstance(recipe, Recipe) and open_units:
+        measured = measure(recipe, SECONDS, progress or Progress(), spread=False)
+        for place in open_units:
+            seconds[place] = measured.work_of(plan.units[place]).seconds
+        sources.append(measured.words.rstrip("."))
+    place_of = {id(unit): number for number, unit in enumerate(plan.units, start=1)}
+    extensions = {run.folder for each in plan.tuning if each.edge is not None for run in each.runs}
+    steps = tuple(
+        Step(unit, tuple(place_of[id(needed)] for needed in unit.needs), value, unit.run.folder in extensions)
+        for unit, value in zip(plan.units, seconds, strict=True)
+    )
+    return Preview(steps, devices, "; ".join(sources) or None)

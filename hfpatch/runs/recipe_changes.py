@@ -48,12 +48,15 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
         if before == now or any(key == name or key.startswith(f"{name}.") for name in NOT_IDENTITY):
             continue
         if key in ("training.seeds", "seeds"):
-            fits = _adds_seeds(recipe, before, now)
+            tunes = isinstance(recipe, Recipe) and recipe.tuning is not None
+            fits = set(before) < set(now) and not (tunes and tuning_seed(before) != tuning_seed(now))
         elif key == "rewind":
             fits = set(before) < set(now)
         else:
             begins = key.partition(".")[0] == "retention" and there.get("retention", ABSENT) is None
-            fits = begins or key.startswith("labels.") or _is_about(key, unrun)
+            start, _, rest = key.removeprefix("tuning.grid.").partition(".")
+            is_unrun = any(rest == name or rest.startswith(f"{name}.") for name in unrun)
+            fits = begins or key.startswith("labels.") or (start in ("methods", "variants") and is_unrun)
         (added if fits else changed)[key] = (before, now)
     if isinstance(old, Recipe) and isinstance(recipe, Recipe):
         for name in [name for name in old.trained if name in recipe.methods and name not in unrun]:
@@ -80,14 +83,3 @@ def _parts(recipe: AnyRecipe) -> Mapping[str, Any]:
     if isinstance(recipe, PretrainRecipe):
         return {}
     return recipe.methods if isinstance(recipe, Recipe) else recipe.variants
-
-
-def _adds_seeds(recipe: AnyRecipe, before: list[int], now: list[int]) -> bool:
-    tunes = isinstance(recipe, Recipe) and recipe.tuning is not None
-    return set(before) < set(now) and not (tunes and tuning_seed(before) != tuning_seed(now))
-
-
-def _is_about(key: str, names: list[str]) -> bool:
-    """Return whether a key is about one of these methods or variants alone."""
-    start, _, rest = key.removeprefix("tuning.grid.").partition(".")
-    return start in ("methods", "variants") and any(rest == name or rest.startswith(f"{name}.") for name in names)

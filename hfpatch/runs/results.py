@@ -8,19 +8,23 @@ from typing import Any
 
 from hfpatch.evaluation import Comparison, all_aggregations
 from hfpatch.evaluation import compare as compare_records
+from hfpatch.evaluation.exchange import Rate, exchange_rates
+from hfpatch.evaluation.metrics import Aggregation
 from hfpatch.evaluation.reading import Reader
+from hfpatch.evaluation.retention import kept_of
 from hfpatch.evaluation.selection import select
+from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pairs import Question, by_question, is_lora, references
 from hfpatch.results.comparison import read_match
+from hfpatch.results.frontier import Exchange, Frontier, FrontierLine
 from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.identity import facts_of_base
 from hfpatch.results.records import write_published
-from hfpatch.results.schema import ComparisonResults, KeptAnswers, LayerSeries, Method, Parameters, Run, Task, Tuning
+from hfpatch.results.schema import ComparisonResults, LayerSeries, Method, Parameters, Run, Task
 from hfpatch.results.series import mean_curve, mean_series
-from hfpatch.runs.cautions import cautions, form_of, scores_of
+from hfpatch.runs.cautions import cautions, form_of
 from hfpatch.runs.folder import RunFolder, RunPaths
-from hfpatch.runs.frontier import frontier_of
 from hfpatch.runs.plan import PlannedRun, planned_runs
 from hfpatch.runs.retention import collect_retention, retention_of_run, retention_records
 from hfpatch.runs.setup import ComparisonSetup
@@ -31,54 +35,67 @@ from hfpatch.support.provenance import Clock, provenance
 
 def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete: bool) -> ComparisonResults:
     """Return the results of all complete runs and, where the comparison is complete, the paired tests."""
-    recipe = setup.recipe.model_dump(mode="json")
-    runs = [run for run in planned_runs(setup.recipe, folder.root) if run.result.is_file()]
-    methods = {name: _method(setup, name, runs) for name in setup.recipe.methods}
-    training = setup.recipe.training
-    held_out = {"held_out": setup.held_out.to_json() | _base_loss(setup, folder)} if setup.held_out else {}
+    recipe, settings = setup.recipe, setup.recipe.model_dump(mode="json")
+    baseline, training = recipe.baseline, recipe.training
+    runs = [run for run in planned_runs(recipe, folder.root) if run.result.is_file()]
+    methods = {name: _method(setup, name, runs) for name in recipe.methods}
+    data = setup.blocks.to_json()
+    if setup.held_out:
+        data["held_out"] = setup.held_out.to_json()
+        if (base := methods[baseline].runs.get(0)) and HELD_OUT in base.evaluation:
+            data["held_out"]["base_loss"] = base.evaluation[HELD_OUT].metrics[NATS_PER_TOKEN]
+    if recipe.tuning is not None:  # it chooses the rate of each method
+        del settings["training"]["lr"]
+    tuning = None
+    if setup.tuning_text is not None:
+        tuning = collect_tuning(setup.tuning, recipe, setup.tuning_text, setup.plans[recipe.tuning_seed])
+    scores = next((r.evaluation for each in methods.values() for r in each.runs.values() if r.evaluation), {})
+
+    # What pairs of methods show, once every run is there
+    comparisons, kept = list[Comparison](), None
+    if complete:
+        records, of_base = _records(folder, methods), methods[baseline].runs[0].evaluation
+        aggregations = all_aggregations(tasks_of(recipe))
+        given: dict[str, Any] = {"tasks": of_base, "baseline": baseline}
+        compared = _compared(recipe, methods)
+        comparisons = compare_records(records, references=compared, aggregations=aggregations, **given)
+        kept = kept_of(records, methods=recipe.trained, **given)
     results = ComparisonResults(
-        name=recipe["name"],
-        description=recipe["description"],
-        protocol=recipe["protocol"],
+        name=recipe.name,
+        description=recipe.description,
+        protocol=recipe.protocol,
         complete=complete,
         provenance={**provenance(clock), "matmul": setup.matmul},
         model={
             **setup.base.facts,
-            "dtype": setup.recipe.model.dtype,
+            "dtype": recipe.model.dtype,
             "model_type": setup.base.model.config.model_type,
-            "parameters": setup.sizes[setup.recipe.baseline].base,
-            **({"loading": loading} if (loading := setup.recipe.model.describe()) else {}),
+            "parameters": setup.sizes[baseline].base,
+            **({"loading": loading} if (loading := recipe.model.describe()) else {}),
             "identity": facts_of_base(setup.shared),
         },
-        data=setup.blocks.to_json() | held_out,
+        data=data,
         plan={
             str(seed): {"sha256": setup.plans[seed].sha256, "steps": training.steps, "batch_size": training.batch_size}
             for seed in training.seeds
         },
-        training=_training(recipe),
-        tuning=_tuning(setup),
-        evaluation=recipe["evaluation"],
-        tasks=_tasks(methods),
+        training=settings["training"],
+        tuning=tuning,
+        evaluation=settings["evaluation"],
+        tasks={task: Task.model_validate(score.to_json()) for task, score in scores.items()},
         methods=methods,
-        questions=_questions(setup.recipe),
-        comparisons=_comparisons(setup, folder, methods) if complete else [],
+        questions=_questions(recipe),
+        comparisons=comparisons,
         retention=collect_retention(setup, folder, methods, complete=complete),
-        kept=_kept(setup, folder, methods) if complete else None,
+        kept=kept,
     )
-    warned = cautions(setup.recipe, results, references(setup.recipe)) if complete else []
+    warned = cautions(recipe, results, references(recipe)) if complete else []
     of_data = [f"{caution}." for caution in setup.cautions]
     missed = [f"{name} is left out: {reason}." for name, reason in setup.left_out.items()]
     found: dict[str, Any] = {"warnings": [*of_data, *missed, *warned], "left_out": setup.left_out or None}
     if results.comparisons:
-        found["frontier"] = frontier_of(results, _records(folder, methods), all_aggregations(tasks_of(setup.recipe)))
+        found["frontier"] = _frontier(results, records, aggregations)
     return results.model_copy(update=found)
-
-
-def _base_loss(setup: ComparisonSetup, folder: RunFolder) -> dict[str, float]:
-    """Return the base's nats per token on the held-out text as ``base_loss``, where its run has measured them."""
-    path = folder.run(setup.recipe.baseline, 0).result
-    score = scores_of(read_json(path)).get(HELD_OUT) if path.is_file() else None
-    return {} if score is None else {"base_loss": score.metrics[NATS_PER_TOKEN]}
 
 
 def _method(setup: ComparisonSetup, name: str, runs: Sequence[PlannedRun]) -> Method:
@@ -96,24 +113,6 @@ def _method(setup: ComparisonSetup, name: str, runs: Sequence[PlannedRun]) -> Me
         curve=mean_curve(path.metrics for path in paths.values()),
         layers=mean_series(layers),
     )
-
-
-def _training(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recipe's section; without the rate where tuning chooses one for each method."""
-    section = dict(recipe["training"])
-    return section if recipe["tuning"] is None else {key: section[key] for key in section if key != "lr"}
-
-
-def _tuning(setup: ComparisonSetup) -> Tuning | None:
-    if setup.tuning_text is None:
-        return None
-    return collect_tuning(setup.tuning, setup.recipe, setup.tuning_text, setup.plans[setup.recipe.tuning_seed])
-
-
-def _tasks(methods: Mapping[str, Method]) -> dict[str, Task]:
-    runs = (run for method in methods.values() for run in method.runs.values())
-    scores = next((run.evaluation for run in runs if run.evaluation), {})
-    return {task: Task.model_validate(score.to_json()) for task, score in scores.items()}
 
 
 def _questions(recipe: Recipe) -> dict[Question, list[tuple[str, str]]]:
@@ -143,26 +142,6 @@ def _records(folder: RunFolder, methods: Mapping[str, Method]) -> dict[str, dict
     }
 
 
-def _comparisons(setup: ComparisonSetup, folder: RunFolder, methods: Mapping[str, Method]) -> list[Comparison]:
-    """Return the paired differences by every measure."""
-    recipe = setup.recipe
-    return compare_records(
-        _records(folder, methods),
-        tasks=methods[recipe.baseline].runs[0].evaluation,
-        references=_compared(recipe, methods),
-        baseline=recipe.baseline,
-        aggregations=all_aggregations(tasks_of(recipe)),
-    )
-
-
-def _kept(setup: ComparisonSetup, folder: RunFolder, methods: Mapping[str, Method]) -> list[KeptAnswers]:
-    from hfpatch.evaluation.retention import kept_of
-
-    recipe = setup.recipe
-    tasks = methods[recipe.baseline].runs[0].evaluation
-    return kept_of(_records(folder, methods), tasks=tasks, baseline=recipe.baseline, methods=recipe.trained)
-
-
 def _compared(recipe: Recipe, methods: Mapping[str, Method]) -> dict[str, list[str]]:
     """Return the references of each method, where both have a run with scores."""
     scored = {name for name, each in methods.items() if len(each.diverged) < len(each.runs)}
@@ -170,11 +149,51 @@ def _compared(recipe: Recipe, methods: Mapping[str, Method]) -> dict[str, list[s
     return {name: others for name, others in found.items() if name in scored}
 
 
+def _frontier(
+    results: ComparisonResults,
+    records: Mapping[str, Mapping[int, Path]],
+    aggregations: Mapping[str, Mapping[str, Aggregation]],
+) -> Frontier | None:
+    """Return the frontier of complete results, by the measure that decides the first task; None without budgets.
+
+    The reference is the LoRA called ``lora``, or the first one, that has several budgets.
+    """
+    families: dict[str, dict[str, int]] = {}
+    for name in results.others:
+        families.setdefault(family_of(name), {})[name] = results.methods[name].trainable
+    task = results.first_task
+    if task is None or all(name in own for name, own in families.items()):
+        return None
+    loras = [f for f, own in families.items() if len(own) > 1 and is_lora(results.methods[next(iter(own))].parts)]
+    reference = "lora" if "lora" in loras else next(iter(loras), None)
+    measure, rates = results.deciding[task], dict[str, Rate | str]()
+    if reference is not None and results.baseline is not None:
+        result = results.methods[results.baseline].runs[0].evaluation[task]
+        chosen = result.model_copy(update={"primary": measure.metric, "higher_is_better": measure.higher_is_better})
+        of_task = aggregations.get(task, {})
+        rates = exchange_rates(
+            records,
+            families,
+            reference,
+            baseline=results.baseline,
+            result=chosen,
+            aggregation=of_task.get(measure.metric),
+        )
+    lines = []
+    for name, own in families.items():
+        rate, exchange = rates.get(name), None
+        if isinstance(rate, str):
+            exchange = Exchange(why=rate)
+        elif rate is not None:
+            exchange = Exchange(rate=rate.value, low=rate.low, high=rate.high, lowest=rate.lowest, highest=rate.highest)
+        lines.append(FrontierLine(method=name, points=sorted(own, key=lambda each: own[each]), exchange=exchange))
+    return Frontier(task=task, metric=measure.metric, reference=reference, lines=lines)
+
+
 def compares_what_it_should(recipe: Recipe, results: ComparisonResults) -> bool:
     """Return whether complete results have the questions and comparisons of today; an older version's may not."""
-    recipe = (
-        recipe.only([name for name in recipe.trained if name not in results.left_out]) if results.left_out else recipe
-    )
+    if results.left_out:
+        recipe = recipe.only([name for name in recipe.trained if name not in results.left_out])
     due = {(name, other) for name, others in _compared(recipe, results.methods).items() for other in others}
     made = {(each.method, each.reference) for each in results.comparisons}
     same = made == due and results.questions == _questions(recipe) and results.kept is not None

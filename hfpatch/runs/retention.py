@@ -46,16 +46,18 @@ def measure_further(unit: Unit, setup: ComparisonSetup, progress: Progress) -> s
     identity = setup.identify_retention(run)
     if not unit.is_complete():
         check_run(run.folder, setup.identify(run))  # code may have changed since, in another process
-        found = {} if _diverged(run) else _measure(unit, setup, progress, ranks)
+        training = RunPaths(run.folder).training
+        diverged = training.is_file() and diverged_step(read_json(training)) is not None
+        found = {} if diverged else _measure(unit, setup, progress, ranks)
         if ranks.is_first:
             write_json(marker, {"commit": checkout_state()[0], "identity": identity, **found})
         PartialState().wait_for_everyone()
-    return _summary(unit, check_measured(marker, identity))
-
-
-def _diverged(run: PlannedRun) -> bool:
-    training = RunPaths(run.folder).training
-    return diverged_step(read_json(training) if training.is_file() else None) is not None
+    measured = check_measured(marker, identity)
+    scores = measured.get("evaluation", {}).items()
+    said = [f"{task} KL {score['metrics'][KL]:.4g}" for task, score in scores if KL in score["metrics"]]
+    if "tuning_loss" in measured:
+        said.insert(0, f"at {unit.scale:g} loss on the text of tuning {measured['tuning_loss']:.4f}")
+    return ", ".join(said) or "diverged"
 
 
 def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Ranks) -> dict[str, Any]:
@@ -68,11 +70,17 @@ def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Rank
     records = folder if ranks.is_first else None
     found: dict[str, Any] = {}
     scores: dict[str, TaskResult] = {}
+
+    def add_up(value: torch.Tensor) -> torch.Tensor:
+        return torch.stack(ranks.everyone(value.cpu())).sum(0) if ranks.shares else value
+
     with setup.patched(run, paths.patch, scale=unit.scale) as model:
         model.eval()
-        if unit.action == "rewind":
+        if unit.action == "rewind" and setup.tuning_text is not None:
             progress.evaluating(run.name, f"text of tuning at {unit.scale:g}")
-            found["tuning_loss"] = _tuning_loss(model, setup, ranks)
+            with fast_attention(), fast_matmul(model, library=setup.matmul):  # as the trials measure it
+                passes = _passes(setup, ranks)
+                found["tuning_loss"] = mean_loss(model, setup.tuning_text, **passes, add_up=add_up)
         for name, blocks in setup.retained.items() if unit.action == "retain" or unit.scale != 1 else ():
             progress.evaluating(run.name, task_of(name))
             changes = by_document(document_changes, model, setup, blocks, ranks)
@@ -97,17 +105,6 @@ def by_document(
     return found
 
 
-def _tuning_loss(model: PreTrainedModel, setup: ComparisonSetup, ranks: Ranks) -> float:
-    """Return nats per token on the text of tuning, as the trials measure it."""
-
-    def add_up(value: torch.Tensor) -> torch.Tensor:
-        return torch.stack(ranks.everyone(value.cpu())).sum(0) if ranks.shares else value
-
-    assert setup.tuning_text is not None
-    with fast_attention(), fast_matmul(model, library=setup.matmul):
-        return mean_loss(model, setup.tuning_text, **_passes(setup, ranks), add_up=add_up)
-
-
 def _passes(setup: ComparisonSetup, ranks: Ranks) -> dict[str, Any]:
     """Return how the forward passes over a text are made, and which of them are this rank's."""
     training = setup.recipe.training
@@ -117,14 +114,6 @@ def _passes(setup: ComparisonSetup, ranks: Ranks) -> dict[str, Any]:
         "process": ranks.index if ranks.shares else 0,
         "processes": ranks.count if ranks.shares else 1,
     }
-
-
-def _summary(unit: Unit, measured: Mapping[str, Any]) -> str:
-    scores = measured.get("evaluation", {}).items()
-    said = [f"{task} KL {score['metrics'][KL]:.4g}" for task, score in scores if KL in score["metrics"]]
-    if "tuning_loss" in measured:
-        said.insert(0, f"at {unit.scale:g} loss on the text of tuning {measured['tuning_loss']:.4f}")
-    return ", ".join(said) or "diverged"
 
 
 def retention_of_run(setup: ComparisonSetup, run: PlannedRun) -> dict[str, Any]:

@@ -2,56 +2,67 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
-from hfpatch.data.plan import BatchPlan
 from hfpatch.runs.folder import check_folder, discard_failed_start
-from hfpatch.runs.identity import Identity, check_run, check_scores, check_shared, stored_library, write_shared
+from hfpatch.runs.identity import check_run, check_scores, check_shared, stored_library, write_shared
 from hfpatch.runs.locks import Holder, hold, hold_shared
-from hfpatch.runs.plan import Plan, PlannedRun, Unit, training_steps
+from hfpatch.runs.plan import Plan, Unit
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.recipe_changes import AnyRecipe, changes, reopen
-from hfpatch.runs.throttle import Throttled
-from hfpatch.support.cpu import MatmulLibrary, pinned_library
+from hfpatch.runs.recipe_changes import changes, reopen
+from hfpatch.support.cpu import pinned_library
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock
 from hfpatch.training.processes import start_processes
 
-
-class Setup(Protocol):
-    """What all runs of a folder share, loaded and checked before the first of them."""
-
-    @property
-    def recipe(self) -> AnyRecipe:
-        """The recipe, with what is known of it once the data are loaded."""
-
-    @property
-    def shared(self) -> Identity:
-        """The identity that all runs share."""
-
-    @property
-    def plans(self) -> Mapping[int, BatchPlan]:
-        """The batch plan of each seed."""
-
-    @property
-    def matmul(self) -> MatmulLibrary | None:
-        """The library for matrix products that all runs share; None where each run chooses for itself."""
-
-    def identify(self, run: PlannedRun) -> Identity:
-        """Return the identity of one run."""
-
-    def identify_scores(self) -> Mapping[str, Mapping[str, str]]:
-        """Return what scores are of, by task; takes as long as building all prompts."""
+EVERY_S = 30.0
+"""Seconds between two writes of results.json while runs finish."""
+SHARE = 0.05
+"""The largest share of the time that writing may take; with very many runs it is written less often."""
 
 
-AnySetup = TypeVar("AnySetup", bound=Setup)
+class Throttled:
+    """Calls a function that writes the complete runs, unless one was called a short while ago.
+
+    This affects only readers during the run: every run has its own result, from which the next call, or the next
+    command after a kill, collects everything. As a context manager it writes once more if an error ends the block.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next = -float("inf")
+        self._pending: Callable[[], object] | None = None
+
+    def __call__(self, write: Callable[[], object]) -> None:
+        """Write unless it is too soon."""
+        self._pending = write
+        if self._clock() >= self._next:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write if something is pending."""
+        if self._pending is not None:
+            started = self._clock()
+            self._pending()
+            ended = self._clock()
+            self._pending, self._next = None, ended + max(EVERY_S, (ended - started) / SHARE)
+
+    def __enter__(self) -> Throttled:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Write once more if an error ends the block."""
+        if kind is not None:
+            self.flush()
+        self._pending = None
 
 
-class Session(ABC, Generic[AnySetup]):
+class Session(ABC):
     """What one command does on a folder: the units of a plan, and how each is brought to its end.
 
     Args:
@@ -59,11 +70,13 @@ class Session(ABC, Generic[AnySetup]):
         progress: what is shown; None shows nothing.
 
     Attributes:
-        setup: what all runs share, once `set_up` has loaded it.
+        setup: what all runs share, once `set_up` has loaded it: the recipe, with what is known of it once the data are
+            loaded, the batch plans by seed, the library for matrix products and the identities, see `ComparisonSetup`
+            and `PretrainingSetup`.
         throttle: writes results.json now and then while runs finish.
     """
 
-    setup: AnySetup
+    setup: Any
 
     def __init__(self, plan: Plan, progress: Progress | None = None) -> None:
         self.plan, self.progress = plan, progress or Progress()
@@ -93,10 +106,6 @@ class Session(ABC, Generic[AnySetup]):
             complete: whether these are all runs.
         """
 
-    def steps(self, unit: Unit) -> int:
-        """Return how many steps a unit trains."""
-        return training_steps(self.setup.recipe, unit)
-
     def is_due(self, unit: Unit) -> bool:
         """Return whether completing a unit takes time; the units that it needs are complete."""
         return not unit.is_complete()
@@ -119,7 +128,7 @@ def check_start(plan: Plan, *, resume: bool) -> None:
 
 
 @contextmanager
-def open_runs(session: Session[Any], *, resume: bool, holder: Holder | None = None) -> Iterator[None]:
+def open_runs(session: Session, *, resume: bool, holder: Holder | None = None) -> Iterator[None]:
     """Lock the runs of a plan and set them up, and go on if everything in the folder comes from the same inputs.
 
     Everything is compared before anything is written. A start that fails leaves no folder behind.
@@ -143,11 +152,10 @@ def open_runs(session: Session[Any], *, resume: bool, holder: Holder | None = No
         session.set_up()
         setup = session.setup
         if state.is_main_process:
-            plans = {} if plan.is_one_run else setup.plans  # the identity of a single run names its plan
-            scored = any(unit.action == "evaluate" for unit in plan.units) and any(
-                r.result.is_file() for r in plan.runs
-            )
-            scores = setup.identify_scores() if scored else {}
+            plans = {} if plan.runs[0].folder == out else setup.plans  # the identity of a single run names its plan
+            evaluates = any(unit.action == "evaluate" for unit in plan.units)
+            has_scores = evaluates and any(run.result.is_file() for run in plan.runs)
+            scores = setup.identify_scores() if has_scores else {}
             with hold_shared(out):
                 check_folder(out, plan.recipe, resume=resume, part=plan.part)  # another process may have written it
                 check_shared(out, setup.shared, plans)

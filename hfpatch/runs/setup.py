@@ -183,13 +183,9 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
     check_tokenizer(base.model, base.tokenizer)
     of_base = identify_base(base)
     methods = {name: build_method(base.model, recipe.methods, name) for name in recipe.methods}
-    left_out = {name: words for name, method in methods.items() if (words := _out_of_reach(method))}
-    recipe = _without(recipe, left_out)
+    recipe, left_out = _without_unreachable(recipe, methods)
     methods = {name: methods[name] for name in recipe.methods}
-    sizes = {name: _measure(base, method) for name, method in methods.items()}
-    for method in methods.values() if recipe.rewind else ():
-        _check_scalable(base, method)
-    _check_grid(recipe, base, sizes)
+    sizes = _check_methods(recipe, base, methods)
     tasks = None
     measured = recipe.retention if tuning is None or tuning.part is None else None
     if tuning is None or tuning.part is None or recipe.tuning is not None:
@@ -239,38 +235,50 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
     )
 
 
-def _out_of_reach(method: Method) -> str:
-    """Say how far the nearest size is from a method's budget, where that is too far; else nothing."""
-    match = method.match
-    if match is None or not budget_in(method.name) or abs(match.difference) <= TOLERANCE:
-        return ""
-    size = f"{match.size}={match.value:g}" if isinstance(match.value, int | float) else f"{match.size}={match.value}"
-    return (
-        f"its nearest size, {size}, has {match.parameters:,} parameters, and its budget is {match.target_parameters:,}"
-    )
-
-
-def _without(recipe: Recipe, left_out: Mapping[str, str]) -> Recipe:
-    """Return a recipe without the methods that reach no size near their budget.
+def _without_unreachable(recipe: Recipe, methods: Mapping[str, Method]) -> tuple[Recipe, dict[str, str]]:
+    """Return a recipe without the methods whose nearest size is too far from their budget, and why for each of them.
 
     Raises:
         HfpatchError: if none is left, or a method was to be tuned where it is left out.
     """
+    left_out = {}
+    for name, method in methods.items():
+        match = method.match
+        if match is not None and budget_in(name) and abs(match.difference) > TOLERANCE:
+            value = f"{match.value:g}" if isinstance(match.value, int | float) else str(match.value)
+            left_out[name] = (
+                f"its nearest size, {match.size}={value}, has {match.parameters:,} parameters, and its budget is "
+                f"{match.target_parameters:,}"
+            )
+    if not left_out:
+        return recipe, left_out
     kept = [name for name in recipe.trained if name not in left_out]
-    first = next(iter(left_out.items()), ("", ""))
-    if left_out and not kept:
-        raise HfpatchError(f"budgets: no method reaches any; {first[0]}: {first[1]}")
+    if not kept:
+        first, reason = next(iter(left_out.items()))
+        raise HfpatchError(f"budgets: no method reaches any; {first}: {reason}")
     for name in kept:
         if (at := recipe.tuned_at(name)) in left_out:
             raise HfpatchError(
                 f"tuning.at: middle: {at} cannot be tuned, because {left_out[at]}; give {family_of(at)} budgets of its "
                 "own, or tune at every budget"
             )
-    return recipe.only(kept) if left_out else recipe
+    return recipe.only(kept), left_out
 
 
-def _check_grid(recipe: Recipe, base: Base, sizes: Mapping[str, PatchSummary]) -> None:
-    """Refuse options in the grid of tuning that a method does not have, or that change its number of parameters."""
+def _check_methods(recipe: Recipe, base: Base, methods: Mapping[str, Method]) -> dict[str, PatchSummary]:
+    """Try every method on the base, also at what the grid of tuning says, and return the sizes.
+
+    Raises:
+        HfpatchError: if a method does not fit the base; if its change is no sum that ``rewind`` can scale; or if the
+            grid has an option that it does not have, or that changes its number of parameters.
+    """
+    sizes = {name: _measure(base, method) for name, method in methods.items()}
+    for name, method in methods.items() if recipe.rewind else ():
+        try:
+            if method.configs:
+                Trial(base.model)(method.configs, look=lambda twin: scale_patch(twin, 0.5))
+        except HfpatchError as error:
+            raise HfpatchError(f"rewind: methods.{name}: {error}; leave the method or rewind out") from error
     trained = {name: recipe.methods[name] for name in recipe.trained}
     for name in trained:
         for values in recipe.tuning.combinations(name, trained) if recipe.tuning is not None else ():
@@ -287,16 +295,7 @@ def _check_grid(recipe: Recipe, base: Base, sizes: Mapping[str, PatchSummary]) -
                     f"tuning.grid: {values_text(values)} gives {name} {size.trainable:,} trained parameters in place "
                     f"of {sizes[name].trainable:,}, so it would not match others; tune options that leave its size"
                 )
-
-
-def _check_scalable(base: Base, method: Method) -> None:
-    """Refuse to rewind a method whose change is no sum that can be scaled, before anything is trained."""
-    if not method.configs:
-        return
-    try:
-        Trial(base.model)(method.configs, look=lambda twin: scale_patch(twin, 0.5))
-    except HfpatchError as error:
-        raise HfpatchError(f"rewind: methods.{method.name}: {error}; leave the method or rewind out") from error
+    return sizes
 
 
 def _measure(base: Base, method: Method) -> PatchSummary:

@@ -42,6 +42,17 @@ def collect_study(setup: StudySetup) -> StudyResults:
     planned = list(planned_runs(recipe, setup.out))
     runs = [_run(run) for run in planned if run.result.is_file()]
     values = recipe.model_dump(mode="json")
+    variants = {}
+    for name, variant in recipe.variants.items():
+        single = recipe.single(name, {}, recipe.seeds[0])
+        known = {
+            "query": describe_query(split_architecture(single.architecture)[0].query),
+            "description": variant.description,
+            "architecture": single.architecture,
+            "training": variant.training,
+            "parameters": setup.parameters[name],
+        }
+        variants[name] = Variant.model_validate(known)
     return StudyResults(
         complete=len(runs) == len(planned),
         name=recipe.name,
@@ -55,24 +66,9 @@ def collect_study(setup: StudySetup) -> StudyResults:
         seeds=list(recipe.seeds),
         sweep=values["sweep"],
         baseline=recipe.baseline,
-        variants={name: _variant(setup, name) for name in recipe.variants},
+        variants=variants,
         rows=_rows(recipe, runs),
         runs=runs,
-    )
-
-
-def _variant(setup: StudySetup, name: str) -> Variant:
-    chosen = setup.recipe.variants[name]
-    single = setup.recipe.single(name, {}, setup.recipe.seeds[0])
-    scratch, _ = split_architecture(single.architecture)
-    return Variant.model_validate(
-        {
-            "query": describe_query(scratch.query),
-            "description": chosen.description,
-            "architecture": single.architecture,
-            "training": chosen.training,
-            "parameters": setup.parameters[name],
-        }
     )
 
 
@@ -97,19 +93,44 @@ def _run(run: PlannedRun) -> StudyRun:
 
 
 def _rows(recipe: StudyRecipe, runs: Sequence[StudyRun]) -> list[Row]:
-    """Return a row for each variant and point, in the recipe's order."""
-    rows, curves = [], []
+    """Return a row for each variant and point, in the recipe's order, compared with the baseline's best."""
+    rows: list[Row] = []
+    curves: list[dict[int, Curve]] = []
     for variant in recipe.variants:
         for point in recipe.points(variant):
             its = [run for run in runs if (run.variant, run.point) == (variant, point)]
             curves.append({run.seed: {step: loss for step, loss in run.evaluation if loss is not None} for run in its})
             rows.append(_row(variant, point, recipe.seeds, its, curves[-1]))
-    candidates = {name: _candidates([row for row in rows if row.variant == name]) for name in recipe.variants}
-    best = [_best(each) for each in candidates.values()]
-    rows = [row.model_copy(update={"best": any(row is each for each in best)}) for row in rows]
-    baseline = next((i for i, row in enumerate(rows) if row.best and row.variant == recipe.baseline), None)
-    counts = {name: len(each) for name, each in candidates.items()}
-    return rows if baseline is None else _compared(rows, curves, baseline, counts)
+    # The best row of each variant; of several, one that all seeds came to the end of
+    choices, best = dict[str, int](), dict[str, int]()
+    for variant in recipe.variants:
+        own = [i for i, row in enumerate(rows) if row.variant == variant]
+        whole = [i for i in own if len(own) == 1 or not (rows[i].diverged or rows[i].missing)]
+        losses = {i: loss.mean for i in whole if (loss := rows[i].loss) is not None}
+        choices[variant] = len(losses)
+        if losses:
+            best[variant] = min(losses, key=lambda i: (losses[i], i))
+    rows = [row.model_copy(update={"best": i in best.values()}) for i, row in enumerate(rows)]
+    if recipe.baseline not in best:
+        return rows
+
+    # Every row's improvement over the baseline's best one
+    baseline = best[recipe.baseline]
+    for i, row in enumerate(rows):
+        if i == baseline:
+            continue
+        fewer, more = sorted((max(1, choices[row.variant]), choices[recipe.baseline]))
+        chosen = math.ceil(more / fewer)
+        first, own_losses = (each.loss.values if each.loss is not None else {} for each in (rows[baseline], row))
+        shared = [seed for seed in curves[i] if seed in curves[baseline]]
+        by_step: list[AtStep] = []
+        for step in _common_steps([each[seed] for each in (curves[baseline], curves[i]) for seed in shared]):
+            there, here = ({seed: each[seed][step] for seed in shared} for each in (curves[baseline], curves[i]))
+            one = improvement(there, here, chosen)
+            by_step += [(step, one.mean, one.low, one.high)] if one else []
+        found = {"improvement": improvement(first, own_losses, chosen), "improvement_by_step": by_step}
+        rows[i] = row.model_copy(update=found)
+    return rows
 
 
 def _row(
@@ -133,58 +154,9 @@ def _row(
     )
 
 
-def _candidates(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows a variant's best is chosen among; of several, those that all seeds came to the end of."""
-    whole = [row for row in rows if len(rows) == 1 or not (row.diverged or row.missing)]
-    return [row for row in whole if row.loss is not None]
-
-
-def _best(rows: Sequence[Row]) -> Row | None:
-    """Return the row of lowest mean loss."""
-    known = [(row.loss.mean, i) for i, row in enumerate(rows) if row.loss is not None]
-    return rows[min(known)[1]] if known else None
-
-
-def _compared(
-    rows: Sequence[Row], curves: Sequence[Mapping[int, Curve]], baseline: int, candidates: Mapping[str, int]
-) -> list[Row]:
-    """Return the rows with their improvement over row ``baseline``.
-
-    Args:
-        rows: all rows.
-        curves: the curves of each.
-        baseline: the place of the baseline's best row.
-        candidates: how many points the best of each variant was chosen from.
-    """
-    losses = [row.loss.values if row.loss is not None else {} for row in rows]
-    pairs = [sorted((max(1, candidates[row.variant]), candidates[rows[baseline].variant])) for row in rows]
-    choices = [math.ceil(more / fewer) for fewer, more in pairs]
-    found = [
-        improvement(losses[baseline], each, choices[i]) if i != baseline else None for i, each in enumerate(losses)
-    ]
-    compared = list(rows)
-    for i, each in enumerate(found):
-        if i != baseline:
-            update = {
-                "improvement": each,
-                "improvement_by_step": _improvement_by_step(curves[baseline], curves[i], choices[i]),
-            }
-            compared[i] = rows[i].model_copy(update=update)
-    return compared
-
-
 def _common_steps(curves: Sequence[Curve]) -> list[int]:
     """Return the steps that all curves have."""
     return sorted(set.intersection(*map(set, curves))) if curves else []
-
-
-def _improvement_by_step(baseline: Mapping[int, Curve], curves: Mapping[int, Curve], choices: int) -> list[AtStep]:
-    shared = [seed for seed in curves if seed in baseline]
-    found: list[AtStep] = []
-    for step in _common_steps([each[seed] for each in (baseline, curves) for seed in shared]):
-        one = improvement({s: baseline[s][step] for s in shared}, {s: curves[s][step] for s in shared}, choices)
-        found += [(step, one.mean, one.low, one.high)] if one else []
-    return found
 
 
 def improvement(baseline: Mapping[int, float], losses: Mapping[int, float], choices: int = 1) -> Improvement | None:

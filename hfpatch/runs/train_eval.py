@@ -33,7 +33,7 @@ from hfpatch.training.processes import start_ranks
 from hfpatch.training.validation import document_losses
 
 
-class ComparisonSession(Session[ComparisonSetup]):
+class ComparisonSession(Session):
     """The units of a comparison, or those that train one of its methods.
 
     Args:
@@ -42,6 +42,8 @@ class ComparisonSession(Session[ComparisonSetup]):
         progress: what is shown; None shows nothing.
         clock: gives results.json its times; None starts one.
     """
+
+    setup: ComparisonSetup
 
     def __init__(
         self, recipe: Recipe, plan: Plan, progress: Progress | None = None, clock: Clock | None = None
@@ -95,20 +97,40 @@ class ComparisonSession(Session[ComparisonSetup]):
                 if setup.tuning.needs(run):
                     if not unit.is_complete():
                         self._train(run)
-                        progress.finished(run.name, Outcome(run, read_json(RunPaths(run.folder).training)).describe())
+                        progress.finished(run.name, str(Outcome(run, read_json(RunPaths(run.folder).training))))
                     _remove_checkpoints(run)
-            elif unit.is_complete() and setup.recipe.tuning is not None and not self._is_of_choice(run):
-                chosen = values_text(setup.tuning.chosen(setup.recipe.tuned_at(run.variant)))
-                raise HfpatchError(
-                    f"was trained before the rates were extended, and tuning now chooses {chosen}; delete {run.folder} "
-                    "and resume to train it again"
-                )
-            elif not run.result.is_file():
-                if not unit.is_complete():
-                    self._train(run)
-                self._close_training(run)
+            else:
+                self._complete_training(unit)
         except HfpatchError as error:
             raise HfpatchError(f"{run.name}: {error}") from error
+
+    def _complete_training(self, unit: Unit) -> None:
+        """Train a final run unless it is trained already, remove its checkpoints, and warn if it diverged.
+
+        Raises:
+            HfpatchError: if it was trained at other values than tuning chooses.
+        """
+        run, setup, training = unit.run, self.setup, RunPaths(unit.run.folder).training
+        is_tuned = unit.is_complete() and setup.recipe.tuning is not None
+        if is_tuned and read_json(training).get("identity") != setup.identify(run):
+            chosen = values_text(setup.tuning.chosen(setup.recipe.tuned_at(run.variant)))
+            raise HfpatchError(
+                f"was trained before the rates were extended, and tuning now chooses {chosen}; delete {run.folder} "
+                "and resume to train it again"
+            )
+        if run.result.is_file():
+            return
+        if not unit.is_complete():
+            self._train(run)
+        if not setup.recipe.training.keep_finished:
+            _remove_checkpoints(run)
+        if PartialState().is_main_process and (step := diverged_step(read_json(training))) is not None:
+            warnings.warn(
+                f"{run.name}: diverged at step {step}: it has no patch and no scores, and is left out of the "
+                "comparisons; a lower learning rate may help, and training.on_bad_loss=stop names the blocks of the "
+                "step",
+                stacklevel=2,
+            )
 
     def _train(self, run: PlannedRun) -> None:
         """Train a method and save its patch, unless it diverged or is a trial; afterwards the base is as it was."""
@@ -137,26 +159,6 @@ class ComparisonSession(Session[ComparisonSetup]):
                 made_by = {"commit": checkout_state()[0]} if run.point else {}
                 write_json(paths.training, {**outcome.to_json(), **made_by, "identity": identity})
             state.wait_for_everyone()
-
-    def _close_training(self, run: PlannedRun) -> None:
-        """Remove the checkpoints of a complete training, and warn if it diverged."""
-        paths = RunPaths(run.folder)
-        if not PartialState().is_main_process:
-            return
-        if not self.setup.recipe.training.keep_finished:
-            _remove_checkpoints(run)
-        if (step := diverged_step(read_json(paths.training))) is not None:
-            warnings.warn(
-                f"{run.name}: diverged at step {step}: it has no patch and no scores, and is left out of the "
-                "comparisons; a lower learning rate may help, and training.on_bad_loss=stop names the blocks of the "
-                "step",
-                stacklevel=2,
-            )
-
-    def _is_of_choice(self, run: PlannedRun) -> bool:
-        """Whether a run that is trained was trained at the values that tuning chooses."""
-        identity = read_json(RunPaths(run.folder).training).get("identity")
-        return bool(identity == self.setup.identify(run))
 
     def _evaluate(self, run: PlannedRun) -> None:
         """Evaluate the bare base or a saved patch, and write the run's result; a run that diverged has no scores."""
@@ -215,11 +217,12 @@ class ComparisonSession(Session[ComparisonSetup]):
         Likewise if a task's metric cannot be used to compare methods.
         """
         from hfpatch.evaluation import all_aggregations, check_comparable
-        from hfpatch.runs.cautions import known_score_surprises, scores_of
+        from hfpatch.results.schema import TaskResult
+        from hfpatch.runs.cautions import known_score_surprises
         from hfpatch.runs.results import tasks_of
 
-        result = read_json(run.result)
-        scores = scores_of(result)
+        stored = read_json(run.result)["evaluation"]
+        scores = {task: TaskResult.model_validate(score) for task, score in stored.items()}
         check_comparable(RunPaths(run.folder).evaluations, scores, all_aggregations(tasks_of(self.setup.recipe)))
         surprises = known_score_surprises(self.setup.recipe, scores)
         if surprises and not self.setup.recipe.evaluation.allow_unknown_base:

@@ -44,11 +44,9 @@ class Outcome:
         known = diverged_step(self.trained) is None and measured is not None and math.isfinite(measured)
         return float(measured) if known and measured is not None else math.inf
 
-    def describe(self) -> str:
-        """Return the outcome in a few words."""
-        if (step := diverged_step(self.trained)) is not None:
-            return f"diverged at step {step}"
-        return f"loss on the text of tuning {self.loss:.4f}"
+    def __str__(self) -> str:
+        step = diverged_step(self.trained)
+        return f"loss on the text of tuning {self.loss:.4f}" if step is None else f"diverged at step {step}"
 
 
 @dataclass(frozen=True)
@@ -85,13 +83,9 @@ class Tuning:
             known += self._outcomes(each) if self.part is not None or _is_needed(each, known) else []
         return sorted(known, key=lambda outcome: outcome.rate)
 
-    def best(self, method: str) -> Outcome | None:
-        """Return a method's trial of the lowest loss, of equal ones that of the lowest rate; None while it has none."""
-        return best_of(self.outcomes(), method)
-
     def chosen(self, method: str) -> Values:
         """Return the values that a method's final runs are trained at; nothing while it has no trial."""
-        best = self.best(method)
+        best = best_of(self.outcomes(), method)
         return {} if best is None else dict(best.run.point)
 
     def edge(self, method: str) -> Edge | None:
@@ -150,7 +144,18 @@ def collect_tuning(tuning: Tuning, recipe: Recipe, text: TokenBlocks, plan: Batc
         learning_rates=rates,
         added=[rate for rate in rates if rate not in recipe.tuning.learning_rates],
         text=text.to_json(),
-        trials=[_trial(outcome) for outcome in outcomes],
+        trials=[
+            results.Trial(
+                method=outcome.run.variant,
+                seed=outcome.run.seed,
+                values=dict(outcome.run.point),
+                loss=outcome.loss,
+                diverged_step=diverged_step(outcome.trained),
+                plan=outcome.trained["identity"]["plan"],
+                commit=outcome.trained.get("commit"),
+            )
+            for outcome in outcomes
+        ],
         chosen={
             method: results.Choice(
                 values=dict(best.run.point),
@@ -160,18 +165,6 @@ def collect_tuning(tuning: Tuning, recipe: Recipe, text: TokenBlocks, plan: Batc
                 at=at if at != method else None,
             )
             for method in recipe.trained
-            if (best := tuning.best(at := recipe.tuned_at(method))) is not None
+            if (best := best_of(outcomes, at := recipe.tuned_at(method))) is not None
         },
-    )
-
-
-def _trial(outcome: Outcome) -> results.Trial:
-    return results.Trial(
-        method=outcome.run.variant,
-        seed=outcome.run.seed,
-        values=dict(outcome.run.point),
-        loss=outcome.loss,
-        diverged_step=diverged_step(outcome.trained),
-        plan=outcome.trained["identity"]["plan"],
-        commit=outcome.trained.get("commit"),
     )

@@ -210,10 +210,19 @@ class Patches(Variants):
         baseline: bool,
         placement: Placement,
     ) -> None:
+        parts = [patch.absolute().parts[1:] for patch in patches]
+        for place, folder in enumerate(patches):
+            if parts[place] in parts[:place]:
+                raise HfpatchError(f"--patch {folder}: named twice")
+        if not all(map(math.isfinite, scales)) or len(set(scales)) < len(scales) or not scales:
+            raise HfpatchError(f"--scale {','.join(map(str, scales))}: give different finite numbers, such as 0.5,1")
+        if tuple(scales) != (1.0,) and not patches:
+            raise HfpatchError("--scale: there is no patch to scale; give --patch DIR")
+        names = [f"{name} (patch)" if name in (BASE, *RESERVED) else name for name in short_names(parts)]
         self._model = model
         variants = [Variant(BASE, model.full_name, model)] if baseline or not patches else []
         references = (BASE,) if variants else ()
-        for label, folder in _label_patches(patches, scales).items():
+        for label, folder in zip(names, patches, strict=True):
             for scale in scales:
                 patch = Patch(folder, scale, allow_other_base)
                 own = label if scale == 1 else f"{label} at {scale:g}"
@@ -306,24 +315,6 @@ def _describe(base: Base, model: ModelSettings, settings: EvaluationSettings) ->
         "matmul": choose_library(base.model),
         "computed_with": computed_with(base.model),
     }
-
-
-def _label_patches(patches: Sequence[Path], scales: Sequence[float]) -> dict[str, Path]:
-    """Return the patches by label: the last parts of the path, as many as make it different from the others.
-
-    Raises:
-        HfpatchError: if a folder or a scale is given twice, or a scale is no finite number.
-    """
-    parts = [patch.absolute().parts[1:] for patch in patches]
-    for place, patch in enumerate(patches):
-        if parts[place] in parts[:place]:
-            raise HfpatchError(f"--patch {patch}: named twice")
-    if not all(map(math.isfinite, scales)) or len(set(scales)) < len(scales) or not scales:
-        raise HfpatchError(f"--scale {','.join(map(str, scales))}: give different finite numbers, such as 0.5,1")
-    if tuple(scales) != (1.0,) and not patches:
-        raise HfpatchError("--scale: there is no patch to scale; give --patch DIR")
-    names = (f"{name} (patch)" if name in (BASE, *RESERVED) else name for name in short_names(parts))
-    return dict(zip(names, patches, strict=True))
 
 
 def label_models(models: Sequence[ModelSettings]) -> dict[str, ModelSettings]:

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from hfpatch.reporting import terminal
 from hfpatch.reporting.comparison.tables import difference_table, score_table
-from hfpatch.reporting.floor import floor_cautions, level_of
 from hfpatch.reporting.html import html
 from hfpatch.results import TaskResult
+from hfpatch.results.cautions import floor_cautions, level_of
 
 CLOZE, ENDINGS = "tinyworld_cloze", "tinyworld_endings"
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_runs import without_reports
+from tiny_runs import save_base, without_reports
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -12,6 +12,12 @@ def _quick():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    """A base of one layer."""
+    return save_base(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")

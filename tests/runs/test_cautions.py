@@ -124,20 +124,16 @@ def test_tasks_without_enough_documents_for_a_test_are_named():
     assert [caution.partition(": ")[2] for caution in told(recipe, results)] == ["cloze (4 groups of kind)."]
 
 
-def test_the_literal_form_is_named():
+def test_the_literal_form_several_commits_and_products_in_fp32_are_named():
     recipe = make_recipe({"query": [{"type": "nonlinear_query", "form": "literal"}]})
     results = make_results({"baseline": 0, "query": 9})
-    results["methods"]["query"]["form"] = form_of(recipe.methods["query"])
-    (caution,) = told(recipe, results)
-    assert "literal" in caution
-
-
-def test_runs_of_several_commits_are_named():
-    recipe = make_recipe({"pre": PRE})
-    results = make_results({"baseline": 0, "pre": 9})
-    results["methods"]["pre"]["runs"]["0"]["commit"] = None
-    (caution,) = told(recipe, results)
-    assert "abc, unknown" in caution
+    assert told(recipe, {**results, "provenance": {"matmul": "bf16"}}) == []
+    results["methods"]["query"] |= {"form": form_of(recipe.methods["query"])}
+    results["methods"]["query"]["runs"]["0"]["commit"] = None
+    literal, products, commits = told(recipe, {**results, "provenance": {"matmul": "fp32"}})
+    assert "literal" in literal
+    assert products.startswith("Matrix products: of bfloat16 weights in float32")
+    assert "abc, unknown" in commits
 
 
 @pytest.mark.parametrize(
@@ -181,10 +177,3 @@ def test_rates_that_were_not_tuned_are_named_and_best_ones_at_an_edge():
     trial = {"method": "lora", "seed": 1000, "values": {"lr": 0.01}, "commit": "other"}
     (_, caution) = told(recipe, {**untuned, "tuning": {**tuning, "trials": [trial]}})
     assert "abc, other" in caution
-
-
-def test_a_bf16_base_that_was_computed_in_fp32_is_named():
-    recipe, results = make_recipe({"pre": PRE}), make_results({"baseline": 0, "pre": 9})
-    (caution,) = told(recipe, {**results, "provenance": {"matmul": "fp32"}})
-    assert caution.startswith("Matrix products: of bfloat16 weights in float32")
-    assert told(recipe, {**results, "provenance": {"matmul": "bf16"}}) == []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import NEOX, Stop, Trained, lines, numbers, refused, save_base
+from tiny_runs import NEOX, Nothing, Stop, Trained, lines, numbers, refused, save_base, small_recipe
 from torch.nn.functional import cross_entropy
 
 import hfpatch.runs.cautions
@@ -57,17 +57,9 @@ def recipe(model_folder):
 
 
 def make_recipe(model_folder: Path, methods: dict | None = None, **sections: dict) -> Recipe:
-    return Recipe.model_validate(
-        {
-            "name": "small",
-            "model": {"name": str(model_folder)},
-            "data": {"block_size": 32, "max_documents": 30},
-            "training": {"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]},
-            "evaluation": {"tasks": ["tinyworld_cloze", "tinyworld_text"], "limit": 8},
-            "methods": methods or METHODS,
-            **sections,
-        }
-    )
+    given = {"data": {"block_size": 32, "max_documents": 30}, "methods": methods or METHODS}
+    given["evaluation"] = {"tasks": ["tinyworld_cloze", "tinyworld_text"], "limit": 8}
+    return small_recipe(model_folder, **given | sections)
 
 
 @pytest.fixture(scope="module")
@@ -209,8 +201,7 @@ def test_every_run_keeps_the_loss_of_each_held_out_document(with_held_out):
 def test_added_seeds_and_methods_are_compared_on_held_out_documents(with_held_out, tmp_path):
     """The runs that are there are kept, records and all; what an interruption left out is measured again."""
     before, chosen = with_held_out
-    out = tmp_path / "out"
-    shutil.copytree(before, out)
+    out = shutil.copytree(before, tmp_path / "out")
     (out / "runs" / "lora" / "seed-0" / "result.json").unlink()
     more = {**METHODS, "lora_2": [{"type": "lora", "r": 2, "target_modules": "attention"}]}
     training = chosen.training.model_copy(update={"seeds": [0, 1]})
@@ -243,8 +234,9 @@ def test_results_hold_each_method_with_its_size_and_runs(straight):
     assert methods["lora"]["runs"]["1"]["train"]["steps"] == 3
 
 
-def test_each_method_is_held_against_the_baseline_and_its_control(straight):
-    made = read_json(straight / "results.json")["comparisons"]
+def test_every_declared_pair_is_compared_and_each_question_has_a_verdict_for_every_task(straight):
+    results = read_json(straight / "results.json")
+    made = results["comparisons"]
     pairs = {(each["method"], each["reference"]) for each in made}
     assert pairs == {("pre_projection", "baseline"), ("pre_projection", "lora"), ("lora", "baseline")}
     assert {(each["task"], each["metric"]) for each in made} == {
@@ -252,10 +244,6 @@ def test_each_method_is_held_against_the_baseline_and_its_control(straight):
         *(("tinyworld_cloze", "bits_per_byte"), ("tinyworld_text", "bits_per_byte")),
     }
     assert {each["seeds"] for each in made} == {2}
-
-
-def test_the_questions_are_written_and_each_has_a_verdict_for_every_task(straight):
-    results = read_json(straight / "results.json")
     assert results["questions"] == {
         "base": [["pre_projection", "baseline"], ["lora", "baseline"]],
         "lora": [["pre_projection", "lora"]],
@@ -267,14 +255,12 @@ def test_the_questions_are_written_and_each_has_a_verdict_for_every_task(straigh
     assert said == {("not tested", "too few documents", 0)}  # eight
 
 
-def test_every_method_sees_the_same_batches(straight):
-    ours, theirs = (lines(straight / "runs" / name / "seed-0" / "metrics.jsonl") for name in ("pre_projection", "lora"))
-    assert [line["tokens"] for line in ours] == [line["tokens"] for line in theirs]
-
-
-def test_the_first_loss_of_each_method_is_that_of_the_base(straight):
-    ours, theirs = (lines(straight / "runs" / name / "seed-1" / "metrics.jsonl") for name in ("pre_projection", "lora"))
-    assert ours[0]["loss"] == theirs[0]["loss"]
+def test_every_method_sees_the_same_batches_and_begins_at_the_loss_of_the_base(straight):
+    for seed in (0, 1):
+        paths = [straight / "runs" / name / f"seed-{seed}" / "metrics.jsonl" for name in ("pre_projection", "lora")]
+        ours, theirs = map(lines, paths)
+        assert [line["tokens"] for line in ours] == [line["tokens"] for line in theirs]
+        assert ours[0]["loss"] == theirs[0]["loss"]
 
 
 def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe, tmp_path, no_report):
@@ -284,9 +270,7 @@ def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe,
         with pytest.raises(KeyboardInterrupt):
             compare(recipe, out, resume=kind != "evaluating" or count > 1, progress=Stop(count, kind))
         assert not read_json(out / "results.json")["complete"] if (out / "results.json").is_file() else True
-    log = Trained()
-    results = compare(recipe, out, resume=True, progress=log)
-    assert (log.trained, log.evaluated) == ([], [])
+    results = compare(recipe, out, resume=True, progress=Nothing())
     assert numbers(results) == numbers(read_json(straight / "results.json"))
     assert files(out, "runs") == files(straight, "runs")
     for path in files(out, "runs"):
@@ -305,21 +289,15 @@ def test_units_may_run_in_any_order_that_their_needs_allow(straight, recipe, tmp
             done.append(next(unit for unit in reversed(left) if all(need in done for need in unit.needs)))
             session.complete(done[-1])
     assert log.trained == [f"{method} · seed {seed}" for seed in (1, 0) for method in ("lora", "pre_projection")]
-    again = Trained()
-    results = compare(recipe, tmp_path / "out", resume=True, progress=again)
-    assert (again.trained, again.evaluated) == ([], [])
+    results = compare(recipe, tmp_path / "out", resume=True, progress=Nothing())
     assert numbers(results) == numbers(read_json(straight / "results.json"))
 
 
 def test_resuming_a_finished_run_only_reports_again(straight, recipe, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(straight, out)
+    out = shutil.copytree(straight, tmp_path / "out")
     (out / "report.md").unlink()
     before = (out / "results.json").read_bytes()
-    log = Trained()
-    compare(recipe, out, resume=True, progress=log)
-    assert not log.trained
-    assert not log.evaluated
+    compare(recipe, out, resume=True, progress=Nothing())
     assert (out / "report.md").is_file()
     assert (out / "results.json").read_bytes() == before
 
@@ -328,14 +306,11 @@ def test_resuming_a_finished_run_of_other_pairs_compares_again_and_trains_nothin
     straight, recipe, tmp_path, no_report
 ):
     """An earlier version compared others."""
-    out = tmp_path / "out"
-    shutil.copytree(straight, out)
+    out = shutil.copytree(straight, tmp_path / "out")
     whole = read_json(out / "results.json")
     whole["comparisons"] = [each for each in whole["comparisons"] if each["reference"] == "baseline"]
     write_json(out / "results.json", {**whole, "provenance": {**whole["provenance"], "wall_s": 5000.0}})
-    log = Trained()
-    found = compare(recipe, out, resume=True, progress=log)
-    assert (log.trained, log.evaluated) == ([], [])
+    found = compare(recipe, out, resume=True, progress=Nothing())
     assert numbers(found) == numbers(read_json(straight / "results.json"))
     assert found["provenance"]["wall_s"] > 5000
     assert {run["commit"] for method in found["methods"].values() for run in method["runs"].values()} == {"c0ffee"}
@@ -348,10 +323,10 @@ def test_a_run_is_not_overwritten(straight, recipe, tmp_path):
     assert "--resume" in refused(compare, recipe, out)
 
 
-def test_memory_processes_and_saving_may_differ_when_a_run_goes_on(straight, model_folder, no_report):
+def test_words_places_memory_and_saving_may_differ_when_a_run_goes_on(straight, model_folder, tmp_path, no_report):
     training = make_recipe(model_folder).training.model_dump()
     free = {"micro_batch_size": 1, "gradient_checkpointing": True, "save_every": 1, "keep_checkpoints": 3}
-    other = make_recipe(model_folder, training={**training, **free})
+    other = make_recipe(model_folder, training={**training, **free}, description="Told again.", data_dir=str(tmp_path))
     assert compare(other, straight, resume=True)["complete"]
     for key, value in {"batch_size": 2, "trainable_dtype": "bfloat16", "on_bad_loss": "skip"}.items():
         other = make_recipe(model_folder, training={**training, key: value})
@@ -403,12 +378,6 @@ def test_seeds_that_move_the_trials_are_no_addition(model_folder, tmp_path):
         assert [list(added), list(changed)] == ([["training.seeds"], []] if fits else [[], ["training.seeds"]])
 
 
-def test_words_and_places_may_differ_between_sessions(straight, model_folder, tmp_path, no_report):
-    out = tmp_path / "out"
-    shutil.copytree(straight, out)
-    compare(make_recipe(model_folder, description="Told again.", data_dir=str(tmp_path)), out, resume=True)
-
-
 @pytest.mark.parametrize("places", [{"": "cpu"}, {"model.layers.0": 0, "lm_head": "cpu"}, "auto", None])
 def test_the_base_may_be_placed_otherwise(model_folder, tmp_path, places):
     before, now = (
@@ -435,11 +404,9 @@ def test_train_leaves_what_compare_takes_up(straight, recipe, tmp_path, no_repor
     assert patches == [out / "runs" / "lora" / f"seed-{seed}" / "patch" for seed in (0, 1)]
     assert all((patch / "patch.json").is_file() for patch in patches)
     assert "--resume" in refused(train, recipe, "lora", out)
-    log = Trained()
-    train(recipe, "lora", out, resume=True, progress=log)
-    assert not log.trained
+    train(recipe, "lora", out, resume=True, progress=Nothing())
     train(recipe, "pre_projection", out)
-    results = compare(recipe, out, resume=True, progress=log)
+    results = compare(recipe, out, resume=True, progress=(log := Trained()))
     assert not log.trained
     assert numbers(results) == numbers(read_json(straight / "results.json"))
 
@@ -494,9 +461,9 @@ def test_a_run_that_diverges_is_a_result_and_ends_nothing_else(model_folder, tmp
     assert re.search(r"\| pre_projection \|.*diverged", report)
     assert "no result on" not in report
     assert "diverged at step 2" in (out / "report.html").read_text()
-    before, again = files(out), Trained()
-    assert numbers(compare(chosen, out, resume=True, progress=again)) == numbers(results)
-    assert (again.trained, again.evaluated, files(out)) == ([], [], before)
+    before = files(out)
+    assert numbers(compare(chosen, out, resume=True, progress=Nothing())) == numbers(results)
+    assert files(out) == before
     print_document(document_of(out))
     assert "diverged" in capsys.readouterr().out
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 from tiny_runs import refused
 
-from hfpatch.runs.engines import ray as ray_engine
 from hfpatch.runs.engines.ray import RayWorkers
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
 
@@ -23,7 +22,7 @@ def cluster(monkeypatch):
     machines = [{"CPU": 8.0, "GPU": 4.0}, {"CPU": 64.0}, {"CPU": 64.0, "GPU": 64.0}]
     nodes = [{"Alive": number < 2, "Resources": resources} for number, resources in enumerate(machines)]
     fake = SimpleNamespace(is_initialized=lambda: True, nodes=lambda: nodes)
-    monkeypatch.setattr(ray_engine, "_import_ray", lambda: fake)
+    monkeypatch.setitem(sys.modules, "ray", fake)
     return fake
 
 

@@ -11,17 +11,15 @@ from types import SimpleNamespace
 
 import forked
 import pytest
-from tiny_runs import GPT2, lines, numbers, save_base, without_reports
+from tiny_runs import GPT2, lines, numbers, small_recipe, without_reports
 
 import hfpatch.runs.comparison
 import hfpatch.runs.engines.processes
 import hfpatch.runs.study
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import Progress, compare, locks, pretrain_study
 from hfpatch.runs.engines import parallel, scored, worker
-from hfpatch.runs.engines.scored import Scored, ScoredFile
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.worker import Job, Place
 from hfpatch.support.files import read_json
@@ -30,18 +28,10 @@ from hfpatch.training.records import MetricsFile
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory):
-    folder = save_base(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
-    return Recipe.model_validate(
-        {
-            "name": "small",
-            "model": {"name": str(folder)},
-            "data": {"block_size": 32, "max_documents": 30, "held_out": 5},
-            "training": {"steps": 3, "warmup_steps": 1, "batch_size": 4, "seeds": [0, 1], "save_every": 1},
-            "tuning": {"learning_rates": [1e-4, 1e-3], "held_out": 4, "extend": 1},
-            "evaluation": {"tasks": ["tinyworld_cloze"], "limit": 4},
-            "methods": {"baseline": [], "pre": [{"type": "pre_projection"}], "lora": [{"type": "lora", "r": 2}]},
-        }
+def recipe(model_folder):
+    training = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "seeds": [0, 1], "save_every": 1}
+    return small_recipe(
+        model_folder, training=training, tuning={"learning_rates": [1e-4, 1e-3], "held_out": 4, "extend": 1}
     )
 
 
@@ -108,23 +98,23 @@ class Break(Log):
 
 
 def test_how_far_an_evaluation_is_can_be_read_from_its_folder(tmp_path, monkeypatch):
-    file = ScoredFile(tmp_path)
-    assert file.read() is None
+    progress = scored.UnitProgress(tmp_path)
+    assert scored.read_scored(tmp_path) is None
     for done in (1, 2):  # the second comes too soon
-        file.write(Scored("cloze", done, 9))
-    assert file.read() == ("cloze", 1, 9)
+        progress.scored("lora · seed 0", "cloze", done, 9)
+    assert scored.read_scored(tmp_path) == ("cloze", 1, 9)
     monkeypatch.setattr(scored, "EVERY_S", 0.0)
-    file.write(Scored("cloze", 3, 9))
+    progress.scored("lora · seed 0", "cloze", 3, 9)
     shown = []
     dispatch = object.__new__(parallel._Dispatch)
-    dispatch.seen = {}
     dispatch.session = SimpleNamespace(progress=SimpleNamespace(scored=lambda *told: shown.append(told)))
-    unit = SimpleNamespace(run=SimpleNamespace(folder=tmp_path, name="lora · seed 0"))
+    unit = SimpleNamespace(action="evaluate", run=SimpleNamespace(folder=tmp_path, name="lora · seed 0"))
+    dispatch.seen, dispatch.looked, dispatch.seats = {}, 0, [SimpleNamespace(unit=unit)]
     for _ in range(2):
-        dispatch._show_scored(unit)
+        dispatch._show_progress()
     assert shown == [("lora · seed 0", "cloze", 3, 9)]
     (tmp_path / "evaluations" / ".answers" / "scored.json").write_text('{"task": 1')
-    assert file.read() is None
+    assert scored.read_scored(tmp_path) is None
 
 
 def test_a_worker_that_starts_ends_the_count_of_those_that_did_not():

@@ -175,7 +175,6 @@ def test_an_effect_that_is_none(effect):
         forecast(make_recipe(), effect=effect)
 
 
-@pytest.mark.skipif("tuning" not in Recipe.model_fields, reason="recipes have no tuning")
 def test_trials_of_tuning_are_counted():
     tuning = {"learning_rates": [1e-3, 1e-2], "steps": 3, "held_out": 4, "extend": 0}
     methods = {name: METHODS[name] for name in ("baseline", "pre_projection")}

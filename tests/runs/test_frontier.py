@@ -4,27 +4,16 @@ import json
 import shutil
 
 import pytest
+from tiny_runs import Nothing, Trained
 
-import hfpatch.runs.comparison
-import hfpatch.runs.train_eval
-from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import load_recipe
 from hfpatch.results import load_results
-from hfpatch.runs import Progress, compare, train
+from hfpatch.runs import compare, train
 from hfpatch.runs.forecasting import forecast
 from hfpatch.runs.plan import plan_comparison, plan_training
-from hfpatch.tinyworld import documents
-from hfpatch.training.architecture import build_model
 
-ARCHITECTURE = {
-    "model_type": "gpt_neox",
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 64,
-}
+pytestmark = pytest.mark.usefixtures("one_commit")
 COLUMN, RANK = 2 * 16, (16 + 48) + (16 + 16)
 """Parameters of a column of a pre-projection, and of a rank of a LoRA on the attention."""
 RECIPE = """
@@ -42,21 +31,6 @@ methods:
 TUNED = "tuning={learning_rates: [1e-3, 1e-2], held_out: 4, extend: 0, at: middle}"
 
 
-@pytest.fixture(autouse=True)
-def one_commit(monkeypatch):
-    """The checkout may move on while the tests run."""
-    monkeypatch.setattr(hfpatch.runs.train_eval, "checkout_state", lambda: ("c0ffee", False))
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer(documents("base", count=50), 300)
-    build_model(ARCHITECTURE, tokenizer=tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def read(model_folder, tmp_path_factory):
     file = tmp_path_factory.mktemp("recipe") / "small.yaml"
@@ -64,20 +38,10 @@ def read(model_folder, tmp_path_factory):
     return lambda *overrides: load_recipe(file, [f"model.name={model_folder}", *overrides])
 
 
-class Log(Progress):
-    def __init__(self):
-        self.trained = []
-
-    def started(self, run, steps):
-        self.trained.append(run)
-
-
 @pytest.fixture(scope="module")
 def two(read, tmp_path_factory):
     out = tmp_path_factory.mktemp("two") / "out"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(hfpatch.runs.train_eval, "checkout_state", lambda: ("c0ffee", False))
-        compare(read(), out)
+    compare(read(), out)
     return out
 
 
@@ -94,13 +58,11 @@ def test_a_method_that_misses_a_budget_is_left_out_and_listed(two):
 
 
 def test_a_finished_run_is_only_reported_again(two, read):
-    log = Log()
-    compare(read(), two, resume=True, progress=log)
-    assert log.trained == []
+    compare(read(), two, resume=True, progress=Nothing())
 
 
 def test_a_budget_more_trains_only_what_is_new(two, read, tmp_path):
-    out, log = tmp_path / "out", Log()
+    out, log = tmp_path / "out", Trained()
     shutil.copytree(two, out)
     compare(read("budgets=[64, 192, 480]"), out, resume=True, progress=log)
     assert log.trained == [f"{name}@480 · seed {seed}" for seed in (0, 1) for name in ("pre", "lora")]
@@ -138,8 +100,7 @@ def test_no_method_reaches_a_budget(read, tmp_path):
         compare(read("budgets=[3]", "methods.heat=null"), tmp_path / "out")
 
 
-def test_tuning_at_the_middle_serves_all_budgets(read, tmp_path, monkeypatch):
-    monkeypatch.setattr(hfpatch.runs.comparison, "write_report", lambda _: None)
+def test_tuning_at_the_middle_serves_all_budgets(read, tmp_path, no_report):
     recipe = read("budgets=[96, 192, 480]", TUNED, "training.seeds=[0]")
     plan = plan_comparison(recipe, tmp_path / "out")
     tried = {unit.run.variant for unit in plan.units if unit.action == "tune"}

@@ -86,6 +86,10 @@ def test_nothing_is_left_of_a_lock(tmp_path):
     with pytest.raises(KeyError), hold(tmp_path, [LOCK]):
         raise KeyError
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs").mkdir()
+    with hold(tmp_path / "runs" / "first", [LOCK]):
+        assert (tmp_path / "runs" / "first" / FOLDER).is_dir()
+    assert list(tmp_path.iterdir()) == [tmp_path / "runs"]  # it was there before
 
 
 def put(out: Path, age_s: float, holder: dict) -> None:
@@ -207,7 +211,7 @@ def test_a_worker_borrows_a_lock_and_gives_it_back(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_worker_of_a_driver_that_is_gone_is_waited_for(tmp_path):
+def test_the_worker_of_a_driver_that_is_gone_is_waited_for_and_leaves_no_lock(tmp_path):
     gone = {**HERE, "born": "2", "token": "driver"}
     put(tmp_path, ORPHAN_S - 20, {**ELSEWHERE, "token": "worker", "lender": gone})
     path = tmp_path / FOLDER / LOCK
@@ -219,11 +223,7 @@ def test_the_worker_of_a_driver_that_is_gone_is_waited_for(tmp_path):
     put(tmp_path, ORPHAN_S + 20, {**ELSEWHERE, "token": "worker", "lender": gone})
     with hold(tmp_path, [LOCK]):
         pass  # it is not renewed any more, on whatever machine it was
-
-
-def test_a_worker_whose_driver_is_gone_leaves_no_lock(tmp_path):
-    driver = new_holder()
-    with hold(tmp_path, [LOCK], lender={**driver, "born": "2"}):
+    with hold(tmp_path, [LOCK], lender={**new_holder(), "born": "2"}):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -266,16 +266,6 @@ def test_processes_that_share_a_folder(tmp_path):
     assert told["study"] == [0, 0]
     assert told["rows"] == 2
     assert told["locks"] == []
-
-
-def test_folders_that_were_made_for_a_lock_and_are_left_empty_are_removed(tmp_path):
-    with hold(tmp_path / "runs" / "first", [LOCK]):
-        assert (tmp_path / "runs" / "first" / FOLDER).is_dir()
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "runs").mkdir()
-    with hold(tmp_path / "runs" / "first", [LOCK]):
-        pass
-    assert list(tmp_path.iterdir()) == [tmp_path / "runs"]  # it was there before
 
 
 @pytest.mark.parametrize("reason", ["link", "parent", "never"])

@@ -11,7 +11,6 @@ from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from tiny_runs import save_base
 from torch.nn.functional import cross_entropy
 
-import hfpatch.runs.comparison
 import hfpatch.runs.setup
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import load_recipe
@@ -90,8 +89,7 @@ def losses_by_hand(base, texts, chats):
 
 
 @pytest.mark.filterwarnings("ignore:.*are longer than data.block_size")
-def test_a_mixture_of_conversations_and_texts_for_part_of_an_epoch(recipe, here, tmp_path, monkeypatch):
-    monkeypatch.setattr(hfpatch.runs.comparison, "write_report", lambda _: None)
+def test_a_mixture_of_conversations_and_texts_for_part_of_an_epoch(recipe, here, tmp_path, no_report):
     results = compare(recipe(), tmp_path / "out")
     data, base = results["data"], load_base(str(here / "model"))
     chats, texts = [conversation(number) for number in range(40)], [f"one, {number}" for number in range(30)]

@@ -81,7 +81,6 @@ def test_one_model_is_a_run_in_the_folder_itself(tmp_path):
     plan = plan_pretraining(PretrainRecipe.model_validate(PRETRAINING), tmp_path)
     (unit,) = plan.units
     assert (unit.action, unit.run.name, unit.run.folder) == ("pretrain", "small", tmp_path)
-    assert plan.is_one_run
     assert not unit.is_complete()
     unit.marker.write_text("{}")
     assert unit.is_complete()

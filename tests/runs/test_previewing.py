@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+from tiny_runs import small_recipe
 
 from hfpatch.cli.engines import print_preview, with_address
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import previewing
 from hfpatch.runs.engines.settings import EngineSettings
@@ -14,25 +14,11 @@ from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.plan import plan_pretraining
 from hfpatch.runs.previewing import preview
 
-METHODS = {"baseline": [], "pre": [{"type": "pre_projection"}], "lora": [{"type": "lora", "r": 2}]}
 SECONDS = {"evaluate": 2.0, "tune": 3.0, "train": 10.0}
 
 
-@pytest.fixture
-def tuned():
-    return Recipe.model_validate(
-        {
-            "name": "small",
-            "model": {"name": "tinyworld/gpt-neox"},
-            "training": {"steps": 3, "warmup_steps": 1, "batch_size": 4, "seeds": [0, 1]},
-            "tuning": {"learning_rates": [1e-4, 1e-3], "held_out": 4, "extend": 1},
-            "evaluation": {"tasks": ["tinyworld_cloze"]},
-            "methods": METHODS,
-        }
-    )
-
-
-def test_the_time_on_many_devices_is_that_of_the_graph(tuned, tmp_path, monkeypatch, capsys):
+def test_the_time_on_many_devices_is_that_of_the_graph(tmp_path, monkeypatch, capsys):
+    tuned = small_recipe("tinyworld/gpt-neox", tuning={"learning_rates": [1e-4, 1e-3], "held_out": 4, "extend": 1})
     measured = SimpleNamespace(
         words="Measured were a few.", work_of=lambda unit: SimpleNamespace(seconds=SECONDS[unit.action])
     )

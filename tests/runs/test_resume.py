@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_runs import GPT2, NEOX, Nothing, Stop, refused, save_base
+from tiny_runs import GPT2, NEOX, Nothing, Stop, refused, save_base, small_recipe
 from transformers import AutoModelForCausalLM
 
 from hfpatch.data.plan import draw_plan, write_plans
@@ -25,20 +25,14 @@ from hfpatch.training.architecture import build_model
 TRAINING = {"keep_finished": True, "steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "save_every": 1}
 
 
-def make_place(folder: Path) -> Path:
-    """Put a base and a text into a folder."""
-    texts = list(documents("base", count=40))
-    save_base(folder / "base", texts)
-    (folder / "text.txt").write_text("\n\n".join(texts))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
     """For each kind of run a folder with what is complete, a run stopped after a checkpoint and one not begun."""
     places = {}
     for kind, (run, steps) in RUN.items():
-        places[kind] = make_place(tmp_path_factory.mktemp(kind))
+        places[kind], texts = tmp_path_factory.mktemp(kind), list(documents("base", count=40))
+        save_base(places[kind] / "base", texts)
+        (places[kind] / "text.txt").write_text("\n\n".join(texts))
         with pytest.raises(KeyboardInterrupt):
             run(places[kind], progress=Stop(steps))
         assert list((places[kind] / "out").rglob("checkpoints/step-*"))
@@ -58,40 +52,32 @@ def place(begun, request):
 
 
 def recipe(place: Path, *, rank: int = 2) -> Recipe:
-    return Recipe.model_validate(
-        {
-            "name": "small",
-            "model": {"name": str(place / "base")},
-            "data": {"source": str(place / "text.txt"), "block_size": 32, "held_out": 5},
-            "training": TRAINING,
-            "evaluation": {"tasks": ["tinyworld_cloze"], "limit": 4},
-            "methods": {"baseline": [], "skip": [{"type": "pre_projection"}], "lora": [{"type": "lora", "r": rank}]},
-        }
+    data = {"source": str(place / "text.txt"), "block_size": 32, "held_out": 5}
+    methods = {"baseline": [], "skip": [{"type": "pre_projection"}], "lora": [{"type": "lora", "r": rank}]}
+    return small_recipe(place / "base", data=data, training=TRAINING, methods=methods)
+
+
+def pretraining(kind, place: Path, **more):
+    data = {"source": str(place / "text.txt"), "block_size": 32, "held_out": 5}
+    tokenizer = {"path": str(place / "base")}
+    return kind.model_validate(
+        {"name": "small", "architecture": GPT2, "tokenizer": tokenizer, "data": data, "training": TRAINING, **more}
     )
 
 
-def study(place: Path) -> StudyRecipe:
-    return StudyRecipe.model_validate({**_pretraining(place), "baseline": "one", "variants": {"one": {}, "two": {}}})
+def run_study(place, **options):
+    recipe = pretraining(StudyRecipe, place, baseline="one", variants={"one": {}, "two": {}})
+    return pretrain_study(recipe, place / "out", **options)
 
 
-def single(place: Path) -> PretrainRecipe:
-    return PretrainRecipe.model_validate(_pretraining(place))
-
-
-def _pretraining(place: Path) -> dict:
-    return {
-        "name": "small",
-        "architecture": GPT2,
-        "tokenizer": {"path": str(place / "base")},
-        "data": {"source": str(place / "text.txt"), "block_size": 32, "held_out": 5},
-        "training": TRAINING,
-    }
+def run_single(place, **options):
+    return pretrain(pretraining(PretrainRecipe, place), place / "out", **options)
 
 
 RUN = {
     "compare": (lambda place, **options: compare(recipe(place), place / "out", **options), 5),
-    "study": (lambda place, **options: pretrain_study(study(place), place / "out", **options), 5),
-    "pretrain": (lambda place, **options: pretrain(single(place), place / "out", **options), 2),
+    "study": (run_study, 5),
+    "pretrain": (run_single, 2),
 }
 
 

@@ -7,14 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_runs import small_recipe, without_reports
 from torch.nn.functional import log_softmax
 from transformers import AutoModelForCausalLM
 
-import hfpatch.runs.comparison
-import hfpatch.runs.retention
-import hfpatch.runs.train_eval
 from hfpatch import load_patch, load_results, scale_patch, unpatch
-from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import compare_again, kept_again, retention_again
 from hfpatch.recipes.comparison import Recipe
@@ -23,48 +20,16 @@ from hfpatch.runs import compare
 from hfpatch.runs.measuring import Measured
 from hfpatch.runs.plan import plan_comparison
 from hfpatch.runs.setup import set_up
-from hfpatch.tinyworld import documents
-from hfpatch.training.architecture import build_model
 
-ARCHITECTURE = {
-    "model_type": "gpt_neox",
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 64,
-}
+pytestmark = pytest.mark.usefixtures("no_report")
 TASK = "retention_old"
-
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch):
-    monkeypatch.setattr(hfpatch.runs.comparison, "write_report", lambda _: None)
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer(documents("base", count=50), 300)
-    build_model(ARCHITECTURE, tokenizer=tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+RETENTION = {"texts": {"old": {"source": "tinyworld/base"}}, "documents": 24}
 
 
 def make_recipe(model_folder: Path, **sections) -> Recipe:
-    values = {
-        "name": "small",
-        "model": {"name": str(model_folder)},
-        "data": {"block_size": 32, "max_documents": 60, "held_out": 24},
-        "training": {"steps": 3, "warmup_steps": 1, "batch_size": 4, "seeds": [0, 1], "lr": 1e-2},
-        "tuning": {"learning_rates": [1e-3, 1e-2], "held_out": 4, "extend": 0, "steps": 2},
-        "evaluation": {"tasks": ["tinyworld_cloze"], "limit": 4},
-        "methods": {"baseline": [], "pre": [{"type": "pre_projection"}], "lora": [{"type": "lora", "r": 2}]},
-    }
-    return Recipe.model_validate(values | sections)
-
-
-RETENTION = {"texts": {"old": {"source": "tinyworld/base"}}, "documents": 24}
+    data = {"block_size": 32, "max_documents": 60, "held_out": 24}
+    tuning = {"learning_rates": [1e-3, 1e-2], "held_out": 4, "extend": 0, "steps": 2}
+    return small_recipe(model_folder, **{"data": data, "tuning": tuning, **sections})
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +38,7 @@ def grown(model_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("grown") / "out"
     steps = [{}, {"retention": RETENTION}, {"retention": RETENTION, "rewind": [0.5]}]
     changed, before = [], {}
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(hfpatch.runs.comparison, "write_report", lambda _: None)
+    with without_reports():
         for step in steps:
             compare(make_recipe(model_folder, **step), out, resume=True)
             now = {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("*") if path.is_file()}
@@ -171,8 +135,7 @@ def test_a_run_at_once_is_the_same(grown, model_folder, tmp_path):
 
 
 def test_damaged_files_and_other_texts_are_refused_in_one_line(grown, model_folder, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(grown[0], out)
+    out = shutil.copytree(grown[0], tmp_path / "out")
     with pytest.raises(HfpatchError, match=r"contains a run of another recipe \(retention\.documents"):
         compare(make_recipe(model_folder, retention={**RETENTION, "documents": 23}, rewind=[0.5]), out, resume=True)
     file = out / "runs" / "lora" / "seed-0" / "retention.json"

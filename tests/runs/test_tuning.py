@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import Stop, Trained, lines, numbers, refused, save_base, without_reports
+from tiny_runs import Nothing, Stop, Trained, lines, numbers, refused, small_recipe, without_reports
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.recipes.comparison import Recipe
@@ -18,32 +18,17 @@ from hfpatch.runs import compare, train
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.plan import plan_comparison, plan_training
 from hfpatch.runs.setup import set_up
-from hfpatch.runs.tuning import Tuning, collect_tuning
+from hfpatch.runs.tuning import Tuning, best_of, collect_tuning
 from hfpatch.support.files import read_json, write_json
 from hfpatch.tinyworld import documents
 
 pytestmark = pytest.mark.usefixtures("one_commit", "no_report")
-METHODS = {"baseline": [], "pre": [{"type": "pre_projection"}], "lora": [{"type": "lora", "r": 2}]}
 TRAINING = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "seeds": [0, 1], "save_every": 1, "keep_finished": True}
 TUNING = {"learning_rates": [1e-4, 1e-3], "held_out": 4, "extend": 1}
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    return save_base(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
-
-
 def make_recipe(model_folder: Path, **sections) -> Recipe:
-    values = {
-        "name": "small",
-        "model": {"name": str(model_folder)},
-        "data": {"block_size": 32, "max_documents": 30, "held_out": 5},
-        "training": TRAINING,
-        "tuning": TUNING,
-        "evaluation": {"tasks": ["tinyworld_cloze"], "limit": 4},
-        "methods": METHODS,
-    }
-    return Recipe.model_validate(values | sections)
+    return small_recipe(model_folder, **{"training": TRAINING, "tuning": TUNING, **sections})
 
 
 @pytest.fixture
@@ -112,13 +97,15 @@ def test_a_trial_that_diverged_is_never_the_best_and_all_of_them_leave_the_lowes
     tuning, trials = outcomes(tmp_path, losses)
     assert [trial for trial in trials if trial.startswith("a")] == ["a 0.1", "a 0.2", "a 0.05", "a 0.025"]
     assert [tuning.chosen(name) for name in "ab"] == [{"lr": 0.025}, {"lr": 0.1}]
-    assert tuning.best("a").loss == math.inf
+    assert best_of(tuning.outcomes(), "a").loss == math.inf
 
 
 def test_what_was_found_is_the_same_in_memory_and_in_the_file(tmp_path):
     infinite = dict.fromkeys((0.1, 0.2, 0.05, 0.025), math.inf)
     tuning, _ = outcomes(tmp_path, {"a": infinite, "b": {**infinite, 0.1: 3.0}})
-    recipe = make_recipe(tmp_path, tuning=TUNING, methods={"baseline": [], **dict.fromkeys("ab", METHODS["lora"])})
+    recipe = make_recipe(
+        tmp_path, tuning=TUNING, methods={"baseline": [], **{name: [{"type": "lora", "r": 2}] for name in "ab"}}
+    )
     shared = SimpleNamespace(steps=1, to_json=dict)
     found = collect_tuning(tuning, recipe, shared, shared)
     assert Found.model_validate_json(json.dumps(found.to_json(), allow_nan=False)) == found
@@ -207,22 +194,20 @@ def test_the_text_of_tuning_is_in_no_training_and_no_task(recipe, straight):
 
 def test_interrupted_tuning_resumes_to_the_same_bits(recipe, straight, tmp_path):
     """In the first trial after a checkpoint, and in a later one."""
-    out, log = tmp_path / "out", Trained()
+    out = tmp_path / "out"
     for stop in (2, 8):
         with pytest.raises(KeyboardInterrupt):
             compare(recipe, out, resume=out.exists(), progress=StopTrial(stop))
     checkpoints = list(out.rglob("checkpoints/step-*"))
     assert checkpoints  # of the trial that was interrupted
     assert all("tuning" in path.parts for path in checkpoints)
-    results = compare(recipe, out, resume=True, progress=log)
+    results = compare(recipe, out, resume=True)
     assert numbers(results) == numbers(read_json(straight / "results.json"))
     assert not list(out.rglob("tuning/*/checkpoints"))
     for path in straight.rglob("*.safetensors"):
         ours, theirs = load_file(out / path.relative_to(straight)), load_file(path)
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    again = Trained()
-    compare(recipe, out, resume=True, progress=again)
-    assert again.trained == []
+    compare(recipe, out, resume=True, progress=Nothing())
 
 
 def test_train_tunes_its_method_and_compare_takes_that_up(recipe, straight, tmp_path):
@@ -239,12 +224,11 @@ def test_train_tunes_its_method_and_compare_takes_that_up(recipe, straight, tmp_
 
 def test_a_run_trained_before_its_rate_changed_is_named(recipe, straight, tmp_path):
     """As where compare tried a rate beyond those that train had needed."""
-    out = tmp_path / "out"
-    shutil.copytree(straight, out)
+    out = shutil.copytree(straight, tmp_path / "out")
     for path in (*out.glob("results.*"), *out.glob("runs/*/seed-*/result.json")):
         path.unlink()
     setup = set_up(recipe, Tuning(plan_comparison(recipe, out).tuning))
-    best = setup.tuning.best("lora")
+    best = best_of(setup.tuning.outcomes(), "lora")
     other = next(each for each in setup.tuning.outcomes() if each.run.variant == "lora" and each.run != best.run)
     told = RunPaths(other.run.folder).training
 
@@ -334,16 +318,12 @@ def test_a_trial_whose_steps_are_known_with_the_text_is_judged_then(model_folder
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_goes_on_with_other_tuning(recipe, straight, model_folder):
+def test_nothing_goes_on_with_other_tuning_or_a_trial_of_something_else(recipe, straight, model_folder, tmp_path):
     for key, value in {"steps": 2, "learning_rates": [1e-4, 1e-2], "extend": 0}.items():
         other = make_recipe(model_folder, tuning={**TUNING, key: value})
         assert f"tuning.{key} is" in refused(compare, other, straight, resume=True)
     assert "tuning" in refused(compare, recipe.model_copy(update={"tuning": None}), straight, resume=True)
-
-
-def test_nothing_goes_on_with_a_trial_of_something_else(recipe, straight, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(straight, out)
+    out = shutil.copytree(straight, tmp_path / "out")  # a trial of something else
     (out / "results.json").unlink()
     told = out / "runs" / "lora" / "tuning" / "lr=0.001" / "training.json"
     write_json(told, read_json(told) | {"identity": read_json(told)["identity"] | {"plan": "0" * 64}})
@@ -357,8 +337,8 @@ def test_a_loss_is_that_of_the_text_of_tuning(recipe, straight):
     from hfpatch.training.validation import mean_loss
 
     setup = set_up(recipe, Tuning(plan_comparison(recipe, straight).tuning))
-    best = setup.tuning.best("pre")
-    settings = replace_rate(recipe, best.rate)
+    best = best_of(setup.tuning.outcomes(), "pre")
+    settings = recipe.training.model_copy(update={"lr": best.rate})
     patch(setup.base.model, setup.methods["pre"].configs, seed=1000)
     try:
         folder = straight.parent / "again"
@@ -369,7 +349,3 @@ def test_a_loss_is_that_of_the_text_of_tuning(recipe, straight):
     finally:
         unpatch(setup.base.model)
     assert loss == pytest.approx(best.loss, rel=1e-5)
-
-
-def replace_rate(recipe: Recipe, rate: float):
-    return recipe.training.model_copy(update={"lr": rate})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from hfpatch.reporting.floor import level_at
 from hfpatch.reporting.numbers import Change, Scale, change, scale_of
+from hfpatch.results.cautions import level_at
 from hfpatch.results.low_noise import LOW_NOISE
 from hfpatch.results.schema import Comparison, ComparisonResults
 from hfpatch.results.verdicts import Verdict

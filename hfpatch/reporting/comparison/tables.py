@@ -9,7 +9,6 @@ from typing import Any
 from hfpatch.reporting.comparison.changes import change_of, scale_in, verdict_text
 from hfpatch.reporting.comparison.samples import Sides
 from hfpatch.reporting.document import Cell, Column, Filter, Row, Table
-from hfpatch.reporting.floor import level_at
 from hfpatch.reporting.numbers import (
     NOTHING,
     Scale,
@@ -28,6 +27,7 @@ from hfpatch.reporting.numbers import (
     significant,
 )
 from hfpatch.reporting.words import metric_text
+from hfpatch.results.cautions import level_at
 from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.schema import Comparison, ComparisonResults, Method
 from hfpatch.results.verdicts import QUESTIONS, Verdict

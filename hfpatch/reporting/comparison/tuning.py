@@ -1,4 +1,4 @@
-"""How the learning rates were chosen: the sentence that every reader must see, the figure, the tables."""
+"""How the learning rates were chosen: the figure and the tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from hfpatch.recipes.training import group_of
 from hfpatch.reporting import document as doc
 from hfpatch.reporting import plots
 from hfpatch.reporting.numbers import NOTHING, count, decimal, listed
@@ -23,62 +22,6 @@ _CAPTION = (
     "rate the lowest. The ringed mark is the choice. A mark at the upper edge lies above the panel; a cross diverged."
 )
 _SIZES = ("documents", "tokens")
-
-
-def rates_sentence(results: ComparisonResults) -> str:
-    """Say in one sentence how the learning rates were chosen; nothing where that is not known."""
-    if results.tuning is not None:
-        return _tuned_sentence(results.tuning)
-    if not results.training or not results.others:
-        return ""
-    named: dict[str, list[str]] = {}
-    for name in results.others:
-        named.setdefault(_own_rates(results, name), []).append(name)
-    shown = next(iter(named))
-    if len(results.others) == 1:
-        return f"One learning rate{shown and f' ({shown})'}, not tuned: another may change the result."
-    if len(named) == 1:
-        which = "the same rates" if "(" in shown else "one rate"
-        return f"All methods at {which}{shown and f' ({shown})'}, which may favour some."
-    *first, (last, rest) = sorted(named.items(), key=lambda pair: len(pair[1]))
-    clauses = [f"{listed(names)} at {rate}" for rate, names in first]
-    clauses.append(f"{f'the other {len(rest)}' if len(rest) > 1 else rest[0]} at {last}")
-    return f"No rate was tuned: {listed(clauses)}, which may favour some."
-
-
-def _own_rates(results: ComparisonResults, name: str) -> str:
-    """Return the rates of a method's tensors: ``0.001``, or ``0.001 (lora 0.01)``; nothing where that is not known.
-
-    The groups of its tensors, :func:`hfpatch.recipes.training.group_of`, are those of its update survival.
-    """
-    rate, rates = results.training.get("lr"), results.training.get("learning_rates") or {}
-    trains = [run.train for run in results.methods[name].runs.values() if run.train is not None]
-    groups = {group_of(tensor) for train in trains for tensor in train.update_survival if tensor != "all"}
-    if not isinstance(rate, int | float):
-        return ""
-    own = {group: rates[group] for group in sorted(groups or rates) if rates.get(group, rate) != rate}
-    if groups and groups == own.keys() and len({*own.values()}) == 1:
-        return f"{next(iter(own.values())):g}"
-    return f"{rate:g}" + (f" ({', '.join(f'{group} {value:g}' for group, value in own.items())})" if own else "")
-
-
-def _tuned_sentence(tuning: Tuning) -> str:
-    """Say of how many rates each method is at its best, and which are not, as all their trials diverged."""
-    diverged = [name for name, choice in tuning.chosen.items() if not choice.is_tuned]
-    if len(diverged) == len(tuning.chosen):
-        return "No method is tuned: all trials diverged." if diverged else ""
-    rates = sorted({len(tuning.rates_of(name)) for name in tuning.chosen})
-    trials = {name: choice.trials for name, choice in tuning.chosen.items()}
-    more = ""
-    if len(set(trials.values())) > 1:
-        more = f", not all with as many trials ({', '.join(f'{name} {n}' for name, n in trials.items())})"
-    elif {*trials.values()} != {*rates}:
-        more = f", {max(trials.values())} trials each"
-    but = f" but {listed(diverged)}, not tuned as all trials diverged," if diverged else ""
-    middle = ""
-    if any(choice.at is not None for choice in tuning.chosen.values()):
-        middle = "; the rate of a method's middle budget serves all its budgets, which may favour that one"
-    return f"Each method{but} at its best of {' to '.join(map(str, rates[:1] + rates[1:][-1:]))} rates{more}{middle}."
 
 
 def chosen_facts(results: ComparisonResults, method: str) -> list[doc.Fact]:

@@ -13,11 +13,11 @@ from hfpatch.errors import HfpatchError
 from hfpatch.reporting.document import Column, Document, Explorer, Fact, Part, Row, Section, Sentences, Table, Text
 from hfpatch.reporting.explorer.entries import Axis, Entry, entries
 from hfpatch.reporting.facts import digest, settings_text
-from hfpatch.reporting.floor import baseline_cautions
 from hfpatch.reporting.folders import labels, run_folders
 from hfpatch.reporting.html import html
 from hfpatch.reporting.joint_evaluation import settings_differing
 from hfpatch.reporting.numbers import NOTHING, count
+from hfpatch.results.cautions import baseline_cautions
 from hfpatch.results.folder import load_results
 from hfpatch.results.identity import computed_differently
 from hfpatch.results.schema import ComparisonResults, EvaluationResults, Results

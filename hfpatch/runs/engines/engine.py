@@ -1,18 +1,16 @@
-"""What every engine has in common, and the one that works in this process."""
+"""What every engine has in common, and how it works in this process alone."""
 
 from __future__ import annotations
-
-from abc import ABC, abstractmethod
-from typing import Any
 
 from hfpatch.runs.locks import Holder
 from hfpatch.runs.session import Session
 
 
-class Engine(ABC):
-    """Executes the units of a plan in an order that their ``needs`` allow.
+class Engine:
+    """Executes the units of a plan: here in the plan's order, in this process, ending with the first that fails.
 
-    What a unit writes does not depend on the engine, nor on which other units were executed before it.
+    In several processes, if a launcher started them, each unit is shared by all of them. `Parallel` executes several
+    units at a time. What a unit writes does not depend on the engine, nor on which units were executed before it.
 
     Attributes:
         holder: what the locks name as their holder, where workers borrow them.
@@ -20,7 +18,6 @@ class Engine(ABC):
 
     holder: Holder | None = None
 
-    @abstractmethod
     def connect(self) -> None:
         """Find the devices that the runs ask for, before anything is written.
 
@@ -29,39 +26,16 @@ class Engine(ABC):
         """
 
     @property
-    @abstractmethod
     def at_once(self) -> int:
         """How many runs are worked on at a time, known once it is connected."""
+        return 1
 
-    @abstractmethod
-    def execute(self, session: Session[Any]) -> None:
+    def execute(self, session: Session) -> None:
         """Bring every unit of a plan to its end.
 
         Raises:
             HfpatchError: if a unit fails, naming its run.
         """
-
-    @abstractmethod
-    def close(self) -> None:
-        """End what `connect` and `execute` started; called whatever happened."""
-
-
-class Sequential(Engine):
-    """Executes units in the plan's order in this process; in several, if a launcher started them, each on all of them.
-
-    It ends with the first unit that fails.
-    """
-
-    def connect(self) -> None:
-        """Do nothing."""
-
-    @property
-    def at_once(self) -> int:
-        """One."""
-        return 1
-
-    def execute(self, session: Session[Any]) -> None:
-        """Bring one unit after the other to its end."""
         for unit in session.plan.units:
             due = session.is_due(unit)
             session.complete(unit)
@@ -69,4 +43,4 @@ class Sequential(Engine):
                 session.record(unit)
 
     def close(self) -> None:
-        """Do nothing."""
+        """End what `connect` and `execute` started; called whatever happened."""

@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +42,13 @@ def launch(job: Job, unit: Unit) -> Outcome:
         folder = Path(name)
         (folder / _TASK).write_bytes(pickle.dumps((replace(job, processes=1), unit, new_holder())))
         with (folder / _OUTPUT).open("wb") as output:
-            command = [*_launcher(processes, config), "-m", _MODULE, name]
+            launcher = [sys.executable]
+            if config is not None:
+                options = ["--config_file", config, "--num_processes", str(processes), "--main_process_port", "0"]
+                launcher += ["-m", "accelerate.commands.launch", *options]
+            elif processes > 1:
+                launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+            command = [*launcher, "-m", _MODULE, name]
             env = _environment()
             started = subprocess.Popen(command, stdout=output, stderr=output, env=env, start_new_session=True)
         forwarded = False
@@ -53,8 +58,8 @@ def launch(job: Job, unit: Unit) -> Outcome:
                 forwarded = True
         if forwarded:
             raise Terminated(None)
-        outcomes = [_outcome(folder / _OUTCOME.format(rank)) for rank in range(processes)]
-        known = [outcome for outcome in outcomes if outcome is not None]
+        written = [folder / _OUTCOME.format(rank) for rank in range(processes)]
+        known: list[Outcome] = [pickle.loads(path.read_bytes()) for path in written if path.is_file()]
         failed = [outcome for outcome in known if outcome.error is not None]
         if failed or (code == 0 and known):
             return (failed or known)[0]
@@ -68,27 +73,11 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **({} if finds_them else {"PYTHONSAFEPATH": "1"})}  # read since Python 3.11
 
 
-def _launcher(processes: int, config: str | None) -> Sequence[str]:
-    if processes == 1:
-        return [sys.executable]
-    if config is None:
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    chosen = ["--config_file", config, "--num_processes", str(processes), "--main_process_port", "0"]
-    return [sys.executable, "-m", "accelerate.commands.launch", *chosen]
-
-
 def _wait(process: subprocess.Popen[bytes]) -> int | None:
     try:
         return process.wait(_POLL_S)
     except subprocess.TimeoutExpired:
         return None
-
-
-def _outcome(path: Path) -> Outcome | None:
-    if not path.is_file():
-        return None
-    outcome: Outcome = pickle.loads(path.read_bytes())  # written by a process of this command
-    return outcome
 
 
 def main(folder: Path) -> int:

@@ -10,7 +10,7 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -65,10 +65,13 @@ def shared_token(out: Path) -> Iterator[Token]:
 
 def inspect_node(token: Token, *, wait_s: float = WAIT_S) -> NodeReport:
     """Return this machine's report."""
-    deadline = time.monotonic() + wait_s
-    while not (seen := _reads(token)) and time.monotonic() < deadline:
+    deadline, seen = time.monotonic() + wait_s, False
+    while True:
+        with suppress(OSError):
+            seen = token.path.read_text(encoding="utf-8") == token.text
+        if seen or time.monotonic() >= deadline:
+            return NodeReport(socket.gethostname(), seen, current_versions())
         time.sleep(_POLL_S)
-    return NodeReport(socket.gethostname(), seen, current_versions())
 
 
 def current_versions() -> dict[str, str]:
@@ -108,10 +111,3 @@ def check_nodes(reports: Sequence[NodeReport], token: Token, versions: Mapping[s
     ]
     if differ:
         raise HfpatchError(f"versions differ: {'; '.join(dict.fromkeys(differ))}; install the same on all machines")
-
-
-def _reads(token: Token) -> bool:
-    try:
-        return token.path.read_text(encoding="utf-8") == token.text
-    except OSError:
-        return False

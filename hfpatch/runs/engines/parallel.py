@@ -7,8 +7,9 @@ import time
 import warnings
 from bisect import insort
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,12 @@ from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
 from hfpatch.runs.engines.engine import Engine
-from hfpatch.runs.engines.schedule import Schedule
-from hfpatch.runs.engines.scored import Scored, ScoredFile
+from hfpatch.runs.engines.scored import Scored, read_scored
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.engines.worker import Job, Outcome, Place, to_send
+from hfpatch.runs.engines.worker import Job, Outcome, Place
 from hfpatch.runs.engines.workers import Worker, Workers
 from hfpatch.runs.locks import new_holder, take_back
-from hfpatch.runs.plan import MEASURING, Unit
+from hfpatch.runs.plan import MEASURING, Unit, training_steps
 from hfpatch.runs.session import Session
 from hfpatch.training.interruption import SigtermWatch, Terminated
 from hfpatch.training.processes import CPU_ONLY, start_processes
@@ -59,14 +59,13 @@ class Parallel(Engine):
         self._cpu_only: str | None = None
 
     def connect(self) -> None:
-        """Find the devices; they are left to the workers, and this process computes like one of them on the CPU.
-
-        Raises:
-            HfpatchError: if they are not there, or a launcher started several processes.
-        """
+        """Find the devices; they are left to the workers, and this process computes like one of them on the CPU."""
         if PartialState().num_processes > 1:
             raise HfpatchError("--jobs and --ray start processes of their own; leave out the launcher")
-        self._leave_devices()
+        if PartialState().device.type != "cpu":  # whose memory workers may be about to use
+            os.environ[CPU_ONLY] = self._cpu_only = "true"
+            PartialState._reset_state()
+            start_processes()
         self.workers.connect()
         threads = self.workers.threads()
         if threads is not None:
@@ -78,14 +77,7 @@ class Parallel(Engine):
         """As many as there is room for."""
         return self.workers.room()
 
-    def _leave_devices(self) -> None:
-        """Take no memory on a GPU, where workers may be about to use all of it."""
-        if PartialState().device.type != "cpu":
-            os.environ[CPU_ONLY] = self._cpu_only = "true"
-            PartialState._reset_state()
-            start_processes()
-
-    def execute(self, session: Session[Any]) -> None:
+    def execute(self, session: Session) -> None:
         """Bring every unit to its end, or to where it or one that it needs fails."""
         plan: Any = session.plan
         job = Job(
@@ -111,6 +103,57 @@ class Parallel(Engine):
             torch.set_num_threads(self._threads)
 
 
+class _Schedule:
+    """The units of a plan by what is left to do before them.
+
+    Args:
+        units: each after those that it needs.
+
+    Attributes:
+        open: how many units are neither complete nor dropped.
+        place: a unit's place in the plan, by its id.
+    """
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.open = len(units)
+        self.place = {id(unit): number for number, unit in enumerate(units)}
+        self._units = units
+        self._needed_by: list[list[int]] = [[] for _ in units]
+        self._left = [len(unit.needs) for unit in units]
+        for number, unit in enumerate(units):
+            for needed in unit.needs:
+                self._needed_by[self.place[id(needed)]].append(number)
+        self._ready = [number for number, left in enumerate(self._left) if not left]
+
+    def take(self) -> Unit | None:
+        """Return the first unit that is ready and was not returned yet, or None."""
+        if not self._ready:
+            return None
+        first = min(self._ready)
+        self._ready.remove(first)
+        return self._units[first]
+
+    def complete(self, unit: Unit) -> None:
+        """Note that a unit is complete; units that needed it alone become ready."""
+        self.open -= 1
+        for number in self._needed_by[self.place[id(unit)]]:
+            self._left[number] -= 1
+            if not self._left[number]:
+                self._ready.append(number)
+
+    def drop(self, unit: Unit) -> int:
+        """Note that a unit cannot be completed; return how many thereby cannot either, directly or not."""
+        dropped, reached = set[int](), [self.place[id(unit)]]
+        while reached:
+            new = set(self._needed_by[reached.pop()]) - dropped
+            dropped |= new
+            reached += new
+        self.open -= 1 + sum(self._left[number] >= 0 for number in dropped)
+        for number in dropped:
+            self._left[number] = -1  # is never ready, and counted once
+        return len(dropped)
+
+
 @dataclass
 class _Seat:
     """A place for a worker: the worker in it, where that is, and what it works on."""
@@ -126,9 +169,9 @@ class _Seat:
 class _Dispatch:
     """One execution of a plan's units by workers."""
 
-    def __init__(self, session: Session[Any], workers: Workers, job: Job) -> None:
+    def __init__(self, session: Session, workers: Workers, job: Job) -> None:
         self.session, self.workers, self.job = session, workers, job
-        self.schedule = Schedule(session.plan.units)
+        self.schedule = _Schedule(session.plan.units)
         self.queue: list[Unit] = []
         self.seats: list[_Seat] = []
         self.begun: Counter[int] = Counter()
@@ -141,12 +184,7 @@ class _Dispatch:
         self.waiting_since = time.monotonic()
 
     def run(self) -> None:
-        """Execute all units that can be.
-
-        Raises:
-            HfpatchError: if some failed.
-            Terminated: if this process was asked to end.
-        """
+        """Execute all units that can be."""
         self._sort()
         self.session.progress.opened(self.workers.describe(), self.schedule.open)
         try:
@@ -160,15 +198,19 @@ class _Dispatch:
                     self._show_progress()
         finally:
             self._end_workers()
+        which = "unit that needs" if self.dropped == 1 else "units that need"
+        also = f" ({self.dropped} {which} it left out)" if self.dropped else ""
+        if len(self.failures) == 1:
+            raise HfpatchError(self.failures[0] + also)
         if self.failures:
-            raise HfpatchError(self._summary())
+            raise HfpatchError(f"{len(self.failures)} units failed{also}: {'; '.join(self.failures)}")
 
     def _sort(self) -> None:
         """Complete at once the units that take no time, and queue the others that are ready."""
         while (unit := self.schedule.take()) is not None:
             try:
                 if self.session.is_due(unit):
-                    insort(self.queue, unit, key=self.schedule.place)
+                    insort(self.queue, unit, key=lambda each: self.schedule.place[id(each)])
                     continue
                 self.session.complete(unit)
             except HfpatchError as error:
@@ -189,12 +231,13 @@ class _Dispatch:
         for seat in free[: len(self.queue)]:
             unit = seat.unit = self.queue.pop(0)
             self.begun[id(unit)] += 1
-            seat.future = seat.worker.submit(to_send(unit))
+            run, marker = replace(unit.run, folder=unit.run.folder.absolute()), unit.marker and unit.marker.absolute()
+            seat.future = seat.worker.submit(replace(unit, run=run, marker=marker, needs=()))
             self.session.progress.placed(unit.run.name, unit.action, seat.node)
             if unit.action in MEASURING:
                 self.session.progress.evaluating(unit.run.name, "evaluation")
             else:
-                self.session.progress.started(unit.run.name, self.session.steps(unit))
+                self.session.progress.started(unit.run.name, training_steps(self.session.setup.recipe, unit))
 
     def _wait(self) -> None:
         busy = [seat for seat in self.seats if seat.unit is not None or not seat.started]
@@ -232,21 +275,14 @@ class _Dispatch:
         elif outcome.error is not None:
             self._fail(unit, outcome.error)
         else:
-            self._complete(unit, outcome)
-
-    def _complete(self, unit: Unit, outcome: Outcome) -> None:
-        self.schedule.complete(unit)
-        self.session.record(unit)
-        self.session.progress.left(unit.run.name, self.schedule.open)
-        if outcome.summary is not None:
-            self.session.progress.finished(unit.run.name, outcome.summary)
+            self.schedule.complete(unit)
+            self.session.record(unit)
+            self.session.progress.left(unit.run.name, self.schedule.open)
+            if outcome.summary is not None:
+                self.session.progress.finished(unit.run.name, outcome.summary)
 
     def _replace(self, seat: _Seat, reason: str) -> None:
-        """Leave a worker that has ended; another one goes on with its unit from the checkpoint.
-
-        Raises:
-            HfpatchError: if workers end again and again before they have a unit.
-        """
+        """Leave a worker that has ended; another one goes on with its unit from the checkpoint."""
         seat.worker.kill()
         self.seats.remove(seat)
         unit = seat.unit
@@ -259,22 +295,14 @@ class _Dispatch:
         if self.begun[id(unit)] >= TRIES:
             self._fail(unit, f"{unit.run.name}: its worker ended {TRIES} times before it did ({reason})")
         else:
-            insort(self.queue, unit, key=self.schedule.place)
+            insort(self.queue, unit, key=lambda each: self.schedule.place[id(each)])
             self.session.progress.lost(unit.run.name, reason)
 
     def _fail(self, unit: Unit, message: str) -> None:
         self.failures.append(message)
-        self.dropped += len(self.schedule.drop(unit))
+        self.dropped += self.schedule.drop(unit)
         self.session.progress.left(unit.run.name, self.schedule.open)
         self.session.progress.failed(message)
-
-    def _summary(self) -> str:
-        """Return all failures in one line; the only one as it is."""
-        which = "unit that needs" if self.dropped == 1 else "units that need"
-        also = f" ({self.dropped} {which} it left out)" if self.dropped else ""
-        if len(self.failures) == 1:
-            return self.failures[0] + also
-        return f"{len(self.failures)} units failed{also}: {'; '.join(self.failures)}"
 
     def _show_progress(self) -> None:
         """Show how far runs that are at work are, of some after the others, as their folders have it."""
@@ -283,19 +311,17 @@ class _Dispatch:
         chosen = [*units[first:], *units[:first]][:LOOKS]
         self.looked = first + len(chosen)
         for unit in chosen:
-            (self._show_scored if unit.action in MEASURING else self._show_step)(unit)
-
-    def _show_step(self, unit: Unit) -> None:
-        record = MetricsFile(unit.run.folder / "metrics.jsonl").last()
-        if record is not None and self.seen.get(id(unit)) != record.step:
-            self.seen[id(unit)] = record.step
-            self.session.progress.stepped(unit.run.name, record)
-
-    def _show_scored(self, unit: Unit) -> None:
-        scored = ScoredFile(unit.run.folder).read()
-        if scored is not None and self.seen.get(id(unit)) != scored:
-            self.seen[id(unit)] = scored
-            self.session.progress.scored(unit.run.name, *scored)
+            name, known = unit.run.name, self.seen.get(id(unit))
+            if unit.action in MEASURING:
+                scored = read_scored(unit.run.folder)
+                if scored is not None and scored != known:
+                    self.seen[id(unit)] = scored
+                    self.session.progress.scored(name, *scored)
+            else:
+                record = MetricsFile(unit.run.folder / "metrics.jsonl").last()
+                if record is not None and record.step != known:
+                    self.seen[id(unit)] = record.step
+                    self.session.progress.stepped(name, record)
 
     def _end_workers(self) -> None:
         """End all workers: those at work may save a checkpoint first."""

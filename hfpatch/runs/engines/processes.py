@@ -33,12 +33,10 @@ class Processes(Workers):
         self._environment: dict[str, str | None] = {CPU_ONLY: os.environ.get(CPU_ONLY)}
 
     def connect(self) -> None:
-        """Count this machine's cores and GPUs.
-
-        Raises:
-            HfpatchError: if there are fewer than the runs ask for.
-        """
-        self.devices = _visible_devices()
+        """Count this machine's cores and GPUs."""
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        named = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
+        self.devices = named[:count] if named else [str(number) for number in range(count)]
         gpus, cpus = self.settings.gpus_per_run, self.settings.cpus_per_run
         if gpus and self.jobs > room_on(len(self.devices), gpus):
             raise HfpatchError(
@@ -53,15 +51,22 @@ class Processes(Workers):
     def check(self, job: Job) -> None:
         """Do nothing: they see what this process sees."""
 
+    def close(self) -> None:
+        """Do nothing."""
+
     def room(self) -> int:
         """Return the number asked for."""
         return self.jobs
 
     def make(self, job: Job, number: int) -> Worker:
         """Make a process with its own GPUs."""
-        environment = dict(self._environment)
+        environment, gpus = dict(self._environment), self.settings.gpus_per_run
+        first, count = number * int(gpus or 0), int(gpus or 0)
+        if gpus is None or 0 < gpus < 1:  # one GPU, which several may share
+            each = 1 if gpus is None else math.floor(1 / gpus + 1e-6)
+            first, count = number // each % max(1, len(self.devices)), 1
         if self.devices:
-            environment[VISIBLE] = ",".join(self._devices_of(number))
+            environment[VISIBLE] = ",".join(self.devices[first : first + count])
         return _Process(job, environment)
 
     def threads(self) -> int:
@@ -73,19 +78,6 @@ class Processes(Workers):
         """Return how many runs are worked on at a time."""
         threads = self.threads() * self.settings.processes
         return f"{self.jobs} runs at a time, each on {threads} thread{'s' * (threads > 1)} of this machine"
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def _devices_of(self, number: int) -> list[str]:
-        gpus = self.settings.gpus_per_run
-        if gpus == 0:
-            return []
-        if gpus is None or gpus < 1:
-            each = 1 if gpus is None else math.floor(1 / gpus + 1e-6)
-            return [self.devices[number // each % len(self.devices)]]
-        first = number * int(gpus)
-        return self.devices[first : first + int(gpus)]
 
 
 class _Process(Worker):
@@ -129,10 +121,3 @@ def room_on(gpus: int, gpus_per_run: float) -> int:
     if gpus_per_run >= 1:
         return gpus // int(gpus_per_run)
     return gpus * math.floor(1 / gpus_per_run + 1e-6)
-
-
-def _visible_devices() -> list[str]:
-    """Return the GPUs that this process sees, as the variable that hides others names them."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    named = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
-    return named[:count] if named else [str(number) for number in range(count)]

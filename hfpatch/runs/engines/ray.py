@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from hfpatch.errors import HfpatchError
-from hfpatch.runs.engines.nodes import NodeReport, Token, check_nodes, current_versions, inspect_node, shared_token
+from hfpatch.runs.engines.nodes import NodeReport, check_nodes, current_versions, inspect_node, shared_token
 from hfpatch.runs.engines.processes import room_on
 from hfpatch.runs.engines.settings import LOCAL, EngineSettings
 from hfpatch.runs.engines.worker import Job, Outcome, Place, UnitWorker
@@ -36,16 +36,16 @@ class RayWorkers(Workers):
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        self.settings = settings
-        self.ray = _import_ray()
-        self._joined = False
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # a run without GPUs sees none
+        try:
+            import ray
+        except ImportError as error:
+            raise HfpatchError("--ray needs Ray, which is not installed; pip install 'hfpatch[ray]'") from error
+        self.ray: ModuleType = ray
+        self.settings, self._joined = settings, False
 
     def connect(self) -> None:
-        """Start Ray on this machine, or join a cluster.
-
-        Raises:
-            HfpatchError: if it cannot be reached, or no machine of it has the devices of one run.
-        """
+        """Start Ray on this machine, or join a cluster."""
         ray, address = self.ray, self.settings.ray
         if not ray.is_initialized():
             common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -55,19 +55,43 @@ class RayWorkers(Workers):
                 else:
                     _join(ray, str(address), common)
             self._joined = True
-        self._check_devices()
+        for name, key, asked in (("gpus", "GPU", self.gpus), ("cpus", "CPU", float(self.cpus))):
+            most = max((node.get(key, 0.0) for node in self._nodes()), default=0.0)
+            if asked > most:
+                raise HfpatchError(
+                    f"--{name}-per-run {asked:g}: no machine of the cluster has so many (the most is {most:g}); ask "
+                    "for fewer, or start a machine that has them"
+                )
+        if not any(self._fits(node) for node in self._nodes()):
+            raise HfpatchError(
+                f"--cpus-per-run {self.cpus} with --gpus-per-run {self.gpus:g}: no machine of the cluster has both; "
+                "ask for fewer"
+            )
 
     def check(self, job: Job) -> None:
-        """Check that every machine has the same versions and sees the run folder.
-
-        Raises:
-            HfpatchError: naming the machine.
-        """
+        """Check that every machine has the same versions and sees the run folder."""
         if self.settings.ray == LOCAL:
             return
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        inspect, asked, reports = self.ray.remote(inspect_node), list[tuple[str, Any]](), list[NodeReport]()
         with shared_token(job.out) as token:
-            reports = [self._report(node, asked) for node, asked in self._ask_nodes(token)]
-            check_nodes([report for report in reports if report is not None], token, current_versions())
+            for node in self.ray.nodes():
+                if node["Alive"]:
+                    there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                    report = inspect.options(num_cpus=0, scheduling_strategy=there).remote(token)
+                    asked.append((str(node["NodeManagerHostname"]), report))
+            for name, report in asked:
+                try:
+                    reports.append(self.ray.get(report, timeout=START_S))
+                except self.ray.exceptions.TaskUnschedulableError:  # it has left the cluster meanwhile
+                    continue
+                except Exception as error:  # whatever Ray raises where a process cannot start or import hfpatch
+                    reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+                    raise HfpatchError(
+                        f"{name}: hfpatch cannot be started there ({reason}); install the same on all machines"
+                    ) from error
+            check_nodes(reports, token, current_versions())
 
     def room(self) -> int:
         """Return how many runs fit on the machines that are there now, or how many were asked for."""
@@ -113,52 +137,9 @@ class RayWorkers(Workers):
         """Return what each living machine has."""
         return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
-    def _ask_nodes(self, token: Token) -> list[tuple[str, Any]]:
-        """Ask every living machine for its report; return their names and what to wait for."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        inspect = self.ray.remote(inspect_node)
-        return [
-            (
-                str(node["NodeManagerHostname"]),
-                inspect.options(
-                    num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                ).remote(token),
-            )
-            for node in self.ray.nodes()
-            if node["Alive"]
-        ]
-
-    def _report(self, node: str, asked: Any) -> NodeReport | None:
-        """Return the report of a machine; None if it has left the cluster meanwhile."""
-        try:
-            report: NodeReport = self.ray.get(asked, timeout=START_S)
-        except self.ray.exceptions.TaskUnschedulableError:
-            return None
-        except Exception as error:  # whatever Ray raises where a process cannot start or import hfpatch
-            reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-            raise HfpatchError(
-                f"{node}: hfpatch cannot be started there ({reason}); install the same on all machines"
-            ) from error
-        return report
-
     def _fits(self, node: dict[str, float]) -> int:
         by_cpus = int(node.get("CPU", 0) // self.cpus)
         return min(by_cpus, room_on(int(node.get("GPU", 0)), self.gpus)) if self.gpus else by_cpus
-
-    def _check_devices(self) -> None:
-        for name, key, asked in (("gpus", "GPU", self.gpus), ("cpus", "CPU", float(self.cpus))):
-            most = max((node.get(key, 0.0) for node in self._nodes()), default=0.0)
-            if asked > most:
-                raise HfpatchError(
-                    f"--{name}-per-run {asked:g}: no machine of the cluster has so many (the most is {most:g}); ask "
-                    "for fewer, or start a machine that has them"
-                )
-        if not any(self._fits(node) for node in self._nodes()):
-            raise HfpatchError(
-                f"--cpus-per-run {self.cpus} with --gpus-per-run {self.gpus:g}: no machine of the cluster has both; "
-                "ask for fewer"
-            )
 
 
 class _Actor(Worker):
@@ -169,8 +150,11 @@ class _Actor(Worker):
         self._place: Place | None = None
 
     def start(self) -> Future[Place]:
+        def note(future: Future[Place]) -> None:
+            self._place = None if future.exception() else future.result()
+
         future: Future[Place] = self._actor.place.remote().future()
-        future.add_done_callback(self._note_place)
+        future.add_done_callback(note)
         return future
 
     def submit(self, unit: Unit) -> Future[Outcome]:
@@ -187,26 +171,9 @@ class _Actor(Worker):
         with suppress(Exception):  # Ray may have lost it, or be gone itself
             self._ray.kill(self._actor)
 
-    def _note_place(self, future: Future[Place]) -> None:
-        if future.exception() is None:
-            self._place = future.result()
-
-
-def _import_ray() -> ModuleType:
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # a run without GPUs sees none
-    try:
-        import ray
-    except ImportError as error:
-        raise HfpatchError("--ray needs Ray, which is not installed; pip install 'hfpatch[ray]'") from error
-    return ray
-
 
 def _join(ray: ModuleType, address: str, common: dict[str, Any]) -> None:
-    """Join a cluster at an address that answers.
-
-    Raises:
-        HfpatchError: if there is none.
-    """
+    """Join a cluster at an address that answers."""
     where = f"--ray {address}"
     if address != "auto":
         host, _, port = address.removeprefix("ray://").rpartition(":")

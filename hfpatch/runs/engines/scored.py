@@ -24,29 +24,10 @@ class Scored(NamedTuple):
     total: int
 
 
-class ScoredFile:
-    """A file beside the answers of a run so far; it goes with them when the evaluation is complete."""
-
-    def __init__(self, run: Path) -> None:
-        self._path = RunPaths(run).answers / "scored.json"
-        self._last = -EVERY_S
-
-    def write(self, scored: Scored) -> None:
-        """Write how far it is, unless that was done just now; a disk that is full is reported by what must be kept."""
-        if time.monotonic() - self._last >= EVERY_S:
-            self._last = time.monotonic()
-            with suppress(HfpatchError):
-                write_json(self._path, scored._asdict())
-
-    def read(self) -> Scored | None:
-        """Return what was written last; None if nothing is there that can be read."""
-        with suppress(HfpatchError, TypeError):
-            return Scored(**read_json(self._path))
-        return None
-
-
 class UnitProgress(Progress):
     """The progress of one unit in a worker: how far an evaluation is, in its file, and the run in one line.
+
+    The file is beside the answers of a run so far; it goes with them when the evaluation is complete.
 
     Args:
         run: the run's folder; None in processes that write nothing.
@@ -54,13 +35,26 @@ class UnitProgress(Progress):
 
     def __init__(self, run: Path | None) -> None:
         self.summary: str | None = None
-        self._scored = ScoredFile(run) if run is not None else None
+        self._run, self._last = run, -EVERY_S
 
     def scored(self, run: str, task: str, done: int, total: int) -> None:
-        """Write how far it is."""
-        if self._scored is not None:
-            self._scored.write(Scored(task, done, total))
+        """Write how far it is, unless that was done just now; a disk that is full is reported by what must be kept."""
+        if self._run is not None and time.monotonic() - self._last >= EVERY_S:
+            self._last = time.monotonic()
+            with suppress(HfpatchError):
+                write_json(_file(self._run), Scored(task, done, total)._asdict())
 
     def finished(self, run: str, summary: str) -> None:
         """Keep the line."""
         self.summary = summary
+
+
+def read_scored(run: Path) -> Scored | None:
+    """Return what was written last in a run's folder; None if nothing is there that can be read."""
+    with suppress(HfpatchError, TypeError):
+        return Scored(**read_json(_file(run)))
+    return None
+
+
+def _file(run: Path) -> Path:
+    return RunPaths(run).answers / "scored.json"

@@ -73,16 +73,16 @@ def make_engine(settings: EngineSettings) -> Engine:
     Raises:
         HfpatchError: if Ray is asked for and not installed.
     """
+    if settings.is_sequential:
+        from hfpatch.runs.engines.engine import Engine
+
+        return Engine()
+    from hfpatch.runs.engines.parallel import Parallel
+
     if settings.ray is not None:
-        from hfpatch.runs.engines.parallel import Parallel
         from hfpatch.runs.engines.ray import RayWorkers
 
         return Parallel(RayWorkers(settings), settings)
-    if settings.jobs is not None:
-        from hfpatch.runs.engines.parallel import Parallel
-        from hfpatch.runs.engines.processes import Processes
+    from hfpatch.runs.engines.processes import Processes
 
-        return Parallel(Processes(settings), settings)
-    from hfpatch.runs.engines.engine import Sequential
-
-    return Sequential()
+    return Parallel(Processes(settings), settings)

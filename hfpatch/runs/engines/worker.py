@@ -11,9 +11,9 @@ import socket
 import traceback
 import warnings
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
@@ -92,7 +92,7 @@ class UnitWorker:
         self.job = job
         with suppress(OSError):  # another machine need not have it, if the recipe has absolute paths
             os.chdir(job.folder)
-        self._session: Session[Any] | None = None
+        self._session: Session | None = None
 
     def place(self) -> Place:
         """Return where this worker is."""
@@ -105,6 +105,7 @@ class UnitWorker:
             Terminated: if this process was asked to end; a checkpoint has been written then.
         """
         said: list[str] = []
+        traceback_file = unit.run.folder / "error.txt"
         try:
             if self.job.processes > 1:
                 return launch(self.job, unit)
@@ -117,8 +118,14 @@ class UnitWorker:
         except HfpatchError as error:
             return Outcome(error=str(error), warnings=tuple(said))
         except Exception as error:  # whatever a method, a task or a library raises
-            return Outcome(error=_report(unit, error), warnings=tuple(said))
-        error_file(unit.run.folder).unlink(missing_ok=True)
+            text = " ".join(str(error).split())
+            reason = f"{unit.run.name}: {type(error).__name__}{': ' if text else ''}{text}"
+            with suppress(OSError):
+                traceback_file.parent.mkdir(parents=True, exist_ok=True)
+                traceback_file.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+                reason += f"; its traceback is in {traceback_file}"
+            return Outcome(error=reason, warnings=tuple(said))
+        traceback_file.unlink(missing_ok=True)
         return Outcome(summary=summary, warnings=tuple(said))
 
     def _bring_to_end(self, unit: Unit) -> str | None:
@@ -138,12 +145,8 @@ class UnitWorker:
         return shown.summary
 
 
-def _set_up(job: Job) -> Session[Any]:
-    """Load what the units of a job share.
-
-    Raises:
-        HfpatchError: if something cannot be loaded here, or is not what the driver has loaded.
-    """
+def _set_up(job: Job) -> Session:
+    """Load what the units of a job share."""
     import torch
 
     from hfpatch.runs.identity import check_shared, stored_library
@@ -151,7 +154,7 @@ def _set_up(job: Job) -> Session[Any]:
 
     if job.threads is not None:
         torch.set_num_threads(job.threads)
-    session: Session[Any]
+    session: Session
     if isinstance(job.recipe, StudyRecipe):
         from hfpatch.runs.study import StudySession
 
@@ -164,24 +167,6 @@ def _set_up(job: Job) -> Session[Any]:
         session.set_up()
     check_shared(job.out, session.setup.shared, session.setup.plans)
     return session
-
-
-def error_file(folder: Path) -> Path:
-    """Return where a worker writes the traceback of an error that is no mistake in what was given."""
-    return folder / "error.txt"
-
-
-def _report(unit: Unit, error: Exception) -> str:
-    """Write the traceback of an error into the run's folder, and return it in one line."""
-    text = " ".join(str(error).split())
-    said = f"{unit.run.name}: {type(error).__name__}{': ' if text else ''}{text}"
-    file = error_file(unit.run.folder)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-    except OSError:
-        return said
-    return f"{said}; its traceback is in {file}"
 
 
 # what a process of `concurrent.futures` calls
@@ -225,9 +210,3 @@ def work(unit: Unit) -> Outcome:
         return _worker.work(unit)
     except SystemExit as end:  # `Terminated`
         os._exit(end.code if isinstance(end.code, int) else 1)
-
-
-def to_send(unit: Unit) -> Unit:
-    """Return a unit as a worker is given it: without others, which it need not know, and by absolute paths."""
-    run = replace(unit.run, folder=unit.run.folder.absolute())
-    return replace(unit, run=run, marker=unit.marker and unit.marker.absolute(), needs=())

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from concurrent.futures import Future
+from typing import Protocol
 
 from hfpatch.runs.engines.worker import Job, Outcome, Place
 from hfpatch.runs.plan import Unit
 
 
-class Worker(ABC):
+class Worker(Protocol):
     """A process, perhaps on another machine, that works on one unit at a time.
 
     The futures raise if the process has ended, and for no other reason.
     """
 
-    @abstractmethod
     def start(self) -> Future[Place]:
         """Start the process; where it is, is known once its devices are free for it."""
 
-    @abstractmethod
     def submit(self, unit: Unit) -> Future[Outcome]:
         """Let it work on a unit."""
 
-    @abstractmethod
     def terminate(self) -> None:
         """Ask it to save a checkpoint and end, as far as it can be asked."""
 
-    @abstractmethod
     def kill(self) -> None:
         """End it at once; without effect if it has ended."""
 
@@ -36,10 +32,9 @@ class Worker(ABC):
         self.kill()
 
 
-class Workers(ABC):
+class Workers(Protocol):
     """Makes workers."""
 
-    @abstractmethod
     def connect(self) -> None:
         """Find the devices that the runs ask for.
 
@@ -47,7 +42,6 @@ class Workers(ABC):
             HfpatchError: if they are not there.
         """
 
-    @abstractmethod
     def check(self, job: Job) -> None:
         """Check what workers on other machines need, after the run folder was written and before the first of them.
 
@@ -55,22 +49,17 @@ class Workers(ABC):
             HfpatchError: if something is missing.
         """
 
-    @abstractmethod
     def room(self) -> int:
         """Return how many workers there may be at a time; it may change with the machines."""
 
-    @abstractmethod
     def make(self, job: Job, number: int) -> Worker:
         """Make a worker in place ``number``, counted from 0; there is no other in it."""
 
-    @abstractmethod
     def threads(self) -> int | None:
         """Return torch's threads of each process; None leaves them."""
 
-    @abstractmethod
     def describe(self) -> str:
         """Return where and how many runs are worked on at a time."""
 
-    @abstractmethod
     def close(self) -> None:
         """Give back what `connect` opened; all workers have ended."""

@@ -12,11 +12,12 @@ from hfpatch.reporting.cards import run_card
 from hfpatch.reporting.comparison.document import comparison_document, read_material
 from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.comparison.merging import merge
-from hfpatch.reporting.comparison.tuning import chosen_facts, rates_sentence, tuning_csv, tuning_figure
+from hfpatch.reporting.comparison.tuning import chosen_facts, tuning_csv, tuning_figure
 from hfpatch.reporting.html import html
 from hfpatch.reporting.markdown import markdown
 from hfpatch.reporting.plots import to_svgs
 from hfpatch.reporting.theme import report_style
+from hfpatch.results.cautions import rates_sentence
 
 SKIP, LORA = "pre_projection_skip", "lora"
 

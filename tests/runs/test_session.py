@@ -1,6 +1,6 @@
 from contextlib import suppress
 
-from hfpatch.runs.throttle import EVERY_S, SHARE, Throttled
+from hfpatch.runs.session import EVERY_S, SHARE, Throttled
 
 
 def test_results_are_written_at_once_then_rarely_and_before_an_error_leaves():

@@ -1,0 +1,143 @@
+"""Cautions of a comparison that its results and its reports share: the level of the base, and rates not tuned.
+
+Where a base scores nothing, or no better than guessing, a task cannot distinguish methods: that no difference is shown
+says nothing of them there. A difference that is found is one wherever the base is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from hfpatch.errors import listed
+from hfpatch.recipes.training import group_of
+from hfpatch.results.low_noise import is_share
+from hfpatch.results.schema import ComparisonResults, TaskResult, Tuning
+
+PRODUCTS = {
+    "bf16": "of bfloat16 weights in bfloat16, by instructions of the processor",
+    "fp32": "of bfloat16 weights in float32: no bfloat16 instructions, no gain by them, or HFPATCH_MATMUL=fp32",
+}
+"""How the products of a bfloat16 model were computed on a CPU, by the name of :mod:`hfpatch.support.cpu`."""
+Level = Literal["at floor", "at chance"]
+
+FLOOR = 0.01
+"""The share of right answers up to which a base is at floor."""
+_Z = 1.645
+"""One-sided at 5 %: how many standard errors above guessing a base must be."""
+
+
+def level_of(score: TaskResult | None) -> Level | None:
+    """Say whether a base's primary metric is at floor or at chance; None if neither, or where that is not known.
+
+    At floor: a share of at most :data:`FLOOR`. At chance: a share p of n documents (or groups of them) with
+    p <= c + 1.645 sqrt(c(1 - c)/n), c the share that guessing gets.
+    """
+    if score is None or not score.higher_is_better or not is_share(score.primary):
+        return None
+    value, units = score.metrics.get(score.primary), score.clusters.groups if score.clusters else score.n
+    if value is None or not units:
+        return None
+    if value <= FLOOR:
+        return "at floor"
+    chance = score.chance
+    if chance is not None and value <= chance + _Z * math.sqrt(chance * (1 - chance) / units):
+        return "at chance"
+    return None
+
+
+def level_at(results: ComparisonResults, method: str | None, task: str) -> Level | None:
+    """Say whether a method, such as the baseline, is at floor or at chance on a task with every seed."""
+    runs = results.methods[method].runs.values() if method in results.methods else ()
+    levels = {level_of(run.evaluation.get(task)) for run in runs}
+    return levels.pop() if len(levels) == 1 else None
+
+
+def floor_cautions(scores: Mapping[str, TaskResult], name: str = "the base") -> Iterator[str]:
+    """Yield a sentence for each task on which ``name`` is at floor or at chance."""
+    for task, score in scores.items():
+        level, value = level_of(score), score.metrics.get(score.primary, 0.0)
+        right = f"{100 * value:.3g} % of {score.n:,} documents"
+        if level == "at floor":
+            yield (
+                f"{name} is at floor on {task} ({score.primary}: {right}): a method that changes nothing and one that "
+                "does harm look the same, so equal scores there do not show that methods are alike."
+            )
+        elif level == "at chance":
+            yield (
+                f"{name} is at chance on {task} ({score.primary}: {right}, guessing gets "
+                f"{100 * (score.chance or 0):.3g} %): the task measures little of this model, so equal scores there "
+                "do not show that methods are alike."
+            )
+
+
+def baseline_cautions(results: ComparisonResults) -> Iterator[str]:
+    """Yield a sentence for each task on which the baseline is at floor or at chance.
+
+    The scores are those of its first run: seeds change nothing in a base.
+    """
+    method = results.methods.get(results.baseline) if results.baseline is not None else None
+    runs = sorted(method.runs.items()) if method is not None else []
+    yield from floor_cautions(runs[0][1].evaluation) if runs else ()
+
+
+def warned_of_floor(results: ComparisonResults) -> list[str]:
+    """Return a run's warnings, with those of floor and chance that results of older versions do not have."""
+    return [*dict.fromkeys([*results.warnings, *baseline_cautions(results)])]
+
+
+def rates_sentence(results: ComparisonResults) -> str:
+    """Say in one sentence how the learning rates were chosen; nothing where that is not known."""
+    if results.tuning is not None:
+        return _tuned_sentence(results.tuning)
+    if not results.training or not results.others:
+        return ""
+    named: dict[str, list[str]] = {}
+    for name in results.others:
+        named.setdefault(_own_rates(results, name), []).append(name)
+    shown = next(iter(named))
+    if len(results.others) == 1:
+        return f"One learning rate{shown and f' ({shown})'}, not tuned: another may change the result."
+    if len(named) == 1:
+        which = "the same rates" if "(" in shown else "one rate"
+        return f"All methods at {which}{shown and f' ({shown})'}, which may favour some."
+    *first, (last, rest) = sorted(named.items(), key=lambda pair: len(pair[1]))
+    clauses = [f"{listed(names)} at {rate}" for rate, names in first]
+    clauses.append(f"{f'the other {len(rest)}' if len(rest) > 1 else rest[0]} at {last}")
+    return f"No rate was tuned: {listed(clauses)}, which may favour some."
+
+
+def _own_rates(results: ComparisonResults, name: str) -> str:
+    """Return the rates of a method's tensors: ``0.001``, or ``0.001 (lora 0.01)``; nothing where that is not known.
+
+    The groups of its tensors, :func:`hfpatch.recipes.training.group_of`, are those of its update survival.
+    """
+    rate, rates = results.training.get("lr"), results.training.get("learning_rates") or {}
+    trains = [run.train for run in results.methods[name].runs.values() if run.train is not None]
+    groups = {group_of(tensor) for train in trains for tensor in train.update_survival if tensor != "all"}
+    if not isinstance(rate, int | float):
+        return ""
+    own = {group: rates[group] for group in sorted(groups or rates) if rates.get(group, rate) != rate}
+    if groups and groups == own.keys() and len({*own.values()}) == 1:
+        return f"{next(iter(own.values())):g}"
+    return f"{rate:g}" + (f" ({', '.join(f'{group} {value:g}' for group, value in own.items())})" if own else "")
+
+
+def _tuned_sentence(tuning: Tuning) -> str:
+    """Say of how many rates each method is at its best, and which are not, as all their trials diverged."""
+    diverged = [name for name, choice in tuning.chosen.items() if not choice.is_tuned]
+    if len(diverged) == len(tuning.chosen):
+        return "No method is tuned: all trials diverged." if diverged else ""
+    rates = sorted({len(tuning.rates_of(name)) for name in tuning.chosen})
+    trials = {name: choice.trials for name, choice in tuning.chosen.items()}
+    more = ""
+    if len(set(trials.values())) > 1:
+        more = f", not all with as many trials ({', '.join(f'{name} {n}' for name, n in trials.items())})"
+    elif {*trials.values()} != {*rates}:
+        more = f", {max(trials.values())} trials each"
+    but = f" but {listed(diverged)}, not tuned as all trials diverged," if diverged else ""
+    middle = ""
+    if any(choice.at is not None for choice in tuning.chosen.values()):
+        middle = "; the rate of a method's middle budget serves all its budgets, which may favour that one"
+    return f"Each method{but} at its best of {' to '.join(map(str, rates[:1] + rates[1:][-1:]))} rates{more}{middle}."
