@@ -79,9 +79,9 @@ def _print_results(found: EvaluationResults, given: EvalOptions) -> None:
     from hfpatch.reporting.terminal import print_document
 
     if given.as_markdown or given.as_latex:
-        from hfpatch.reporting.latex import latex
+        from hfpatch.reporting.evaluation import score_table_of
         from hfpatch.reporting.markdown import markdown_table
-        from hfpatch.reporting.score_tables import score_table_of
+        from hfpatch.reporting.tabular import latex
 
         table = score_table_of({"": found})
         print((markdown_table(table) if given.as_markdown else latex(table)).rstrip())

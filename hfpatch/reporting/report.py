@@ -19,18 +19,16 @@ from hfpatch.reporting.comparison.merging import Check, merge
 from hfpatch.reporting.comparison.samples import Samples
 from hfpatch.reporting.comparison.tables import score_table
 from hfpatch.reporting.document import Document
-from hfpatch.reporting.evaluation import evaluation_csv, evaluation_document
+from hfpatch.reporting.evaluation import evaluation_csv, evaluation_document, joint_evaluation_document, score_table_of
 from hfpatch.reporting.folders import labels
 from hfpatch.reporting.html import html
-from hfpatch.reporting.joint_evaluation import joint_evaluation_document
-from hfpatch.reporting.latex import latex
 from hfpatch.reporting.markdown import markdown
 from hfpatch.reporting.plots import to_svgs
-from hfpatch.reporting.score_tables import score_table_of
 from hfpatch.reporting.study.data import study_csv
 from hfpatch.reporting.study.document import study_document
 from hfpatch.reporting.study.figures import differences as study_differences
 from hfpatch.reporting.study.figures import draw as draw_study
+from hfpatch.reporting.tabular import latex
 from hfpatch.reporting.theme import to_pdf, to_png
 from hfpatch.results.folder import load_comparison, load_evaluation, load_results
 from hfpatch.results.schema import ComparisonResults, EvaluationResults, StudyResults

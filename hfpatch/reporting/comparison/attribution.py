@@ -9,8 +9,7 @@ from statistics import fmean
 
 from hfpatch.recipes.controls import Control, controls_of
 from hfpatch.reporting.document import Column, Finding, Findings, Row, Section, Table, Text, Tone
-from hfpatch.reporting.numbers import NOTHING, Scale, count, decimal, listed, scale_of
-from hfpatch.reporting.words import metric_text
+from hfpatch.reporting.numbers import NOTHING, Scale, count, decimal, listed, metric_text, scale_of
 from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.schema import ComparisonResults

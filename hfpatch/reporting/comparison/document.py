@@ -27,8 +27,7 @@ from hfpatch.reporting.comparison.tables import (
 from hfpatch.reporting.comparison.tuning import rates_sentence, tuning_csv, tuning_sections
 from hfpatch.reporting.facts import environment_facts, protocol_facts
 from hfpatch.reporting.floor import warned_of_floor
-from hfpatch.reporting.numbers import NOTHING, count, duration
-from hfpatch.reporting.words import MOST_METHODS
+from hfpatch.reporting.numbers import MOST_METHODS, NOTHING, count, duration
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.series import QUANTITIES, read_analyses
 from hfpatch.support.files import printable

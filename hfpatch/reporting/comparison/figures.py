@@ -10,16 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from hfpatch.recipes.pairs import is_lora
 from hfpatch.recipes.retention import text_of
 from hfpatch.reporting import plots
-from hfpatch.reporting.comparison.answer import is_lora
 from hfpatch.reporting.comparison.changes import change_of, scale_in
 from hfpatch.reporting.comparison.frontier import frontier_figure
 from hfpatch.reporting.comparison.retention import gain_at
 from hfpatch.reporting.comparison.tuning import tuning_figure
-from hfpatch.reporting.numbers import Change, Scale, short_count
+from hfpatch.reporting.numbers import MOST_METHODS, Change, Scale, short_count
 from hfpatch.reporting.theme import GREY, INK, MUTED, PAPER, report_style, short, styles
-from hfpatch.reporting.words import MOST_METHODS
 from hfpatch.results.retention import KL, front
 from hfpatch.results.schema import ComparisonResults, LayerSeries, RetentionPoint
 
@@ -213,7 +212,7 @@ def training(results: ComparisonResults) -> Figure | None:
     if not curves:
         return None
     looks = styles(list(results.methods), results.baseline, curves)
-    reference = next((name for name in curves if is_lora(results.methods[name])), next(iter(curves)))
+    reference = next((name for name in curves if is_lora(results.methods[name].parts)), next(iter(curves)))
     held_out = any(curve.held_out for curve in curves.values())
     count = 1 + (len(curves) > 1) + held_out
     figure, axes = plots.panels(count, columns=3, width=11.0 / max(2, count), height=2.8, key=len(looks))

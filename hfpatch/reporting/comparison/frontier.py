@@ -14,10 +14,9 @@ from hfpatch.reporting import document as doc
 from hfpatch.reporting import plots
 from hfpatch.reporting.comparison.answer import tone_of
 from hfpatch.reporting.comparison.changes import change_of, scale_in
-from hfpatch.reporting.numbers import NOTHING, Change, digits_for, short_count, signed
+from hfpatch.reporting.numbers import NOTHING, Change, digits_for, metric_text, short_count, signed
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import INK, MUTED, Style, report_style, short, styles
-from hfpatch.reporting.words import metric_text
 from hfpatch.results.frontier import Exchange, FrontierLine, against_reference, sentence, times_text
 from hfpatch.results.schema import ComparisonResults
 

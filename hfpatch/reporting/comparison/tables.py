@@ -21,13 +21,13 @@ from hfpatch.reporting.numbers import (
     documents_text,
     interval,
     memory,
+    metric_text,
     p_text,
     part_text,
     score,
     signed,
     significant,
 )
-from hfpatch.reporting.words import metric_text
 from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.schema import Comparison, ComparisonResults, Method
 from hfpatch.results.verdicts import QUESTIONS, Verdict

@@ -14,8 +14,8 @@ from typing import Any
 
 from hfpatch.reporting.comparison.changes import change_of
 from hfpatch.reporting.comparison.tables import mean_of
+from hfpatch.reporting.evaluation import value_text
 from hfpatch.reporting.numbers import Change, Scale, change, change_text, diverged_text, scale_of, signed
-from hfpatch.reporting.score_tables import value_text
 from hfpatch.reporting.study.answer import change_of as change_of_study
 from hfpatch.reporting.study.words import not_run_text
 from hfpatch.results.held_out import HELD_OUT

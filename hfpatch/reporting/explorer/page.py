@@ -11,12 +11,12 @@ from urllib.parse import quote
 
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting.document import Column, Document, Explorer, Fact, Part, Row, Section, Sentences, Table, Text
+from hfpatch.reporting.evaluation import settings_differing
 from hfpatch.reporting.explorer.entries import Axis, Entry, entries
 from hfpatch.reporting.facts import digest, settings_text
 from hfpatch.reporting.floor import baseline_cautions
 from hfpatch.reporting.folders import labels, run_folders
 from hfpatch.reporting.html import html
-from hfpatch.reporting.joint_evaluation import settings_differing
 from hfpatch.reporting.numbers import NOTHING, count
 from hfpatch.results.folder import load_results
 from hfpatch.results.identity import computed_differently

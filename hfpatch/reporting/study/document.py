@@ -21,13 +21,12 @@ from hfpatch.reporting.document import (
     Text,
 )
 from hfpatch.reporting.facts import data_text, digest, provenance_facts, settings_text
-from hfpatch.reporting.numbers import NOTHING, count, duration, listed
+from hfpatch.reporting.numbers import MOST_METHODS, NOTHING, count, duration, listed
 from hfpatch.reporting.study.answer import findings, headline
 from hfpatch.reporting.study.cautions import cautions, missing
 from hfpatch.reporting.study.data import figure_csv, study_csv
 from hfpatch.reporting.study.tables import diagnostics_table, main_table, sweep_table, terminal_table, variant_table
 from hfpatch.reporting.study.words import key_text, value_text
-from hfpatch.reporting.words import MOST_METHODS
 from hfpatch.results.schema import StudyResults
 
 _FIGURES = {

@@ -11,11 +11,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from hfpatch.reporting import plots
+from hfpatch.reporting.numbers import MOST_METHODS
 from hfpatch.reporting.study.answer import change_of, share
 from hfpatch.reporting.study.diagnostics import series_of, spread_of
 from hfpatch.reporting.study.words import seeds_text, share_cell
 from hfpatch.reporting.theme import MUTED, Style, report_style, shade, short, styles
-from hfpatch.reporting.words import MOST_METHODS
 from hfpatch.results.schema import AtStep, Row, StudyResults
 
 _MOST_F_PANELS = 24
