@@ -47,6 +47,11 @@ class Change:
     smallest_visible: float | None
     scale: Scale
 
+    @property
+    def turned(self) -> Change:
+        """The difference with its sign turned, where lower is better."""
+        return Change(-self.difference, -self.high, -self.low, self.smallest_visible, self.scale)
+
 
 def change(
     difference: float, low: float, high: float, smallest: float | None, *, scale: Scale, reference: float | None

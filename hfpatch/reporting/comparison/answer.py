@@ -244,7 +244,10 @@ def headline_table(results: ComparisonResults, *, name: str = "headline", title:
     controls = {line.control for line in lines if line.control}
     shared = next(iter(controls)) if len(controls) == 1 else None
     column = Column("parameters", (f"(× {shared})",) if shared else (), number=True, tip=_SIZE)
-    ratios = (f" ({ratio(line.ratio)} ×{'' if shared else f' {line.control}'})" if line.ratio is not None else "" for line in lines)
+    ratios = (
+        f" ({ratio(line.ratio)} ×{'' if shared else f' {line.control}'})" if line.ratio is not None else ""
+        for line in lines
+    )
     table.append((column, [f"{count(line.trainable)}{size}" for line, size in zip(lines, ratios, strict=True)]))
     if any(pairs.is_lora(method.parts) for method in results.methods.values()):
         words = [Cell((line.words,), line.tone) if line.against else line.words for line in lines]

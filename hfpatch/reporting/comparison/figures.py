@@ -113,7 +113,13 @@ def retention(results: ComparisonResults) -> Figure | None:
     """Draw the gain on held-out text against KL on each text that should be kept; None where one is not known."""
     found = results.retention
     points = [point for point in found.points if point.method in results.methods] if found is not None else []
-    panels = {task: known for task in found.texts if (known := _trade(results, points, task))} if found else {}
+    panels: dict[str, list[tuple[RetentionPoint, _Ends, _Ends]]] = {}  # a point, its KL and its gain
+    for task in found.texts if found is not None else ():
+        for point in points:
+            kl, gain = point.comparison(task, KL), gain_at(results, point)
+            if kl is not None and gain is not None and np.isfinite([kl.difference, gain.difference]).all():
+                ends = (-gain.difference, -gain.high, -gain.low)
+                panels.setdefault(task, []).append((point, (kl.difference, kl.low, kl.high), ends))
     if found is None or not panels:
         return None
     shown = dict.fromkeys(point.method for known in panels.values() for point, _, _ in known)
@@ -141,19 +147,6 @@ def retention(results: ComparisonResults) -> Figure | None:
         ax.set_ylabel("gain on held-out text, nats per token   ↑ better")
     plots.method_key(figure, looks, points=True)
     return figure
-
-
-def _trade(
-    results: ComparisonResults, points: Sequence[RetentionPoint], task: str
-) -> list[tuple[RetentionPoint, _Ends, _Ends]]:
-    """Return the points whose KL on a text and gain on held-out text are known, each with its interval."""
-    known = []
-    for point in points:
-        kl, gain = point.comparison(task, KL), gain_at(results, point)
-        if kl is not None and gain is not None and np.isfinite([kl.difference, gain.difference]).all():
-            ends = (-gain.difference, -gain.high, -gain.low)
-            known.append((point, (kl.difference, kl.low, kl.high), ends))
-    return known
 
 
 def _arms(ends: _Ends) -> list[list[float]]:
