@@ -80,7 +80,8 @@ def _measured(
     variant: EvaluatedVariant,
 ) -> Iterator[tuple[str, GroupResult | TaskResult, Clusters | None, str, float, float | None]]:
     """Yield every metric of the groups, then of the tasks: name, result, clusters, metric, value, standard error."""
-    for name, result in [*(variant.groups or {}).items(), *variant.scores.items()]:
+    results: list[tuple[str, GroupResult | TaskResult]] = [*(variant.groups or {}).items(), *variant.scores.items()]
+    for name, result in results:
         clusters = result.clusters if isinstance(result, TaskResult) else None
         for metric, value in result.metrics.items():
             yield name, result, clusters, metric, value, result.stderr.get(metric)

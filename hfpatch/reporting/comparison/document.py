@@ -251,8 +251,8 @@ def _comparability(checks: Sequence[Check], labels: Sequence[str], *, joined: bo
     rows = []
     for check in checks:
         tone: doc.Tone = "better" if check.verdict == "same" else "worse" if check.decides else "not tested"
-        cells = check.what, doc.Cell((check.verdict,), tone), *check.values, check.consequence or NOTHING
-        rows.append(doc.Row(cells))
+        verdict = doc.Cell((check.verdict,), tone)
+        rows.append(doc.Row((check.what, verdict, *check.values, check.consequence or NOTHING)))
     columns = tuple(map(doc.Column, ("of the runs", "verdict", *labels, "what follows")))
     table = doc.Table("common", "What the runs have in common", columns, tuple(rows), heading=False)
     return doc.Section("comparability", "Comparability", (doc.Text(words), table))

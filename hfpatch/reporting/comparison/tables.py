@@ -135,7 +135,8 @@ def difference_table(results: ComparisonResults) -> Table:
     left_out = [f"the {absent} without a difference shown"] * bool(absent)
     left_out += [f"{len(others)} by other measures, which have no verdict"] * bool(others)
     more = f" In Markdown are left out: {', and '.join(left_out)}; the page and figures/differences.csv have all."
-    measures = tuple(dict.fromkeys(metric_text(each.metric) for each in (*decided, *others)))
+    metrics = [*(each.metric for each in decided), *(each.metric for each in others)]
+    measures = tuple(dict.fromkeys(map(metric_text, metrics)))
     return Table(
         name="differences",
         title="Paired differences",

@@ -229,7 +229,7 @@ def _variants(study: StudyResults) -> Iterator[Entry]:
     for name in study.others:
         row = study.chosen.get(name)
         runs = [] if row is None else [run.train for run in study.runs_of(row) if run.train is not None]
-        cost = {
+        cost: dict[str, Any] = {
             "parameters": study.variants[name].parameters.non_embedding,
             "seconds": fmean(each.wall_s for each in runs) if runs else None,
             "memory": fmean(each.peak_memory_bytes for each in runs) if runs else None,
