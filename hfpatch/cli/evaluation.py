@@ -106,9 +106,9 @@ def evaluate(given: EvalOptions) -> None:
     if given.as_json:
         print(json.dumps(found.to_json(), indent=2))
     elif given.as_markdown or given.as_latex:
-        from hfpatch.reporting.latex import latex
+        from hfpatch.reporting.evaluation import score_table_of
         from hfpatch.reporting.markdown import markdown_table
-        from hfpatch.reporting.score_tables import score_table_of
+        from hfpatch.reporting.tabular import latex
 
         table = score_table_of({"": found})
         print((markdown_table(table) if given.as_markdown else latex(table)).rstrip())

@@ -19,8 +19,6 @@ from hfpatch.support.markdown import block, escape, table
 from hfpatch.surgery.card import TAGS, Measured, base_licence, front, hub_id, patch_card, shown_base
 from hfpatch.surgery.manifest import MANIFEST, read_manifest
 
-_HEADINGS = ("task", "metric", "n", "base", "this patch", "difference over all seeds", "verdict")
-
 
 def write_patch_cards(run_dir: Path, results: ComparisonResults) -> list[Path]:
     """Write the card of every saved patch of a run again, with its data and its results; return the cards.
@@ -73,8 +71,18 @@ def _shown(content: Table) -> str:
 
 
 def _measured(results: ComparisonResults, name: str, seed: int) -> Measured:
-    method, plan = results.methods[name], f"Batch plan, seed {seed}"
-    kept = ("Data", plan, "Training")
+    """Return the facts of a patch, and of each task the scores by the measure that decides it and the verdict."""
+    method, rows = results.methods[name], []
+    for task, info in results.tasks.items():
+        metric = results.deciding[task].metric
+        scale, run = scale_in(results, task, metric), method.runs[seed].evaluation.get(task)
+        base = results.mean(results.baseline, task, metric) if results.baseline is not None else None
+        verdict = results.verdict(name, task, results.baseline)
+        known = verdict is not None and verdict.n > 0
+        scores = score(base, scale), score(run.metrics.get(metric), scale) if run is not None else NOTHING
+        change = change_text(change_of(results, verdict, plain=False)) if known and verdict else NOTHING
+        said = verdict_text(results, verdict) if verdict is not None else NOTHING
+        rows.append([task, metric, documents_text(info.n, info.clusters), *scores, change, said])
     return Measured(
         title=name,
         method=[
@@ -84,26 +92,8 @@ def _measured(results: ComparisonResults, name: str, seed: int) -> Measured:
             *chosen_facts(results, name),
             ("Run", f"{results.name}, protocol {results.protocol.replace('_', ' ')}"),
         ],
-        data=[fact for fact in protocol_facts(results) if fact[0] in kept],
-        headings=_HEADINGS,
-        results=[_result(results, name, seed, task) for task in results.tasks],
+        data=[each for each in protocol_facts(results) if each[0] in ("Data", f"Batch plan, seed {seed}", "Training")],
+        headings=("task", "metric", "n", "base", "this patch", "difference over all seeds", "verdict"),
+        results=rows,
         notes=results.warnings,
     )
-
-
-def _result(results: ComparisonResults, name: str, seed: int, task: str) -> list[str]:
-    """Return the scores by the measure that decides the task, and the verdict."""
-    info, metric = results.tasks[task], results.deciding[task].metric
-    scale, run = scale_in(results, task, metric), results.methods[name].runs[seed].evaluation.get(task)
-    base = results.mean(results.baseline, task, metric) if results.baseline is not None else None
-    verdict = results.verdict(name, task, results.baseline)
-    known = verdict is not None and verdict.n > 0
-    return [
-        task,
-        metric,
-        documents_text(info.n, info.clusters),
-        score(base, scale),
-        score(run.metrics.get(metric), scale) if run is not None else NOTHING,
-        change_text(change_of(results, verdict, plain=False)) if known and verdict else NOTHING,
-        verdict_text(results, verdict) if verdict is not None else NOTHING,
-    ]

@@ -110,17 +110,16 @@ _STOCK_QUERY, _IDENTITY_QUERY = "Q = x W_Q", "Q = x"
 def citation_section(results: Iterable[Results]) -> Section:
     """Build the section with the BibTeX of what results rest on."""
     runs = list(results)
-    found = dict.fromkeys([_hfpatch(runs), *(entry for each in runs for entry in _used(each))])
-    hint = "What these results rest on, as BibTeX."
-    blocks = (Text(hint), Code("\n".join(map(_bibtex, found)), "bibtex"))
-    return Section("cite", "Cite", blocks)
-
-
-def _hfpatch(runs: Iterable[Results]) -> _Entry:
     commits = dict.fromkeys(str(each.provenance["commit"]) for each in runs if each.provenance.get("commit"))
     note = [("note", f"commit {', '.join(commit[:12] for commit in commits)}")] if commits else []
     title = "hfpatch: model surgery on the attention branch of causal language models"
-    return "misc", "hfpatch", (("title", title), ("author", "{The hfpatch authors}"), *note)
+    own: _Entry = ("misc", "hfpatch", (("title", title), ("author", "{The hfpatch authors}"), *note))
+    texts = []
+    for kind, key, fields in dict.fromkeys([own, *(entry for each in runs for entry in _used(each))]):
+        lines = [f"  {name} = {{{value}}}," for name, value in fields]
+        texts.append("\n".join([f"@{kind}{{{key},", *lines, "}\n"]))
+    blocks = (Text("What these results rest on, as BibTeX."), Code("\n".join(texts), "bibtex"))
+    return Section("cite", "Cite", blocks)
 
 
 def _used(results: Results) -> Iterable[_Entry]:
@@ -136,9 +135,3 @@ def _used(results: Results) -> Iterable[_Entry]:
             yield from (_NO_QUERY,) if _IDENTITY_QUERY in queries else ()
         case EvaluationResults():
             yield _LM_EVAL
-
-
-def _bibtex(entry: _Entry) -> str:
-    kind, key, fields = entry
-    lines = [f"  {name} = {{{value}}}," for name, value in fields]
-    return "\n".join([f"@{kind}{{{key},", *lines, "}\n"])

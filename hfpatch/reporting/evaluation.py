@@ -1,10 +1,14 @@
-"""The report of ``hfpatch eval``: the scores of each model, and the patches compared with the base."""
+"""The report of ``hfpatch eval``: the scores of each model, patches compared with the base; one of several calls."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.document import Cell, Column, Document, Fact, Facts, Part, Row, Section, Sentences, Table
@@ -12,6 +16,7 @@ from hfpatch.reporting.facts import digest, evaluation_text, gguf_text, provenan
 from hfpatch.reporting.numbers import (
     NOTHING,
     count,
+    decimal,
     documents_text,
     interval,
     listed,
@@ -19,15 +24,30 @@ from hfpatch.reporting.numbers import (
     signed,
     significant,
 )
-from hfpatch.reporting.score_tables import value_text
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.cautions import PRODUCTS
-from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, Verdict
+from hfpatch.results.identity import (
+    FREE_SETTINGS,
+    OF_BASE,
+    OF_TASK,
+    base_identity,
+    computed_differently,
+    task_identity,
+)
+from hfpatch.results.records import read_values
+from hfpatch.results.schema import (
+    Clusters,
+    Comparison,
+    EvaluatedVariant,
+    EvaluationResults,
+    GroupResult,
+    TaskResult,
+    Verdict,
+)
 
 
 def evaluation_document(results: EvaluationResults) -> Document:
     """Return the scores of every model, the differences between them, the warnings and how it was measured."""
-    scores, compared = _score_tables(results), _compared(results)
     reused = sum(score.reused for variant in results.variants.values() for score in variant.scores.values())
     notes = [f"{count(reused)} answers were kept from an earlier call and not scored again"] if reused else []
     kinds = [(variant.model or results.provenance).get("matmul") for variant in results.variants.values()]
@@ -41,16 +61,15 @@ def evaluation_document(results: EvaluationResults) -> Document:
             ("Tasks", count(len(next(iter(results.variants.values())).scores))),
             ("Weights", str(results.model.get("dtype", "unknown"))),
         ),
-        parts=(Part(evaluation_sections(results)),),
+        parts=(Part(_sections(results)),),
         closing=(citation_section([results]),),
-        summary=(*scores, *compared, Sentences((*notes, *results.warnings))),
+        summary=(*_scores(results), *_compared(results), Sentences((*notes, *results.warnings))),
     )
 
 
-def evaluation_sections(results: EvaluationResults) -> tuple[Section, ...]:
-    """Return the sections of one evaluation, without those that would be empty."""
+def _sections(results: EvaluationResults) -> tuple[Section, ...]:
     sections = (
-        Section("results", "Results", (*_compared(results), *_score_tables(results))),
+        Section("results", "Results", (*_compared(results), *_scores(results))),
         Section("warnings", "Warnings", (Sentences(tuple(results.warnings)),) if results.warnings else ()),
         Section("protocol", "Protocol", (Facts(tuple(_protocol(results))),)),
         Section("environment", "Environment", (Facts(tuple(provenance_facts(results.provenance))),)),
@@ -58,8 +77,29 @@ def evaluation_sections(results: EvaluationResults) -> tuple[Section, ...]:
     return tuple(section for section in sections if section.blocks)
 
 
-def _score_tables(results: EvaluationResults) -> tuple[Table, ...]:
-    return tuple(_scores(results, place, each) for place, each in enumerate(results.variants.values()))
+def _measured(
+    variant: EvaluatedVariant,
+) -> Iterator[tuple[str, GroupResult | TaskResult, Clusters | None, str, float, float | None]]:
+    """Yield every metric of the groups, then of the tasks: name, result, clusters, metric, value, standard error."""
+    results: list[tuple[str, GroupResult | TaskResult]] = [*(variant.groups or {}).items(), *variant.scores.items()]
+    for name, result in results:
+        clusters = result.clusters if isinstance(result, TaskResult) else None
+        for metric, value in result.metrics.items():
+            yield name, result, clusters, metric, value, result.stderr.get(metric)
+
+
+def _scores(results: EvaluationResults) -> Iterator[Table]:
+    """Yield a table for each model, with every metric as lm-eval defines it."""
+    headings = {"task": False, "metric": False, "value": True, "± standard error": True, "n": True}
+    columns = tuple(Column(heading, number=number) for heading, number in headings.items())
+    for place, variant in enumerate(results.variants.values()):
+        rows = []
+        for name, result, clusters, metric, value, error in _measured(variant):
+            texts = value_text(value), NOTHING if error is None else value_text(error)
+            rows.append(Row((name, metric, *texts, documents_text(result.n, clusters))))
+        model = (variant.model or results.model)["name"]
+        title = f"{model} with {variant.patch}" if variant.patch else model
+        yield Table(f"scores-{place}", title, columns, tuple(rows))
 
 
 def _compared(results: EvaluationResults) -> tuple[Table, ...]:
@@ -73,11 +113,12 @@ def _compared(results: EvaluationResults) -> tuple[Table, ...]:
         "verdict": False,
     }
     decided = {(each.method, each.other, each.task, each.metric) for each in results.verdicts}
-    others = [
-        each for each in results.comparisons if (each.method, each.reference, each.task, each.metric) not in decided
-    ]
     rows = [_difference(each, each.other, several=several) for each in results.verdicts]
-    rows += [_difference(each, each.reference, several=several) for each in others]
+    rows += [
+        _difference(each, each.reference, several=several)
+        for each in results.comparisons
+        if (each.method, each.reference, each.task, each.metric) not in decided
+    ]
     title = "Differences between the models" if several else "Differences from the base"
     family = max((each.family for each in results.verdicts), default=0)
     caption = (
@@ -122,15 +163,9 @@ def evaluation_csv(sources: Mapping[str, EvaluationResults]) -> str:
 
 def _numbers(results: EvaluationResults) -> Iterator[tuple[Any, ...]]:
     for label, variant in results.variants.items():
-        start = label, variant.patch, variant.added
-        for name, group in (variant.groups or {}).items():
-            for metric, value in group.metrics.items():
-                yield *start, name, metric, value, group.stderr.get(metric), group.n, None, None
-        for name, score in variant.scores.items():
-            known = score.clusters
-            groups = (None, None) if known is None else (known.groups, known.column)
-            for metric, value in score.metrics.items():
-                yield *start, name, metric, value, score.stderr.get(metric), score.n, *groups
+        for name, result, clusters, metric, value, error in _measured(variant):
+            groups = (None, None) if clusters is None else (clusters.groups, clusters.column)
+            yield label, variant.patch, variant.added, name, metric, value, error, result.n, *groups
 
 
 def _protocol(results: EvaluationResults) -> Iterator[Fact]:
@@ -154,24 +189,191 @@ def _model_text(model: Mapping[str, Any]) -> str:
     return f"{model['name']}, {settings_text(others)}{gguf}, SHA-256 {digest(model['sha256'])}{tokenizer}"
 
 
-def _scores(results: EvaluationResults, place: int, variant: EvaluatedVariant) -> Table:
-    """Return every metric of every group and task as lm-eval defines it."""
-    headings = {"task": False, "metric": False, "value": True, "± standard error": True, "n": True}
+class _Line(NamedTuple):
+    """What scores must have in common to share a line; ``data`` is what they are of, documents, prompts and task."""
+
+    task: str
+    version: str
+    num_fewshot: str
+    metric: str
+    n: int
+    data: str
+
+
+def score_table_of(sources: Mapping[str, EvaluationResults]) -> Table:
+    """Return all scores of one evaluation or of several, by what each is called, a column for each model or patch.
+
+    Scores share a line where they are of the same documents, the same version of a task and as many examples. Of
+    several evaluations the prompts count too; within one they are as they were asked for, such as in the template of
+    each model.
+    """
+    variants = {}
+    for source, results in sources.items():
+        for label, variant in results.variants.items():
+            if len(sources) == 1:
+                bare = len(results.variants) == 1 and variant.patch is None
+                name = results.model["name"] if bare else label
+            else:
+                name = source if len(results.variants) == 1 else f"{source}: {label}"
+            variants[name] = variant
+    caption = "Value and standard error over documents."
+    if len(sources) > 1:
+        caption += (
+            " Scores share a line where they are of the same documents, the same version of the task and as many "
+            "examples, asked with the same prompts; nothing was tested across evaluations."
+        )
+    cells = {label: _lines(variant, strict=len(sources) > 1) for label, variant in variants.items()}
+    found = dict.fromkeys(line for each in cells.values() for line in each)
+    tasks = list(dict.fromkeys(line.task for line in found))  # the lines of one task are put together
+    groups = {group for variant in variants.values() for group in variant.groups or ()}
     rows = [
-        (name, metric, _value(value), _value(group.stderr.get(metric)), count(group.n))
-        for name, group in (variant.groups or {}).items()
-        for metric, value in group.metrics.items()
+        Row(
+            (*line[:4], count(line.n), *(cells[label].get(line, NOTHING) for label in variants)),
+            strong=line.task in groups,
+        )
+        for line in sorted(found, key=lambda line: tasks.index(line.task))
     ]
-    rows += [
-        (task, metric, _value(value), _value(score.stderr.get(metric)), documents_text(score.n, score.clusters))
-        for task, score in variant.scores.items()
-        for metric, value in score.metrics.items()
-    ]
-    name = (variant.model or results.model)["name"]
-    title = f"{name} with {variant.patch}" if variant.patch else name
-    columns = tuple(Column(heading, number=number) for heading, number in headings.items())
-    return Table(f"scores-{place}", title, columns, tuple(map(Row, rows)))
+    headings = {"task": False, "version": False, "n-shot": True, "metric": False, "n": True}
+    columns = [Column(heading, number=number) for heading, number in headings.items()]
+    columns += [Column(label, number=True) for label in variants]
+    narrow = tuple(
+        Table(
+            f"scores-{place}",
+            label,
+            (Column("task"), Column("metric"), Column("score", number=True)),
+            tuple(Row((line.task, line.metric, text)) for line, text in lines.items()),
+        )
+        for place, (label, lines) in enumerate(cells.items())
+    )
+    return Table("scores", "Scores", tuple(columns), tuple(rows), caption, narrow=narrow)
 
 
-def _value(value: float | None) -> str:
-    return NOTHING if value is None else value_text(value)
+def _lines(variant: EvaluatedVariant, *, strict: bool) -> dict[_Line, str]:
+    """Return the text of a variant in each line; ``strict``: the prompts and the code of a task count too."""
+    data_of = {}
+    for name, score in variant.scores.items():
+        identity = [str(value) for key, value in task_identity(score).items() if key != "tokens_sha256"]
+        data_of[name] = " ".join(identity) if strict else score.data_sha256  # other models have other tokens
+    lines = {}
+    for name, result, _, metric, value, error in _measured(variant):
+        if isinstance(result, TaskResult):
+            line = _Line(name, result.version, str(result.num_fewshot), metric, result.n, data_of[name])
+        else:
+            line = _Line(name, result.version, "", metric, result.n, " ".join(data_of.values()))
+        lines[line] = value_text(value) if error is None else f"{value_text(value)} ± {value_text(error)}"
+    return lines
+
+
+def value_text(value: float) -> str:
+    """Format a score, or its standard error."""
+    return decimal(value, 4) if abs(value) < 1e6 else significant(value, 4)
+
+
+def joint_evaluation_document(
+    sources: Mapping[str, EvaluationResults], folders: Mapping[str, Path] | None = None
+) -> Document:
+    """Return the scores of several evaluations in one table, what differs in how they were made, and each by itself.
+
+    Args:
+        sources: the evaluations, by what they are called.
+        folders: where their records are, by which decisions on the same documents are compared.
+    """
+    table, differing = score_table_of(sources), (*_differing(sources), *_decisions(sources, folders or {}))
+    variants = [variant for each in sources.values() for variant in each.variants.values()]
+    opening = [Section("scores", "Scores", (table,))]
+    if differing:
+        opening.append(Section("differing", "What differs between the evaluations", (Sentences(differing),)))
+    return Document(
+        title=listed(list(sources)),
+        kind="evaluation",
+        glance=(
+            ("Evaluations", count(len(sources))),
+            ("Models and patches", count(len(variants))),
+            ("Tasks", count(len({task for one in variants for task in one.scores}))),
+        ),
+        opening=tuple(opening),
+        parts=tuple(
+            Part(_sections(results), title, f"run{place + 1}-")
+            for place, (title, results) in enumerate(sources.items())
+        ),
+        closing=(citation_section(sources.values()),),
+        summary=(table, Sentences(differing)),
+    )
+
+
+def _differing(sources: Mapping[str, EvaluationResults]) -> Iterator[str]:
+    """Yield what is not the same in all evaluations: models, settings that change scores, and documents."""
+    yield from settings_differing({title: each.settings for title, each in sources.items()})
+    models: dict[tuple[Any, ...], list[str]] = {}
+    for title, each in sources.items():
+        models.setdefault((each.model.get("name"), each.model.get("sha256"), each.model.get("dtype")), []).append(title)
+    if len(models) > 1:
+        named = (f"{listed(titles)} {model[0]} in {model[2]}" for model, titles in models.items())
+        yield f"The models differ: {'; '.join(named)}."
+    # what else is not the same in models of the same weights
+    by_weights: dict[Any, dict[str, dict[str, Any]]] = {}
+    for title, each in sources.items():
+        for label, variant in each.variants.items():
+            known = variant.model or each.model
+            name = title if variant.model is None else f"{title}: {label}"
+            by_weights.setdefault(known.get("sha256"), {})[name] = base_identity(known)
+    for bases in by_weights.values():
+        for key, what in {**OF_BASE, "loading": "way of loading"}.items():
+            values = {name: base.get(key) for name, base in bases.items()}
+            if len(set(map(repr, values.values()))) > 1:
+                how = "not recorded in all of them" if None in values.values() else "not the same"
+                yield f"The {what} of {listed(list(values))} is {how}; their weights are the same."
+    # documents, prompts and code of the tasks
+    hashes: dict[tuple[str, str], set[str | None]] = {}
+    for each in sources.values():
+        for variant in each.variants.values():
+            for task, score in variant.scores.items():
+                for name, value in task_identity(score).items():
+                    hashes.setdefault((task, name), set()).add(value)
+    for (task, name), found in hashes.items():
+        if len(found) == 1 or name == "tokens_sha256":  # other models have other tokens
+            continue
+        if name == "data_sha256":
+            yield f"{task} was scored on {len(found)} different sets of documents, which have lines of their own."
+        else:
+            how = "are not recorded in all of them" if None in found else f"are {len(found)} different ones"
+            yield f"{task}: its {OF_TASK[name]} {how}, which have lines of their own."
+    computed = {title: each.provenance.get("computed_with") for title, each in sources.items()}
+    yield from computed_differently({title: values for title, values in computed.items() if isinstance(values, dict)})
+
+
+def settings_differing(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the settings that change scores and are not the same in all evaluations, by what these are called."""
+    kept = {title: {k: v for k, v in each.items() if k not in FREE_SETTINGS} for title, each in settings.items()}
+    for key in dict.fromkeys(key for each in kept.values() for key in each):
+        values = {title: each.get(key) for title, each in kept.items()}
+        if len(set(map(repr, values.values()))) > 1:
+            shown = (f"{title} {settings_text({key: value}) or f'{key} not set'}" for title, value in values.items())
+            yield f"Settings differ: {', '.join(shown)}."
+
+
+def _decisions(sources: Mapping[str, EvaluationResults], folders: Mapping[str, Path]) -> Iterator[str]:
+    """Yield how many documents are decided otherwise, of models of one name that were computed in other numbers."""
+    for first, second in combinations([title for title in sources if title in folders], 2):
+        one, other = sources[first], sources[second]
+        if one.model.get("name") != other.model.get("name") or _numbers_of(one) == _numbers_of(other):
+            continue
+        for label in (label for label in one.variants if label in other.variants):
+            values = [read_values(folders[each] / label) for each in (first, second)]
+            for task, score in one.variants[label].scores.items():
+                pair = [each[task] for each in values if task in each and score.primary in each[task].metrics]
+                if len(pair) < 2 or pair[0].documents != pair[1].documents:
+                    continue
+                here, there = (each.metrics[score.primary] for each in pair)
+                if len(np.unique(np.concatenate([here.ravel(), there.ravel()]))) <= 2:  # right or wrong
+                    yield (
+                        f"{task}, {label}: {count(int((here != there).sum()))} of {count(len(here))} documents are "
+                        f"decided otherwise ({score.primary}) in {second} ({_numbers_of(other)}) than in {first} "
+                        f"({_numbers_of(one)})."
+                    )
+
+
+def _numbers_of(results: EvaluationResults) -> str:
+    """Return in what numbers a model was computed: its dtype, and that of the products where it is another one."""
+    products = results.provenance.get("matmul") == "fp32"
+    return f"{results.model.get('dtype')}{' with products in float32' if products else ''}"

@@ -20,7 +20,7 @@ PROTOCOLS = {
 def protocol_facts(results: ComparisonResults) -> list[Fact]:
     """Return what was compared on what: protocol, model, data, batch plans, training and evaluation settings."""
     model, parameters = results.model, results.model.get("parameters")
-    described = _joined(
+    described = (
         _text(model.get("name")),
         _labelled("revision", model.get("revision")),
         _text(model.get("model_type")),
@@ -30,10 +30,13 @@ def protocol_facts(results: ComparisonResults) -> list[Fact]:
         settings_text(model.get("loading") or {}),
         _labelled("SHA-256", digest(model.get("sha256"))),
     )
-    facts = [("Protocol", PROTOCOLS.get(results.protocol, results.protocol)), ("Model", described)]
     labels = [f"{label} = {name}" for name, label in results.labels.items() if label != name]
-    facts.append(("Methods, by their names in files", ", ".join(labels)))
-    facts.append(("Data", data_text(results.data)))
+    facts = [
+        ("Protocol", PROTOCOLS.get(results.protocol, results.protocol)),
+        ("Model", ", ".join(filter(None, described))),
+        ("Methods, by their names in files", ", ".join(labels)),
+        ("Data", data_text(results.data)),
+    ]
     texts = results.retention.texts if results.retention is not None else {}
     facts += [(f"Text to keep, {name}", data_text(text)) for name, text in texts.items()]
     for seed, plan in results.plan.items():
@@ -42,7 +45,7 @@ def protocol_facts(results: ComparisonResults) -> list[Fact]:
     facts += [("Training", settings_text(results.training)), ("Evaluation", evaluation_text(results.evaluation))]
     for name, task in results.tasks.items():
         version, documents = _labelled("version", task.version), _labelled("data SHA-256", digest(task.data_sha256))
-        facts.append((f"Task {name}", _joined(version, documents)))
+        facts.append((f"Task {name}", ", ".join(filter(None, (version, documents)))))
     return [(label, value) for label, value in facts if value]
 
 
@@ -85,15 +88,11 @@ def _text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _joined(*parts: str) -> str:
-    return ", ".join(part for part in parts if part)
-
-
 def data_text(data: Mapping[str, Any]) -> str:
     """Return the values of :meth:`hfpatch.data.blocks.TokenBlocks.to_json` as one line."""
     sizes = [f"{count(data[key])} {key}" for key in ("documents", "blocks", "tokens") if isinstance(data.get(key), int)]
     block = _labelled("blocks of", data.get("block_size"))
-    return _joined(
+    parts = (
         _text(data.get("source")),
         _labelled("revision", data.get("revision")),
         *sizes,
@@ -101,6 +100,7 @@ def data_text(data: Mapping[str, Any]) -> str:
         _labelled("layout", data.get("layout")),
         _labelled("SHA-256", digest(data.get("sha256"))),
     )
+    return ", ".join(filter(None, parts))
 
 
 def evaluation_text(settings: Mapping[str, Any]) -> str:
@@ -124,9 +124,7 @@ def _value(value: Any) -> str:
         return "{" + settings_text(value) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return str(value)
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
 def _labelled(label: str, value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from hfpatch.reporting.document import Block, Cell, Column, Document, Part, Row, Section, Sentences, Table, Text
 from hfpatch.reporting.numbers import NOTHING, count, duration, memory, short_count, signed, significant
@@ -25,11 +25,15 @@ _CAPTION = (
 
 def forecast_document(found: Forecast) -> Document:
     """Return what ``hfpatch plan`` prints."""
+    device = found.provenance.get("device", "this machine")
+    bound = "at most" if found.whole_steps else "or more, as only parts of steps were run"
+    headline = (
+        f"{found.name} on {found.model['name']}: about {duration(found.seconds)} on {device}, and "
+        f"{memory(found.memory_bytes)} of memory {bound}."
+    )
     blocks: tuple[Block, ...] = (
-        Text(_headline(found), style="headline"),
-        _work(found),
-        _methods(found),
-        _kinds(found),
+        Text(headline, style="headline"),
+        *_costs(found),
         _tasks(found),
         *([_needed(found, found.effect)] if found.effect is not None else []),
         Sentences((*found.assumptions, *found.warnings)),
@@ -42,58 +46,31 @@ def forecast_document(found: Forecast) -> Document:
     )
 
 
-def _headline(found: Forecast) -> str:
-    device = found.provenance.get("device", "this machine")
-    bound = "at most" if found.whole_steps else "or more, as only parts of steps were run"
-    return (
-        f"{found.name} on {found.model['name']}: about {duration(found.seconds)} on {device}, and "
-        f"{memory(found.memory_bytes)} of memory {bound}."
-    )
-
-
 def _table(
-    name: str, title: str, headings: Sequence[str], rows: Iterator[tuple[str | Cell, ...]], caption: str = ""
+    name: str, title: str, headings: Sequence[str], rows: Iterable[Sequence[str | Cell]], caption: str = ""
 ) -> Table:
     """Return a table of numbers, apart from the columns of names."""
     columns = tuple(Column(heading, number=heading not in _NAMES) for heading in headings)
-    return Table(name, title, columns, tuple(map(Row, rows)), caption)
+    return Table(name, title, columns, tuple(Row(tuple(row)) for row in rows), caption)
 
 
-def _work(found: Forecast) -> Table:
-    headings = ("what", "number", "steps", "tokens", "requests", "time")
-    rows: Iterator[tuple[str | Cell, ...]] = (
-        (
-            _ACTIONS[action],
-            count(work.units),
-            count(work.steps) if work.steps else NOTHING,
-            short_count(work.tokens),
-            count(work.requests) if work.requests else NOTHING,
-            duration(work.seconds),
-        )
-        for action, work in sorted(found.work.items(), key=lambda item: list(_ACTIONS).index(item[0]))
-    )
-    return _table("work", "What will be run", headings, rows)
-
-
-def _methods(found: Forecast) -> Table:
-    headings = ("method", "trains", "as fast as", "matched to")
-    rows: Iterator[tuple[str | Cell, ...]] = (
-        (
-            name,
-            count(method.trainable),
-            method.kind,
-            Cell((f"{method.match.to}: {method.match.words}", f"{signed(100 * (method.match.difference or 0), 1)} %"))
-            if method.match
-            else NOTHING,
-        )
-        for name, method in found.methods.items()
-    )
-    return _table("methods", "Methods", headings, rows)
-
-
-def _kinds(found: Forecast) -> Table:
-    headings = ("kind", "a step", "memory", "an evaluation", "memory")
-    rows: Iterator[tuple[str | Cell, ...]] = (
+def _costs(found: Forecast) -> Iterator[Table]:
+    """Yield what will be run, the methods, and how long their steps and evaluations were measured to take."""
+    rows: list[Sequence[str | Cell]] = []
+    for action, work in sorted(found.work.items(), key=lambda item: list(_ACTIONS).index(item[0])):
+        steps, requests = (count(number) if number else NOTHING for number in (work.steps, work.requests))
+        times = count(work.units), steps, short_count(work.tokens), requests, duration(work.seconds)
+        rows.append((_ACTIONS[action], *times))
+    yield _table("work", "What will be run", ("what", "number", "steps", "tokens", "requests", "time"), rows)
+    rows = []
+    for name, method in found.methods.items():
+        match: str | Cell = NOTHING
+        if method.match:
+            difference = f"{signed(100 * (method.match.difference or 0), 1)} %"
+            match = Cell((f"{method.match.to}: {method.match.words}", difference))
+        rows.append((name, count(method.trainable), method.kind, match))
+    yield _table("methods", "Methods", ("method", "trains", "as fast as", "matched to"), rows)
+    rows = [
         (
             kind if kind in (each.method, "base") else Cell((kind, f"on {each.method}")),
             NOTHING if each.step_s is None else duration(each.step_s),
@@ -102,30 +79,27 @@ def _kinds(found: Forecast) -> Table:
             memory(each.evaluation_memory_bytes),
         )
         for kind, each in found.kinds.items()
-    )
+    ]
     caption = "One optimiser step; one evaluation on all tasks; each in proportion to what was run of it. Peak memory."
-    return _table("kinds", "Measured", headings, rows, caption=caption)
+    yield _table("kinds", "Measured", ("kind", "a step", "memory", "an evaluation", "memory"), rows, caption)
 
 
 def _tasks(found: Forecast) -> Table:
     headings = ("task", "base", "smallest (much)", "after Holm", "smallest (little)")
-    rows: Iterator[tuple[str | Cell, ...]] = (
-        (
-            Cell((name, f"{task.metric or 'no planned metric'}, {count(task.documents)} documents")),
-            NOTHING if task.score is None else Cell((significant(task.score, 3), f"of {count(task.sampled)}")),
-            *_smallest(task, "much"),
-            _smallest(task, "little")[0],
-        )
-        for name, task in found.tasks.items()
-    )
-    caption = _CAPTION.format(count(found.comparisons))
+    rows: list[Sequence[str | Cell]] = []
+    for name, task in found.tasks.items():
+        much, little = task.detectable.get("much"), task.detectable.get("little")
+        sizes = [NOTHING] * 3
+        if much is not None:
+            sizes[:2] = _size(task, much.smallest), _size(task, much.smallest_corrected)
+        if little is not None:
+            sizes[2] = _size(task, little.smallest)
+        base = NOTHING if task.score is None else Cell((significant(task.score, 3), f"of {count(task.sampled)}"))
+        named = Cell((name, f"{task.metric or 'no planned metric'}, {count(task.documents)} documents"))
+        rows.append((named, base, *sizes))
     seeds = f"{len(found.seeds)} seed{'s' if len(found.seeds) > 1 else ''}"
-    return _table("tasks", f"What the tasks can show with {seeds}", headings, rows, caption=caption)
-
-
-def _smallest(task: PlannedTask, change: str) -> tuple[str, str]:
-    each = task.detectable.get(change)
-    return (NOTHING, NOTHING) if each is None else (_size(task, each.smallest), _size(task, each.smallest_corrected))
+    title, caption = f"What the tasks can show with {seeds}", _CAPTION.format(count(found.comparisons))
+    return _table("tasks", title, headings, rows, caption)
 
 
 def _size(task: PlannedTask, value: float | None) -> str:
@@ -139,23 +113,15 @@ def _size(task: PlannedTask, value: float | None) -> str:
 def _needed(found: Forecast, effect: float) -> Table:
     headings = ("task", "documents (much)", "seeds (much)", "documents (little)", "seeds (little)")
     nothing = Detectable(sd=0, smallest=None, smallest_corrected=None)
-    rows: Iterator[tuple[str | Cell, ...]] = (
-        (
-            Cell((name, f"{_size(task, effect)}, {count(task.documents)} documents")),
-            *(
-                "no number" if value is None else count(value)
-                for change in ("much", "little")
-                for value in (
-                    task.detectable.get(change, nothing).documents,
-                    task.detectable.get(change, nothing).seeds,
-                )
-            ),
-        )
-        for name, task in found.tasks.items()
-        if task.detectable
-    )
+    rows: list[Sequence[str | Cell]] = []
+    for name, task in found.tasks.items():
+        if task.detectable:
+            much, little = (task.detectable.get(change, nothing) for change in ("much", "little"))
+            numbers = (much.documents, much.seeds, little.documents, little.seeds)
+            named = Cell((name, f"{_size(task, effect)}, {count(task.documents)} documents"))
+            rows.append((named, *("no number" if number is None else count(number) for number in numbers)))
     caption = (
         "Documents with the recipe's seeds, or seeds with the task's documents, that find it in 80 % of cases. Where "
         "the recipe's seeds are enough, their number."
     )
-    return _table("needed", f"What an effect of {effect:g} needs", headings, rows, caption=caption)
+    return _table("needed", f"What an effect of {effect:g} needs", headings, rows, caption)

@@ -47,12 +47,17 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+    def breakable(name: str) -> Markup:  # after underscores, or before what is in brackets
+        broken = Markup("_<wbr>").join(escape(part) for part in name.split("_"))
+        return broken.replace(" [", Markup(" <wbr>[")).replace(" (", Markup(" <wbr>("))
+
     environment.filters |= {
-        "breakable": _breakable,
+        "breakable": breakable,
         "capital": lambda text: text[:1].upper() + text[1:],
         "cell": lambda value: value if isinstance(value, Cell) else Cell((value,)),
         "download": _download,
-        "drawn": _drawn,
+        "drawn": lambda figure, prefix: Markup(inline(figure.svg, prefix + figure.name, str(escape(figure.title)))),
         "places": lambda row, choice: " ".join(
             str(choice.values.index(value)) for value in row.keys.get(choice.key, ()) if value in choice.values
         ),
@@ -64,16 +69,6 @@ def _environment() -> Environment:
 def _file(name: str) -> str:
     """Return a file that is beside the templates as it is."""
     return resources.files("hfpatch.reporting").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-def _breakable(name: str) -> Markup:
-    """Return an escaped name that may be broken after its underscores, or a number before what is in brackets."""
-    broken = Markup("_<wbr>").join(escape(part) for part in name.split("_"))
-    return broken.replace(" [", Markup(" <wbr>[")).replace(" (", Markup(" <wbr>("))
-
-
-def _drawn(figure: Figure, prefix: str) -> Markup:
-    return Markup(inline(figure.svg, prefix + figure.name, str(escape(figure.title))))
 
 
 def _download(block: Block) -> Markup:

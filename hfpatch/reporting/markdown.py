@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hfpatch.reporting.document import (
-    Block,
-    Cell,
-    Code,
-    Document,
-    Facts,
-    Figure,
-    Findings,
-    Section,
-    Sentences,
-    Table,
-    Text,
-)
+from hfpatch.reporting import document as doc
 from hfpatch.support.markdown import block as paragraph
 from hfpatch.support.markdown import escape, table
 
 
-def markdown(document: Document) -> str:
+def markdown(document: doc.Document) -> str:
     """Return the document as Markdown; nothing that a name or a sentence holds is taken for markup."""
     texts = [f"# {escape(document.title)}", paragraph(document.description)]
     texts += [text for section in document.opening for text in _section(section, "")]
@@ -32,41 +20,41 @@ def markdown(document: Document) -> str:
     return "\n\n".join(text for text in texts if text) + "\n"
 
 
-def _section(section: Section, prefix: str) -> Iterator[str]:
+def _section(section: doc.Section, prefix: str) -> Iterator[str]:
     yield f"## {escape(section.title)}"
     for block in section.blocks:
-        if isinstance(block, Table) and all(row.page_only for row in block.rows):
+        if isinstance(block, doc.Table) and all(row.page_only for row in block.rows):
             continue
         if title := getattr(block, "title", "") if getattr(block, "heading", True) else "":
-            yield "" if isinstance(block, Figure) else f"### {escape(title)}"
+            yield "" if isinstance(block, doc.Figure) else f"### {escape(title)}"
         yield from _block(block, prefix)
 
 
-def _block(block: Block, prefix: str) -> Iterator[str]:
+def _block(block: doc.Block, prefix: str) -> Iterator[str]:
     """Yield a block's paragraphs; downloads, browsers and explorers are for pages alone."""
     match block:
-        case Text():
+        case doc.Text():
             yield escape(block.text) if block.style == "caption" else paragraph(block.text)
-        case Facts():
+        case doc.Facts():
             yield "\n".join(f"- {paragraph(label)}: {escape(value)}" for label, value in block.items)
-        case Sentences():
+        case doc.Sentences():
             yield "\n".join(f"- {paragraph(sentence)}" for sentence in block.items)
-        case Findings():
+        case doc.Findings():
             yield "\n".join(f"- **{escape(each.subject)}** {escape(each.rest)}" for each in block.items)
-        case Figure():
+        case doc.Figure():
             path = f"figures/{prefix}{block.name}"
             yield f"![{escape(block.title)}]({path}.svg)\n\n{escape(block.caption)} [Data]({path}.csv)."
-        case Code():
+        case doc.Code():
             yield f"```{block.language}\n{block.text.rstrip()}\n```"
-        case Table():
+        case doc.Table():
             yield markdown_table(block)
             yield escape(block.caption)
 
 
-def markdown_table(content: Table) -> str:
+def markdown_table(content: doc.Table) -> str:
     """Return a table as Markdown; the lines of a heading or a cell are separated by ``<br>``."""
     shown = (row for row in content.rows if not row.page_only)
-    rows = [[_lines(cell.lines if isinstance(cell, Cell) else (cell,)) for cell in row.cells] for row in shown]
+    rows = [[_lines(cell.lines if isinstance(cell, doc.Cell) else (cell,)) for cell in row.cells] for row in shown]
     headings = [_lines((column.name, *column.notes)) for column in content.columns]
     return table(headings, rows, numbers=[column.number for column in content.columns])
 

@@ -1,20 +1,22 @@
-"""Numbers as a reader wants them: units that fit the metric, few digits, a real minus sign."""
+"""Numbers and names as a reader wants them: units that fit the metric, few digits, a real minus sign."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from hfpatch.results.held_out import NATS_PER_TOKEN
 from hfpatch.results.low_noise import is_share
-from hfpatch.results.schema import Clusters
+from hfpatch.results.schema import Clusters, Verdict
 
 MINUS = "−"
 NOTHING = "–"
 """What stands where there is no number."""
+MOST_METHODS = 24
+"""How many methods a figure shows at most, beside the baseline."""
 
 
 class Scale(Enum):
@@ -44,6 +46,11 @@ class Change:
     high: float
     smallest_visible: float | None
     scale: Scale
+
+    @property
+    def turned(self) -> Change:
+        """The difference with its sign turned, where lower is better."""
+        return Change(-self.difference, -self.high, -self.low, self.smallest_visible, self.scale)
 
 
 def change(
@@ -203,3 +210,24 @@ def diverged_text(diverged: Mapping[int, int]) -> str:
     """Return ``diverged at step 340 (seed 2) and 360 (seed 0)``, or nothing."""
     steps = [f"{step:,} (seed {seed})" for seed, step in sorted(diverged.items(), key=lambda item: (item[1], item[0]))]
     return f"diverged at step {listed(steps)}" if steps else ""
+
+
+def metric_text(metric: str) -> str:
+    """Return the name of a metric in words."""
+    return metric.replace("_", " ")
+
+
+def metrics_text(metrics: Iterable[str]) -> str:
+    """Return the names of metrics, each once: ``acc, bits per byte``."""
+    return ", ".join(dict.fromkeys(map(metric_text, metrics)))
+
+
+def measured(verdicts: Iterable[Verdict]) -> str:
+    """Return on which tasks and by which metrics: ``arc_easy and piqa (acc) and lambada (acc, bits per byte)``."""
+    metrics: dict[str, list[str]] = {}
+    for each in verdicts:
+        metrics.setdefault(each.task, []).append(each.metric)
+    tasks: dict[str, list[str]] = {}
+    for task, names in metrics.items():
+        tasks.setdefault(metrics_text(names), []).append(task)
+    return listed([f"{listed(names)} ({known})" for known, names in tasks.items()])

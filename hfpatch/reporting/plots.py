@@ -137,9 +137,9 @@ def forest(
 ) -> None:
     """Draw differences around zero, a row each, within ± ``limit``; to the right is better.
 
-    ``rows`` are by their place in ``names``. A grey bar spans the differences that a corrected test
-    rarely finds. A difference
-    outside the panel is an arrow at its edge. Where a lower value is better, the axis runs backwards.
+    ``rows`` are by their place in ``names``. A grey bar spans the differences that a corrected test rarely finds. A
+    difference outside the panel is an arrow at its edge with its number. Where a lower value is better, the axis runs
+    backwards.
     """
     ax.set_xlim(*((-limit, limit) if higher_is_better else (limit, -limit)))
     for y, row in rows.items():
@@ -157,22 +157,16 @@ def forest(
         if abs(change.difference) <= limit:
             ax.plot(change.difference, y, marker, color=colour, markerfacecolor=face, markersize=6.5, zorder=4)
         else:
-            _arrow(ax, y, change, colour)
+            right = (change.difference > 0) != ax.xaxis_inverted()
+            edge, offset, side = (0.97, -6, "right") if right else (0.03, 6, "left")
+            place = ax.get_yaxis_transform()
+            ax.plot(edge, y, marker=">" if right else "<", color=colour, markersize=6.5, zorder=4, transform=place)
+            text = f"{signed(change.difference, 0)}{' %' if change.scale is Scale.RELATIVE else ''}"
+            ax.annotate(text, (edge, y), (offset, 0), place, "offset points", ha=side, va="center", color=INK)
     ax.axvline(0, color=MUTED, linewidth=1.0, zorder=2)
     ax.grid(visible=False, axis="y")
     ax.spines["left"].set_visible(False)
     named_rows(ax, names)
-
-
-def _arrow(ax: Axes, y: int, change: Change, colour: str) -> None:
-    """Draw an arrow at the panel's edge, with the number that is outside."""
-    right = (change.difference > 0) != ax.xaxis_inverted()
-    edge = 0.97 if right else 0.03
-    place = ax.get_yaxis_transform()
-    ax.plot(edge, y, marker=">" if right else "<", color=colour, markersize=6.5, zorder=4, transform=place)
-    offset, side = (-6, "right") if right else (6, "left")
-    text = f"{signed(change.difference, 0)}{' %' if change.scale is Scale.RELATIVE else ''}"
-    ax.annotate(text, (edge, y), (offset, 0), place, "offset points", ha=side, va="center", color=INK)
 
 
 def side_column(ax: Axes, heading: str, texts: Sequence[str], offset: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,22 +20,19 @@ from hfpatch.reporting.comparison.merging import Check, merge
 from hfpatch.reporting.comparison.samples import Samples
 from hfpatch.reporting.comparison.tables import score_table
 from hfpatch.reporting.document import Document
-from hfpatch.reporting.evaluation import evaluation_csv, evaluation_document
-from hfpatch.reporting.folders import labels
+from hfpatch.reporting.evaluation import evaluation_csv, evaluation_document, joint_evaluation_document, score_table_of
 from hfpatch.reporting.html import html
-from hfpatch.reporting.joint_evaluation import joint_evaluation_document
-from hfpatch.reporting.latex import latex
 from hfpatch.reporting.markdown import markdown
 from hfpatch.reporting.plots import to_svgs
-from hfpatch.reporting.score_tables import score_table_of
 from hfpatch.reporting.study.data import study_csv
 from hfpatch.reporting.study.document import study_document
 from hfpatch.reporting.study.figures import differences as study_differences
 from hfpatch.reporting.study.figures import draw as draw_study
+from hfpatch.reporting.tabular import latex
 from hfpatch.reporting.theme import to_pdf, to_png
 from hfpatch.results.folder import load_comparison, load_evaluation, load_results
 from hfpatch.results.schema import ComparisonResults, EvaluationResults, StudyResults
-from hfpatch.support.files import atomic_file, write_text
+from hfpatch.support.files import atomic_file, printable, write_text
 
 _HEADLINE = (
     "Gains are against the frozen base, in brackets the simultaneous 95 % intervals of their verdicts; × is the number "
@@ -153,6 +151,24 @@ def default_out(run_dirs: Sequence[Path], methods: Sequence[str] = ()) -> Path:
     return Path("runs") / f"report-{names}"[:100]
 
 
+def labels(run_dirs: Sequence[Path]) -> dict[str, Path]:
+    """Name each run by the shortest end of its path that is different from the others'.
+
+    Raises:
+        HfpatchError: if one is named twice.
+    """
+    paths = [path.resolve() for path in run_dirs]
+    for twice, times in Counter(paths).items():
+        if times > 1:
+            raise HfpatchError(f"{twice}: named twice; name each run once")
+    names: list[str] = []
+    for length in range(1, 1 + max(len(path.parts) for path in paths)):
+        names = ["/".join(path.parts[-length:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return dict(zip(map(printable, names), run_dirs, strict=True))
+
+
 def _only(material: RunData, methods: Sequence[str]) -> RunData:
     """Return what is known of some methods of a run."""
     results = material.results.only(methods)
@@ -188,17 +204,21 @@ def _joined(each: Sequence[RunData], results: ComparisonResults, names: Mapping[
 def _write(out: Path, material: Sequence[RunData], checks: Sequence[Check], *, pdf: bool) -> Report:
     csv = results_csv({each.title: each.results for each in material})
     material = [_labelled(each) for each in material]
+    # the headline and the scores of each run, as tables of their own with what their marks mean
+    tables = ["% needs \\usepackage{booktabs}\n"]
+    for place, each in enumerate(material, 1):
+        first, scores = headline_table(each.results), score_table(each.results)
+        for table, words in ((first, f"{answer(each.results).sentence} {_HEADLINE}"), (scores, scores.caption)):
+            table = replace(table, name=f"{table.name}-{place}" if len(material) > 1 else table.name)
+            title = f"{each.title or each.results.name}: {table.title.lower()}."
+            tables.append(latex(table, caption=" ".join(filter(None, (title, words, each.note)))))
     summary = differences(material[0].results, title=True) if len(material) == 1 else None
-    tex = _latex(material)
     drawn = [draw(each.results, each.layers) for each in material]
     shown = [replace(each, drawn=to_svgs(own)) for each, own in zip(material, drawn, strict=True)]
     document = comparison_document(shown, checks)
-    report = write_document(document, out, csv=csv, tex=tex, summary=summary)
-    named = {
-        f"{part.prefix}{name}": figure
-        for part, own in zip(document.parts, drawn, strict=True)
-        for name, figure in own.items()
-    }
+    report = write_document(document, out, csv=csv, tex="\n".join(tables), summary=summary)
+    prefixed = zip((part.prefix for part in document.parts), drawn, strict=True)
+    named = {f"{prefix}{name}": figure for prefix, own in prefixed for name, figure in own.items()}
     return _with_pdfs(report, out, named, pdf=pdf)
 
 
@@ -210,19 +230,6 @@ def _with_pdfs(report: Report, out: Path, figures: Mapping[str, Figure], *, pdf:
         with atomic_file(path) as temporary:
             temporary.write_bytes(to_pdf(figure))
     return replace(report, figures=(*report.figures, *wanted))
-
-
-def _latex(material: Sequence[RunData]) -> str:
-    """Return of each run the headline and the scores, as tables of their own with what their marks mean."""
-    tables = []
-    for place, each in enumerate(material):
-        name = each.title or each.results.name
-        first, scores = headline_table(each.results), score_table(each.results)
-        for table, words in ((first, f"{answer(each.results).sentence} {_HEADLINE}"), (scores, scores.caption)):
-            table = replace(table, name=f"{table.name}-{place + 1}" if len(material) > 1 else table.name)
-            caption = " ".join(filter(None, (f"{name}: {table.title.lower()}.", words, each.note)))
-            tables.append(latex(table, caption=caption))
-    return "\n".join(["% needs \\usepackage{booktabs}\n", *tables])
 
 
 def write_document(document: Document, out: Path, *, csv: str, tex: str = "", summary: Figure | None = None) -> Report:

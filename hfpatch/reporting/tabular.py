@@ -1,4 +1,4 @@
-"""Tables as CSV."""
+"""Tables as CSV, and as LaTeX for a paper with the rules of the package booktabs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 
+from hfpatch.reporting.document import Cell, Table
+
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_SPECIAL = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "−": "$-$", "×": r"$\times$", "∞": r"$\infty$", "–": "--",
+    "†": r"\dag{}", "…": r"\dots{}", "±": r"$\pm$", "[": "{[}", "]": "{]}", "*": "{*}",
+}  # fmt: skip
+"""``[`` and ``*`` after a line's end would be its argument; ``−``, ``×`` and the like are what reports write."""
 
 
 def csv_text(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -14,9 +23,36 @@ def csv_text(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(headings)
-    writer.writerows([_as_text(field) for field in row] for row in rows)
+    for row in rows:
+        writer.writerow([f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell for cell in row])
     return text.getvalue()
 
 
-def _as_text(field: object) -> object:
-    return f"'{field}" if isinstance(field, str) and field.startswith(_FORMULA) else field
+def latex(table: Table, *, comments: Iterable[str] = (), caption: str = "") -> str:
+    """Return a table as a ``tabular``, or with a caption as a ``table`` that floats.
+
+    Args:
+        table: what to show; lines of a heading become lines of the head, those of a cell are joined.
+        comments: lines above it that LaTeX does not set.
+        caption: what stands above the table, which then has the label ``tab:`` and its name.
+    """
+    alignment = "".join("r" if column.number else "l" for column in table.columns)
+    heads = [(column.name, *column.notes) for column in table.columns]
+    depth = max(len(head) for head in heads)
+    head = [[each[line] if line < len(each) else "" for each in heads] for line in range(depth)]
+    body = [[" ".join(cell.lines if isinstance(cell, Cell) else (cell,)) for cell in row.cells] for row in table.rows]
+    set_lines = [" & ".join(map(escape, cells)) + r" \\" for cells in (*head, *body)]
+    set_above = [rf"\caption{{{escape(caption)}}}", rf"\label{{tab:{table.name}}}"]
+    lines = [
+        *(f"% {' '.join(comment.split())}" for comment in comments),
+        *([r"\begin{table}", r"\centering", *set_above] if caption else []),
+        *(rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", *set_lines[:depth], r"\midrule", *set_lines[depth:]),
+        *(r"\bottomrule", r"\end{tabular}"),
+        *([r"\end{table}"] if caption else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def escape(text: str) -> str:
+    """Return ``text`` on one line, with nothing left in it that LaTeX would act on."""
+    return "".join(_SPECIAL.get(char, char) for char in " ".join(text.split()))

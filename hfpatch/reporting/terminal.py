@@ -19,7 +19,12 @@ def print_document(document: doc.Document) -> None:
             case doc.Table():
                 if place:
                     console.print()
-                _print_table(console, block)
+                wide = _table(block, console.width)
+                fits = console.measure(wide, options=console.options.update(width=1000)).maximum <= console.width
+                for each in [block] if fits or not block.narrow else block.narrow:
+                    console.print(_table(each, console.width))
+                if block.caption:
+                    console.print(block.caption, style="dim", highlight=False, markup=False)
             case doc.Text():
                 style = {"headline": "bold", "caption": "dim"}.get(block.style, "")
                 console.print(block.text, style=style, highlight=False, markup=False)
@@ -32,15 +37,6 @@ def print_document(document: doc.Document) -> None:
             case doc.Findings():
                 for finding in block.items:
                     console.print(f"· {finding}", style=_COLOURS.get(finding.tone, ""), highlight=False, markup=False)
-
-
-def _print_table(console: Console, content: doc.Table) -> None:
-    wide = _table(content, console.width)
-    fits = console.measure(wide, options=console.options.update(width=1000)).maximum <= console.width
-    for each in [content] if fits or not content.narrow else content.narrow:
-        console.print(_table(each, console.width))
-    if content.caption:
-        console.print(content.caption, style="dim", highlight=False, markup=False)
 
 
 def _table(content: doc.Table, width: int) -> Table:

@@ -104,14 +104,13 @@ def short(name: str, limit: int = 26) -> str:
 
 @report_style()
 def to_svg(figure: Figure) -> str:
-    """Return a figure as an SVG document without dates, versions or random names."""
+    """Return a figure as an SVG document without dates, versions or random names.
+
+    Coordinates are in hundredths of a point, ids are short; empty groups and indents are left out.
+    """
     stream = io.StringIO()
     figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return _compact(stream.getvalue())
-
-
-def _compact(svg: str) -> str:
-    """Return an SVG with coordinates in hundredths of a point, with short ids, without empty groups and indents."""
+    svg = stream.getvalue()
     svg = re.sub(r'="[^"]*"', lambda value: re.sub(r"\s+", " ", re.sub(r"(\.\d\d)\d+", r"\1", value[0])), svg)
     names = dict.fromkeys(re.findall(r'(?:url\(|href=")#([\w.-]+)', svg))
     given = {name: f"i{place}" for place, name in enumerate(names)}

@@ -58,18 +58,15 @@ def floor_cautions(scores: Mapping[str, TaskResult], name: str = "the base") -> 
     """Yield a sentence for each task on which ``name`` is at floor or at chance."""
     for task, score in scores.items():
         level, value = level_of(score), score.metrics.get(score.primary, 0.0)
-        right = f"{100 * value:.3g} % of {score.n:,} documents"
-        if level == "at floor":
-            yield (
-                f"{name} is at floor on {task} ({score.primary}: {right}): a method that changes nothing and one that "
-                "does harm look the same, so equal scores there do not show that methods are alike."
-            )
-        elif level == "at chance":
-            yield (
-                f"{name} is at chance on {task} ({score.primary}: {right}, guessing gets "
-                f"{100 * (score.chance or 0):.3g} %): the task measures little of this model, so equal scores there "
-                "do not show that methods are alike."
-            )
+        right = f"{score.primary}: {100 * value:.3g} % of {score.n:,} documents"
+        if level == "at chance":
+            right += f", guessing gets {100 * (score.chance or 0):.3g} %"
+            why = "the task measures little of this model"
+        else:
+            why = "a method that changes nothing and one that does harm look the same"
+        if level is not None:
+            alike = "so equal scores there do not show that methods are alike"
+            yield f"{name} is {level} on {task} ({right}): {why}, {alike}."
 
 
 def baseline_cautions(results: ComparisonResults) -> Iterator[str]:

@@ -10,10 +10,9 @@ from reporting.test_evaluation import score
 from hfpatch import HfpatchError
 from hfpatch.__main__ import main
 from hfpatch.reporting import write_joint_report
+from hfpatch.reporting.evaluation import joint_evaluation_document, score_table_of
 from hfpatch.reporting.explorer.entries import entries
 from hfpatch.reporting.facts import evaluation_text
-from hfpatch.reporting.joint_evaluation import joint_evaluation_document
-from hfpatch.reporting.score_tables import score_table_of
 from hfpatch.results.parts import GroupResult
 from hfpatch.results.records import write_values
 from hfpatch.results.schema import EvaluatedVariant

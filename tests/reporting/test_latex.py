@@ -3,7 +3,7 @@ import re
 import pytest
 
 from hfpatch.reporting.document import Cell, Column, Row, Table
-from hfpatch.reporting.latex import escape, latex
+from hfpatch.reporting.tabular import escape, latex
 
 HOSTILE = '\\input{x} & 5 % of $a_1$ #1 ~ ^ {b} <c> | [d] *\n\\end{tabular}\r\u2028"é" −1 × ∞ – ± † …'
 COMMANDS = {

@@ -5,7 +5,7 @@ from reporting.big import write_big_run
 
 from hfpatch.reporting import write_report
 from hfpatch.reporting.comparison.figures import prominent
-from hfpatch.reporting.words import MOST_METHODS
+from hfpatch.reporting.numbers import MOST_METHODS
 from hfpatch.results.folder import load_comparison
 
 

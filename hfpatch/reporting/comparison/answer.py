@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from hfpatch.recipes import pairs
 from hfpatch.reporting.comparison.changes import gain_of
 from hfpatch.reporting.document import Cell, Column, Row, Table, Tone
-from hfpatch.reporting.numbers import NOTHING, Scale, change_text, count, diverged_text, listed, ratio
-from hfpatch.reporting.words import measured, metric_text, metrics_text
+from hfpatch.reporting.numbers import (
+    NOTHING,
+    Scale,
+    change_text,
+    count,
+    diverged_text,
+    listed,
+    measured,
+    metric_text,
+    metrics_text,
+    ratio,
+)
 from hfpatch.results.comparison import MATCHED
-from hfpatch.results.schema import ComparisonResults, Method
+from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.verdicts import ALPHA, Verdict, reach, shrinks_with
 
 _MOST_NAMED = 2
@@ -58,11 +69,15 @@ class Answer:
 
 
 def answer(results: ComparisonResults) -> Answer:
-    """Return what a reader who has one minute must know."""
-    first = results.first_task
-    lines = [_line(results, name, first) for name in results.others]
-    lines.sort(key=lambda line: _place(results, line.first))
-    return Answer(_sentence(results, lines, first), tuple(lines))
+    """Return what a reader who has one minute must know; the methods by gain on the first task, the highest first."""
+    lines = [_line(results, name) for name in results.others]
+
+    def place(line: Line) -> tuple[bool, float]:
+        gain = None if line.first is None else gain_of(results, line.first)
+        return gain is None, 0.0 if gain is None else -gain.difference
+
+    lines.sort(key=place)
+    return Answer(_sentence(results, lines), tuple(lines))
 
 
 def tone_of(verdicts: Sequence[Verdict]) -> Tone:
@@ -79,7 +94,7 @@ def control_for(results: ComparisonResults, name: str) -> str | None:
 
     None for a LoRA itself, and for a method that is compared with none.
     """
-    if is_lora(results.methods[name]):
+    if pairs.is_lora(results.methods[name].parts):
         return None
     declared = dict.fromkeys(each.other for each in results.verdicts if each.question == "lora" and each.method == name)
     known = [other for other in declared if other in results.methods]
@@ -94,48 +109,32 @@ def are_matched(results: ComparisonResults, one: str, other: str) -> bool:
     return pairs.in_one_group(anchors, one, other)
 
 
-def is_lora(method: Method) -> bool:
-    """Say whether a method is LoRA and nothing else."""
-    return pairs.is_lora(method.parts)
-
-
-def _place(results: ComparisonResults, first: Verdict | None) -> tuple[bool, float]:
-    """Order by gain, the highest first; what has none comes last."""
-    gain = None if first is None else gain_of(results, first)
-    return gain is None, 0.0 if gain is None else -gain.difference
-
-
-def _line(results: ComparisonResults, name: str, first: str | None) -> Line:
-    own = results.answers("base", name)
-    control, trainable = control_for(results, name), results.methods[name].trainable
+def _line(results: ComparisonResults, name: str) -> Line:
+    own, method = results.answers("base", name), results.methods[name]
+    control = control_for(results, name)
     size = results.methods[control].trainable if control else 0
     against = tuple(each for each in results.answers("lora", name) if each.other == control)
-    return Line(
-        name,
-        trainable,
-        next((each for each in own if each.task == first), None),
-        tuple(each for each in own if each.task != first),
-        control,
-        trainable / size if size else None,
-        against,
-        _against(results, name, control, against),
-    )
-
-
-def _against(results: ComparisonResults, name: str, control: str | None, verdicts: Sequence[Verdict]) -> str:
-    """Return in words what the verdicts of a method against its LoRA say."""
-    method = results.methods[name]
-    if not method.runs:
-        return "not finished"
-    if method.all_diverged:
-        return diverged_text(method.diverged)
     lost = len(method.diverged)
     ending = f"; {lost} of {len(method.runs)} seeds diverged" if lost else ""
-    if control is None:
-        return ("is a LoRA" if is_lora(method) else "not compared with a LoRA") + ending
-    size = results.methods[control].trainable
-    near = abs(size - method.trainable) <= MATCHED * method.trainable or are_matched(results, name, control)
-    return f"{summary(verdicts)}{'' if near else ', sizes differ'}{ending}"
+    if not method.runs:
+        words = "not finished"
+    elif method.all_diverged:
+        words = diverged_text(method.diverged)
+    elif control is None:
+        words = ("is a LoRA" if pairs.is_lora(method.parts) else "not compared with a LoRA") + ending
+    else:
+        near = abs(size - method.trainable) <= MATCHED * method.trainable or are_matched(results, name, control)
+        words = f"{summary(against)}{'' if near else ', sizes differ'}{ending}"
+    return Line(
+        name,
+        method.trainable,
+        next((each for each in own if each.task == results.first_task), None),
+        tuple(each for each in own if each.task != results.first_task),
+        control,
+        method.trainable / size if size else None,
+        against,
+        words,
+    )
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:
@@ -155,63 +154,64 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     return f"not tested ({reasons})" if reasons else "not tested"
 
 
-def _sentence(results: ComparisonResults, lines: Sequence[Line], first: str | None) -> str:
+def _sentence(results: ComparisonResults, lines: Sequence[Line]) -> str:
     """Count in one sentence what the verdicts say."""
     if not lines or results.baseline is None:
         return "There is no method to compare with a baseline."
     if not results.comparisons:
         why = "No paired comparison was made" if results.complete else "The run is not complete; nothing is tested yet"
         return f"{why}, so no difference is shown."
-    clauses = [f"Of {len(lines)} method{'s' * (len(lines) != 1)}, {_on_first(results, lines, first)}"]
-    others = [line for line in lines if any(each.verdict != "not tested" for each in line.others)]
+    # on the first task
+    known, task = [line.first for line in lines if line.first is not None], results.first_task
+    said = f"none was tested against {results.baseline}"
+    if task is not None and known:
+        where = f"{task} ({metric_text(results.deciding[task].metric)})"
+        better, worse = (sum(each.verdict == outcome for each in known) for outcome in ("better", "worse"))
+        if all(each.verdict == "not tested" for each in known):
+            said += f" on {where}"
+        else:
+            losing = f" and {worse} {'is' if worse == 1 else 'are'} worse" if worse else ""
+            said = f"{better or 'none'} {'are' if better > 1 else 'is'} {'' if better else 'shown to be '}better"
+            said += f" than {results.baseline} on {where}{losing}"
+    clauses = [f"Of {len(lines)} method{'s' * (len(lines) != 1)}, {said}"]
+    # on the other tasks
+    others = [tested for line in lines if (tested := _tested(line.others))]
     if others:
-        tested = [each for line in others for each in line.others if each.verdict != "not tested"]
-        tasks, metrics = len({each.task for each in tested}), metrics_text(each.metric for each in tested)
+        tasks, metrics = len({each.task for tested in others for each in tested}), _metrics(others)
         where = f"the {f'{tasks} other tasks' if tasks > 1 else 'other task'} ({metrics})"
-        better, worse = (_many(others, lambda line: line.others, outcome) for outcome in ("better", "worse"))
-        said = [
-            f"{many} {'are' if many > 1 else 'is'} {word}"
-            for many, word in ((better, "better"), (worse, "worse"))
-            if many
-        ]
         any_of = " on at least one" if tasks > 1 else ""
-        clauses.append(f"on {where} " + (listed([f"{each}{any_of}" for each in said]) or "no difference is shown"))
-    compared = [line for line in lines if not is_lora(results.methods[line.method])]
-    if compared and any(map(is_lora, results.methods.values())):
-        clauses.append(_against_loras(compared))
+        counts = [(_many(others, outcome), outcome) for outcome in ("better", "worse")]
+        parts = [f"{many} {'are' if many > 1 else 'is'} {outcome}{any_of}" for many, outcome in counts if many]
+        clauses.append(f"on {where} " + (listed(parts) or "no difference is shown"))
+    # against LoRA
+    is_lora = {name: pairs.is_lora(method.parts) for name, method in results.methods.items()}
+    compared = [_tested(line.against) for line in lines if not is_lora[line.method]]
+    if compared and any(is_lora.values()):
+        known_ones = [tested for tested in compared if tested]
+        if known_ones:
+            better, worse = (_many(known_ones, outcome) for outcome in ("better", "worse"))
+            same, untested = sum(tone_of(each) == "no difference shown" for each in known_ones), compared.count([])
+            parts = [f"{better} {'are' if better > 1 else 'is'} better" if better else "none is shown to be better"]
+            parts += [f"{worse} {'is' if worse == 1 else 'are'} worse"] if worse else []
+            parts += [f"for {same} no difference is shown"] if same else []
+            parts += [f"{untested} {'was' if untested == 1 else 'were'} not tested"] if untested else []
+            clauses.append(f"against LoRA ({_metrics(known_ones)}) {listed(parts)}")
+        else:
+            clauses.append("none was tested against a LoRA")
     return "; ".join(clauses) + "."
 
 
-def _on_first(results: ComparisonResults, lines: Sequence[Line], task: str | None) -> str:
-    known = [line.first for line in lines if line.first is not None]
-    if task is None or not known:
-        return f"none was tested against {results.baseline}"
-    where = f"{task} ({metric_text(results.deciding[task].metric)})"
-    better, worse = (sum(each.verdict == outcome for each in known) for outcome in ("better", "worse"))
-    if all(each.verdict == "not tested" for each in known):
-        return f"none was tested against {results.baseline} on {where}"
-    losing = f" and {worse} {'is' if worse == 1 else 'are'} worse" if worse else ""
-    said = f"{better or 'none'} {'are' if better > 1 else 'is'} {'' if better else 'shown to be '}better"
-    return f"{said} than {results.baseline} on {where}{losing}"
+def _tested(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    return [each for each in verdicts if each.verdict != "not tested"]
 
 
-def _many(lines: Sequence[Line], of: Callable[[Line], Sequence[Verdict]], outcome: str) -> int:
+def _metrics(verdicts: Iterable[Sequence[Verdict]]) -> str:
+    return metrics_text(each.metric for of_method in verdicts for each in of_method)
+
+
+def _many(verdicts: Iterable[Sequence[Verdict]], outcome: str) -> int:
     """Return how many methods have a verdict on at least one task."""
-    return sum(any(each.verdict == outcome for each in of(line)) for line in lines)
-
-
-def _against_loras(lines: Sequence[Line]) -> str:
-    tested = [line for line in lines if line.tone != "not tested"]
-    if not tested:
-        return "none was tested against a LoRA"
-    better, worse = (_many(tested, lambda line: line.against, outcome) for outcome in ("better", "worse"))
-    same, untested = sum(line.tone == "no difference shown" for line in tested), len(lines) - len(tested)
-    metrics = metrics_text(each.metric for line in tested for each in line.against if each.verdict != "not tested")
-    parts = [f"{better} {'are' if better > 1 else 'is'} better" if better else "none is shown to be better"]
-    parts += [f"{worse} {'is' if worse == 1 else 'are'} worse"] if worse else []
-    parts += [f"for {same} no difference is shown"] if same else []
-    parts += [f"{untested} {'was' if untested == 1 else 'were'} not tested"] if untested else []
-    return f"against LoRA ({metrics}) {listed(parts)}"
+    return sum(any(each.verdict == outcome for each in of_method) for of_method in verdicts)
 
 
 def headline_table(results: ComparisonResults, *, name: str = "headline", title: str = "") -> Table:
@@ -222,74 +222,51 @@ def headline_table(results: ComparisonResults, *, name: str = "headline", title:
         name: the table's anchor.
         title: names the run where several are reported side by side.
     """
-    found, first = answer(results), results.first_task
-    controls = {line.control for line in found.lines if line.control}
-    shared = next(iter(controls)) if len(controls) == 1 else None
-    columns = [Column("method")]
+    lines, first = answer(results).lines, results.first_task
+    table: list[tuple[Column, Sequence[str | Cell]]] = [(Column("method"), [line.method for line in lines])]
     if first is not None:
-        known = [line.first for line in found.lines if line.first is not None]
-        columns.append(Column(f"gain on {first}", _unit(results, known, first), number=True, tip=_GAIN))
-    others = {each.task: each.metric for line in found.lines for each in line.others}
+        metric = metric_text(results.deciding[first].metric)
+        gains = [(line.first, gain_of(results, line.first)) if line.first else (None, None) for line in lines]
+        scale = next((gain.scale for _, gain in gains if gain is not None), Scale.RAW)
+        unit = {Scale.POINTS: "points of ", Scale.RELATIVE: "% lower "}.get(scale, "")
+        notes = f"{unit}{metric}", f"n = {count(results.tasks[first].n)}"
+        cells = [
+            Cell((change_text(gain, unit=False), made.verdict), made.verdict) if made and gain else NOTHING
+            for made, gain in gains
+        ]
+        table.append((Column(f"gain on {first}", notes, number=True, tip=_GAIN), cells))
+    others = {each.task: each.metric for line in lines for each in line.others}
     if others:
-        columns.append(
-            Column("other tasks", (f"{len(others)}: {metrics_text(others.values())}",), tip=", ".join(others))
-        )
-    columns.append(Column("parameters", (f"(× {shared})",) if shared else (), number=True, tip=_SIZE))
-    if any(map(is_lora, results.methods.values())):
-        columns.append(Column("against the LoRA of its size", tip=_LORA))
-    rows = [_cells(results, line, shared, columns) for line in found.lines]
-    place = next(i for i, column in enumerate(columns) if column.name == "parameters")
-    halves = tuple(
-        Table(
-            f"{name}-{half.lower()}",
-            f"{title}: {half.lower()}" if title else half,
-            (columns[0], *columns[cut]),
-            tuple(Row((row[0], *row[cut])) for row in rows),
-        )
-        for half, cut in (("Gains", slice(1, place)), ("Verdicts", slice(place, None)))
+        column = Column("other tasks", (f"{len(others)}: {metrics_text(others.values())}",), tip=", ".join(others))
+        summaries = [Cell((summary(line.others),), tone_of(line.others)) if line.others else NOTHING for line in lines]
+        table.append((column, summaries))
+    place = len(table)
+    controls = {line.control for line in lines if line.control}
+    shared = next(iter(controls)) if len(controls) == 1 else None
+    column = Column("parameters", (f"(× {shared})",) if shared else (), number=True, tip=_SIZE)
+    ratios = (
+        f" ({ratio(line.ratio)} ×{'' if shared else f' {line.control}'})" if line.ratio is not None else ""
+        for line in lines
     )
-    return Table(name, title or "Headline", tuple(columns), tuple(map(Row, rows)), heading=bool(title), narrow=halves)
+    table.append((column, [f"{count(line.trainable)}{size}" for line, size in zip(lines, ratios, strict=True)]))
+    if any(pairs.is_lora(method.parts) for method in results.methods.values()):
+        words = [Cell((line.words,), line.tone) if line.against else line.words for line in lines]
+        table.append((Column("against the LoRA of its size", tip=_LORA), words))
+
+    def part(name: str, title: str, kept: Sequence[tuple[Column, Sequence[str | Cell]]], **options: Any) -> Table:
+        rows = tuple(map(Row, zip(*(cells for _, cells in kept), strict=True)))
+        return Table(name, title, tuple(column for column, _ in kept), rows, **options)
+
+    halves = tuple(
+        part(f"{name}-{half.lower()}", f"{title}: {half.lower()}" if title else half, [table[0], *kept])
+        for half, kept in (("Gains", table[1:place]), ("Verdicts", table[place:]))
+    )
+    return part(name, title or "Headline", table, heading=bool(title), narrow=halves)
 
 
 _GAIN = "The difference to the baseline, above 0 is better, with the simultaneous 95 % interval of its verdict."
 _SIZE = "Trainable parameters, and how many times those of the LoRA that the method is compared with."
 _LORA = "The corrected paired tests against the LoRA of the method's match group, each by the measure of its task."
-
-
-def _unit(results: ComparisonResults, known: Sequence[Verdict], task: str) -> tuple[str, ...]:
-    metric = results.deciding[task].metric
-    gains = [gain for each in known if (gain := gain_of(results, each)) is not None]
-    scale = gains[0].scale if gains else Scale.RAW
-    unit = {Scale.POINTS: "points of", Scale.RELATIVE: "% lower"}.get(scale, "")
-    return (f"{unit} {metric_text(metric)}".strip(), f"n = {count(results.tasks[task].n)}")
-
-
-def _cells(
-    results: ComparisonResults, line: Line, shared: str | None, columns: Sequence[Column]
-) -> tuple[str | Cell, ...]:
-    cells: list[str | Cell] = [line.method]
-    names = [column.name for column in columns]
-    if names[1].startswith("gain on "):
-        gain = None if line.first is None else gain_of(results, line.first)
-        tone: Tone = "not tested" if line.first is None else line.first.verdict
-        cells.append(NOTHING if gain is None else Cell((change_text(gain, unit=False), tone), tone))
-    if "other tasks" in names:
-        tone = tone_of(line.others)
-        cells.append(Cell((summary(line.others),), tone) if line.others else NOTHING)
-    size = "" if line.ratio is None else f" ({ratio(line.ratio)} ×{'' if shared else f' {line.control}'})"
-    cells.append(f"{count(line.trainable)}{size}")
-    if len(names) > len(cells):
-        cells.append(Cell((line.words,), line.tone) if line.against else line.words)
-    return tuple(cells)
-
-
-def _shrinks(results: ComparisonResults, seeds: int, more: int) -> float | None:
-    """Return the median factor by which more seeds would make the smallest detectable differences smaller."""
-    made = {(each.method, each.reference, each.task, each.metric): each for each in results.comparisons}
-    tested = [each for each in results.verdicts if each.family and each.seeds == seeds]
-    found = ((made[each.method, each.other, each.task, each.metric], each.family) for each in tested)
-    factors = [factor for one, family in found if (factor := shrinks_with(one, family, more)) is not None]
-    return median(factors) if factors else None
 
 
 def uncovered(results: ComparisonResults) -> Iterator[str]:
@@ -302,12 +279,14 @@ def uncovered(results: ComparisonResults) -> Iterator[str]:
     elif seeds < _FEW_SEEDS:
         t = reach([(1.0, seeds - 1)], ALPHA)
         only = "only huge differences" if seeds == 2 else "only large differences"
-        factor = _shrinks(results, seeds, _FEW_SEEDS)
-        more = (
-            ""
-            if factor is None
-            else (f" With {_FEW_SEEDS} seeds the smallest that can show would be about {factor:.2f} times as large.")
-        )
+        made = {(each.method, each.reference, each.task, each.metric): each for each in results.comparisons}
+        tested = [each for each in results.verdicts if each.family and each.seeds == seeds]
+        found = ((made[each.method, each.other, each.task, each.metric], each.family) for each in tested)
+        factors = [factor for one, family in found if (factor := shrinks_with(one, family, _FEW_SEEDS)) is not None]
+        more = ""
+        if factors:
+            times = f"about {median(factors):.2f} times as large"
+            more = f" With {_FEW_SEEDS} seeds the smallest that can show would be {times}."
         yield f"Seeds: {seeds}, so Student's t is {t:.1f}; where results vary from seed to seed, {only} can show.{more}"
     if results.tuning is not None:
         yield f"Choice of the rate: made with one seed ({results.tuning.seed}); another may choose another rate."

@@ -9,12 +9,10 @@ from statistics import fmean
 
 from hfpatch.recipes.controls import Control, controls_of
 from hfpatch.reporting.document import Column, Finding, Findings, Row, Section, Table, Text, Tone
-from hfpatch.reporting.numbers import NOTHING, Scale, count, decimal, listed, scale_of
-from hfpatch.reporting.words import metric_text
+from hfpatch.reporting.numbers import NOTHING, Scale, count, decimal, listed, metric_text, scale_of
 from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.schema import ComparisonResults
-from hfpatch.results.verdicts import Verdict
 
 _HALF = 0.5
 _CAPTION = (
@@ -89,22 +87,20 @@ def share(results: ComparisonResults, method: str, control: str, task: str) -> S
     made = [results.verdict(one, task, other) for one, other in pairs]
     if made[0] is None or made[1] is None or made[0].verdict != "better":
         return None
-    (m, m_reach), (c, c_reach), (_, between) = (_estimate(results, each) for each in made)
+    estimates = []  # a gain, larger is better, and the reach of its plain interval; of a perplexity of its logarithm
+    for each in made:
+        if each is None:
+            estimates.append((0.0, 0.0))
+            continue
+        values = results.values(each.other, each.task, each.metric)
+        ends = [each.difference, each.low, each.high]
+        if values and each.metric != BITS_PER_BYTE and scale_of(each.metric, each.higher_is_better) is Scale.RELATIVE:
+            ends = [math.log1p(end / fmean(values)) if end > -fmean(values) else -math.inf for end in ends]
+        estimates.append((ends[0] if each.higher_is_better else -ends[0], (ends[2] - ends[1]) / 2))
+    (m, m_reach), (c, c_reach), (_, between) = estimates
     product = (m_reach**2 + c_reach**2 - between**2) / 2 if made[2] is not None else 0.0
     most = m_reach * c_reach
     return Gains(m, c, m_reach, c_reach, min(most, max(-most, product))).share()
-
-
-def _estimate(results: ComparisonResults, made: Verdict | None) -> tuple[float, float]:
-    """Return a gain, larger is better, and the reach of its plain interval; of a perplexity those of its logarithm."""
-    if made is None:
-        return 0.0, 0.0
-    values = results.values(made.other, made.task, made.metric)
-    ends = [made.difference, made.low, made.high]
-    if values and made.metric != BITS_PER_BYTE and scale_of(made.metric, made.higher_is_better) is Scale.RELATIVE:
-        ends = [math.log1p(end / fmean(values)) if end > -fmean(values) else -math.inf for end in ends]
-    value, low, high = ends
-    return (value if made.higher_is_better else -value), (high - low) / 2
 
 
 def _finding(results: ComparisonResults, name: str, controls: Sequence[Control]) -> Finding:
@@ -116,9 +112,9 @@ def _finding(results: ComparisonResults, name: str, controls: Sequence[Control])
             known = dict(sorted(known.items(), key=lambda pair: -pair[1].value))
             parts = [f"{each.keeps} ({each.name}) reaches {found}" for each, found in known.items()]
             conclusion, tone = _conclusion(known)
-            conclusion = f"{conclusion[0].upper()}{conclusion[1:]}"
             measure = f"{task} ({metric_text(results.deciding[task].metric)})"
-            return Finding(name, f"gains on {measure}; of that, {listed(parts)}. {conclusion}.", tone)
+            rest = f"{listed(parts)}. {conclusion[0].upper()}{conclusion[1:]}."
+            return Finding(name, f"gains on {measure}; of that, {rest}", tone)
     why = f"is shown to be better than {results.baseline} on no task that its controls were tested on too"
     return Finding(name, f"{why}, so which part carries its effect cannot be told.", "not tested")
 
@@ -148,16 +144,11 @@ def _table(results: ComparisonResults, groups: Mapping[str, Sequence[Control]]) 
     columns += [Column(task, (metric_text(results.deciding[task].metric),), number=True) for task in tasks]
     rows = []
     for name, controls in groups.items():
-        cells = [_whole(results, name, task) for task in tasks]
+        made = [results.verdict(name, task, results.baseline) for task in tasks]  # numbers: table of differences
+        cells = [NOTHING if each is None else each.verdict for each in made]
         rows.append(Row((name, "all", count(results.methods[name].trainable), *cells), strong=True))
-        for each in controls:
-            shares = [share(results, name, each.name, task) for task in tasks]
+        for control in controls:
+            shares = [share(results, name, control.name, task) for task in tasks]
             cells = [NOTHING if found is None else str(found) for found in shares]
-            rows.append(Row((each.name, each.keeps, count(results.methods[each.name].trainable), *cells)))
+            rows.append(Row((control.name, control.keeps, count(results.methods[control.name].trainable), *cells)))
     return Table("shares", "Methods and their controls", tuple(columns), tuple(rows), caption=_CAPTION, heading=False)
-
-
-def _whole(results: ComparisonResults, name: str, task: str) -> str:
-    """Return the verdict on a method against the baseline; its numbers are in the table of paired differences."""
-    made = results.verdict(name, task, results.baseline)
-    return NOTHING if made is None else made.verdict

@@ -53,9 +53,7 @@ def gain_of(results: ComparisonResults, verdict: Verdict) -> Change | None:
     if math.isnan(verdict.difference):
         return None
     found = change_of(results, verdict, plain=False)
-    if verdict.higher_is_better:
-        return found
-    return Change(-found.difference, -found.high, -found.low, found.smallest_visible, found.scale)
+    return found if verdict.higher_is_better else found.turned
 
 
 def verdict_text(results: ComparisonResults, verdict: Verdict) -> str:

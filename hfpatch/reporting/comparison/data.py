@@ -68,18 +68,20 @@ def _pairs(results: ComparisonResults) -> Iterator[dict[str, object]]:
             yield {**one.to_json(), "other": one.reference}
 
 
-def differences_csv(results: ComparisonResults) -> str:
-    """Return the paired differences, a row each."""
-    return csv_text(_DIFFERENCES, ([pair.get(key) for key in _DIFFERENCES] for pair in _pairs(results)))
-
-
 def figure_csv(name: str, results: ComparisonResults, layers: Layers) -> str:
     """Return the data of the figure called ``name``."""
     match name:
         case "differences":
-            return differences_csv(results)
+            return csv_text(_DIFFERENCES, ([pair.get(key) for key in _DIFFERENCES] for pair in _pairs(results)))
         case "quality":
-            return csv_text(("method", "trainable", "task", "metric", "seed", "value"), _quality(results))
+            values = (
+                (name, method.trainable, task, info.primary, seed, run.evaluation[task].metrics.get(info.primary))
+                for name, method in results.methods.items()
+                for task, info in results.tasks.items()
+                for seed, run in sorted(method.runs.items())
+                if task in run.evaluation
+            )
+            return csv_text(("method", "trainable", "task", "metric", "seed", "value"), values)
         case "retention":
             return retention_csv(results)
         case "training":
@@ -92,15 +94,6 @@ def figure_csv(name: str, results: ComparisonResults, layers: Layers) -> str:
                 for layer, value in sorted(each.points.items())
             )
             return csv_text(headings, rows)
-
-
-def _quality(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
-    for name, method in results.methods.items():
-        for task, info in results.tasks.items():
-            for seed, run in sorted(method.runs.items()):
-                if task in run.evaluation:
-                    value = run.evaluation[task].metrics.get(info.primary)
-                    yield name, method.trainable, task, info.primary, seed, value
 
 
 def _training(results: ComparisonResults) -> Iterator[tuple[object, ...]]:

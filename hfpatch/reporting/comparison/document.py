@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,7 @@ from hfpatch.reporting.comparison.tables import (
 )
 from hfpatch.reporting.comparison.tuning import tuning_csv, tuning_sections
 from hfpatch.reporting.facts import environment_facts, protocol_facts
-from hfpatch.reporting.numbers import NOTHING, count, duration
-from hfpatch.reporting.words import MOST_METHODS
+from hfpatch.reporting.numbers import MOST_METHODS, NOTHING, count, duration
 from hfpatch.results.cautions import rates_sentence, warned_of_floor
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.series import QUANTITIES, read_analyses
@@ -117,9 +116,8 @@ def read_material(label: str, run_dir: Path, results: ComparisonResults) -> RunD
         known = {(each.quantity, each.group): each for each in (*analyses, *method.layers)}
         layers += [(name, series) for series in known.values()]
         broken += unread
-    layers.sort(
-        key=lambda pair: QUANTITIES.index(pair[1].quantity) if pair[1].quantity in QUANTITIES else len(QUANTITIES)
-    )
+    order = {quantity: place for place, quantity in enumerate(QUANTITIES)}
+    layers.sort(key=lambda pair: order.get(pair[1].quantity, len(order)))
     absent = [*missing(results), *unknown_runs(run_dir, results), *broken, *samples.missing]
     return RunData(label, results, layers, samples, absent, {label: results})
 
@@ -133,58 +131,62 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
     """
     first, results = material[0], [each.results for each in material]
     several = len(material) > 1
-    sources = [source for each in material for source in each.sources]
-    compared = [_comparability(checks, sources, joined=not several)] if checks else []
-    prefixes = [f"run{place + 1}-" if several else "" for place in range(len(material))]
-    found = answer(first.results)
+    sources = [source for each in material for source in each.sources.values()]
+    compared = [_comparability(checks, [s for each in material for s in each.sources], joined=not several)] * bool(
+        checks
+    )
+    times = [time for each in sources if isinstance(time := each.provenance.get("wall_s"), int | float)]
     return doc.Document(
         title=" and ".join(each.name or "Comparison" for each in results),
         description="Several runs, side by side." if several else first.results.description,
         complete=all(each.complete for each in results),
-        glance=_glance(results, [source for each in material for source in each.sources.values()]),
+        glance=(
+            ("Frozen model", ", ".join(dict.fromkeys(str(each.model.get("name") or NOTHING) for each in results))),
+            ("Methods", count(len({name for each in results for name in each.others}))),
+            ("Tasks", count(len({name for each in results for name in each.tasks}))),
+            ("Seeds", count(len({seed for each in results for seed in each.seeds}))),
+            ("Protocol", ", ".join(dict.fromkeys(each.protocol.replace("_", " ") for each in results))),
+            ("Wall time", duration(sum(times)) if times else NOTHING),
+        ),
         opening=tuple(compared) if several else (),
         parts=tuple(
-            doc.Part(tuple(_sections(each, () if several else compared)), each.title, prefix)
-            for each, prefix in zip(material, prefixes, strict=True)
+            doc.Part(tuple(_sections(each, () if several else compared)), each.title, f"run{place}-" if several else "")
+            for place, each in enumerate(material, 1)
         ),
-        closing=(citation_section(source for each in material for source in each.sources.values()),),
+        closing=(citation_section(sources),),
         summary=(
             score_table(first.results),
             doc.Sentences((*warned_of_floor(first.results), *uncovered(first.results), *first.missing)),
             headline_table(first.results),
             *frontier_blocks(first.results, None, first.results),
             *([retention] if (retention := retention_table(first.results)).rows else []),
-            doc.Text(f"{found.sentence} {rates_sentence(first.results)}".strip()),
+            doc.Text(f"{answer(first.results).sentence} {rates_sentence(first.results)}".strip()),
         ),
     )
 
 
-def _glance(results: Sequence[ComparisonResults], sources: Sequence[ComparisonResults]) -> tuple[doc.Fact, ...]:
-    times = [each.provenance.get("wall_s") for each in sources]
-    known = [time for time in times if isinstance(time, int | float)]
-    return (
-        ("Frozen model", ", ".join(dict.fromkeys(str(each.model.get("name") or NOTHING) for each in results))),
-        ("Methods", count(len({name for each in results for name in each.others}))),
-        ("Tasks", count(len({name for each in results for name in each.tasks}))),
-        ("Seeds", count(len({seed for each in results for seed in each.seeds}))),
-        ("Protocol", ", ".join(dict.fromkeys(each.protocol.replace("_", " ") for each in results))),
-        ("Wall time", duration(sum(known)) if known else NOTHING),
-    )
-
-
 def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[doc.Section]:
-    results, samples = material.results, material.samples
+    results, samples, drawn = material.results, material.samples, material.drawn
     yield _answer(material)
     yield from compared
     if results.tasks:
         yield doc.Section("what", "What the tasks are", (task_table(results, samples.documents),), "Tasks")
     yield from attribution(results)
-    yield from _retention(material)
-    yield from tuning_sections(results, material.drawn.get("tuning"), tuning_csv(material.data.results))
+    # learning and forgetting
+    table, answers = retention_table(results), answers_table(results)
+    forgotten: list[doc.Block] = [retention_sentences(results), table] if table.rows else []
+    if "retention" in drawn:
+        forgotten.insert(1, _figure("retention", material))
+    forgotten += [answers] if answers.rows else []
+    if forgotten:
+        yield doc.Section("retention", "Learning and forgetting", tuple(forgotten), "Forgetting")
+    # how methods were trained
+    yield from tuning_sections(results, drawn.get("tuning"), tuning_csv(material.data.results))
     for name in ("quality", "training", "layers"):
-        if name in material.drawn:
+        if name in drawn:
             title, short, _ = _FIGURES[name]
             yield doc.Section(name, title, (_figure(name, material),), short)
+    # every number
     if samples.sides:
         blocks = (doc.Text(_SAMPLES, "caption"), doc.Browser(_listed(samples)), sides_table(samples.sides))
         yield doc.Section("samples", "What changed sides", blocks)
@@ -192,18 +194,12 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
     yield doc.Section("paired", "Paired differences", (pairs if pairs.rows else doc.Text("None was made."),))
     download = doc.Download("results.csv", "every number of every run (CSV)", results_csv({"": material.data.results}))
     yield doc.Section("results", "Scores", (score_table(results), seed_table(results), download, method_table(results)))
-    yield doc.Section("protocol", "Protocol and provenance", _labelled(material, protocol_facts), "Protocol")
-    yield doc.Section("environment", "Environment", _labelled(material, environment_facts))
-
-
-def _retention(material: RunData) -> Iterator[doc.Section]:
-    table, answers = retention_table(material.results), answers_table(material.results)
-    blocks: list[doc.Block] = [retention_sentences(material.results), table] if table.rows else []
-    if "retention" in material.drawn:
-        blocks.insert(1, _figure("retention", material))
-    blocks += [answers] if answers.rows else []
-    if blocks:
-        yield doc.Section("retention", "Learning and forgetting", tuple(blocks), "Forgetting")
+    # the facts of each run behind the part, with its label where there are several
+    runs = [(label if len(material.sources) > 1 else "", each) for label, each in material.sources.items()]
+    protocol = tuple(doc.Facts(tuple(protocol_facts(each)), label) for label, each in runs)
+    yield doc.Section("protocol", "Protocol and provenance", protocol, "Protocol")
+    environment = tuple(doc.Facts(tuple(environment_facts(each)), label) for label, each in runs)
+    yield doc.Section("environment", "Environment", environment)
 
 
 def _answer(material: RunData) -> doc.Section:
@@ -215,7 +211,17 @@ def _answer(material: RunData) -> doc.Section:
     if table.rows:
         blocks += [table, *(doc.Text(line, "caption") for line in _LEGEND)]
     blocks += [_figure("differences", material)] if "differences" in material.drawn else []
-    return doc.Section("answer", "Answer", (*blocks, *_warnings(material)))
+    warnings = [*filter(None, [rates_sentence(results)]), *warned_of_floor(results), *uncovered(results)]
+    if warnings:
+        blocks.append(doc.Sentences(tuple(dict.fromkeys(warnings)), "Warnings"))
+    elif results.complete:
+        blocks.append(doc.Text("None."))
+    else:
+        checked = "whether parameters match, updates survive and the base is sound is checked once a run is complete"
+        blocks.append(doc.Text(f"Not checked yet: {checked}."))
+    if material.missing:
+        blocks.append(doc.Sentences(tuple(material.missing), "What is missing"))
+    return doc.Section("answer", "Answer", tuple(blocks))
 
 
 def _figure(name: str, material: RunData) -> doc.Figure:
@@ -231,43 +237,22 @@ def _figure(name: str, material: RunData) -> doc.Figure:
     )
 
 
-def _labelled(material: RunData, facts: Callable[[ComparisonResults], list[doc.Fact]]) -> tuple[doc.Block, ...]:
-    """Return the facts of each run behind a part, with its label where there are several."""
-    several = len(material.sources) > 1
-    return tuple(doc.Facts(tuple(facts(each)), label if several else "") for label, each in material.sources.items())
-
-
-def _warnings(material: RunData) -> tuple[doc.Block, ...]:
-    results = material.results
-    none = "None." if results.complete else (
-        "Not checked yet: whether parameters match, updates survive and the base is sound is checked once a run is "
-        "complete."
-    )  # fmt: skip
-    warnings = [*filter(None, [rates_sentence(results)]), *warned_of_floor(results), *uncovered(results)]
-    warned: doc.Block = doc.Sentences(tuple(dict.fromkeys(warnings)), "Warnings") if warnings else doc.Text(none)
-    absent = doc.Sentences(tuple(material.missing), "What is missing")
-    return (warned, absent) if absent.items else (warned,)
-
-
 def _comparability(checks: Sequence[Check], labels: Sequence[str], *, joined: bool) -> doc.Section:
     """Build the section on what several runs have in common."""
-    apart = [check.what.lower() for check in checks if check.decides and check.verdict != "same"]
+    apart = ", ".join(check.what.lower() for check in checks if check.decides and check.verdict != "same")
     other = [check.what.lower() for check in checks if not check.decides and check.verdict != "same"]
     differ = f"They differ, or are not known to agree, in: {', '.join(other)}." if other else "They agree in all else."
     words = (
         "These runs measured the same frozen model on the same documents, so they share the tables. Each difference is "
         f"the paired one of its own run; none was tested across runs. {differ}"
+        if joined
+        else f"These runs cannot share a table, because they do not agree in: {apart}. Each has its own part."
     )
-    if not joined:
-        words = (
-            f"These runs cannot share a table, because they do not agree in: {', '.join(apart)}. Each has its own part."
-        )
     rows = []
     for check in checks:
-        tone = doc.Cell(
-            (check.verdict,), "better" if check.verdict == "same" else "worse" if check.decides else "not tested"
-        )
-        rows.append(doc.Row((check.what, tone, *check.values, check.consequence or NOTHING)))
+        tone: doc.Tone = "better" if check.verdict == "same" else "worse" if check.decides else "not tested"
+        verdict = doc.Cell((check.verdict,), tone)
+        rows.append(doc.Row((check.what, verdict, *check.values, check.consequence or NOTHING)))
     columns = tuple(map(doc.Column, ("of the runs", "verdict", *labels, "what follows")))
     table = doc.Table("common", "What the runs have in common", columns, tuple(rows), heading=False)
     return doc.Section("comparability", "Comparability", (doc.Text(words), table))
@@ -319,8 +304,5 @@ def unknown_runs(run_dir: Path, results: ComparisonResults) -> list[str]:
     """Name the runs in the folder that do not belong to the results."""
     runs = run_dir / "runs"
     names = sorted(printable(path.name) for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
-    return [
-        f"runs/{name}: not a method of these results, so it is left out."
-        for name in names
-        if name not in results.methods
-    ]
+    unknown = [name for name in names if name not in results.methods]
+    return [f"runs/{name}: not a method of these results, so it is left out." for name in unknown]

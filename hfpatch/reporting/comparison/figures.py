@@ -10,16 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from hfpatch.recipes.pairs import is_lora
 from hfpatch.recipes.retention import text_of
 from hfpatch.reporting import plots
-from hfpatch.reporting.comparison.answer import is_lora
 from hfpatch.reporting.comparison.changes import change_of, scale_in
 from hfpatch.reporting.comparison.frontier import frontier_figure
 from hfpatch.reporting.comparison.retention import gain_at
 from hfpatch.reporting.comparison.tuning import tuning_figure
-from hfpatch.reporting.numbers import Change, Scale, short_count
+from hfpatch.reporting.numbers import MOST_METHODS, Change, Scale, short_count
 from hfpatch.reporting.theme import GREY, INK, MUTED, PAPER, report_style, short, styles
-from hfpatch.reporting.words import MOST_METHODS
 from hfpatch.results.retention import KL, front
 from hfpatch.results.schema import ComparisonResults, LayerSeries, RetentionPoint
 
@@ -114,7 +113,13 @@ def retention(results: ComparisonResults) -> Figure | None:
     """Draw the gain on held-out text against KL on each text that should be kept; None where one is not known."""
     found = results.retention
     points = [point for point in found.points if point.method in results.methods] if found is not None else []
-    panels = {task: known for task in found.texts if (known := _trade(results, points, task))} if found else {}
+    panels: dict[str, list[tuple[RetentionPoint, _Ends, _Ends]]] = {}  # a point, its KL and its gain
+    for task in found.texts if found is not None else ():
+        for point in points:
+            kl, gain = point.comparison(task, KL), gain_at(results, point)
+            if kl is not None and gain is not None and np.isfinite([kl.difference, gain.difference]).all():
+                ends = (-gain.difference, -gain.high, -gain.low)
+                panels.setdefault(task, []).append((point, (kl.difference, kl.low, kl.high), ends))
     if found is None or not panels:
         return None
     shown = dict.fromkeys(point.method for known in panels.values() for point, _, _ in known)
@@ -142,19 +147,6 @@ def retention(results: ComparisonResults) -> Figure | None:
         ax.set_ylabel("gain on held-out text, nats per token   ↑ better")
     plots.method_key(figure, looks, points=True)
     return figure
-
-
-def _trade(
-    results: ComparisonResults, points: Sequence[RetentionPoint], task: str
-) -> list[tuple[RetentionPoint, _Ends, _Ends]]:
-    """Return the points whose KL on a text and gain on held-out text are known, each with its interval."""
-    known = []
-    for point in points:
-        kl, gain = point.comparison(task, KL), gain_at(results, point)
-        if kl is not None and gain is not None and np.isfinite([kl.difference, gain.difference]).all():
-            ends = (-gain.difference, -gain.high, -gain.low)
-            known.append((point, (kl.difference, kl.low, kl.high), ends))
-    return known
 
 
 def _arms(ends: _Ends) -> list[list[float]]:
@@ -213,7 +205,7 @@ def training(results: ComparisonResults) -> Figure | None:
     if not curves:
         return None
     looks = styles(list(results.methods), results.baseline, curves)
-    reference = next((name for name in curves if is_lora(results.methods[name])), next(iter(curves)))
+    reference = next((name for name in curves if is_lora(results.methods[name].parts)), next(iter(curves)))
     held_out = any(curve.held_out for curve in curves.values())
     count = 1 + (len(curves) > 1) + held_out
     figure, axes = plots.panels(count, columns=3, width=11.0 / max(2, count), height=2.8, key=len(looks))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
@@ -14,10 +13,9 @@ from hfpatch.reporting import document as doc
 from hfpatch.reporting import plots
 from hfpatch.reporting.comparison.answer import tone_of
 from hfpatch.reporting.comparison.changes import change_of, scale_in
-from hfpatch.reporting.numbers import NOTHING, Change, digits_for, short_count, signed
+from hfpatch.reporting.numbers import NOTHING, Change, digits_for, metric_text, short_count, signed
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import INK, MUTED, Style, report_style, short, styles
-from hfpatch.reporting.words import metric_text
 from hfpatch.results.frontier import Exchange, FrontierLine, against_reference, sentence, times_text
 from hfpatch.results.schema import ComparisonResults
 
@@ -54,12 +52,11 @@ def frontier_blocks(results: ComparisonResults, svg: str | None, data: Compariso
 def frontier_findings(results: ComparisonResults) -> doc.Findings:
     """Build a sentence for each method beside the reference."""
     frontier = results.frontier
-    lines = frontier.lines if frontier is not None else []
-    items = (
+    items = [
         doc.Finding(line.method, sentence(results, line), tone_of([*against_reference(results, line).values()]))
-        for line in lines
+        for line in (frontier.lines if frontier is not None else ())
         if frontier is not None and line.method != frontier.reference
-    )
+    ]
     return doc.Findings(tuple(items))
 
 
@@ -84,7 +81,13 @@ def frontier_table(results: ComparisonResults) -> doc.Table:
             if gain is not None and not budget:
                 text += f" ({short_count(results.methods[line.points[0]].trainable)})"
             cells.append(doc.Cell((text,), tested[point].verdict) if point in tested else text)
-        cells.append("1" if line.method == frontier.reference else _exchange(line.exchange))
+        rate = line.exchange
+        if line.method == frontier.reference:
+            cells.append("1")
+        elif rate is None or rate.rate is None:
+            cells.append(NOTHING if rate is None else "cannot be told")
+        else:
+            cells.append(f"{times_text(rate.rate)} [{times_text(rate.low)}, {times_text(rate.high)}]")
         rows.append(doc.Row(tuple(cells)))
     caption = f"Gains on {frontier.task}, in {_unit(results)}."
     return doc.Table("budgets", "Gain by budget", tuple(columns), tuple(rows), caption)
@@ -109,12 +112,6 @@ def _unit(results: ComparisonResults) -> str:
     return f"{metric_text(frontier.metric)}{f', {scale.value}' if scale.value else ''}"
 
 
-def _exchange(found: Exchange | None) -> str:
-    if found is None or found.rate is None:
-        return "cannot be told" if found is not None else NOTHING
-    return f"{times_text(found.rate)} [{times_text(found.low)}, {times_text(found.high)}]"
-
-
 def _gain(results: ComparisonResults, point: str) -> Change | None:
     """Return the gain of a method over the baseline on the frontier's task with its plain interval."""
     frontier = results.frontier
@@ -122,9 +119,7 @@ def _gain(results: ComparisonResults, point: str) -> Change | None:
     if verdict is None or math.isnan(verdict.difference):
         return None
     found = change_of(results, verdict)
-    return found if verdict.higher_is_better else replace(
-        found, difference=-found.difference, low=-found.high, high=-found.low
-    )  # fmt: skip
+    return found if verdict.higher_is_better else found.turned
 
 
 @report_style()

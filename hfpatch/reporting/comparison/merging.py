@@ -61,12 +61,28 @@ def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
         runs: label -> results, at least two.
     """
     checks = tuple(_checks(list(runs.values())))
-    if len({_held_out(each) for each in runs.values()}) > 1:
-        runs = {label: _without_held_out(each) for label, each in runs.items()}
+    if len({_held_out(each) for each in runs.values()}) > 1:  # its tests still count where they were corrected
+        runs = {
+            label: ComparisonResults.model_validate(
+                {
+                    **dict(each),
+                    "tasks": {name: info for name, info in each.tasks.items() if name != HELD_OUT},
+                    "comparisons": [one for one in each.comparisons if one.task != HELD_OUT],
+                    "joined": [one for one in each.verdicts if one.task != HELD_OUT],
+                },
+                by_name=True,
+            )
+            for label, each in runs.items()
+        }
     if any(check.decides and check.verdict != SAME for check in checks):
         return Merged(checks)
     shared = next(iter(runs.values())).baseline
-    names = {label: _names(label, results, shared, runs) for label, results in runs.items()}
+    names: dict[str, dict[str, str]] = {}
+    for label, results in runs.items():  # a name that is taken gets its run's label
+        taken = {name for other, each in runs.items() if other != label for name in each.methods}
+        names[label] = {name: f"{name} ({label})" if name in taken else name for name in results.methods}
+        if results.baseline is not None and shared is not None:
+            names[label][results.baseline] = shared  # the same frozen model on the same documents
     return Merged(checks, _union(runs, names, checks), names)
 
 
@@ -100,6 +116,10 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
         for each in runs
     ]
     training = [settings_text({key: value for key, value in each.training.items() if key != "seeds"}) for each in runs]
+    tuned = []
+    for tuning in (each.tuning for each in runs):
+        rates = ", ".join(f"{rate:g}" for rate in tuning.learning_rates) if tuning else ""
+        tuned.append(f"{tuning.steps} steps with seed {tuning.seed} at each of {rates}" if tuning else "none")
     rows: list[tuple[str, list[Any], bool, str]] = [
         ("Frozen model", models, True, apart),
         ("Its configuration and code", made, _differ(made), apart),
@@ -115,7 +135,7 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
         ("Training text", [_hash(each.data) or settings_text(each.data) for each in runs], False, trained),
         ("Batch plans", plans, False, trained),
         ("Training settings", training, False, trained),
-        ("Tuning", [_tuned(each) for each in runs], False, trained),
+        ("Tuning", tuned, False, trained),
         ("Seeds", [", ".join(map(str, each.seeds)) for each in runs], False, "intervals rest on different seeds"),
         ("Commit", [each.provenance.get("commit") for each in runs], False, "the code that measured differs"),
         ("Versions", [settings_text(each.provenance.get("versions") or {}) for each in runs], False,
@@ -143,15 +163,6 @@ def _held_out(results: ComparisonResults) -> str:
     return "" if info is None else f"n={info.n} {(info.data_sha256 or '')[:8]}"
 
 
-def _without_held_out(results: ComparisonResults) -> ComparisonResults:
-    """Return the results without the task; its tests still count in the families that they were corrected in."""
-    tasks = {name: info for name, info in results.tasks.items() if name != HELD_OUT}
-    comparisons = [each for each in results.comparisons if each.task != HELD_OUT]
-    verdicts = [each for each in results.verdicts if each.task != HELD_OUT]
-    changed = {"tasks": tasks, "comparisons": comparisons, "joined": verdicts}
-    return ComparisonResults.model_validate({**dict(results), **changed}, by_name=True)
-
-
 def _differ(values: Sequence[str]) -> bool:
     """Whether values that are all known are not all the same."""
     return all(values) and len(set(values)) > 1
@@ -171,16 +182,8 @@ def _of_tasks(results: ComparisonResults, tasks: Sequence[str], names: Sequence[
 def _computed_with(results: ComparisonResults) -> str:
     """Return hashes of what the runs were computed with; nothing where one does not say."""
     runs = [run.computed_with for method in results.methods.values() for run in method.runs.values() if run.evaluation]
-    return (
-        ", ".join(sorted({_joint_hash([repr(sorted(each.items()))])[:8] for each in runs if each})) if all(runs) else ""
-    )
-
-
-def _tuned(results: ComparisonResults) -> str:
-    if results.tuning is None:
-        return "none"
-    rates = ", ".join(f"{rate:g}" for rate in results.tuning.learning_rates)
-    return f"{results.tuning.steps} steps with seed {results.tuning.seed} at each of {rates}"
+    hashes = sorted({_joint_hash([repr(sorted(each.items()))])[:8] for each in runs if each})
+    return ", ".join(hashes) if all(runs) else ""
 
 
 def _hash(section: Mapping[str, Any]) -> str:
@@ -201,7 +204,11 @@ def _union(
             match = method.match
             renamed = None if match is None else match.model_copy(update={"to": new.get(match.to, match.to)})
             methods.setdefault(new[name], method.model_copy(update={"match": renamed}))
-        comparisons += _renamed(results.comparisons, new)
+        comparisons += [
+            each.model_copy(update={"method": new[each.method], "reference": new[each.reference]})
+            for each in results.comparisons
+            if {each.method, each.reference} <= new.keys()
+        ]
         verdicts += [
             each.model_copy(update={"method": new[each.method], "other": new[each.other]})
             for each in results.verdicts
@@ -224,22 +231,3 @@ def _union(
             *(f"{label}: {warning}" for label, each in runs.items() for warning in each.warnings),
         ],
     )
-
-
-def _renamed(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> list[Comparison]:
-    return [
-        each.model_copy(update={"method": names[each.method], "reference": names[each.reference]})
-        for each in comparisons
-        if each.method in names and each.reference in names
-    ]
-
-
-def _names(
-    label: str, results: ComparisonResults, shared: str | None, runs: Mapping[str, ComparisonResults]
-) -> dict[str, str]:
-    """Return what each method of a run is called in the union: with its run's label where the name is taken."""
-    taken = {name for other, each in runs.items() if other != label for name in each.methods}
-    names = {name: f"{name} ({label})" if name in taken else name for name in results.methods}
-    if results.baseline is not None and shared is not None:
-        names[results.baseline] = shared  # the same frozen model on the same documents
-    return names

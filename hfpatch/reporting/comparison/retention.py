@@ -23,36 +23,27 @@ CAPTION = (
 )
 
 
-_SHORT = (
-    Column("method", ("scale, text",)),
-    Column("gain", ("held-out text", "nats per token"), number=True),
-    Column("KL", ("nats per token",), number=True),
-    Column("verdict", ("bits per byte",)),
-)
-
-
 def retention_sentences(results: ComparisonResults) -> Sentences:
-    """Return a sentence or two for each method."""
-    return Sentences(tuple(filter(None, (_said(results, name) for name in results.others))))
-
-
-def _said(results: ComparisonResults, name: str) -> str:
-    retention = results.retention
-    points = {point.scale: point for point in retention.of(name)} if retention is not None else {}
-    if retention is None or 1.0 not in points or not points[1.0].comparisons:
-        return ""
-    said = [f"{name} {'; '.join(_changes(results, points[1.0]))}."]
-    for each in answers(results, name):
-        kept, won = shares_text(each)
-        said.append(f"Of {each.task} it keeps {kept} of the right answers and wins {won} of the others.")
-    chosen = retention.chosen(name)
-    if chosen == 1:
-        said.append("The text of tuning chooses the patch as it was trained.")
-    elif chosen is not None and points[chosen].comparisons:
-        said.append(
-            f"At {chosen:g}, which the text of tuning chooses, it {'; '.join(_changes(results, points[chosen]))}."
-        )
-    return " ".join(said)
+    """Return a sentence or two for each method that was measured as it was trained."""
+    sentences, retention = [], results.retention
+    if retention is None:
+        return Sentences(())
+    for name in results.others:
+        points = {point.scale: point for point in retention.of(name)}
+        if 1.0 not in points or not points[1.0].comparisons:
+            continue
+        said = [f"{name} {'; '.join(_changes(results, points[1.0]))}."]
+        for each in answers(results, name):
+            kept, won = shares_text(each)
+            said.append(f"Of {each.task} it keeps {kept} of the right answers and wins {won} of the others.")
+        chosen = retention.chosen(name)
+        if chosen == 1:
+            said.append("The text of tuning chooses the patch as it was trained.")
+        elif chosen is not None and points[chosen].comparisons:
+            changes = "; ".join(_changes(results, points[chosen]))
+            said.append(f"At {chosen:g}, which the text of tuning chooses, it {changes}.")
+        sentences.append(" ".join(said))
+    return Sentences(tuple(sentences))
 
 
 def _changes(results: ComparisonResults, point: RetentionPoint) -> Iterator[str]:
@@ -94,14 +85,11 @@ def answers(results: ComparisonResults, method: str | None = None) -> list[KeptA
 
 def shares_text(one: KeptAnswers) -> tuple[str, str]:
     """Format the shares that were kept and won, as ``97 % [95, 99]``."""
-    return _share(one.kept, one.kept_low, one.kept_high), _share(one.won, one.won_low, one.won_high)
-
-
-def _share(value: float, low: float, high: float) -> str:
-    if math.isnan(value):  # of nothing
-        return NOTHING
-    ends = f" [{decimal(100 * low, 0)}, {decimal(100 * high, 0)}]" if math.isfinite(high - low) else ""
-    return f"{decimal(100 * value, 0)} %{ends}"
+    texts = []
+    for value, low, high in ((one.kept, one.kept_low, one.kept_high), (one.won, one.won_low, one.won_high)):
+        ends = f" [{decimal(100 * low, 0)}, {decimal(100 * high, 0)}]" if math.isfinite(high - low) else ""
+        texts.append(NOTHING if math.isnan(value) else f"{decimal(100 * value, 0)} %{ends}")  # NaN: of nothing
+    return texts[0], texts[1]
 
 
 def answers_table(results: ComparisonResults) -> Table:
@@ -114,10 +102,7 @@ def answers_table(results: ComparisonResults) -> Table:
         of_method = (known.get((method, task)) for task in tasks)
         cells = [NOTHING if each is None else Cell(shares_text(each)) for each in of_method]
         rows.append(Row((method, *cells)))
-    columns = (
-        Column("method"),
-        *(Column(task, (counts,), number=True) for task, counts in tasks.items()),
-    )
+    columns = Column("method"), *(Column(task, (counts,), number=True) for task, counts in tasks.items())
     caption = (
         "The share of the base's right answers that a method keeps; below, of its wrong ones that it wins. Plain 95 % "
         "intervals, none where documents come in groups."
@@ -127,26 +112,30 @@ def answers_table(results: ComparisonResults) -> Table:
 
 def retention_table(results: ComparisonResults) -> Table:
     """Build the table of what every method, at every scale of its patch, gains and forgets."""
-    retention = results.retention
     rows, short = [], []
-    for point in retention.points if retention is not None else ():
-        chosen = retention is not None and retention.chosen(point.method) == point.scale
-        for task in retention.texts if retention is not None else ():
+    for point, chosen in _points(results):
+        for task in results.retention.texts if results.retention is not None else ():
             known = {metric: point.comparison(task, metric) for metric in RETENTION}
             if not any(known.values()):
                 continue
-            gain, verdict = gain_at(results, point), _verdict(results, point, task)
+            verdict = _verdict(results, point, task)
             cells = (
                 point.method,
                 f"{point.scale:g}{' (chosen)' if chosen else ''}",
                 text_of(task),
-                _cell(gain, -1.0),
+                _cell(gain_at(results, point), -1.0),
                 *(_cell(known[metric], 100.0 if metric == AGREEMENT else 1.0) for metric in RETENTION),
                 NOTHING if verdict is None else Cell((verdict.verdict,), verdict.verdict),
             )
             rows.append(Row(cells, faint=point.scale != 1 and not chosen))
             short.append(Row((Cell((point.method, f"at {cells[1]}, {cells[2]}")), cells[3], cells[5], cells[-1])))
-    rewound = retention is not None and any(point.scale != 1 for point in retention.points)
+    gain, kl = ("gain", ("held-out text", "nats per token")), ("KL", ("nats per token",))
+    verdicts = Column("verdict", ("bits per byte",))
+    narrow = Column("method", ("scale, text",)), Column(*gain, number=True), Column(*kl, number=True), verdicts
+    caption = "Method minus base on the same tokens, with plain 95 % intervals. Verdicts are corrected by Holm "
+    caption += "over all methods and texts."
+    if any(point.scale != 1 for point, _ in _points(results)):
+        caption += " The other scales of a patch are not trained and have no verdict."
     return Table(
         name="retention",
         title="Learning and forgetting",
@@ -154,37 +143,38 @@ def retention_table(results: ComparisonResults) -> Table:
             Column("method"),
             Column("scale", ("of its patch",), number=True),
             Column("text"),
-            Column("gain", ("held-out text", "nats per token"), number=True),
+            Column(*gain, number=True),
             Column("bits per byte", ("lower is better",), number=True),
-            Column("KL", ("nats per token",), number=True, tip="KL(base ‖ method), mean over tokens."),
+            Column(*kl, number=True, tip="KL(base ‖ method), mean over tokens."),
             Column("top-1 agreement", ("points",), number=True, tip="Of the share of tokens, 100 % in the base."),
             Column("forgetting", ("nats per token",), number=True, tip="Rise of the mean loss, as PEFT records it."),
-            Column("verdict", ("bits per byte",)),
+            verdicts,
         ),
         rows=tuple(rows),
-        caption="Method minus base on the same tokens, with plain 95 % intervals. Verdicts are corrected by Holm over "
-        "all methods and texts."
-        + (" The other scales of a patch are not trained and have no verdict." if rewound else ""),
+        caption=caption,
         heading=False,
-        narrow=(Table("retention", "Learning and forgetting", _SHORT, tuple(short)),),
+        narrow=(Table("retention", "Learning and forgetting", narrow, tuple(short)),),
     )
 
 
 def retention_csv(results: ComparisonResults) -> str:
     """Return every difference of every point."""
     headings = ("method", "scale", "chosen", "text", "metric", "difference", "low", "high", "n", "seeds", "tuning_loss")
-    return csv_text(headings, _csv_rows(results))
-
-
-def _csv_rows(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
-    retention = results.retention
-    for point in retention.points if retention is not None else ():
-        chosen = retention is not None and retention.chosen(point.method) == point.scale
+    rows = []
+    for point, chosen in _points(results):
         gain = gain_at(results, point)
         own = [each for each in point.comparisons if each.task != HELD_OUT]
         for one in ([gain] if gain is not None else []) + own:
             found = (one.difference, one.low, one.high, one.n, one.seeds)
-            yield point.method, point.scale, chosen, one.task, one.metric, *found, point.tuning_loss
+            rows.append((point.method, point.scale, chosen, one.task, one.metric, *found, point.tuning_loss))
+    return csv_text(headings, rows)
+
+
+def _points(results: ComparisonResults) -> list[tuple[RetentionPoint, bool]]:
+    """Return every point, and whether the text of tuning chooses its scale."""
+    retention = results.retention
+    points = retention.points if retention is not None else ()
+    return [(each, retention is not None and retention.chosen(each.method) == each.scale) for each in points]
 
 
 def _cell(comparison: Comparison | None, factor: float) -> str:

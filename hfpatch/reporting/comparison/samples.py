@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from hfpatch.results.held_out import HELD_OUT
-from hfpatch.results.records import Array, TaskValues, read_values, read_whole_lines
+from hfpatch.results.records import TaskValues, read_values, read_whole_lines
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.support.files import printable
 
@@ -108,22 +108,16 @@ def read_samples(run_dir: Path, results: ComparisonResults) -> Samples:
         found = (_sides(method, task, results, base, own, limit) for task, base in bases.items())
         sides += [each for each in found if each is not None]
     sides.sort(key=lambda each: list(bases).index(each.task))
-    return Samples(tuple(sides), _documents(sides, results, bases), tuple(missing))
-
-
-def _documents(
-    sides: Sequence[Sides], results: ComparisonResults, bases: Mapping[str, _Run]
-) -> dict[str, dict[str, dict[str, str]]]:
-    """Return the fields of every document that is listed, by task and key."""
+    # the fields of every document that is listed
     scored = [run.evaluation for method in results.methods.values() for run in method.runs.values()]
     metrics = {task: {name for each in scored if task in each for name in each[task].metrics} for task in bases}
     documents: dict[str, dict[str, dict[str, str]]] = {}
     for side in sides:
-        shown, base = documents.setdefault(side.task, {}), bases[side.task].records(side.task) or {}
+        fields, records = documents.setdefault(side.task, {}), bases[side.task].records(side.task) or {}
         for key in (change.document for change in side.changes):
-            if key not in shown:
-                shown[key] = _fields(base[key], metrics[side.task])
-    return documents
+            if key not in fields:
+                fields[key] = _fields(records[key], metrics[side.task])
+    return Samples(tuple(sides), documents, tuple(missing))
 
 
 class _Run:
@@ -151,20 +145,17 @@ def _table(task: str, metric: str, base: _Run, runs: Sequence[_Run]) -> tuple[in
     arrays = [each.metrics[metric] for each in every if each is not None and metric in each.metrics]
     documents = {each.documents for each in every if each is not None}
     if len(arrays) == len(every) and len(documents) == 1 and len(arrays[0]) == len(keys):
-        table = np.stack([_units(values) for values in arrays], axis=1)
+        units = [  # of pairs the first a unit, NaN where there is none
+            each if each.ndim == 1
+            else np.divide(each[:, 0], each[:, 1], out=np.full(len(each), np.nan), where=each[:, 1] != 0)
+            for each in arrays
+        ]  # fmt: skip
+        table = np.stack(units, axis=1)
         return len(runs), {k: row for k, row in zip(keys, table.tolist(), strict=True) if not any(map(isnan, row))}
     records = [known for run in runs if (known := run.records(task))]
     common = [key for key in keys if records and all(key in known for known in records)]
     values = {key: [_value(known[key], metric) for known in (keys, *records)] for key in common}
     return len(records), {key: [v for v in row if v is not None] for key, row in values.items() if None not in row}
-
-
-def _units(values: Array) -> Array:
-    """Return each document's value; of pairs the first a unit, NaN where there is none."""
-    if values.ndim == 1:
-        return values
-    units: Array = np.divide(values[:, 0], values[:, 1], out=np.full(len(values), np.nan), where=values[:, 1] != 0)
-    return units
 
 
 def _read(folder: Path, task: str) -> dict[str, Record] | None:
@@ -175,19 +166,21 @@ def _read(folder: Path, task: str) -> dict[str, Record] | None:
 
 
 def _sides(
-    method: str,
-    task: str,
-    results: ComparisonResults,
-    base: _Run,
-    runs: Sequence[_Run],
-    limit: int,
+    method: str, task: str, results: ComparisonResults, base: _Run, runs: Sequence[_Run], limit: int
 ) -> Sides | None:
+    """Compare a method with the baseline on a task; None where all its runs diverged."""
     seeds, known = _table(task, results.tasks[task].primary, base, runs)
-    if not known or not seeds:  # all its runs diverged
+    if not known or not seeds:
         return None
     binary = all(value in (0.0, 1.0) for found in known.values() for value in found)
-    changes = _flips(known) if binary else _moves(known)
-    half = seeds / 2
+    changes = []
+    for key, (own, *others) in known.items():
+        turned, move = sum(value != own for value in others), fmean(others) - own
+        if binary and turned:
+            changes.append(Change(key, 0, turned) if own else Change(key, turned, 0))
+        elif not binary and move:
+            changes.append(Change(key, move, 0.0))
+    changes.sort(key=lambda change: -(change.gained + change.lost))  # those of most seeds, or what rose most, first
     shown = changes[:limit]
     if not binary and len(changes) > limit:  # what rose most, and what fell most
         shown = [*changes[: limit // 2], *changes[-(limit // 2) :]]
@@ -196,8 +189,8 @@ def _sides(
         task=task,
         seeds=seeds,
         documents=len(known),
-        gained=sum(change.gained > half for change in changes) if binary else None,
-        lost=sum(change.lost > half for change in changes) if binary else None,
+        gained=sum(change.gained > seeds / 2 for change in changes) if binary else None,
+        lost=sum(change.lost > seeds / 2 for change in changes) if binary else None,
         changes=tuple(shown),
         left_out=len(changes) - len(shown),
     )
@@ -209,22 +202,6 @@ def _value(record: Record, metric: str) -> float | None:
     if isinstance(value, list) and len(value) == 2 and all(isinstance(part, int | float) for part in value):
         return float(value[0]) / value[1] if value[1] else None
     return float(value) if isinstance(value, int | float) else None
-
-
-def _flips(known: Mapping[str, Sequence[float]]) -> list[Change]:
-    """Return the documents that seeds turned from wrong to right or back, those of most seeds first."""
-    found = []
-    for key, (base, *seeds) in known.items():
-        turned = sum(value != base for value in seeds)
-        if turned:
-            found.append(Change(key, 0, turned) if base else Change(key, turned, 0))
-    return sorted(found, key=lambda change: -(change.gained + change.lost))
-
-
-def _moves(known: Mapping[str, Sequence[float]]) -> list[Change]:
-    """Return every document with its mean change, what rose most first."""
-    moves = [Change(key, fmean(seeds) - base, 0.0) for key, (base, *seeds) in known.items()]
-    return sorted((move for move in moves if move.gained), key=lambda move: -move.gained)
 
 
 def _fields(record: Record, metrics: set[str]) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
-from typing import Any
 
 from hfpatch.reporting.comparison.changes import change_of, scale_in, verdict_text
 from hfpatch.reporting.comparison.samples import Sides
@@ -20,16 +19,16 @@ from hfpatch.reporting.numbers import (
     documents_text,
     interval,
     memory,
+    metric_text,
     p_text,
     part_text,
     score,
     signed,
     significant,
 )
-from hfpatch.reporting.words import metric_text
 from hfpatch.results.cautions import level_at
 from hfpatch.results.held_out import HELD_OUT
-from hfpatch.results.schema import Comparison, ComparisonResults, Method
+from hfpatch.results.schema import ComparisonResults, Method
 from hfpatch.results.verdicts import QUESTIONS, Verdict
 from hfpatch.tinyworld import DESCRIPTIONS, items
 
@@ -43,13 +42,15 @@ _VERDICTS = ("better", "worse", "no difference shown", "not tested", "no verdict
 def score_table(results: ComparisonResults) -> Table:
     """Build the table of methods and tasks: the mean over seeds of each primary metric, and what training cost."""
     held_out = held_out_column(results)
-    rows = []
+    rows, narrow = [], []
     for name, method in results.methods.items():
         speed, peak = mean_of(method, "tokens_per_s"), mean_of(method, "peak_memory_bytes")
         loss = [_held_out(results, name)] if held_out is not None else []
-        scores = (score_of(results, name, task) for task in results.tasks)
-        cells = (name, count(method.trainable), *loss, *scores, count(speed), memory(peak))
+        scores = {task: score_of(results, name, task) for task in results.tasks}
+        cells = (name, count(method.trainable), *loss, *scores.values(), count(speed), memory(peak))
         rows.append(Row(cells, strong=name == results.baseline))
+        narrow += [(task, Row((name, task, text))) for task, text in scores.items()]
+    by_task = tuple(row for task in results.tasks for other, row in narrow if other == task)
     return Table(
         name="main",
         title="Scores",
@@ -63,14 +64,8 @@ def score_table(results: ComparisonResults) -> Table:
         "are in the table of paired differences.",
         heading=False,
         search=True,
-        narrow=_by_method(results),
+        narrow=(Table("main", "Scores", (Column("method"), Column("task"), Column("value", number=True)), by_task),),
     )
-
-
-def _by_method(results: ComparisonResults) -> tuple[Table, ...]:
-    """Return the scores for a narrow terminal, a line for each method and task."""
-    rows = tuple(Row((name, task, score_of(results, name, task))) for task in results.tasks for name in results.methods)
-    return (Table("main", "Scores", (Column("method"), Column("task"), Column("value", number=True)), rows),)
 
 
 def held_out_column(results: ComparisonResults) -> Column | None:
@@ -98,20 +93,17 @@ def _task(results: ComparisonResults, task: str) -> Column:
 
 
 def score_of(results: ComparisonResults, method: str, task: str) -> str:
-    """Return a method's mean on a task by its primary metric; of the baseline with its standard error."""
-    metric = results.tasks[task].primary
+    """Return a method's mean on a task by its primary metric; of the baseline with its standard error over documents.
+
+    Seeds change nothing in a baseline, so the error is that of its first run.
+    """
+    metric, runs = results.tasks[task].primary, results.methods[method].runs
     scale = scale_in(results, task, metric)
     value = score(results.mean(method, task), scale)
-    if method == results.baseline:
-        return _with_error(results, method, task, value, scale)
-    diverged = results.methods[method].diverged
-    return diverged_text(diverged) if diverged and value == NOTHING else value
-
-
-def _with_error(results: ComparisonResults, method: str, task: str, value: str, scale: Scale) -> str:
-    """Append the standard error over documents; seeds change nothing in it, so the first run's is taken."""
-    metric = results.tasks[task].primary
-    scores = (run.evaluation.get(task) for _, run in sorted(results.methods[method].runs.items()))
+    if method != results.baseline:
+        diverged = results.methods[method].diverged
+        return diverged_text(diverged) if diverged and value == NOTHING else value
+    scores = (run.evaluation.get(task) for _, run in sorted(runs.items()))
     errors = [each.stderr[metric] for each in scores if each is not None and metric in each.stderr]
     if not errors:
         return value
@@ -132,15 +124,19 @@ def difference_table(results: ComparisonResults) -> Table:
     long = len(decided) > _MOST_IN_MARKDOWN and any(each.is_found for each in decided)
     rows = [_decided(results, each, page_only=long and not each.is_found) for each in decided]
     absent = sum(row.page_only for row in rows)
-    rows += [_undecided(results, each, QUESTIONS[asked[each.method, each.reference]]) for each in others]
+    for each in others:
+        named = {"question": QUESTIONS[asked[each.method, each.reference]], "task": each.task}
+        keys = {**named, "verdicts": "no verdict", "measure": metric_text(each.metric)}
+        names = Cell((each.method, each.reference)), Cell((each.task, keys["measure"]))
+        cells = *names, change_text(change_of(results, each)), NOTHING, NOTHING, NOTHING, "no verdict"
+        rows.append(Row(cells, faint=True, keys={key: (value,) for key, value in keys.items()}, page_only=True))
     sizes = {each.question: each.family for each in decided if each.family}
     families = ", ".join(f"{QUESTIONS[question]} {size}" for question, size in sizes.items())
     left_out = [f"the {absent} without a difference shown"] * bool(absent)
     left_out += [f"{len(others)} by other measures, which have no verdict"] * bool(others)
     more = f" In Markdown are left out: {', and '.join(left_out)}; the page and figures/differences.csv have all."
-    measures = tuple(
-        dict.fromkeys(map(metric_text, [*(one.metric for one in decided), *(one.metric for one in others)]))
-    )
+    metrics = [*(each.metric for each in decided), *(each.metric for each in others)]
+    measures = tuple(dict.fromkeys(map(metric_text, metrics)))
     return Table(
         name="differences",
         title="Paired differences",
@@ -184,34 +180,18 @@ def _decided(results: ComparisonResults, verdict: Verdict, *, page_only: bool) -
     return Row(cells, keys={key: (value,) for key, value in keys.items()}, page_only=page_only)
 
 
-def _undecided(results: ComparisonResults, comparison: Comparison, question: str) -> Row:
-    cells = (
-        Cell((comparison.method, comparison.reference)),
-        Cell((comparison.task, metric_text(comparison.metric))),
-        change_text(change_of(results, comparison)),
-        *(NOTHING, NOTHING, NOTHING, "no verdict"),
-    )
-    keys = {"question": question, "task": comparison.task, "verdicts": "no verdict"}
-    keys["measure"] = metric_text(comparison.metric)
-    return Row(cells, faint=True, keys={key: (value,) for key, value in keys.items()}, page_only=True)
-
-
 def seed_table(results: ComparisonResults) -> Table:
     """Build the table of each seed's scores by the primary metrics."""
-    rows = tuple(
-        Row((name, str(seed), *(_of_seed(results, name, seed, task) for task in results.tasks)), page_only=True)
-        for name, method in results.methods.items()
-        for seed in sorted(method.runs)
-        if method.parts
-    )
+    rows = []
+    for name, method in results.methods.items():
+        for seed, run in sorted(method.runs.items()) if method.parts else ():
+            texts = []
+            for task, info in results.tasks.items():
+                value = run.evaluation[task].metrics.get(info.primary) if task in run.evaluation else None
+                texts.append(score(value, scale_in(results, task, info.primary)))
+            rows.append(Row((name, str(seed), *texts), page_only=True))
     columns = (Column("method"), Column("seed", number=True), *(_task(results, task) for task in results.tasks))
-    return Table("seeds", "Each seed", columns, rows, folded=True)
-
-
-def _of_seed(results: ComparisonResults, name: str, seed: int, task: str) -> str:
-    info, run = results.tasks[task], results.methods[name].runs[seed]
-    value = run.evaluation[task].metrics.get(info.primary) if task in run.evaluation else None
-    return score(value, scale_in(results, task, info.primary))
+    return Table("seeds", "Each seed", columns, tuple(rows), folded=True)
 
 
 def method_table(results: ComparisonResults) -> Table:
@@ -220,12 +200,17 @@ def method_table(results: ComparisonResults) -> Table:
     rows = []
     for name, method in results.methods.items():
         loss, wall, kept = mean_of(method, "final_loss"), mean_of(method, "wall_s"), lowest_survival([method])
+        matched, match = NOTHING, method.match
+        if match is not None:
+            share = match.parameters / match.target_parameters - 1 if match.target_parameters else 0.0
+            asked = f"{count(match.target_parameters)} asked ({signed(100 * share, 1)} %)"
+            matched = f"{match.to}: {match.words}, {asked}"
         rows.append(
             (
                 name,
                 " + ".join(map(part_text, method.parts)) or "nothing: the frozen base",
                 method.form or NOTHING,
-                _matched(method),
+                matched,
                 count(method.trainable),
                 NOTHING if kept is None else f"{decimal(100 * kept, 1)} %",
                 NOTHING if loss is None else decimal(loss, 4),
@@ -246,14 +231,6 @@ def lowest_survival(methods: Iterable[Method]) -> float | None:
     """Return the lowest share of weights that an optimiser step really changed, over all runs and tensors."""
     trains = [run.train for method in methods for run in method.runs.values() if run.train is not None]
     return min((share for train in trains for share in train.update_survival.values()), default=None)
-
-
-def _matched(method: Method) -> str:
-    match = method.match
-    if match is None:
-        return NOTHING
-    share = match.parameters / match.target_parameters - 1 if match.target_parameters else 0.0
-    return f"{match.to}: {match.words}, {count(match.target_parameters)} asked ({signed(100 * share, 1)} %)"
 
 
 def task_table(results: ComparisonResults, documents: Mapping[str, Mapping[str, Mapping[str, str]]]) -> Table:
@@ -283,16 +260,12 @@ def _described(results: ComparisonResults, task: str) -> tuple[str, str]:
         item = items(own)[0]
         if own == "cloze":
             return DESCRIPTIONS[own], " [".join(str(item["text"]).rsplit(" ", 1)) + "]"
-        return DESCRIPTIONS[own], str(item.get("ctx") or item.get("passage") or item["text"]) + _asked(item)
+        choices = item.get("endings") or item.get("choices", {}).get("text", ())
+        asked = f" {item.get('question', '')} [{' | '.join(map(str, choices))}]".replace("  ", " ") if choices else ""
+        return DESCRIPTIONS[own], str(item.get("ctx") or item.get("passage") or item["text"]) + asked
     if results.tasks[task].is_text:
         return "the likelihood of whole texts", ""
     return f"scored by {metric_text(results.tasks[task].primary)} in lm-eval", ""
-
-
-def _asked(item: Mapping[str, Any]) -> str:
-    """Return the question of an item and its answers."""
-    choices = item.get("endings") or item.get("choices", {}).get("text", ())
-    return f" {item.get('question', '')} [{' | '.join(map(str, choices))}]".replace("  ", " ") if choices else ""
 
 
 def sides_table(sides: Sequence[Sides]) -> Table:

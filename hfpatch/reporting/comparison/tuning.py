@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
@@ -14,14 +13,13 @@ from hfpatch.reporting import document as doc
 from hfpatch.reporting import plots
 from hfpatch.reporting.numbers import NOTHING, count, decimal, listed
 from hfpatch.reporting.tabular import csv_text
-from hfpatch.reporting.theme import PAPER, Style, report_style, styles
-from hfpatch.results.schema import ComparisonResults, Trial, Tuning
+from hfpatch.reporting.theme import PAPER, report_style, styles
+from hfpatch.results.schema import ComparisonResults, Trial
 
 _CAPTION = (
     "The loss on the text of tuning, nats per token, after a trial at each learning rate; of several trials at one "
     "rate the lowest. The ringed mark is the choice. A mark at the upper edge lies above the panel; a cross diverged."
 )
-_SIZES = ("documents", "tokens")
 
 
 def chosen_facts(results: ComparisonResults, method: str) -> list[doc.Fact]:
@@ -40,31 +38,24 @@ def tuning_sections(results: ComparisonResults, svg: str | None, data: str) -> I
     tuning = results.tuning
     if tuning is None or not tuning.trials:
         return
-    blocks: list[doc.Block] = [doc.Text(_how(tuning))]
-    if svg is not None:
-        title = "Held-out loss against learning rate"
-        blocks.append(doc.Figure("tuning", title, _CAPTION, svg, data))
-    blocks += [choice_table(results), trial_table(results)]
-    yield doc.Section("tuning", "Tuning", tuple(blocks))
-
-
-def _how(tuning: Tuning) -> str:
-    rates = listed([f"{rate:g}" for rate in tuning.learning_rates])
-    trials = listed(sorted({count(each.trials) for each in tuning.chosen.values()})) if tuning.chosen else "no"
-    added = ""
+    rates, added = (listed([f"{rate:g}" for rate in known]) for known in (tuning.learning_rates, tuning.added))
     if tuning.added:
         were = "was" if len(tuning.added) == 1 else "were"
-        shown = listed([f"{rate:g}" for rate in tuning.added])
-        added = f" {shown} {were} added for all methods, because the best rate of one was at the edge."
+        added = f" {added} {were} added for all methods, because the best rate of one was at the edge."
+    trials = listed(sorted({count(each.trials) for each in tuning.chosen.values()})) if tuning.chosen else "no"
     plans = {trial.plan for trial in tuning.trials}
     batches = f"the same batches (SHA-256 {str(next(iter(plans)))[:16]}…)" if len(plans) == 1 else "several batch plans"
-    documents, tokens = (count(value) if isinstance(value, int) else NOTHING for value in map(tuning.text.get, _SIZES))
-    return (
+    sizes = map(tuning.text.get, ("documents", "tokens"))
+    documents, tokens = (count(value) if isinstance(value, int) else NOTHING for value in sizes)
+    how = (
         f"Every method had {trials} trials: {count(tuning.steps)} steps on {batches} with seed {tuning.seed}, which no "
         f"final run uses, at the learning rates {rates}.{added} The loss on {documents} documents ({tokens} tokens), "
         "taken away from the training text and contained in no task, decided; a "
         "trial that diverged counts as infinite."
     )
+    title = "Held-out loss against learning rate"
+    figures = [doc.Figure("tuning", title, _CAPTION, svg, data)] if svg is not None else []
+    yield doc.Section("tuning", "Tuning", (doc.Text(how), *figures, choice_table(results), trial_table(results)))
 
 
 def choice_table(results: ComparisonResults) -> doc.Table:
@@ -85,10 +76,12 @@ def choice_table(results: ComparisonResults) -> doc.Table:
 def trial_table(results: ComparisonResults) -> doc.Table:
     """Build the table of all trials."""
     rows = []
-    for trial in _trials(results):
+    for trial, chosen in _trials(results):
         others = _values({key: value for key, value in trial.values.items() if key != "lr"})
-        chosen = "chosen" if _is_chosen(results, trial) else ""
-        rows.append(doc.Row((trial.method, _shown(trial.values.get("lr")), others, _outcome(trial), chosen)))
+        loss = "not finite" if trial.loss is None else decimal(trial.loss, 4)
+        outcome = loss if trial.diverged_step is None else f"diverged at step {trial.diverged_step:,}"
+        rate = _shown(trial.values.get("lr"))
+        rows.append(doc.Row((trial.method, rate, others, outcome, "chosen" if chosen else "")))
     names = ("method", "learning rate", "other values", "held-out loss", "choice")
     columns = tuple(doc.Column(name, number=name in ("learning rate", "held-out loss")) for name in names)
     return doc.Table("trials", "All trials", columns, tuple(rows), search=True, folded=True)
@@ -97,88 +90,62 @@ def trial_table(results: ComparisonResults) -> doc.Table:
 def tuning_csv(results: ComparisonResults) -> str:
     """Return every trial, a column for each value that was tuned."""
     trials = _trials(results)
-    keys = list(dict.fromkeys(key for trial in trials for key in trial.values))
+    keys = list(dict.fromkeys(key for trial, _ in trials for key in trial.values))
     headings = ("method", *keys, "loss", "diverged_step", "chosen", "seed", "plan")
-    return csv_text(
-        headings,
-        (
-            (
-                trial.method,
-                *(trial.values.get(key) for key in keys),
-                trial.loss,
-                trial.diverged_step,
-                "yes" if _is_chosen(results, trial) else "no",
-                trial.seed,
-                trial.plan,
-            )
-            for trial in trials
-        ),
-    )
+    rows = []
+    for trial, chosen in trials:
+        outcome = trial.loss, trial.diverged_step, "yes" if chosen else "no", trial.seed, trial.plan
+        rows.append((trial.method, *map(trial.values.get, keys), *outcome))
+    return csv_text(headings, rows)
 
 
 @report_style()
 def tuning_figure(results: ComparisonResults) -> Figure | None:
     """Draw the held-out loss against the learning rate, a curve a method; None where nothing was tuned."""
     tuning = results.tuning
-    curves = {method: _curve(tuning, method) for method in results.others} if tuning is not None else {}
-    curves = {method: curve for method, curve in curves.items() if curve}
+    curves: dict[str, dict[float, float]] = {}  # the lowest loss at each rate, infinite where all trials at it diverged
+    for method in results.others:
+        lowest: dict[float, float] = {}
+        for trial in tuning.of(method) if tuning is not None else ():
+            if trial.rate is not None:
+                loss = np.inf if trial.loss is None else trial.loss
+                lowest[trial.rate] = min(loss, lowest.get(trial.rate, np.inf))
+        if lowest:
+            curves[method] = dict(sorted(lowest.items()))
     losses = [loss for curve in curves.values() for loss in curve.values() if abs(loss) < plots.LARGEST]
     if tuning is None or not losses:
         return None
     looks = styles(list(results.methods), results.baseline, curves)
-    figure, axes = plots.panels(1, columns=1, width=7.0, height=3.4, key=len(looks))
-    lowest = min(losses)
-    top = lowest + 1.08 * (plots.robust_limit(loss - lowest for loss in losses) if max(losses) > lowest else 1.0)
+    figure, (ax,) = plots.panels(1, columns=1, width=7.0, height=3.4, key=len(looks))
+    least = min(losses)
+    top = least + 1.08 * (plots.robust_limit(loss - least for loss in losses) if max(losses) > least else 1.0)
     for method, curve in curves.items():
-        choice = tuning.chosen.get(method)
-        _draw(axes[0], curve, looks[method], top, choice.values.get("lr") if choice and choice.is_tuned else None)
-    rates = sorted({rate for curve in curves.values() for rate in curve})
-    axes[0].set(xscale="log", xlabel="learning rate", ylabel="held-out loss, nats per token   ↓ better")
-    axes[0].set_ylim(lowest - 0.08 * (top - lowest), top)
-    axes[0].xaxis.set_major_locator(FixedLocator(rates))
-    axes[0].xaxis.set_minor_locator(NullLocator())
-    axes[0].xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        choice, look = tuning.chosen.get(method), looks[method]
+        inside = [loss if loss <= top else np.nan for loss in curve.values()]
+        ax.plot(list(curve), inside, look.marker, color=look.colour, linestyle=look.dash, linewidth=1.5, markersize=5)
+        for rate, loss in curve.items():
+            marks: dict[str, Any] = {"color": look.colour, "markersize": 6, "clip_on": False}
+            if loss > top:
+                marker = look.marker if abs(loss) < plots.LARGEST else "x"
+                ax.plot(rate, 0.985, marker, transform=ax.get_xaxis_transform(), **marks)
+            elif choice and choice.is_tuned and rate == choice.values.get("lr"):
+                ax.plot(rate, loss, "o", markersize=12, markerfacecolor="none", markeredgecolor=look.colour, zorder=4)
+                ax.plot(rate, loss, look.marker, markeredgecolor=PAPER, markeredgewidth=0.6, zorder=5, **marks)
+    ax.set(xscale="log", xlabel="learning rate", ylabel="held-out loss, nats per token   ↓ better")
+    ax.set_ylim(least - 0.08 * (top - least), top)
+    ax.xaxis.set_major_locator(FixedLocator(sorted({rate for curve in curves.values() for rate in curve})))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     plots.method_key(figure, looks)
     return figure
 
 
-def _draw(ax: Axes, curve: Mapping[float, float], look: Style, top: float, chosen: object) -> None:
-    inside = [loss if loss <= top else np.nan for loss in curve.values()]
-    ax.plot(list(curve), inside, look.marker, color=look.colour, linestyle=look.dash, linewidth=1.5, markersize=5)
-    for rate, loss in curve.items():
-        marks: dict[str, Any] = {"color": look.colour, "markersize": 6, "clip_on": False}
-        if loss > top:
-            marker = look.marker if abs(loss) < plots.LARGEST else "x"
-            ax.plot(rate, 0.985, marker, transform=ax.get_xaxis_transform(), **marks)
-        elif rate == chosen:
-            ax.plot(rate, loss, "o", markersize=12, markerfacecolor="none", markeredgecolor=look.colour, zorder=4)
-            ax.plot(rate, loss, look.marker, markeredgecolor=PAPER, markeredgewidth=0.6, zorder=5, **marks)
-
-
-def _curve(tuning: Tuning, method: str) -> dict[float, float]:
-    """Return the lowest loss at each rate, infinite where all trials at it diverged."""
-    lowest: dict[float, float] = {}
-    for trial in tuning.of(method):
-        if trial.rate is not None:
-            loss = np.inf if trial.loss is None else trial.loss
-            lowest[trial.rate] = min(loss, lowest.get(trial.rate, np.inf))
-    return dict(sorted(lowest.items()))
-
-
-def _trials(results: ComparisonResults) -> list[Trial]:
-    """Return the trials method by method, in the order of the results."""
+def _trials(results: ComparisonResults) -> list[tuple[Trial, bool]]:
+    """Return the trials method by method, in the order of the results, and whether each was chosen."""
     tuning = results.tuning
-    return [trial for method in results.methods for trial in tuning.of(method)] if tuning is not None else []
-
-
-def _is_chosen(results: ComparisonResults, trial: Trial) -> bool:
-    return results.tuning is not None and results.tuning.is_chosen(trial)
-
-
-def _outcome(trial: Trial) -> str:
-    if trial.diverged_step is not None:
-        return f"diverged at step {trial.diverged_step:,}"
-    return "not finite" if trial.loss is None else decimal(trial.loss, 4)
+    if tuning is None:
+        return []
+    return [(trial, tuning.is_chosen(trial)) for method in results.methods for trial in tuning.of(method)]
 
 
 def _values(values: Mapping[str, Any]) -> str:

@@ -14,22 +14,20 @@ from typing import Any
 
 from hfpatch.reporting.comparison.changes import change_of
 from hfpatch.reporting.comparison.tables import mean_of
+from hfpatch.reporting.evaluation import value_text
 from hfpatch.reporting.numbers import Change, Scale, change, change_text, diverged_text, scale_of, signed
-from hfpatch.reporting.score_tables import value_text
 from hfpatch.reporting.study.answer import change_of as change_of_study
 from hfpatch.reporting.study.words import not_run_text
 from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.identity import FREE_SETTINGS, base_identity, task_identity
 from hfpatch.results.low_noise import LOW_NOISE
 from hfpatch.results.schema import (
-    Comparison,
     ComparisonResults,
     EvaluationResults,
     Results,
     StudyResults,
     Task,
     TaskResult,
-    TrainResult,
 )
 from hfpatch.support.files import hash_values
 
@@ -117,15 +115,37 @@ def _identity(model: Mapping[str, Any]) -> str:
     return f"{name} {hash_values(rest)[:8]}" if rest else name
 
 
-def _of_prompts(info: Task | TaskResult, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what axes of one task and other prompts, metrics or code are told apart by."""
+def _axis(
+    task: str,
+    metric: str,
+    info: Task | TaskResult,
+    settings: Mapping[str, Any],
+    model: Mapping[str, Any],
+    **options: Any,
+) -> Axis:
+    """Return the axis of a metric of a task; other prompts, metrics or code of the task are another axis."""
+    unit = {Scale.POINTS: "points", Scale.RELATIVE: "% lower"}.get(scale_of(metric, _higher(metric, info)))
     asked = {name: value for name, value in task_identity(info).items() if name != "data_sha256"}
     if all(asked.values()):
-        return {"prompts": f"prompts {hash_values(asked)[:8]}"}
-    kept = {
-        key: value for key, value in settings.items() if key not in FREE_SETTINGS and value not in (None, False, {})
-    }
-    return {"prompts": f"prompts not recorded, settings {hash_values(kept)[:8]}"}
+        prompts = f"prompts {hash_values(asked)[:8]}"
+    else:
+        kept = {k: v for k, v in settings.items() if k not in FREE_SETTINGS and v not in (None, False, {})}
+        prompts = f"prompts not recorded, settings {hash_values(kept)[:8]}"
+    return Axis(
+        task=task,
+        metric=metric.replace("_", " "),
+        unit=unit or "its own unit",
+        model=str(model.get("name") or "unknown"),
+        identity=_identity(model),
+        documents=f"{info.n:,} documents{f' in {info.clusters.groups:,} groups' if info.clusters else ''}",
+        data=(info.data_sha256 or "")[:12],
+        prompts=prompts,
+        **options,
+    )
+
+
+def _higher(metric: str, info: Task | TaskResult) -> bool:
+    return LOW_NOISE.get(metric, info.higher_is_better)
 
 
 def _tasks(results: ComparisonResults) -> Iterator[Entry]:
@@ -133,55 +153,22 @@ def _tasks(results: ComparisonResults) -> Iterator[Entry]:
     decided = [(task, measure.metric) for task, measure in results.deciding.items()]
     made = [(each.task, each.metric) for each in results.comparisons if each.reference == results.baseline]
     for task, metric in dict.fromkeys([*decided, *(pair for pair in made if pair[0] in results.tasks)]):
-        axis = _axis(results, task, metric)
+        info, primary = results.tasks[task], metric == results.deciding[task].metric
+        axis = _axis(task, metric, info, results.evaluation, results.model, primary=primary)
         for name in results.others:
             compared = results.comparison(name, task, str(results.baseline), metric)
             if compared is not None:
-                yield _compared(results, axis, compared)
-            elif axis.primary:
+                found = results.verdict(name, task, compared.reference) if primary else None
+                gain = _gain(change_of(results, found or compared, plain=not primary), _higher(metric, info))
+                verdict = found.verdict if found else NO_VERDICT
+                yield Entry(axis, name, **gain, verdict=verdict, seeds=compared.seeds, **_cost(results, name))
+            elif primary:
                 yield _missing(results, axis, name)
-
-
-def _axis(results: ComparisonResults, task: str, metric: str) -> Axis:
-    info = results.tasks[task]
-    return Axis(
-        **_of_metric(task, metric, results.deciding[task].metric, info.higher_is_better),
-        **_of_documents(info),
-        **_of_prompts(info, results.evaluation),
-        model=str(results.model.get("name") or "unknown"),
-        identity=_identity(results.model),
-    )
-
-
-def _of_metric(task: str, metric: str, deciding: str, higher_is_better: bool) -> dict[str, Any]:
-    higher = LOW_NOISE.get(metric, higher_is_better)
-    unit = {Scale.POINTS: "points", Scale.RELATIVE: "% lower"}.get(scale_of(metric, higher), "its own unit")
-    return {"task": task, "metric": metric.replace("_", " "), "unit": unit, "primary": metric == deciding}
-
-
-def _of_documents(info: Task | TaskResult) -> dict[str, Any]:
-    groups = f" in {info.clusters.groups:,} groups" if info.clusters else ""
-    return {"documents": f"{info.n:,} documents{groups}", "data": (info.data_sha256 or "")[:12]}
-
-
-def _compared(results: ComparisonResults, axis: Axis, compared: Comparison) -> Entry:
-    info, found = results.tasks[compared.task], results.verdict(compared.method, compared.task, compared.reference)
-    higher = LOW_NOISE.get(compared.metric, info.higher_is_better)
-    change = change_of(results, found if axis.primary and found else compared, plain=not axis.primary)
-    return Entry(
-        axis,
-        compared.method,
-        **_gain(change, higher),
-        verdict=found.verdict if axis.primary and found else NO_VERDICT,
-        seeds=compared.seeds,
-        **_cost(results, compared.method),
-    )
 
 
 def _gain(found: Change, higher: bool = True) -> dict[str, Any]:
     """Return a difference as a gain: turned round where lower is better."""
-    if not higher:
-        found = Change(-found.difference, -found.high, -found.low, found.smallest_visible, found.scale)
+    found = found if higher else found.turned
     ends = [end if math.isfinite(end) else None for end in (found.low, found.high)]
     mean = f"{signed(found.difference, 2)} {found.scale.value}".rstrip()
     text = change_text(found) if None not in ends else f"{mean}, no interval"
@@ -190,11 +177,8 @@ def _gain(found: Change, higher: bool = True) -> dict[str, Any]:
 
 def _cost(results: ComparisonResults, name: str) -> dict[str, Any]:
     method = results.methods[name]
-    return {
-        "parameters": method.trainable,
-        "seconds": mean_of(method, "wall_s"),
-        "memory": mean_of(method, "peak_memory_bytes"),
-    }
+    seconds, memory = mean_of(method, "wall_s"), mean_of(method, "peak_memory_bytes")
+    return {"parameters": method.trainable, "seconds": seconds, "memory": memory}
 
 
 def _missing(results: ComparisonResults, axis: Axis, name: str) -> Entry:
@@ -245,35 +229,19 @@ def _variants(study: StudyResults) -> Iterator[Entry]:
     for name in study.others:
         row = study.chosen.get(name)
         runs = [] if row is None else [run.train for run in study.runs_of(row) if run.train is not None]
-        found = Entry(
-            axis,
-            name,
-            text="not compared",
-            parameters=study.variants[name].parameters.non_embedding,
-            **_means(runs),
-        )
-        if row is None or row.improvement is None:
-            why = (
-                "" if row is None else diverged_text(row.diverged) or (not_run_text(row.missing) if row.missing else "")
-            )
-            lost = row is not None and bool(row.diverged)
-            yield _with(found, text=why or found.text, verdict="diverged" if lost else NOT_TESTED)
-            continue
-        gain = _gain(change_of_study(study, name))
-        yield _with(found, **gain, verdict=study.verdict(name).verdict, seeds=len(study.seed_values(row)) or None)
-
-
-def _with(entry: Entry, **values: Any) -> Entry:
-    return Entry(**{**vars(entry), **values})
-
-
-def _means(trained: list[TrainResult]) -> dict[str, Any]:
-    if not trained:
-        return {}
-    return {
-        "seconds": fmean(each.wall_s for each in trained),
-        "memory": fmean(each.peak_memory_bytes for each in trained),
-    }
+        cost: dict[str, Any] = {
+            "parameters": study.variants[name].parameters.non_embedding,
+            "seconds": fmean(each.wall_s for each in runs) if runs else None,
+            "memory": fmean(each.peak_memory_bytes for each in runs) if runs else None,
+        }
+        if row is not None and row.improvement is not None:
+            gain, seeds = _gain(change_of_study(study, name)), len(study.seed_values(row)) or None
+            yield Entry(axis, name, **gain, verdict=study.verdict(name).verdict, seeds=seeds, **cost)
+        else:
+            lost = diverged_text(row.diverged) if row is not None else ""
+            absent = not_run_text(row.missing) if row is not None and row.missing else ""
+            verdict = "diverged" if lost else NOT_TESTED
+            yield Entry(axis, name, text=lost or absent or "not compared", verdict=verdict, **cost)
 
 
 def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
@@ -281,38 +249,32 @@ def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
 
     What was compared with nothing has an entry for each primary score, without a gain.
     """
-    yield from _scored(results)
-    decided = {(each.method, each.other, each.task, each.metric): each for each in results.verdicts}
-    for compared in results.comparisons:
-        variant, reference = (results.variants.get(name) for name in (compared.method, compared.reference))
-        score = variant.scores.get(compared.task) if variant is not None else None
-        if variant is None or score is None:
-            continue
-        base = reference.scores[compared.task].metrics.get(compared.metric) if reference is not None else None
-        higher = LOW_NOISE.get(compared.metric, score.higher_is_better)
-        found = decided.get((compared.method, compared.reference, compared.task, compared.metric))
-        ends = (compared.low, compared.high) if found is None else (found.simultaneous_low, found.simultaneous_high)
-        known = change(compared.difference, *ends, None, scale=scale_of(compared.metric, higher), reference=base)
-        size = (variant.model or {}).get("parameters") if results.of_models else variant.added
-        yield Entry(
-            _evaluated_axis(results, compared.task, compared.metric, score, compared.reference, found is not None),
-            compared.method,
-            **_gain(known, higher),
-            verdict=NO_VERDICT if found is None else found.verdict,
-            parameters=size if isinstance(size, int) else None,
-        )
-
-
-def _scored(results: EvaluationResults) -> Iterator[Entry]:
-    """Yield the primary scores of what was compared with nothing."""
     known = {name for each in results.comparisons for name in (each.method, each.reference)}
-    for label in [name for name in results.variants if name not in known]:
-        variant = results.variants[label]
-        for task, score in variant.scores.items():
+    for label, variant in results.variants.items():
+        for task, score in variant.scores.items() if label not in known else ():
             value, error = score.metrics[score.primary], score.stderr.get(score.primary)
             text = f"{value_text(value)}{f' ± {value_text(error)}' if error is not None else ''}, compared with nothing"
             axis = _evaluated_axis(results, task, score.primary, score, "", decides=True)
             yield Entry(axis, label, text=text, parameters=variant.added)
+    decided = {(each.method, each.other, each.task, each.metric): each for each in results.verdicts}
+    for compared in results.comparisons:
+        task, metric = compared.task, compared.metric
+        one, reference = (results.variants.get(name) for name in (compared.method, compared.reference))
+        if one is None or task not in one.scores:
+            continue
+        base = reference.scores[task].metrics.get(metric) if reference is not None else None
+        higher = _higher(metric, one.scores[task])
+        found = decided.get((compared.method, compared.reference, task, metric))
+        ends = (compared.low, compared.high) if found is None else (found.simultaneous_low, found.simultaneous_high)
+        made = change(compared.difference, *ends, None, scale=scale_of(metric, higher), reference=base)
+        size = (one.model or {}).get("parameters") if results.of_models else one.added
+        yield Entry(
+            _evaluated_axis(results, task, metric, one.scores[task], compared.reference, found is not None),
+            compared.method,
+            **_gain(made, higher),
+            verdict=NO_VERDICT if found is None else found.verdict,
+            parameters=size if isinstance(size, int) else None,
+        )
 
 
 def _evaluated_axis(
@@ -321,12 +283,13 @@ def _evaluated_axis(
     """Return the axis of a metric of one of the models on a task, relative to a reference."""
     compared = results.variants.get(reference)
     model = (compared.model if compared is not None else None) or results.model
-    return Axis(
-        **_of_metric(task, metric, metric if decides else "", score.higher_is_better),
-        **_of_documents(score),
-        **_of_prompts(score, results.settings),
-        model=str(model.get("name")),
-        identity=_identity(model),
+    return _axis(
+        task,
+        metric,
+        score,
+        results.settings,
+        model,
         reference=reference if results.of_models else "the base",
         size="parameters of the model" if results.of_models else "trainable parameters",
+        primary=decides,
     )

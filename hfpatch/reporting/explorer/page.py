@@ -10,15 +10,15 @@ from typing import Any
 from urllib.parse import quote
 
 from hfpatch.errors import HfpatchError
-from hfpatch.reporting.document import Column, Document, Explorer, Fact, Part, Row, Section, Sentences, Table, Text
+from hfpatch.reporting.document import Column, Document, Explorer, Part, Row, Section, Sentences, Table, Text
+from hfpatch.reporting.evaluation import settings_differing
 from hfpatch.reporting.explorer.entries import Axis, Entry, entries
 from hfpatch.reporting.facts import digest, settings_text
-from hfpatch.reporting.folders import labels, run_folders
 from hfpatch.reporting.html import html
-from hfpatch.reporting.joint_evaluation import settings_differing
 from hfpatch.reporting.numbers import NOTHING, count
+from hfpatch.reporting.report import labels
 from hfpatch.results.cautions import baseline_cautions
-from hfpatch.results.folder import load_results
+from hfpatch.results.folder import RESULTS, load_results
 from hfpatch.results.identity import computed_differently
 from hfpatch.results.schema import ComparisonResults, EvaluationResults, Results
 from hfpatch.support.files import write_text
@@ -74,7 +74,14 @@ def write_explorer(places: Sequence[Path], out: Path) -> Written:
     left_out: list[str] = []
     for label, folder in folders.items():
         try:
-            sources.append(Source(label, load_results(folder, None), _report(folder, out)))
+            results, report, href = load_results(folder, None), folder / "report.html", ""
+            if report.is_file():
+                try:
+                    path = os.path.relpath(report.resolve(), out.resolve().parent)
+                    href = quote(path.replace(os.sep, "/"))
+                except ValueError:  # another drive
+                    href = report.resolve().as_uri()
+            sources.append(Source(label, results, href))
         except HfpatchError as error:
             left_out.append(str(error))
     if not sources:
@@ -85,73 +92,69 @@ def write_explorer(places: Sequence[Path], out: Path) -> Written:
     return Written(out, len(sources), shown, tuple(left_out))
 
 
-def _report(folder: Path, out: Path) -> str:
-    report = folder / "report.html"
-    if not report.is_file():
-        return ""
-    try:
-        path = os.path.relpath(report.resolve(), out.resolve().parent)
-    except ValueError:  # another drive
-        return report.resolve().as_uri()
-    return quote(path.replace(os.sep, "/"))
+def run_folders(places: Sequence[Path]) -> list[Path]:
+    """Return the run folders among ``places`` and below them, each once; a run's own folders are not entered.
+
+    A run that has no results yet is one too.
+
+    Raises:
+        HfpatchError: if a place is not there, or none is or has a run.
+    """
+    found: dict[Path, Path] = {}
+    for place in places:
+        if not place.exists():
+            raise HfpatchError(f"{place}: no such folder; give folders that compare, pretrain or eval wrote")
+        for root, folders, files in os.walk(place):
+            folders.sort()
+            if RESULTS in files or "recipe.yaml" in files:
+                found.setdefault(Path(root).resolve(), Path(root))
+                folders.clear()
+    if not found:
+        names = ", ".join(map(str, places[:3])) + (", ..." if len(places) > 3 else "")
+        raise HfpatchError(f"{names}: no {RESULTS} there or below; give folders that compare, pretrain or eval wrote")
+    return list(found.values())
 
 
 def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -> Document:
     """Build the page's document from runs; ``left_out`` says which folders could not be read."""
     found = {source.label: entries(source.results) for source in sources}
+    every = [entry for each in found.values() for entry in each]
     missing = (*left_out, *(sentence for source in sources for sentence in _missing(source, found[source.label])))
-    differing = tuple(_differing(sources))
-    unlike = [Section("differing", "What differs between the runs", (Sentences(differing),))] if differing else []
-    absent = [Section("missing", "What is missing", (Sentences(missing),))] if missing else []
+    differing = tuple(_differing({source.label: source.results for source in sources}))
+    sections = [
+        Section("explore", "Gain against cost", (Explorer(_data(sources, found)),), "Explore"),
+        Section("reading", "How to read it", (Sentences(_READING),), "Reading"),
+        Section("runs", "Runs", (_runs(sources, found),)),
+    ]
+    sections += [Section("differing", "What differs between the runs", (Sentences(differing),))] if differing else []
+    sections += [Section("missing", "What is missing", (Sentences(missing),))] if missing else []
     return Document(
         title="Results explorer",
         kind="explorer",
         description="What methods gain, and what they cost, over many runs.",
-        glance=_glance(sources, found),
-        parts=(
-            Part(
-                (
-                    Section("explore", "Gain against cost", (Explorer(_data(sources, found)),), "Explore"),
-                    Section("reading", "How to read it", (Sentences(_READING),), "Reading"),
-                    Section("runs", "Runs", (_runs(sources, found),)),
-                    *unlike,
-                    *absent,
-                )
-            ),
+        glance=(
+            ("Runs", count(len(sources))),
+            ("Models", count(len({(entry.axis.model, entry.axis.identity) for entry in every}))),
+            ("Tasks", count(len({entry.axis.task for entry in every}))),
+            ("Methods", count(len({entry.method for entry in every}))),
+            ("Differences", count(sum(entry.gain is not None for entry in every))),
         ),
+        parts=(Part(tuple(sections)),),
     )
 
 
-def _differing(sources: Sequence[Source]) -> Iterator[str]:
+def _differing(runs: Mapping[str, Results]) -> Iterator[str]:
     """Yield which settings of an evaluation are not the same in all runs, and what they were computed with."""
-    runs = {source.label: source.results for source in sources}
-    settings = {
-        label: each.settings if isinstance(each, EvaluationResults) else each.evaluation
-        for label, each in runs.items()
-        if isinstance(each, EvaluationResults | ComparisonResults)
-    }
-    yield from settings_differing(settings)
-    computed: dict[str, Mapping[str, Any]] = {}
+    settings: dict[str, Mapping[str, Any]] = {}
+    computed: dict[str, Any] = {}
     for label, each in runs.items():
         if isinstance(each, EvaluationResults):
-            found = [each.provenance.get("computed_with")]
-        else:
-            methods = each.methods.values() if isinstance(each, ComparisonResults) else ()
-            found = [run.computed_with for method in methods for run in method.runs.values()]
-        if found and isinstance(found[0], Mapping):
-            computed[label] = found[0]
-    yield from computed_differently(computed)
-
-
-def _glance(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> tuple[Fact, ...]:
-    every = [entry for each in found.values() for entry in each]
-    return (
-        ("Runs", count(len(sources))),
-        ("Models", count(len({(entry.axis.model, entry.axis.identity) for entry in every}))),
-        ("Tasks", count(len({entry.axis.task for entry in every}))),
-        ("Methods", count(len({entry.method for entry in every}))),
-        ("Differences", count(sum(entry.gain is not None for entry in every))),
-    )
+            settings[label], computed[label] = each.settings, each.provenance.get("computed_with")
+        elif isinstance(each, ComparisonResults):
+            made = [run.computed_with for method in each.methods.values() for run in method.runs.values()]
+            settings[label], computed[label] = each.evaluation, made[0] if made else None
+    yield from settings_differing(settings)
+    yield from computed_differently({label: each for label, each in computed.items() if isinstance(each, Mapping)})
 
 
 def _missing(source: Source, found: Sequence[Entry]) -> Iterator[str]:
@@ -205,58 +208,37 @@ def _data(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> di
         for run, source in enumerate(sources)
         for entry in found[source.label]
     ]
-    return {
-        "axes": [_axis(axis, axes) for axis in axes],
-        "runs": [
-            {
-                "label": source.label,
-                "href": source.report,
-                "machine": known.index(machine) if machine else None,
-                "training": _training(source.results),
-            }
-            for source, machine in zip(sources, machines, strict=True)
-        ],
-        "machines": known,
-        "verdicts": _VERDICTS,
-        "rows": rows,
-    }
+    runs = []
+    for source, machine in zip(sources, machines, strict=True):
+        results, training = source.results, ""
+        if not isinstance(results, EvaluationResults):  # must be the same for methods to differ in nothing else
+            settings = {key: value for key, value in results.training.items() if key != "seeds"}
+            tuned = isinstance(results, ComparisonResults) and results.tuning is not None
+            training = f"{digest(results.data.get('sha256'))} {settings_text(settings)}{' tuned' if tuned else ''}"
+        place = known.index(machine) if machine else None
+        runs.append({"label": source.label, "href": source.report, "machine": place, "training": training})
+    shown = [_axis(axis, axes) for axis in axes]
+    return {"axes": shown, "runs": runs, "machines": known, "verdicts": _VERDICTS, "rows": rows}
 
 
 def _axis(axis: Axis, axes: Sequence[Axis]) -> dict[str, Any]:
     """Return an axis for the script; models of one name that are not the same have their hash behind it."""
     same_name = {other.identity for other in axes if other.model == axis.model}
     model = f"{axis.model} ({axis.identity or 'unknown hash'})" if len(same_name) > 1 else axis.model
-    alike = [other for other in axes if _what(other) == _what(axis)]
+    alike = [other for other in axes if replace(other, data=axis.data, prompts=axis.prompts) == axis]
     told_apart = [axis.data and f"data {axis.data[:8]}"] if len({other.data for other in alike}) > 1 else []
     told_apart += [axis.prompts] if len({other.prompts for other in alike}) > 1 else []
+    documents = ", ".join(filter(None, (axis.documents, *told_apart)))
     return {
         **{"task": axis.task, "metric": axis.metric, "unit": axis.unit, "model": model, "primary": axis.primary},
-        **{
-            "documents": ", ".join(filter(None, (axis.documents, *told_apart))),
-            "reference": axis.reference,
-            "size": axis.size,
-        },
+        **{"documents": documents, "reference": axis.reference, "size": axis.size},
     }
-
-
-def _what(axis: Axis) -> Axis:
-    return replace(axis, data="", prompts="")
 
 
 def _machine(results: Results) -> str:
     where = results.provenance
-    parts = [str(where.get("device") or ""), str(where.get("platform") or "")]
     threads = f"{where['threads']} thread{'s' * (where['threads'] != 1)}" if where.get("threads") else ""
-    return ", ".join(part for part in (*parts, threads) if part)
-
-
-def _training(results: Results) -> str:
-    """Return what of the training must be the same for methods of two runs to differ in nothing else."""
-    if isinstance(results, EvaluationResults):
-        return ""
-    settings = {key: value for key, value in results.training.items() if key != "seeds"}
-    tuned = isinstance(results, ComparisonResults) and results.tuning is not None
-    return f"{digest(results.data.get('sha256'))} {settings_text(settings)}{' tuned' if tuned else ''}"
+    return ", ".join(filter(None, (str(where.get("device") or ""), str(where.get("platform") or ""), threads)))
 
 
 def _short(value: float | None) -> float | None:

@@ -37,12 +37,12 @@ def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, 
             none.
     """
     figures = {name: doc.Figure(name, title, f"{title}. {caption}", svg) for name, title, caption, svg in drawn}
-    branches, added, ablations, training = _branches(found), _added(found), _ablations(found), _training(found)
-    relations, attention = [*_relations(found), _by_offset(found)], _attention(found)
-    linearised, reparametrisation = _linearised(found), _reparametrisation(found)
+    branches, added, training = _branches(found), _added(found), _training(found)
+    without, (linearised, reparametrisation) = _ablations(found), _fits(found)
+    relations, attention = _relations(found), _attention(found)
     facts, notes = _facts(found), doc.Sentences(tuple(found.notes), title="What is not shown")
     download = doc.Download("inspection.json", "All numbers as JSON", json.dumps(found.to_json()), "application/json")
-    of_patch = [*map(figures.get, ("skips", "pre-projections", "queries")), added, figures.get("ablations"), ablations]
+    of_patch = [*map(figures.get, ("skips", "pre-projections", "queries")), added, figures.get("ablations"), without]
     of_relation = [*map(figures.get, ("relation", "offsets")), *relations, figures.get("explained"), linearised]
     sections = (
         _section("model", "Model", doc.Facts(facts), download, notes, branches),
@@ -51,7 +51,7 @@ def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, 
         _section("relation", "Queries and keys", *of_relation),
         _section("invariance", "Invariance of the weights", reparametrisation),
     )
-    tables = (branches, added, *attention, *relations, linearised, ablations, training, reparametrisation)
+    tables = (branches, added, *attention, *relations, linearised, without, training, reparametrisation)
     return doc.Document(
         title=found.base.name,
         kind="inspection",
@@ -79,9 +79,8 @@ def _facts(found: Inspection) -> tuple[doc.Fact, ...]:
     if found.patch is not None:
         facts.append(("Patch", f"{found.patch}, {summary.added / max(summary.base, 1):.2%} of the base's parameters"))
     if text is not None:
-        facts.append(
-            ("Measured on", f"{text.source}, {count(text.tokens)} tokens of {count(text.documents)} documents")
-        )
+        sizes = f"{count(text.tokens)} tokens of {count(text.documents)} documents"
+        facts.append(("Measured on", f"{text.source}, {sizes}"))
     counts = f"{count(summary.base)} of the base, {count(summary.added)} added, {count(summary.trainable)} trainable"
     return (*facts, ("Parameters", counts))
 
@@ -99,7 +98,11 @@ def _table(name: str, title: str, items: Iterable[Any], columns: Columns, captio
 def _layer_table(name: str, title: str, items: Mapping[int, Any], columns: Columns, caption: str) -> doc.Table:
     """Return a table with a row for each layer of ``items``, neighbouring layers whose cells are equal in one."""
     cells = ((layer, tuple(cell(item) for cell in columns.values())) for layer, item in items.items())
-    rows = [(_layers([layer for layer, _ in group]), *same) for same, group in groupby(cells, key=itemgetter(1))]
+    rows = []
+    for same, group in groupby(cells, key=itemgetter(1)):
+        layers = [layer for layer, _ in group]  # ascending: 0–29 where none is left out, else one by one
+        in_a_row = len(layers) > 2 and layers[-1] - layers[0] == len(layers) - 1
+        rows.append((f"{layers[0]}–{layers[-1]}" if in_a_row else ", ".join(map(str, layers)), *same))
     if len(rows) == 1 < len(items):
         caption = f"{len(items)} layers, all alike. {caption}"
     places = {heading: itemgetter(place) for place, heading in enumerate(("layer", *columns))}
@@ -123,14 +126,7 @@ def _branches(found: Inspection) -> doc.Table:
     return _layer_table("branches", "Attention branches", {site.layer: site for site in found.sites}, columns, caption)
 
 
-def _layers(layers: Sequence[int]) -> str:
-    """Return ascending layers as ``0–29`` where none is left out, else one by one."""
-    in_a_row = len(layers) > 2 and layers[-1] - layers[0] == len(layers) - 1
-    return f"{layers[0]}–{layers[-1]}" if in_a_row else ", ".join(map(str, layers))
-
-
 def _attention(found: Inspection) -> list[doc.Table]:
-    """Return the tables without the patch and with it."""
     columns: Columns = {
         "on the first token": lambda heads: _spread(each.sink for each in heads),
         "entropy": lambda heads: _spread(each.entropy for each in heads),
@@ -169,12 +165,24 @@ def _added(found: Inspection) -> doc.Table:
 
 
 def _relations(found: Inspection) -> list[doc.Table]:
-    """Return the tables without the patch and with it."""
+    """Return the tables without the patch, with it, and by offset.
+
+    By offset is the patched relation where there is one, else the base's; that table has no rows without RoPE.
+    """
+
+    def signatures(heads: Sequence[HeadRelation]) -> str:
+        known = sorted({(each.here.positive, each.here.negative) for each in heads})
+        return ", ".join([*map(str, known[:2]), *(["…"] if len(known) > 2 else [])])
+
+    def share(heads: Sequence[HeadRelation], offset: int) -> str:
+        shares = [each.by_offset[offset].symmetric for each in heads if offset in each.by_offset]
+        return decimal(fmean(shares), 2) if shares else NOTHING
+
     columns: Columns = {
         "heads/key heads": lambda heads: f"{len(heads)}/{len({each.key_head for each in heads})}",
         "symmetric": lambda heads: _spread(each.here.symmetric for each in heads),
         "positive": lambda heads: _spread(each.here.positive_energy for each in heads),
-        "signature": _signatures,
+        "signature": signatures,
         "effective rank of S": lambda heads: _spread((each.here.effective_rank for each in heads), 1),
     }
     caption = (
@@ -185,33 +193,20 @@ def _relations(found: Inspection) -> list[doc.Table]:
     if found.gauge is not None:
         caption += f" A random change of basis inside the heads moves them by {found.gauge:.0e}."
     bare, patched = _by_layer(found.relations), _by_layer(found.relations_patched)
+    turned = found.relations_patched or found.relations
+    offsets = sorted({offset for each in turned for offset in each.by_offset})
+    shares: Columns = {f"Δ {offset}": partial(share, offset=offset) for offset in offsets}
+    title = "Q-K relation by relative offset" + (", patched" if found.relations_patched else "")
+    by_offset = "The symmetric share ‖S‖²/‖B‖² of B(Δ) = W_Q R(Δ) W_Kᵀ, the mean over heads, at each offset Δ."
     return [
         _layer_table("relations", "Q-K relation", bare, columns, caption),
         _layer_table("relations-patched", "Q-K relation with the patch", patched, columns, "As above."),
+        _layer_table("by-offset", title, _by_layer(turned if len(offsets) > 1 else ()), shares, by_offset),
     ]
 
 
-def _signatures(heads: Sequence[HeadRelation]) -> str:
-    signatures = sorted({(each.here.positive, each.here.negative) for each in heads})
-    return ", ".join([*map(str, signatures[:2]), *(["…"] if len(signatures) > 2 else [])])
-
-
-def _by_offset(found: Inspection) -> doc.Table:
-    """The patched relation where there is one, else the base's, at every offset; no rows without RoPE."""
-    relations = found.relations_patched or found.relations
-    offsets = sorted({offset for each in relations for offset in each.by_offset})
-
-    def share(heads: Sequence[HeadRelation], offset: int) -> str:
-        shares = [each.by_offset[offset].symmetric for each in heads if offset in each.by_offset]
-        return decimal(fmean(shares), 2) if shares else NOTHING
-
-    columns: Columns = {f"Δ {offset}": partial(share, offset=offset) for offset in offsets}
-    title = "Q-K relation by relative offset" + (", patched" if found.relations_patched else "")
-    caption = "The symmetric share ‖S‖²/‖B‖² of B(Δ) = W_Q R(Δ) W_Kᵀ, the mean over heads, at each offset Δ."
-    return _layer_table("by-offset", title, _by_layer(relations if len(offsets) > 1 else ()), columns, caption)
-
-
-def _linearised(found: Inspection) -> doc.Table:
+def _fits(found: Inspection) -> tuple[doc.Table, doc.Table]:
+    """Return the tables of the linear stand-in and of the reparametrisation."""
     columns: Columns = {
         "logits explained": lambda fit: _spread(fit.explained, 3),
         "their change explained": lambda fit: _spread((each for each in fit.explained_change if each is not None), 3),
@@ -223,7 +218,22 @@ def _linearised(found: Inspection) -> doc.Table:
         "over heads. Below 0 the fit is worse than none."
     )
     fits = {fit.layer: fit for fit in found.linearised}
-    return _layer_table("linear", "Linear stand-in", fits, columns, caption)
+    linear = _layer_table("linear", "Linear stand-in", fits, columns, caption)
+    columns = {
+        "error, random Θ": lambda each: _number(each.invariance_error, 2),
+        "error, Θ = W_Q": lambda each: each.obstacle or _number(each.elimination_error, 2),
+        "parameters removed": lambda each: count(each.removed),
+        "condition of W_Q": lambda each: _number(each.query_condition),
+        "norm's error": lambda each: _number(each.norm_error),
+        "not orthogonal": lambda each: _number(each.orthogonal_distance),
+    }
+    caption = (
+        "In fp64, relative to the output's largest value: the attention on XΘ with Θ⁻¹W_Q, Θ⁻¹W_K, Θ⁻¹W_V for a random "
+        "Θ; and with Θ = W_Q, which leaves Q = X'. What prevents converting the model: ‖norm(hΘ) − "
+        "norm(h)Θ‖/‖norm(h)Θ‖ and W_Q's distance from orthogonal. " + WHY_NOT
+    )
+    layers = {each.layer: each for each in found.reparametrisation}
+    return linear, _layer_table("reparametrisation", "Reparametrisation", layers, columns, caption)
 
 
 def _ablations(found: Inspection) -> doc.Table:
@@ -266,24 +276,6 @@ def _training(found: Inspection) -> doc.Table:
         "an optimiser step really changed, as the run recorded it."
     )
     return _table("training", "Training", list(moved or gradients), columns, caption)
-
-
-def _reparametrisation(found: Inspection) -> doc.Table:
-    columns: Columns = {
-        "error, random Θ": lambda each: _number(each.invariance_error, 2),
-        "error, Θ = W_Q": lambda each: each.obstacle or _number(each.elimination_error, 2),
-        "parameters removed": lambda each: count(each.removed),
-        "condition of W_Q": lambda each: _number(each.query_condition),
-        "norm's error": lambda each: _number(each.norm_error),
-        "not orthogonal": lambda each: _number(each.orthogonal_distance),
-    }
-    caption = (
-        "In fp64, relative to the output's largest value: the attention on XΘ with Θ⁻¹W_Q, Θ⁻¹W_K, Θ⁻¹W_V for a random "
-        "Θ; and with Θ = W_Q, which leaves Q = X'. What prevents converting the model: ‖norm(hΘ) − "
-        "norm(h)Θ‖/‖norm(h)Θ‖ and W_Q's distance from orthogonal. " + WHY_NOT
-    )
-    layers = {each.layer: each for each in found.reparametrisation}
-    return _layer_table("reparametrisation", "Reparametrisation", layers, columns, caption)
 
 
 def _by_layer(items: Iterable[Any]) -> Mapping[int, list[Any]]:

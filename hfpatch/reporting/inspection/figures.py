@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,28 +27,48 @@ def figures(found: Inspection) -> list[tuple[str, str, str, str]]:
 
 
 def _drawn(found: Inspection) -> Iterator[tuple[str, str, str, Figure]]:
-    relations = found.relations_patched or found.relations
     queries = [each for each in found.query_sizes if each.target == "query"]
     if found.attention:
         caption = (
             "Of each head, means over the queries of the text but a document's first: the weight on the document's "
             "first token, the entropy of the weights in nats, and how many tokens back they lie."
         )
-        yield "attention", "Attention of each head on the text", caption, _attention(found)
+        heads = [*found.attention, *found.attention_patched]
+        figure = _maps(
+            (found.attention, found.attention_patched),
+            ("sink", "weight on the first token", (0.0, 1.0), False),
+            ("entropy", "entropy, nats", (0.0, max(each.entropy for each in heads)), False),
+            ("distance", "tokens back", (0.0, max(each.distance for each in heads)), False),
+        )
+        yield "attention", "Attention of each head on the text", caption, figure
     if found.relations:
         caption = (
             "At relative offset 0. Blue above, vermillion below what random weights have (0.5); the effective rank's "
             "scale is that of all heads."
         )
-        yield "relation", "Q-K relation of each head", caption, _relation(found)
+        ranks = [each.here.effective_rank for each in (*found.relations, *found.relations_patched)]
+        figure = _maps(
+            (found.relations, found.relations_patched),
+            ("here.symmetric", "symmetric share", (0.0, 1.0), True),
+            ("here.positive_energy", "positive share", (0.0, 1.0), True),
+            ("here.effective_rank", "effective rank", (min(ranks), max(ranks)), False),
+        )
+        yield "relation", "Q-K relation of each head", caption, figure
+    relations = found.relations_patched or found.relations
     if turning := [each for each in relations if len(each.by_offset) > 1]:  # layers without RoPE do not turn
         caption = (
             "B(Δ) = W_Q R(Δ) W_Kᵀ, the mean over heads, a line a layer, from the first (light) to the last (dark)."
         )
         yield "offsets", "Q-K relation by relative offset", caption, _offsets(turning)
     if found.skip_norms:
-        caption = "Left: in the weights. Right: on text, the mean over tokens."
-        yield "skips", "Content skips", caption, _skips(found)
+        figure, axes = plots.panels(2 if found.skip_sizes else 1, columns=2, width=5.5, height=2.7)
+        _by_layer(axes[0], "‖W_skip‖", found.skip_norms, "norm", from_zero=False, label="learned")
+        start: dict[str, Any] = {"marker": "_", "color": GREY, "markersize": 12, "label": "at the paper's init, 1e-4·d"}
+        _by_layer(axes[0], "‖W_skip‖", found.skip_norms, "at_paper_init", **start)
+        axes[0].legend()
+        if found.skip_sizes:
+            _by_layer(axes[1], "‖x~W_skip‖ / ‖attention output‖", found.skip_sizes, "size")
+        yield "skips", "Content skips", "Left: in the weights. Right: on text, the mean over tokens.", figure
     if found.pre_projection_sizes:
         figure, (ax,) = plots.panels(1, columns=1, width=5.5, height=2.6)
         _by_layer(ax, "‖x~ − x‖ / ‖x‖", found.pre_projection_sizes, "size")
@@ -60,41 +81,35 @@ def _drawn(found: Inspection) -> Iterator[tuple[str, str, str, Figure]]:
             "A point a head: the share of the within-row variance of the logits, on text outside the fit, that a "
             "bilinear form of the attention's input explains. Shares below 0 are drawn at the bottom."
         )
-        yield "explained", "How linear the patched logits are", caption, _explained(found)
+        figure, axes = plots.panels(2, columns=2, width=5.5, height=2.7)
+        parts = (("explained", "the logits"), ("explained_change", "what the patch changed"))
+        for ax, (name, what) in zip(axes, parts, strict=True):
+            shares = [(each.layer, share) for each in found.linearised for share in getattr(each, name)]
+            points = [(layer, max(share, -0.05)) for layer, share in shares if share is not None]
+            ax.plot([x for x, _ in points], [y for _, y in points], "o", color=BLUE, alpha=0.6, markersize=5)
+            ax.set(title=f"share of {what} that is linear", ylim=(-0.08, 1.05))
+            plots.integer_axis(ax, "layer", 10)
+        yield "explained", "How linear the patched logits are", caption, figure
     if found.ablations is not None:
         caption = "With 95 % intervals of the paired difference over documents."
         yield "ablations", "One layer's injection taken out", caption, _ablations(found.ablations)
 
 
-def _attention(found: Inspection) -> Figure:
-    """Draw what each head attends to, of the base and below it with the patch, on the same scales."""
-    rows = [heads for heads in (found.attention, found.attention_patched) if heads]
-    figure, axes = plots.panels(3 * len(rows), columns=3, width=3.7, height=_map_height(found.attention))
-    panels = (("sink", "weight on the first token"), ("entropy", "entropy, nats"), ("distance", "tokens back"))
-    for i, ax in enumerate(axes):
-        name, title = panels[i % 3]
-        most = max(getattr(each, name) for heads in rows for each in heads)
-        cells = [(each.layer, each.head, getattr(each, name)) for each in rows[i // 3]]
-        plots.heat_map(ax, _grid(cells), limits=(0.0, 1.0 if name == "sink" else most))
-        ax.set_title(title + (", with the patch" if i >= 3 else ""))
-    return figure
+def _maps(rows: Sequence[Sequence[Any]], *panels: tuple[str, str, tuple[float, float], bool]) -> Figure:
+    """Draw values of each head, of the base and below it with the patch, on the same scales.
 
-
-def _relation(found: Inspection) -> Figure:
-    """Draw the relation of each head, of the base and below it with the patch."""
-    rows = [relations for relations in (found.relations, found.relations_patched) if relations]
-    figure, axes = plots.panels(3 * len(rows), columns=3, width=3.7, height=_map_height(found.relations))
-    ranks = [each.here.effective_rank for relations in rows for each in relations]
+    Args:
+        rows: what was measured of each head: of the base, then with the patch; those that are empty are left out.
+        panels: the attribute, the title, the limits of the colours, and whether values below the middle have their own.
+    """
+    rows = [heads for heads in rows if heads]
+    width = len(panels)
+    figure, axes = plots.panels(width * len(rows), columns=width, width=3.7, height=_map_height(rows[0]))
     for i, ax in enumerate(axes):
-        name, title = (
-            ("symmetric", "symmetric share"),
-            ("positive_energy", "positive share"),
-            ("effective_rank", "effective rank"),
-        )[i % 3]
-        cells = [(each.layer, each.head, getattr(each.here, name)) for each in rows[i // 3]]
-        limits = (0.0, 1.0) if i % 3 < 2 else (min(ranks), max(ranks))
-        plots.heat_map(ax, _grid(cells), limits=limits, diverging=i % 3 < 2)
-        ax.set_title(title + (", with the patch" if i >= 3 else ""))
+        name, title, limits, diverging = panels[i % width]
+        cells = [(each.layer, each.head, attrgetter(name)(each)) for each in rows[i // width]]
+        plots.heat_map(ax, _grid(cells), limits=limits, diverging=diverging)
+        ax.set_title(title + (", with the patch" if i >= width else ""))
     return figure
 
 
@@ -123,17 +138,6 @@ def _offsets(relations: Sequence[HeadRelation]) -> Figure:
     return figure
 
 
-def _skips(found: Inspection) -> Figure:
-    figure, axes = plots.panels(2 if found.skip_sizes else 1, columns=2, width=5.5, height=2.7)
-    _by_layer(axes[0], "‖W_skip‖", found.skip_norms, "norm", from_zero=False, label="learned")
-    start: dict[str, Any] = {"marker": "_", "color": GREY, "markersize": 12, "label": "at the paper's init, 1e-4·d"}
-    _by_layer(axes[0], "‖W_skip‖", found.skip_norms, "at_paper_init", **start)
-    axes[0].legend()
-    if found.skip_sizes:
-        _by_layer(axes[1], "‖x~W_skip‖ / ‖attention output‖", found.skip_sizes, "size")
-    return figure
-
-
 def _queries(queries: Sequence[Any]) -> Figure:
     """Draw the size of f beside its anchor by layer, head and position, and their cosine."""
     figure, axes = plots.panels(4, columns=2, width=5.5, height=max(2.5, _map_height(queries)))
@@ -147,20 +151,6 @@ def _queries(queries: Sequence[Any]) -> Figure:
     plots.layer_lines(axes[3], lines, linewidth=1.2)
     axes[3].set(title="‖f(x)‖ / ‖A(x)‖ by position, a line a layer", xlabel="position in the document")
     _from_zero(axes[3])
-    return figure
-
-
-def _explained(found: Inspection) -> Figure:
-    figure, axes = plots.panels(2, columns=2, width=5.5, height=2.7)
-    for ax, name, what in zip(
-        axes, ("explained", "explained_change"), ("the logits", "what the patch changed"), strict=True
-    ):
-        points = [
-            (each.layer, share) for each in found.linearised for share in getattr(each, name) if share is not None
-        ]
-        ax.plot([x for x, _ in points], [max(y, -0.05) for _, y in points], "o", color=BLUE, alpha=0.6, markersize=5)
-        ax.set(title=f"share of {what} that is linear", ylim=(-0.08, 1.05))
-        plots.integer_axis(ax, "layer", 10)
     return figure
 
 

@@ -1,8 +1,9 @@
-"""What a study shows: the verdict on each variant, and the sentences that its report begins with."""
+"""What a study shows, in the sentences that its report begins with; what weakens it, and what is missing in it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from hfpatch.reporting.document import Finding
 from hfpatch.reporting.numbers import (
@@ -10,6 +11,7 @@ from hfpatch.reporting.numbers import (
     Change,
     Scale,
     change_text,
+    count,
     decimal,
     diverged_text,
     listed,
@@ -17,7 +19,17 @@ from hfpatch.reporting.numbers import (
     signed,
     size_text,
 )
-from hfpatch.reporting.study.words import FEW_SEEDS, not_run_text, seeds_text, share_words, uneven_text
+from hfpatch.reporting.study.words import (
+    FEW_SEEDS,
+    key_text,
+    not_run_text,
+    point_text,
+    seeds_text,
+    share_words,
+    uneven_text,
+    value_text,
+)
+from hfpatch.results.comparison import MATCHED
 from hfpatch.results.schema import Improvement, Row, StudyResults
 
 _HEADLINE = {
@@ -36,23 +48,20 @@ def change_of(study: StudyResults, name: str) -> Change:
     Where nothing was tested the interval is the plain one; its ends are infinite where there is none.
     """
     found = study.verdict(name)
-    ends = (
-        (found.simultaneous_low, found.simultaneous_high) if found.p_corrected is not None else (found.low, found.high)
-    )
-    return Change(100 * found.difference, 100 * ends[0], 100 * ends[1], None, Scale.RELATIVE)
-
-
-def _plain(improvement: Improvement) -> Change:
-    low, high = (math.nan if end is None else 100 * end for end in (improvement.low, improvement.high))
-    return Change(100 * improvement.mean, low, high, None, Scale.RELATIVE)
+    low, high = found.low, found.high
+    if found.p_corrected is not None:
+        low, high = found.simultaneous_low, found.simultaneous_high
+    return Change(100 * found.difference, 100 * low, 100 * high, None, Scale.RELATIVE)
 
 
 def improvement_text(improvement: Improvement | None) -> str:
     """Return ``+1.20 [1.00, 1.40]``, in per cent; without an interval the mean alone, without either a dash."""
     if improvement is None:
         return NOTHING
-    change = _plain(improvement)
-    return change_text(change, unit=False) if improvement.low is not None else signed(change.difference, 2)
+    if improvement.low is None or improvement.high is None:
+        return signed(100 * improvement.mean, 2)
+    ends = 100 * improvement.low, 100 * improvement.high
+    return change_text(Change(100 * improvement.mean, *ends, None, Scale.RELATIVE), unit=False)
 
 
 def share(study: StudyResults, variant: str) -> float:
@@ -70,7 +79,7 @@ def headline(study: StudyResults) -> str:
         row, text = study.chosen.get(name), name
         verdict: str = study.verdict(name).verdict
         if row is not None and row.improvement is not None and verdict != "no difference shown":
-            direction = _direction(row.improvement)
+            direction = "lower" if row.improvement.mean > 0 else "higher"
             verdict = direction if verdict == "not tested" else verdict
             text = f"{name}: {_size(study, name)} {direction} loss with {share_words(share(study, name))}"
         named[verdict].append(text)
@@ -101,15 +110,22 @@ def findings(study: StudyResults) -> tuple[Finding, ...]:
 
 
 def _finding(study: StudyResults, name: str, row: Row | None) -> Finding:
-    found, parameters = study.verdict(name), share_words(share(study, name))
+    found, parameters, base = study.verdict(name), share_words(share(study, name)), study.chosen.get(study.baseline)
     if row is None or row.improvement is None or row.loss is None:
-        return Finding(name, f"was not compared{_why_not(study, row)}; it has {parameters}.", found.verdict)
-    improvement, base = row.improvement, study.chosen.get(study.baseline)
+        reasons = [] if row is not None else ["no run of it is finished"]
+        if row is not None and not study.seed_values(row):
+            reasons += [f"it {diverged_text(row.diverged)}"] if row.diverged else []
+            reasons += [not_run_text(row.missing)] if row.missing else []
+        if not reasons and (base is None or not base.best):
+            reasons = [f"{study.baseline} has no best point to compare it with yet"]
+        why = f": {'; '.join(reasons)}" if reasons else ""
+        return Finding(name, f"was not compared{why}; it has {parameters}.", found.verdict)
+    improvement = row.improvement
     base_loss = decimal(base.loss.mean, 4) if base is not None and base.loss is not None else NOTHING
     losses = f"({decimal(row.loss.mean, 4)} against {base_loss} nats per token) with {parameters}"
     tested = f"(p = {p_text(found.p)}, after Holm's correction over {found.family} {p_text(found.p_corrected)})"
     if found.verdict == "not tested":
-        size = f"{_size(study, name)} {_direction(improvement)}"
+        size = f"{_size(study, name)} {'lower' if improvement.mean > 0 else 'higher'}"
         clauses = [f"has a validation loss {size} {losses}; not tested ({found.why})"]
     elif found.verdict == "no difference shown":
         clauses = [f"no difference shown: {change_text(change_of(study, name))} improvement {losses} {tested}"]
@@ -126,23 +142,86 @@ def _finding(study: StudyResults, name: str, row: Row | None) -> Finding:
     return Finding(name, "; ".join(clauses) + ".", found.verdict)
 
 
-def _direction(improvement: Improvement) -> str:
-    return "lower" if improvement.mean > 0 else "higher"
-
-
 def _size(study: StudyResults, name: str) -> str:
     """Return an improvement without its sign, which the direction says."""
     change = change_of(study, name)
     return size_text(change) if math.isfinite(change.low) else f"{decimal(abs(change.difference), 2)} %"
 
 
-def _why_not(study: StudyResults, row: Row | None) -> str:
-    """Return why a variant was not compared, after a colon; nothing where that is not known."""
-    base = study.chosen.get(study.baseline)
-    reasons = [] if row is not None else ["no run of it is finished"]
-    if row is not None and not study.seed_values(row):
-        reasons += [f"it {diverged_text(row.diverged)}"] if row.diverged else []
-        reasons += [not_run_text(row.missing)] if row.missing else []
-    if not reasons and (base is None or not base.best):
-        reasons = [f"{study.baseline} has no best point to compare it with yet"]
-    return f": {'; '.join(reasons)}" if reasons else ""
+def cautions(study: StudyResults) -> list[str]:
+    """Return one sentence for each thing that weakens what the study shows."""
+    found, seeds = [], len(study.seeds)
+    if seeds == 1:
+        found.append("One seed: differences have no interval, and none is tested.")
+    elif seeds < FEW_SEEDS:
+        found.append(
+            f"{seeds_text(seeds)}: Student's t with {seeds - 1} degree{'s' * (seeds != 2)} of freedom gives wide "
+            "intervals, so small differences may not be detected."
+        )
+    for name in study.others:
+        if abs(share(study, name)) > MATCHED:
+            own, words = count(study.variants[name].parameters.non_embedding), share_words(share(study, name))
+            found.append(f"{name} has {words} than {study.baseline} (non-embedding {own}): not matched.")
+    if max(study.tried_counts.values(), default=0) > 1:
+        found.append(
+            "The point of each variant is chosen on the evaluation text on which its loss is reported, so the best of "
+            "many points looks better than it is; interval and p are corrected where a variant had more points than "
+            "the baseline, or fewer."
+        )
+        found += filter(None, [uneven_text(study)])
+        for name, row in study.chosen.items():
+            if at := listed(_edges(study, row)):
+                found.append(
+                    f"{name}: the best point is at the edge of the sweep, {at}; a better one may be beyond it."
+                )
+    for name, row in study.chosen.items():
+        rows = [each for each in study.rows if each.variant == name]
+        if len(rows) > 1 and all(each.diverged for each in rows):
+            found.append(f"{name}: a seed diverged at every point, so none is the best.")
+        if row.diverged:
+            favoured = "its numbers are those of the other seeds, which favours it"
+            then = "it has no loss to compare" if row.loss is None else favoured
+            where = f"{name} ({point_text(row.point)})" if row.point else name
+            found.append(f"{where} {diverged_text(row.diverged)}; {then}.")
+    base = study.variants[study.baseline].training
+    for name in study.others:
+        training = study.variants[name].training
+        if other := {key: value for key, value in training.items() if base.get(key) != value}:
+            settings = ", ".join(f"{key} {value_text(value)}" for key, value in other.items())
+            found.append(f"{name} is trained with settings of its own: {settings}.")
+    return found
+
+
+def _edges(study: StudyResults, row: Row) -> list[str]:
+    """Return which values of a best point are the smallest or the largest that its variant was tried at."""
+    edges = []
+    for key, value in row.point.items() if row.best else ():
+        tried = [point[key] for point in study.tried(row.variant) if key in point]
+        numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in tried)
+        if numbers and len(set(tried)) > 1 and value in (min(tried), max(tried)):
+            edge = "largest" if value == max(tried) else "smallest"
+            edges.append(f"{key_text(key)} {value_text(value)} (the {edge} of those tried)")
+    return edges
+
+
+def missing(study: StudyResults) -> list[str]:
+    """Return one sentence for each thing that a complete study would have and this one does not."""
+    found = []
+    if not study.complete:
+        found.append("The study is not complete: run the same hfpatch pretrain with --resume to finish it.")
+    for name in study.variants:
+        rows = [row for row in study.rows if row.variant == name]
+        if not rows:
+            found.append(f"{name}: no run is finished.")
+        for row in rows:
+            where = f"{name}, {point_text(row.point)}" if row.point else name
+            if row.missing:
+                found.append(f"{where}: {not_run_text(row.missing)}.")
+            elif row.loss is None and not row.diverged:
+                found.append(f"{where}: no validation loss.")
+    measured, ran = {run.variant for run in study.runs if run.diagnostics}, {run.variant for run in study.runs}
+    for name, variant in study.variants.items():
+        query = variant.architecture.get("query")
+        if isinstance(query, Mapping) and query.get("path") == "nonlinear" and name in ran - measured:
+            found.append(f"{name}: no diagnostics of f.")
+    return found

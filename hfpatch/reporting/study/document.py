@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.document import (
@@ -21,13 +20,11 @@ from hfpatch.reporting.document import (
     Text,
 )
 from hfpatch.reporting.facts import data_text, digest, provenance_facts, settings_text
-from hfpatch.reporting.numbers import NOTHING, count, duration, listed
-from hfpatch.reporting.study.answer import findings, headline
-from hfpatch.reporting.study.cautions import cautions, missing
+from hfpatch.reporting.numbers import MOST_METHODS, NOTHING, count, duration, listed
+from hfpatch.reporting.study.answer import cautions, findings, headline, missing
 from hfpatch.reporting.study.data import figure_csv, study_csv
 from hfpatch.reporting.study.tables import diagnostics_table, main_table, sweep_table, terminal_table, variant_table
 from hfpatch.reporting.study.words import key_text, value_text
-from hfpatch.reporting.words import MOST_METHODS
 from hfpatch.results.schema import StudyResults
 
 _FIGURES = {
@@ -71,29 +68,19 @@ def study_document(study: StudyResults, drawn: Mapping[str, str] = MappingProxyT
             the terminal needs none.
     """
     weakened, absent = tuple(cautions(study)), tuple(missing(study))
-    unswept = Text("One point a variant: nothing was swept.")
+    warnings: list[Block] = [Sentences(weakened) if weakened else Text("None.")]
+    warnings += [Sentences(absent, "What is missing")] if absent else []
+    download = Download("results.csv", "every run (CSV)", study_csv(study))
+    unswept = () if any(row.point for row in study.rows) else (Text("One point a variant: nothing was swept."),)
+    points = sorted(set(study.tried_counts.values())) or [0]
+    wall = study.provenance.get("wall_s")
     sections = (
         Section("answer", "Answer", (Text(headline(study), "headline"), Findings(findings(study), what="variants"))),
         Section("protocol", "Protocol and provenance", (Facts(_protocol(study)),)),
-        Section(
-            "warnings",
-            "Warnings",
-            (
-                Sentences(weakened) if weakened else Text("None."),
-                *((Sentences(absent, "What is missing"),) if absent else ()),
-            ),
-        ),
-        Section(
-            "results",
-            "Results",
-            (
-                main_table(study),
-                Download("results.csv", "every run (CSV)", study_csv(study)),
-                variant_table(study),
-            ),
-        ),
+        Section("warnings", "Warnings", tuple(warnings)),
+        Section("results", "Results", (main_table(study), download, variant_table(study))),
         *(each for name in ("differences", "loss", "improvement") for each in _figure(study, drawn, name)),
-        Section("sweep", "Sweep", (*(() if any(row.point for row in study.rows) else (unswept,)), sweep_table(study))),
+        Section("sweep", "Sweep", (*unswept, sweep_table(study))),
         *_figure(study, drawn, "diagnostics", diagnostics_table(study)),
         *_figure(study, drawn, "spread"),
         Section("environment", "Environment", (Facts(tuple(provenance_facts(study.provenance))),)),
@@ -104,7 +91,14 @@ def study_document(study: StudyResults, drawn: Mapping[str, str] = MappingProxyT
         closing=(citation_section([study]),),
         description=study.description,
         complete=study.complete,
-        glance=_glance(study),
+        glance=(
+            ("Baseline", study.baseline),
+            ("Variants", count(len(study.variants))),
+            *((("Points a variant", listed(list(map(count, points)))),) if points[-1] > 1 else ()),
+            ("Seeds", count(len(study.seeds))),
+            ("Tokens a run", _tokens(study) or NOTHING),
+            ("Wall time", duration(wall) if isinstance(wall, int | float) else NOTHING),
+        ),
         summary=(terminal_table(study), Text(headline(study), "headline"), Sentences(absent)),
     )
 
@@ -122,12 +116,16 @@ def _figure(study: StudyResults, drawn: Mapping[str, str], name: str, *beside: B
 
 def _protocol(study: StudyResults) -> tuple[Fact, ...]:
     """Return on what and how the variants were trained and measured."""
+    size, name = study.tokenizer.get("vocab_size"), study.tokenizer.get("path") or study.tokenizer.get("name")
+    tokenizer = [str(name)] if name else []
+    tokenizer += [f"{count(size)} tokens"] if isinstance(size, int) else []
+    tokenizer += [f"SHA-256 {digest(study.tokenizer['sha256'])}"] if study.tokenizer.get("sha256") else []
     facts = [
         ("Baseline", study.baseline),
         ("Data", data_text(study.data)),
         ("Evaluation data", data_text(study.evaluation_data or {})),
         ("Tokens a run", _tokens(study)),
-        ("Tokenizer", _tokenizer(study.tokenizer)),
+        ("Tokenizer", ", ".join(tokenizer)),
         *((f"Batch plan, seed {seed}", f"SHA-256 {digest(plan)}") for seed, plan in study.plans.items()),
         ("Architecture, common to all", settings_text(study.common_architecture)),
         ("Training", settings_text(study.training)),
@@ -136,20 +134,6 @@ def _protocol(study: StudyResults) -> tuple[Fact, ...]:
         ("Trained at commit", ", ".join(dict.fromkeys(run.commit for run in study.runs if run.commit))),
     ]
     return tuple((label, value) for label, value in facts if value)
-
-
-def _glance(study: StudyResults) -> tuple[Fact, ...]:
-    """Return the few facts that are shown above everything else."""
-    wall = study.provenance.get("wall_s")
-    points = sorted(set(study.tried_counts.values())) or [0]
-    return (
-        ("Baseline", study.baseline),
-        ("Variants", count(len(study.variants))),
-        *((("Points a variant", listed(list(map(count, points)))),) if points[-1] > 1 else ()),
-        ("Seeds", count(len(study.seeds))),
-        ("Tokens a run", _tokens(study) or NOTHING),
-        ("Wall time", duration(wall) if isinstance(wall, int | float) else NOTHING),
-    )
 
 
 def _sweep(study: StudyResults) -> str:
@@ -170,11 +154,3 @@ def _tokens(study: StudyResults) -> str:
     """Return how many tokens the complete runs were trained on."""
     seen = {run.train.tokens for run in study.runs if run.outcome == "complete" and run.train is not None}
     return " to ".join(count(tokens) for tokens in sorted({min(seen), max(seen)})) if seen else ""
-
-
-def _tokenizer(tokenizer: Mapping[str, Any]) -> str:
-    size, name = tokenizer.get("vocab_size"), tokenizer.get("path") or tokenizer.get("name")
-    known = [str(name)] if name else []
-    known += [f"{count(size)} tokens"] if isinstance(size, int) else []
-    known += [f"SHA-256 {digest(tokenizer['sha256'])}"] if tokenizer.get("sha256") else []
-    return ", ".join(known)

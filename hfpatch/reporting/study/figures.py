@@ -11,11 +11,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from hfpatch.reporting import plots
+from hfpatch.reporting.numbers import MOST_METHODS
 from hfpatch.reporting.study.answer import change_of, share
-from hfpatch.reporting.study.diagnostics import series_of, spread_of
+from hfpatch.reporting.study.data import series_of, spread_of
 from hfpatch.reporting.study.words import seeds_text, share_cell
 from hfpatch.reporting.theme import MUTED, Style, report_style, shade, short, styles
-from hfpatch.reporting.words import MOST_METHODS
 from hfpatch.results.schema import AtStep, Row, StudyResults
 
 _MOST_F_PANELS = 24
@@ -48,7 +48,12 @@ def differences(study: StudyResults, *, title: bool = False) -> Figure | None:
     if not rows:
         return None
     figure, (ax,) = plots.panels(1, columns=1, width=7.4, height=(1.75 if title else 1.4) + 0.34 * len(rows))
-    drawn = {y: _interval(study, row) for y, row in enumerate(rows)}
+    drawn = {}
+    for y, row in enumerate(rows):  # in per cent; a single seed is no mark of its own
+        found, seeds = study.verdict(row.variant), [100 * value for value in study.seed_values(row).values()]
+        plain = (100 * found.low, 100 * found.high) if found.p_corrected is not None else None
+        single = seeds if len(seeds) > 1 else ()
+        drawn[y] = plots.Interval(change_of(study, row.variant), found.verdict, single, plain)
     limit = 1.12 * plots.robust_limit((max(_sizes(study, row)) for row in rows), _OUTLIER, median_low)
     plots.forest(ax, [row.variant for row in rows], drawn, limit=limit)
     ax.set_xlabel(f"improvement over {short(study.baseline)}, % of its validation loss\nbetter →")
@@ -57,14 +62,6 @@ def differences(study: StudyResults, *, title: bool = False) -> Figure | None:
         plots.headline(figure, f"Validation loss against {short(study.baseline)} ({seeds_text(len(study.seeds))})")
     plots.verdict_key(figure, dict.fromkeys(study.verdict(row.variant).verdict for row in rows))
     return figure
-
-
-def _interval(study: StudyResults, row: Row) -> plots.Interval:
-    """Return a variant's row of the forest, in per cent; a single seed is no mark of its own."""
-    seeds = [100 * value for value in study.seed_values(row).values()]
-    found, single = study.verdict(row.variant), seeds if len(seeds) > 1 else ()
-    plain = (100 * found.low, 100 * found.high) if found.p_corrected is not None else None
-    return plots.Interval(change_of(study, row.variant), found.verdict, single, plain)
 
 
 def losses(study: StudyResults) -> Figure | None:
@@ -81,30 +78,26 @@ def losses(study: StudyResults) -> Figure | None:
         steps, mean, *band = _by_step(row.curve)
         plots.line(axes[0], steps, mean, looks[name], place, band)
         for run in study.runs_of(row):
-            known = [(step, loss) for step, loss in run.evaluation if loss is not None and abs(loss) < plots.LARGEST]
-            if run.outcome == "diverged" and known:
-                axes[0].plot(*known[-1], "x", color=looks[name].colour, markersize=7, markeredgewidth=2, zorder=5)
+            measured = [(step, loss) for step, loss in run.evaluation if loss is not None and abs(loss) < plots.LARGEST]
+            if run.outcome == "diverged" and measured:
+                axes[0].plot(*measured[-1], "x", color=looks[name].colour, markersize=7, markeredgewidth=2, zorder=5)
         if zoomed and len(late[name]) > 1:
             steps, mean, *band = _by_step(late[name])
             plots.line(axes[1], steps, mean, looks[name], place, band)
     for ax, title in zip(axes, ("Validation loss", "The second half, larger"), strict=False):
         ax.set(title=title, ylabel="nats per token   ↓ better")
         plots.integer_axis(ax, "step")
-    if zoomed and (limits := _near_limits(list(late.values()))):
-        axes[1].set_ylim(*limits)
+    known = [np.concatenate(_by_step(points)[1:]) for points in late.values() if points]
+    known = [values[np.isfinite(values)] for values in known if np.isfinite(values).any()]
+    if zoomed and known:  # all lines but those far above the lowest
+        lowest = min(float(values.min()) for values in known)
+        near = [float(values.max()) for values in known if values.min() <= _FAR * lowest]
+        highest = min(max(near, default=0.0), _FAR * lowest)
+        margin = 0.06 * (highest - lowest)
+        if margin > 0:
+            axes[1].set_ylim(lowest - margin, highest + margin)
     plots.method_key(figure, looks)
     return figure
-
-
-def _near_limits(curves: Sequence[Sequence[AtStep]]) -> tuple[float, float] | None:
-    """Return limits that show all lines but those far above the lowest."""
-    known = [np.concatenate(_by_step(points)[1:]) for points in curves if points]
-    known = [values[np.isfinite(values)] for values in known if np.isfinite(values).any()]
-    lowest = min((float(values.min()) for values in known), default=0.0)
-    near = [float(values.max()) for values in known if values.min() <= _FAR * lowest]
-    highest = min(max(near, default=0.0), _FAR * lowest)
-    margin = 0.06 * (highest - lowest)
-    return (lowest - margin, highest + margin) if margin > 0 else None
 
 
 def improvements(study: StudyResults) -> Figure | None:
@@ -115,8 +108,8 @@ def improvements(study: StudyResults) -> Figure | None:
     looks = _looks(study, rows)
     several = len(rows) > 1
     columns = min(plots.COLUMNS, len(rows) + several)
-    size = {"width": 11.0 / columns, "height": 2.7} if several else {"width": 7.4, "height": 3.1}
-    figure, axes = plots.panels(len(rows) + several, columns=columns, share_y=True, key=len(looks), **size)
+    panel = {"width": 11.0 / columns, "height": 2.7} if several else {"width": 7.4, "height": 3.1}
+    figure, axes = plots.panels(len(rows) + several, columns=columns, share_y=True, key=len(looks), **panel)
     if several:
         axes[0].set_title("all, the means")
     for place, (name, row) in enumerate(rows.items()):
@@ -130,7 +123,11 @@ def improvements(study: StudyResults) -> Figure | None:
         plots.integer_axis(ax, "step", _FEW_TICKS)
         if i % columns == 0:
             ax.set_ylabel("improvement, %   ↑ better")
-    limit = 1.12 * plots.robust_limit((_typical_size(study, row) for row in rows.values()), _OUTLIER, median_low)
+    sizes = []  # how far most of each reaches, and all that is known of it at the end
+    for row in rows.values():
+        means = [abs(100 * mean) for _, mean, *_ in row.improvement_by_step if mean is not None]
+        sizes.append(max([float(np.quantile(means, 0.9)) if means else 0.0, *_sizes(study, row)]))
+    limit = 1.12 * plots.robust_limit(sizes, _OUTLIER, median_low)
     axes[0].set_ylim(-limit, limit)
     plots.method_key(figure, looks)
     return figure
@@ -200,12 +197,6 @@ def _sizes(study: StudyResults, row: Row) -> list[float]:
         return []
     ends = [end for end in (improvement.mean, improvement.low, improvement.high) if end is not None]
     return [abs(100 * end) for end in (*ends, *study.seed_values(row).values())]
-
-
-def _typical_size(study: StudyResults, row: Row) -> float:
-    """Return how far most of a variant's improvements by step reach, and all that is known of it at the end."""
-    means = [abs(100 * mean) for _, mean, *_ in row.improvement_by_step if mean is not None]
-    return max([float(np.quantile(means, 0.9)) if means else 0.0, *_sizes(study, row)])
 
 
 def _by_step(points: Sequence[AtStep], factor: float = 1.0) -> list[plots.Floats]:

@@ -9,7 +9,7 @@ from hfpatch.reporting.document import Cell, Column, Row, Table
 from hfpatch.reporting.facts import settings_text
 from hfpatch.reporting.numbers import NOTHING, count, decimal, diverged_text, interval, p_text
 from hfpatch.reporting.study.answer import improvement_text, share
-from hfpatch.reporting.study.diagnostics import series_of
+from hfpatch.reporting.study.data import series_of
 from hfpatch.reporting.study.words import key_text, not_run_text, point_text, share_cell, value_text
 from hfpatch.results import schema
 from hfpatch.results.schema import StudyResults
@@ -29,10 +29,13 @@ def main_table(study: StudyResults) -> Table:
         row, is_baseline = study.chosen.get(name), name == study.baseline
         found = None if is_baseline else study.verdict(name)
         tested = found is not None and found.p_corrected is not None
+        point = NOTHING
+        if row is not None:
+            point = point_text(row.point) + ("" if row.best else " (seeds diverged)" if row.diverged else " (so far)")
         cells = (
             name,
             variant.query or NOTHING,
-            *((_point(row),) if points else ()),
+            *((point,) if points else ()),
             count(variant.parameters.non_embedding),
             NOTHING if is_baseline else share_cell(share(study, name)),
             _loss(row),
@@ -68,47 +71,33 @@ def sweep_table(study: StudyResults) -> Table:
     """Build the table of every point of every variant."""
     keys = tuple(dict.fromkeys(key for row in study.rows for key in row.point))
     headings = ("configuration", *map(key_text, keys), "validation loss", "seeds", "improvement, %", "s/step", "state")
-    rows = tuple(
-        Row(
-            (
-                row.variant,
-                *(value_text(row.point[key]) if key in row.point else NOTHING for key in keys),
-                _loss(row),
-                count(len(row.loss.values)) if row.loss else "0",
-                improvement_text(row.improvement),
-                _seconds(row),
-                _state(row),
-            ),
-            strong=row.best,
-        )
-        for row in study.rows
-    )
+    rows = []
+    for row in study.rows:
+        point = (value_text(row.point[key]) if key in row.point else NOTHING for key in keys)
+        seeds = count(len(row.loss.values)) if row.loss else "0"
+        states = "best" * row.best, diverged_text(row.diverged), not_run_text(row.missing) if row.missing else ""
+        state = "; ".join(filter(None, states)) or "complete"
+        cells = row.variant, *point, _loss(row), seeds, improvement_text(row.improvement), _seconds(row), state
+        rows.append(Row(cells, strong=row.best))
     caption = (
         "Every point of every variant; the best of each is the one of lowest mean loss. Improvements are compared with "
         "the baseline's best point. Points are chosen on the evaluation text on which the losses are reported, which "
         "favours the best of many."
     )
-    return Table("points", "Points", _columns(headings), rows, caption, heading=False)
+    return Table("points", "Points", _columns(headings), tuple(rows), caption, heading=False)
 
 
 def variant_table(study: StudyResults) -> Table:
     """Build the table of what each variant is: of its architecture what not all variants have in common."""
     common = study.common_architecture
-    rows = tuple(
-        Row(
-            (
-                name,
-                each.description or NOTHING,
-                settings_text({key: value for key, value in each.architecture.items() if key not in common}) or NOTHING,
-                settings_text(each.training) or NOTHING,
-                count(each.parameters.total),
-            )
-        )
-        for name, each in study.variants.items()
-    )
+    rows = []
+    for name, each in study.variants.items():
+        own = {key: value for key, value in each.architecture.items() if key not in common}
+        texts = each.description, settings_text(own), settings_text(each.training), count(each.parameters.total)
+        rows.append(Row((name, *(text or NOTHING for text in texts))))
     columns = _columns(("configuration", "description", "architecture", "own training settings", "parameters in all"))
     caption = "Of architectures what differs; what all have in common is under Protocol and provenance."
-    return Table("variants", "Configurations", columns, rows, caption)
+    return Table("variants", "Configurations", columns, tuple(rows), caption)
 
 
 def diagnostics_table(study: StudyResults) -> Table:
@@ -140,13 +129,6 @@ def _only(table: Table, names: Collection[str]) -> Table:
     return replace(table, columns=tuple(table.columns[place] for place in places), rows=rows)
 
 
-def _point(row: schema.Row | None) -> str:
-    if row is None:
-        return NOTHING
-    state = "" if row.best else " (seeds diverged)" if row.diverged else " (so far)"
-    return point_text(row.point) + state
-
-
 def _verdict(row: schema.Row | None, found: schema.Verdict) -> str:
     if row is None or row.improvement is None:
         return diverged_text(row.diverged) if row is not None and row.diverged else "not compared"
@@ -167,9 +149,3 @@ def _seconds(row: schema.Row | None, baseline: schema.Row | None = None) -> str:
         return NOTHING
     base = baseline.seconds_per_step if baseline is not None else None
     return f"{row.seconds_per_step:.3g}" + (f" (×{row.seconds_per_step / base:.2f})" if base else "")
-
-
-def _state(row: schema.Row) -> str:
-    """Return what became of a point: whether it is the best, which seeds diverged and which are missing."""
-    diverged, not_run = diverged_text(row.diverged), not_run_text(row.missing) if row.missing else ""
-    return "; ".join(part for part in ("best" if row.best else "", diverged, not_run) if part) or "complete"

@@ -1,8 +1,8 @@
 from scipy import stats
 
 from hfpatch.reporting.comparison.tables import difference_table, method_table, score_table, seed_table, task_table
-from hfpatch.reporting.latex import latex
 from hfpatch.reporting.markdown import markdown_table
+from hfpatch.reporting.tabular import latex
 
 SKIP = "pre_projection_skip"
 

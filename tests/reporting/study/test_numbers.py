@@ -22,9 +22,8 @@ from reporting.study_example import (
 from scipy import stats
 
 from hfpatch.reporting.numbers import diverged_text
-from hfpatch.reporting.study.answer import findings, headline
-from hfpatch.reporting.study.cautions import cautions, missing
-from hfpatch.reporting.study.diagnostics import series_of, spread_of
+from hfpatch.reporting.study.answer import cautions, findings, headline, missing
+from hfpatch.reporting.study.data import series_of, spread_of
 from hfpatch.reporting.study.document import study_document
 from hfpatch.reporting.study.tables import diagnostics_table, main_table, sweep_table, terminal_table, variant_table
 from hfpatch.reporting.study.words import share_words
