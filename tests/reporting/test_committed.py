@@ -29,15 +29,10 @@ def test_the_page_has_the_numbers_of_the_markdown(folder):
     rows = [line for line in (folder / "report.md").read_text().splitlines() if line.startswith("| ")]
     page = (folder / "report.html").read_text()
     assert set(number.findall("\n".join(rows))) <= set(number.findall(page))
-    assert len(page) < (1_200_000 if folder.name == "frontier" else 600_000)  # frontier has 27 methods
+    assert len(page) < {"frontier": 1_200_000, "smollm2-135m": 750_000}.get(folder.name, 600_000)  # 27 and 13 methods
 
 
-WITHOUT_VALUES = {"smollm2-135m-skip"}  # run before values were kept; results/README.md says so
-COMPARED = sorted(
-    path.parent
-    for path in RESULTS.glob("**/results.json")
-    if '"kind": "comparison"' in path.read_text() and path.parent.name not in WITHOUT_VALUES
-)
+COMPARED = sorted(path.parent for path in RESULTS.glob("**/results.json") if '"kind": "comparison"' in path.read_text())
 
 
 @pytest.mark.parametrize("folder", COMPARED, ids=lambda path: path.relative_to(RESULTS).as_posix())
