@@ -1,13 +1,21 @@
-"""Made-up token blocks for training tests, and what they compare of runs."""
+"""Made-up token blocks for training tests, short runs on them, and what tests compare of runs."""
 
 import json
+from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
+from hfpatch.data.plan import draw_plan
 from hfpatch.data.tokenizer import TokenStream
 from hfpatch.recipes.data import DataSettings, Layout
+from hfpatch.recipes.training import LoopSettings, PretrainSettings, TrainingSettings
+from hfpatch.results.parts import TrainResult
+from hfpatch.training.optim import build_optimizer, build_scheduler
+from hfpatch.training.pretrain import pretrain
+from hfpatch.training.probe import train_probe
 
 
 def make_blocks(
@@ -29,6 +37,37 @@ def make_blocks(
     if completions:
         learned = generator.random(len(tokens)) < np.repeat(generator.choice([0.1, 0.9], documents), lengths)
     return blocks_from_stream(TokenStream(tokens, lengths, learned), settings, pad_token_id=0)
+
+
+def run_probe(model: PreTrainedModel, blocks: TokenBlocks, folder: Any, **values: Any) -> TrainResult:
+    """Train a patched model for 8 steps; ``values`` are other settings, and other arguments of `train_probe`."""
+    settings, given = _split(TrainingSettings, {"steps": 8, **values})
+    plan = draw_plan(blocks=len(blocks), steps=settings.steps, batch_size=settings.batch_size, seed=3)
+    return train_probe(model, **{"settings": settings, "blocks": blocks, "plan": plan, "run_dir": folder, **given})
+
+
+def run_pretrain(model: PreTrainedModel, blocks: TokenBlocks, folder: Any, **values: Any) -> TrainResult:
+    """Pretrain a model for 6 steps; ``values`` are other settings, and other arguments of `pretrain`."""
+    settings, given = _split(PretrainSettings, {"steps": 6, **values})
+    plan = draw_plan(blocks=len(blocks), steps=settings.steps, batch_size=settings.batch_size, seed=0)
+    return pretrain(model, **{"settings": settings, "blocks": blocks, "plan": plan, "run_dir": folder, **given})
+
+
+def rates_of(settings: LoopSettings, steps: int) -> list[float]:
+    """Return the learning rate of each step."""
+    optimizer = build_optimizer(torch.nn.Linear(2, 2), settings)
+    scheduler, found = build_scheduler(optimizer, settings, steps=steps), []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+def _split(kind: type[LoopSettings], values: dict[str, Any]) -> tuple[LoopSettings, dict[str, Any]]:
+    given = {name: value for name, value in values.items() if name not in kind.model_fields}
+    chosen = {name: value for name, value in values.items() if name in kind.model_fields}
+    return kind(**{"batch_size": 4, "lr": 1e-2, "warmup_steps": 2, **chosen}), {"seed": 0, **given}
 
 
 class Killed(BaseException):

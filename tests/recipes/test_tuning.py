@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training.conftest import rates_of
+from training_blocks import rates_of
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe, load_recipe

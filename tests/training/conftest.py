@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -8,12 +7,6 @@ from training_blocks import make_blocks
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from hfpatch.data.blocks import TokenBlocks
-from hfpatch.data.plan import draw_plan
-from hfpatch.recipes.training import LoopSettings, PretrainSettings, TrainingSettings
-from hfpatch.results.parts import TrainResult
-from hfpatch.training.optim import build_optimizer, build_scheduler
-from hfpatch.training.pretrain import pretrain
-from hfpatch.training.probe import train_probe
 
 VOCABULARY = 64
 
@@ -37,37 +30,6 @@ def make_patched(kind: str = "gpt_neox", dtype: torch.dtype = torch.float32, dro
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.05)
     return model
-
-
-def run_probe(model: PreTrainedModel, blocks: TokenBlocks, folder: Any, **values: Any) -> TrainResult:
-    """Train a patched model for 8 steps; ``values`` are other settings, and other arguments of `train_probe`."""
-    settings, given = _split(TrainingSettings, {"steps": 8, **values})
-    plan = draw_plan(blocks=len(blocks), steps=settings.steps, batch_size=settings.batch_size, seed=3)
-    return train_probe(model, **{"settings": settings, "blocks": blocks, "plan": plan, "run_dir": folder, **given})
-
-
-def run_pretrain(model: PreTrainedModel, blocks: TokenBlocks, folder: Any, **values: Any) -> TrainResult:
-    """Pretrain a model for 6 steps; ``values`` are other settings, and other arguments of `pretrain`."""
-    settings, given = _split(PretrainSettings, {"steps": 6, **values})
-    plan = draw_plan(blocks=len(blocks), steps=settings.steps, batch_size=settings.batch_size, seed=0)
-    return pretrain(model, **{"settings": settings, "blocks": blocks, "plan": plan, "run_dir": folder, **given})
-
-
-def rates_of(settings: LoopSettings, steps: int) -> list[float]:
-    """Return the learning rate of each step."""
-    optimizer = build_optimizer(torch.nn.Linear(2, 2), settings)
-    scheduler, found = build_scheduler(optimizer, settings, steps=steps), []
-    for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    return found
-
-
-def _split(kind: type[LoopSettings], values: dict[str, Any]) -> tuple[LoopSettings, dict[str, Any]]:
-    given = {name: value for name, value in values.items() if name not in kind.model_fields}
-    chosen = {name: value for name, value in values.items() if name in kind.model_fields}
-    return kind(**{"batch_size": 4, "lr": 1e-2, "warmup_steps": 2, **chosen}), {"seed": 0, **given}
 
 
 @pytest.fixture

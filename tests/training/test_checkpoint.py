@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 import torch
-from training.conftest import run_probe
+from training_blocks import run_probe
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.training import TrainingSettings

@@ -11,8 +11,7 @@ import forked
 import pytest
 import torch
 from safetensors.torch import load_file
-from training.conftest import run_probe
-from training_blocks import make_blocks, metrics_of, same, trainables
+from training_blocks import make_blocks, metrics_of, run_probe, same, trainables
 
 from hfpatch.errors import HfpatchError
 from hfpatch.support.signals import sigterm_answered_by

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from families import make_config
-from training.conftest import run_pretrain
-from training_blocks import Killed, make_blocks, metrics_of, same, trainables
+from training_blocks import Killed, make_blocks, metrics_of, run_pretrain, same, trainables
 
 from hfpatch.errors import HfpatchError
 from hfpatch.models import build_scratch

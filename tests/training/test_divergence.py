@@ -4,8 +4,8 @@ import json
 import math
 
 import pytest
-from training.conftest import run_pretrain as run
 from training_blocks import metrics_of, same, trainables
+from training_blocks import run_pretrain as run
 
 from hfpatch.errors import HfpatchError
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from training.conftest import rates_of
+from training_blocks import rates_of
 from transformers import get_scheduler
 
 from hfpatch.recipes.training import PretrainSettings, TrainingSettings

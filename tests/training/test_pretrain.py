@@ -2,8 +2,7 @@ from functools import partial
 
 import pytest
 import torch
-from training.conftest import run_pretrain
-from training_blocks import Killed, metrics_of
+from training_blocks import Killed, metrics_of, run_pretrain
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hfpatch.data.tokenizer import train_tokenizer

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from families import make_config
-from training.conftest import run_pretrain
-from training_blocks import make_blocks, numbers_of
+from training_blocks import make_blocks, numbers_of, run_pretrain
 
 from hfpatch.errors import HfpatchError
 from hfpatch.models import build_scratch

@@ -7,8 +7,8 @@ import pytest
 import torch
 from peft import IA3Config, LNTuningConfig, LoraConfig, VeraConfig, get_peft_model
 from torch.nn.functional import log_softmax
-from training.conftest import run_probe as run
 from training_blocks import Killed, metrics_of, same, trainables
+from training_blocks import run_probe as run
 from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 

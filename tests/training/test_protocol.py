@@ -5,8 +5,7 @@ import contextlib
 import pytest
 import torch
 from families import make_model
-from training.conftest import rates_of
-from training_blocks import make_blocks
+from training_blocks import make_blocks, rates_of
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.recipes.comparison import load_recipe

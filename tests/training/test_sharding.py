@@ -13,8 +13,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DeepSpeedPlugin
 from launched import free_port
-from training.conftest import run_probe
-from training_blocks import make_blocks
+from training_blocks import make_blocks, run_probe
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import load_recipe
