@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -199,16 +200,12 @@ def _to_dtype(dtype: torch.dtype, module: nn.Module, args: tuple[Any, ...], outp
 def _adapter_tensors(model: nn.Module) -> set[int]:
     """Return the ids of the parameters and buffers of modules that the model did not have before any adapter."""
     base = {module for _, module in base_modules(model)}
-    added, before = (
-        {
-            id(t)
-            for module in modules
-            for t in (*module._parameters.values(), *module._buffers.values())
-            if t is not None
-        }
-        for modules in ({*model.modules()} - base, base)
-    )
-    return added - before
+
+    def tensors(modules: set[nn.Module]) -> set[int]:
+        both = ((*module._parameters.values(), *module._buffers.values()) for module in modules)
+        return {id(t) for t in chain.from_iterable(both) if t is not None}
+
+    return tensors({*model.modules()} - base) - tensors(base)
 
 
 def tensor_group(name: str) -> str:

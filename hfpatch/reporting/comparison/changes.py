@@ -11,8 +11,6 @@ from hfpatch.results.low_noise import LOW_NOISE
 from hfpatch.results.schema import Comparison, ComparisonResults
 from hfpatch.results.verdicts import Verdict
 
-_UNITS = {Scale.POINTS: "points", Scale.RELATIVE: "% of the reference", Scale.RAW: "its own unit"}
-
 
 def higher_is_better(results: ComparisonResults, task: str, metric: str) -> bool:
     """Say in which direction a metric of a task is better."""
@@ -23,11 +21,6 @@ def higher_is_better(results: ComparisonResults, task: str, metric: str) -> bool
 def scale_in(results: ComparisonResults, task: str, metric: str) -> Scale:
     """Return the scale in which differences of a task's metric are reported."""
     return scale_of(metric, higher_is_better(results, task, metric))
-
-
-def unit_of(results: ComparisonResults, task: str, metric: str) -> str:
-    """Return the unit of that scale in words."""
-    return _UNITS[scale_in(results, task, metric)]
 
 
 def change_of(results: ComparisonResults, found: Verdict | Comparison, *, plain: bool = True) -> Change:
