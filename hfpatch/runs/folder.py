@@ -49,7 +49,7 @@ class RunPaths:
         metrics: a line a step of the training.
         checkpoints: what an interrupted training is resumed from.
         evaluations: a file of records for each task.
-        answers: what the model answered so far, until the evaluation is complete.
+        answers: what the model answered so far, for an evaluation that is interrupted or gets more documents.
         retention: what was measured on the texts of ``retention``.
         result: the whole run's outcome; written last, so that it marks the run as complete.
     """

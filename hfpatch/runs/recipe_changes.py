@@ -1,7 +1,8 @@
-"""What a recipe may add to a folder that an earlier version of it made: methods, variants and seeds."""
+"""What a recipe may add to a folder that an earlier version of it made: methods, variants, seeds and documents."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,14 +26,15 @@ NOT_IDENTITY = {
 """Keys of a recipe that may differ between a run and its continuation, with all that is below them: they change no
 number, but for rounding."""
 ABSENT = "absent"
+_LIMIT = re.compile(r"evaluation\.(tasks\.[^.]+\.)?limit")
 
 
 def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
     """Return how a recipe differs from that of a folder: what it adds, and what changes something that exists.
 
-    More seeds are an addition, unless the trials of tuning would take place with another seed. So are labels, retention
-    where there was none, more numbers to rewind by, and all that is said about a method or a variant that has no run in
-    the folder.
+    More seeds are an addition, unless the trials of tuning would take place with another seed. So are more documents of
+    a task, labels, retention where there was none, more numbers to rewind by, and all that is said about a method or a
+    variant that has no run in the folder.
 
     Raises:
         HfpatchError: if the recipe in the folder cannot be read.
@@ -50,6 +52,8 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
         if key in ("training.seeds", "seeds"):
             tunes = isinstance(recipe, Recipe) and recipe.tuning is not None
             fits = set(before) < set(now) and not (tunes and tuning_seed(before) != tuning_seed(now))
+        elif _LIMIT.fullmatch(key):
+            fits = now is None or (ABSENT not in (before, now) and before is not None and before < now)
         elif key == "rewind":
             fits = set(before) < set(now)
         else:
@@ -65,11 +69,21 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
     return added, changed
 
 
-def reopen(out: Path, recipe: AnyRecipe, plans: Mapping[int, BatchPlan]) -> None:
+def adds_documents(added: Changes) -> bool:
+    """Return whether tasks get more documents, so that what was scored is to be scored again."""
+    return any(_LIMIT.fullmatch(key) for key in added)
+
+
+def reopen(out: Path, recipe: AnyRecipe, plans: Mapping[int, BatchPlan], added: Changes) -> None:
     """Let a folder take what a recipe adds: its results are not complete any longer, and it has a plan for each seed.
 
-    If it is killed in between, the next call does it again: the recipe is written last.
+    Where tasks get more documents, what was scored on fewer is removed; the answers to those are kept beside the
+    records. If it is killed in between, the next call does it again: the recipe is written last.
     """
+    if adds_documents(added):
+        for pattern in ("seed-*/result.json", "seed-*/rewind/*/result.json"):
+            for result in (out / "runs").glob(f"*/{pattern}"):
+                result.unlink()
     results = out / "results.json"
     if results.is_file():
         write_json(results, {**read_json(results), "complete": False})

@@ -208,7 +208,6 @@ class ComparisonSession(Session):
         }
         if ranks.is_first:
             write_json(paths.result, result)
-            shutil.rmtree(paths.answers, ignore_errors=True)  # they are of use to an interrupted evaluation only
         PartialState().wait_for_everyone()
 
     def _check_baseline(self, run: PlannedRun) -> None:

@@ -335,20 +335,22 @@ def test_words_places_memory_and_saving_may_differ_when_a_run_goes_on(straight, 
 
 @pytest.mark.parametrize("resume", [True, False])
 def test_another_recipes_run_is_refused_by_its_first_difference(straight, model_folder, resume):
-    other = make_recipe(model_folder, evaluation={"tasks": ["tinyworld_cloze", "tinyworld_text"], "limit": 9})
+    other = make_recipe(model_folder, evaluation={"tasks": ["tinyworld_cloze", "tinyworld_text"], "limit": 7})
     message = refused(compare, other, straight, resume=resume)
     assert "another recipe" in message
-    assert "evaluation.limit is 8 there, 9 here" in message
+    assert "evaluation.limit is 8 there, 7 here" in message
     fewer = {name: parts for name, parts in METHODS.items() if name != "lora"}
     assert "methods.lora" in refused(compare, make_recipe(model_folder, fewer), straight, resume=resume)
 
 
-def test_a_finished_run_takes_more_methods_and_seeds(straight, recipe, model_folder, tmp_path, no_report):
+def test_a_finished_run_takes_more_methods_seeds_and_documents(straight, recipe, model_folder, tmp_path, no_report):
     out, training = tmp_path / "out", recipe.training.model_dump()
     first = {name: METHODS[name] for name in ("baseline", "pre_projection")}
-    compare(make_recipe(model_folder, first, training={**training, "seeds": [0]}), out)
+    few = {"tasks": recipe.evaluation.tasks, "limit": 5}
+    compare(make_recipe(model_folder, first, training={**training, "seeds": [0]}, evaluation=few), out)
     (told,) = re.findall(r"--resume to add what is new \((.*)\)", refused(compare, recipe, out))
-    assert set(told.split(", ")) == {"training.seeds", "methods.lora"}
+    assert set(told.split(", ")) == {"training.seeds", "methods.lora", "evaluation.limit"}
+    assert len(lines(out / "runs" / "baseline" / "seed-0" / "evaluations" / "tinyworld_text.jsonl")) == 5
 
     with pytest.raises(KeyboardInterrupt):  # killed before anything new is complete
         compare(recipe, out, resume=True, progress=Stop(2))
