@@ -14,7 +14,8 @@ from hfpatch.nn.attention import causal_attention
 from hfpatch.support.cpu import active_library
 
 _SDPA = "sdpa"
-_SHORTEST = 128  # tokens, from which on blocks are faster than torch's kernel
+_SHORTEST, _SHORTEST_ALONE = 128, 512
+"""Tokens from which on blocks are faster than torch's kernel: where heads share keys, and where they do not."""
 _DTYPES = (torch.float32, torch.bfloat16)
 _Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -31,9 +32,9 @@ def fast_attention() -> Iterator[None]:
     tokens need half of n_1² + n_2² + ... and no mask. It acts where the mask says nothing but that (see
     `document_lengths`); elsewhere transformers' own function is called.
 
-    Causal rows without a mask, and without gradients, are computed in blocks by the faster library, where
-    `hfpatch.fast_matmul` found one: torch's kernel computes whole squares of up to 512 keys and its products with
-    MKL. Values agree to rounding.
+    Causal rows without a mask are computed in blocks by the faster library, where `hfpatch.fast_matmul` found one:
+    torch's kernel computes whole squares of up to 512 keys and its products with MKL. Values agree to rounding. In
+    bf16, whose products torch's kernel has, that is done without gradients and outside autocast alone.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # imports scipy
 
@@ -122,7 +123,8 @@ def _in_blocks(module: Any, query: Tensor, key: Tensor, value: Tensor, options: 
     if torch.compiler.is_compiling() or query.device.type != "cpu" or active_library() == "mkl":
         return False
     given = (query, key, value)
-    if torch.is_autocast_enabled("cpu") or (torch.is_grad_enabled() and any(each.requires_grad for each in given)):
+    learns = torch.is_grad_enabled() and any(each.requires_grad for each in given)
+    if torch.is_autocast_enabled("cpu") or (learns and query.dtype != torch.float32):
         return False
     causal = options.get("is_causal")
     plain = not options.get("dropout") and all(
@@ -131,7 +133,7 @@ def _in_blocks(module: Any, query: Tensor, key: Tensor, value: Tensor, options: 
     return (
         plain
         and bool(getattr(module, "is_causal", True) if causal is None else causal)
-        and query.shape[2] == key.shape[2] >= _SHORTEST
+        and query.shape[2] == key.shape[2] >= (_SHORTEST if query.shape[1] > key.shape[1] else _SHORTEST_ALONE)
         and query.dtype in _DTYPES
         and query.dtype == key.dtype == value.dtype
     )

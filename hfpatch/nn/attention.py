@@ -1,11 +1,14 @@
-"""Causal attention on the CPU, in blocks of products by whichever library is faster here; without gradients."""
+"""Causal attention on the CPU, in blocks of products by whichever library is faster here."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from hfpatch.nn.matmul import linear
 
@@ -14,11 +17,15 @@ _MANY_HEADS = 4  # that share keys: blocks of half as many
 _KEYS = 1024  # a multiple of a block's queries
 
 
-@torch.no_grad()
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
     """Return softmax(scale · Q Kᵀ) V, each query with the keys up to its own; what lies beyond is not computed.
 
-    All of it is computed in fp32; of bf16 the result is rounded.
+    All of it is computed in fp32; of bf16 the result and the gradients are rounded. No weights are kept for the
+    gradients: they are computed again from L, the logarithm of the sum of each query's exponentials (Dao et al., 2022,
+    arXiv 2205.14135). With P = exp(scale · Q Kᵀ - L) and the gradient G of the result O:
+
+    .. math::
+        dV = Pᵀ G        dS = P ⊙ (G Vᵀ - (G ⊙ O) 1)        dQ = scale dS K        dK = scale dSᵀ Q
 
     Args:
         query: (batch, heads, seq, width), fp32 or bf16.
@@ -29,37 +36,81 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
     Returns:
         (batch, heads, seq, width of the values), in the dtype of the query.
     """
-    batch, heads, length, width = query.shape
-    shared = heads // key.shape[1]
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return cast("Tensor", _CausalAttention.apply(query, key, value, scale))  # type: ignore[no-untyped-call]
+
+
+class _CausalAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        q, k, v = query.float(), key.float(), value.float()
+        out = query.new_empty(*query.shape[:-1], value.shape[-1])
+        sums = q.new_empty(query.shape[:-1])  # their logarithms, (batch, heads, seq)
+        for own, group, block in _blocks(query, key):
+            attended = _attend(q[own][:, block] * scale, k[group][: block.stop], v[group][: block.stop].t())
+            out[own][:, block], sums[own][:, block] = attended
+        ctx.save_for_backward(query, key, value, out, sums)
+        ctx.scale = scale
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        dtype = outer[0].dtype
+        gradient, query, key, value, out, sums = (each.float() for each in (*outer, *ctx.saved_tensors))
+        means = (gradient * out).sum(-1)  # (G ⊙ O) 1, (batch, heads, seq)
+        by_query, by_key, by_value = (torch.zeros_like(each) for each in (query, key, value))
+        for own, group, block in _blocks(query, key):
+            queries, keys, values = query[own][:, block], key[group][: block.stop], value[group]
+            rows, by_out = queries.flatten(0, 1) * ctx.scale, gradient[own][:, block].flatten(0, 1)
+            total, mean = (each[own][:, block].reshape(-1, 1) for each in (sums, means))
+            found = torch.zeros_like(rows)
+            for tile in _tiles(block.stop):
+                weights = _logits(rows, keys, tile, queries.shape[1]).sub_(total).exp_()
+                by_value[group][tile] += linear(weights.t(), by_out.t())
+                weights.mul_(linear(by_out, values[tile]).sub_(mean))  # dS
+                found += linear(weights, keys[tile].t())
+                by_key[group][tile] += linear(weights.t(), rows.t())
+            by_query[own][:, block] = found.mul_(ctx.scale).view_as(queries)
+        return by_query.to(dtype), by_key.to(dtype), by_value.to(dtype), None
+
+
+def _blocks(query: Tensor, key: Tensor) -> Iterator[tuple[tuple[int, slice], tuple[int, int], slice]]:
+    """Yield the index of the heads that share keys, that of their keys, and the positions of some of their queries."""
+    shared, length = query.shape[1] // key.shape[1], query.shape[2]
     size = _QUERIES if shared <= _MANY_HEADS else _QUERIES // 2
-    beyond = query.new_full((size, size), -torch.inf, dtype=torch.float32).triu(1)
-    found = query.new_empty(batch, heads, length, value.shape[-1])
-    for row, group in itertools.product(range(batch), range(key.shape[1])):
-        own = slice(group * shared, (group + 1) * shared)
-        queries = query[row, own].float() * (width**-0.5 if scale is None else scale)
-        keys, values = key[row, group].float(), value[row, group].float().t()
+    for row, group in itertools.product(range(query.shape[0]), range(key.shape[1])):
         for start in range(0, length, size):
-            end = min(length, start + size)
-            found[row, own, start:end] = _block(queries[:, start:end], keys[:end], values[:, :end], beyond)
-    return found
+            own = slice(group * shared, (group + 1) * shared)
+            yield (row, own), (row, group), slice(start, min(length, start + size))
 
 
-def _block(queries: Tensor, keys: Tensor, values: Tensor, beyond: Tensor) -> Tensor:
-    """Return the attention (heads, n, width of the values) of queries (heads, n, width) on keys (m, width).
+def _tiles(keys: int) -> Iterator[slice]:
+    return (slice(first, min(keys, first + _KEYS)) for first in range(0, keys, _KEYS))
+
+
+def _logits(rows: Tensor, keys: Tensor, tile: slice, n: int) -> Tensor:
+    """Return the logits (rows, keys of the tile); the last n keys are those of each head's n queries."""
+    logits = linear(rows, keys[tile])
+    if tile.stop == len(keys):
+        beyond = logits.new_full((n, n), -torch.inf).triu_(1)
+        logits.view(-1, n, logits.shape[1])[..., -n:].add_(beyond)
+    return logits
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the attention (heads, n, width of the values) of queries (heads, n, width) on keys (m, width), and L.
 
     The last n keys are the queries' own. Over the tiles of keys so far, with l the logarithm of a tile's sum:
 
     .. math::
         L = log(e^L + e^l)                out = e^(L_before - L) out + e^(l - L) softmax(tile) V
     """
-    heads, n, width = queries.shape
-    rows = queries.reshape(-1, width)
+    heads, n, _ = queries.shape
+    rows = queries.flatten(0, 1)
     out = sums = None
-    for first in range(0, len(keys), _KEYS):
-        tile = slice(first, first + _KEYS)
-        weights = linear(rows, keys[tile])  # logits so far, (heads * n, keys of the tile)
-        if first + _KEYS >= len(keys):
-            weights.view(heads, n, -1)[..., -n:].add_(beyond[:n, :n])
+    for tile in _tiles(len(keys)):
+        weights = _logits(rows, keys, tile, n)
         top = weights.amax(1, keepdim=True)
         torch.softmax(weights, -1, out=weights)
         own = top - weights.amax(1, keepdim=True).log_()  # as the largest weight is exp(top - log of the sum)
@@ -71,4 +122,5 @@ def _block(queries: Tensor, keys: Tensor, values: Tensor, beyond: Tensor) -> Ten
             out.mul_((sums - both).exp_()).addcmul_(mean, (own - both).exp_())
             sums = both
     assert out is not None
-    return out.view(heads, n, -1)
+    assert sums is not None
+    return out.view(heads, n, -1), sums.view(heads, n)

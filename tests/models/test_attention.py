@@ -150,29 +150,45 @@ def test_the_mask_decides_and_not_what_the_module_says():
 
 
 @pytest.mark.skipif(not has_onednn(), reason="this build of torch has no oneDNN")
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_long_rows_without_gradients_are_computed_in_blocks(config, calls):
-    model = model_of(config)
-    tokens, short = torch.randint(50, (2, 140)), torch.randint(50, (2, 20))
-    windowed = getattr(config, "sliding_window", None)
-    with torch.no_grad():
-        expected = model(tokens, use_cache=False).logits
+@pytest.mark.parametrize("name", CONFIGS)
+def test_long_rows_are_computed_in_blocks(name, calls):
+    """From 128 tokens where heads share keys, else from 512; the gradients too."""
+    config = CONFIGS[name]
+    model, shares = model_of(config), name.startswith("llama")
+    tokens = torch.randint(50, (2, 140 if shares else 512))
+
+    def run():
         calls.clear()
-        with fast_matmul(model, library="onednn"), fast_attention():
-            found = model(tokens, use_cache=False).logits
-            assert calls == ([(140, True)] * 2 if windowed else [])  # a window shorter than the row has a mask
-            model(short, use_cache=False)
-            assert calls[-2:] == [(20, False)] * 2
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        logits = model(tokens, use_cache=False).logits
+        logits.square().mean().backward()
+        found = {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
+        model.zero_grad()
+        return logits, found
+
+    expected, expected_gradients = run()
+    with fast_matmul(model, library="onednn"), fast_attention():
+        found, gradients = run()
+        # a window shorter than the row has a mask
+        assert calls == ([(512, True)] * 2 if getattr(config, "sliding_window", None) else [])
+        with torch.no_grad():
+            model(tokens[:, : 120 if shares else 500], use_cache=False)
+        assert len(calls) == 2 + 2 * (name.startswith("mistral"))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for name, value in gradients.items():
+        torch.testing.assert_close(value, expected_gradients[name], rtol=1e-3, atol=1e-6, msg=lambda m, n=name: n + m)
 
 
-def test_with_gradients_or_where_no_other_library_is_faster_torchs_kernel_computes(calls):
-    model, tokens = model_of(CONFIGS["gpt_neox"]), torch.randint(50, (1, 140))
+def test_torchs_kernel_computes_in_bf16_with_gradients_and_where_no_other_library_is_faster(calls):
+    model, tokens = model_of(CONFIGS["llama with grouped keys"]), torch.randint(50, (1, 140))
     with fast_matmul(model, library="mkl"), fast_attention(), torch.no_grad():
         model(tokens, use_cache=False)
     if has_onednn():
-        with fast_matmul(model, library="onednn"), fast_attention():
+        with fast_matmul(model, library="onednn"), fast_attention(), torch.autocast("cpu", dtype=torch.bfloat16):
             model(tokens, use_cache=False)
-            with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        model = model.bfloat16()
+        with fast_matmul(model, library="fp32"), fast_attention():
+            model(tokens, use_cache=False)
+            assert len(calls) == 6
+            with torch.no_grad():
                 model(tokens, use_cache=False)
     assert calls == [(140, False)] * (6 if has_onednn() else 2)

@@ -21,25 +21,35 @@ def expected(query, key, value, scale):
 @pytest.mark.parametrize(
     ("heads", "groups", "length"), [(2, 2, 1), (2, 1, 127), (3, 1, 128), (6, 2, 300), (10, 2, 70), (1, 1, 1100)]
 )
-def test_it_is_the_formula(heads, groups, length, library):
+def test_it_is_the_formula_and_has_its_gradients(heads, groups, length, library):
     torch.manual_seed(0)
     query, key = 4 * torch.randn(2, heads, length, 8), torch.randn(2, groups, length, 8)
-    value = torch.randn(2, groups, length, 12)  # wider than the keys
+    value, outer = torch.randn(2, groups, length, 12), torch.randn(2, heads, length, 12)  # wider than the keys
+    given = [each.requires_grad_() for each in (query, key, value)]
+    wanted = expected(*given, 0.3)
     with fast_matmul(nn.Linear(1, 1), library=library):
-        found = causal_attention(query, key, value, 0.3)
-        own = causal_attention(query, key, value)
-    torch.testing.assert_close(found.double(), expected(query, key, value, 0.3), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(own.double(), expected(query, key, value, 8**-0.5), rtol=1e-5, atol=1e-5)
+        found = causal_attention(*given, 0.3)
+        gradients = torch.autograd.grad(found, given, outer)
+        own = causal_attention(*given)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(own.double(), expected(*given, 8**-0.5), rtol=1e-5, atol=1e-5)
+    for gradient, right in zip(gradients, torch.autograd.grad(wanted, given, outer.double()), strict=True):
+        torch.testing.assert_close(gradient, right, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("library", ["bf16", "fp32"])
 def test_in_bf16_only_the_result_is_rounded(library):
     torch.manual_seed(0)
     query, key, value = (each.bfloat16() for each in (12 * torch.randn(1, 2, 200, 8), *torch.randn(2, 1, 1, 200, 8)))
+    given = [each.requires_grad_() for each in (query, key, value)]
+    wanted = expected(*given, 8**-0.5)
     with fast_matmul(nn.Linear(1, 1).bfloat16(), library=library):
-        found = causal_attention(query, key, value)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.double(), expected(query, key, value, 8**-0.5), rtol=2**-8, atol=1e-5)
+        found = causal_attention(*given)
+        gradients = torch.autograd.grad(found.sum(), given)
+    assert found.dtype == gradients[0].dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), wanted, rtol=2**-8, atol=1e-5)
+    for gradient, right in zip(gradients, torch.autograd.grad(wanted.sum(), given), strict=True):
+        torch.testing.assert_close(gradient.float(), right.float(), rtol=0.02, atol=0.02 * float(right.abs().max()))
 
 
 def test_far_logits_stay_finite():
