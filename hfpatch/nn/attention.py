@@ -56,23 +56,30 @@ class _CausalAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        dtype = outer[0].dtype
-        gradient, query, key, value, out, sums = (each.float() for each in (*outer, *ctx.saved_tensors))
-        means = (gradient * out).sum(-1)  # (G ⊙ O) 1, (batch, heads, seq)
-        by_query, by_key, by_value = (torch.zeros_like(each) for each in (query, key, value))
-        for own, group, block in _blocks(query, key):
-            queries, keys, values = query[own][:, block], key[group][: block.stop], value[group]
-            rows, by_out = queries.flatten(0, 1) * ctx.scale, gradient[own][:, block].flatten(0, 1)
-            total, mean = (each[own][:, block].reshape(-1, 1) for each in (sums, means))
-            found = torch.zeros_like(rows)
-            for tile in _tiles(block.stop):
-                weights = _logits(rows, keys, tile, queries.shape[1]).sub_(total).exp_()
-                by_value[group][tile] += linear(weights.t(), by_out.t())
-                weights.mul_(linear(by_out, values[tile]).sub_(mean))  # dS
-                found += linear(weights, keys[tile].t())
-                by_key[group][tile] += linear(weights.t(), rows.t())
-            by_query[own][:, block] = found.mul_(ctx.scale).view_as(queries)
-        return by_query.to(dtype), by_key.to(dtype), by_value.to(dtype), None
+        with torch.autocast("cpu", enabled=False):
+            found = _gradients(*(each.float() for each in (*outer, *ctx.saved_tensors)), scale=ctx.scale)
+        return *(each.to(outer[0].dtype) for each in found), None
+
+
+def _gradients(
+    outer: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, *, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients by query, key and value of an output whose own gradient is ``outer``."""
+    means = (outer * out).sum(-1)  # (G ⊙ O) 1, (batch, heads, seq)
+    by_query, by_key, by_value = (torch.zeros_like(each) for each in (query, key, value))
+    for own, group, block in _blocks(query, key):
+        queries, keys, values = query[own][:, block], key[group][: block.stop], value[group]
+        rows, by_out = queries.flatten(0, 1) * scale, outer[own][:, block].flatten(0, 1)
+        total, mean = (each[own][:, block].reshape(-1, 1) for each in (sums, means))
+        found = torch.zeros_like(rows)
+        for tile in _tiles(block.stop):
+            weights = _logits(rows, keys, tile, queries.shape[1]).sub_(total).exp_()
+            by_value[group][tile] += linear(weights.t(), by_out.t())
+            weights.mul_(linear(by_out, values[tile]).sub_(mean))  # dS
+            found += linear(weights, keys[tile].t())
+            by_key[group][tile] += linear(weights.t(), rows.t())
+        by_query[own][:, block] = found.mul_(scale).view_as(queries)
+    return by_query, by_key, by_value
 
 
 def _blocks(query: Tensor, key: Tensor) -> Iterator[tuple[tuple[int, slice], tuple[int, int], slice]]:

@@ -6,9 +6,10 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig, MistralConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+import hfpatch.models.attention
 from hfpatch.models.attention import document_lengths, fast_attention
 from hfpatch.nn.matmul import fast_matmul
-from hfpatch.support.cpu import has_onednn
+from hfpatch.support.cpu import active, has_onednn
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 50}
 GROUPED = {**SIZES, "num_key_value_heads": 2}
@@ -152,10 +153,10 @@ def test_the_mask_decides_and_not_what_the_module_says():
 @pytest.mark.skipif(not has_onednn(), reason="this build of torch has no oneDNN")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_long_rows_are_computed_in_blocks(name, calls):
-    """From 128 tokens where heads share keys, else from 512; the gradients too."""
+    """From 256 tokens where heads share keys, else from 512; the gradients too."""
     config = CONFIGS[name]
-    model, shares = model_of(config), name.startswith("llama")
-    tokens = torch.randint(50, (2, 140 if shares else 512))
+    model, length = model_of(config), 256 if name.startswith("llama") else 512
+    tokens = torch.randint(50, (2, length))
 
     def run():
         calls.clear()
@@ -170,25 +171,56 @@ def test_long_rows_are_computed_in_blocks(name, calls):
         found, gradients = run()
         # a window shorter than the row has a mask
         assert calls == ([(512, True)] * 2 if getattr(config, "sliding_window", None) else [])
+        calls.clear()
         with torch.no_grad():
-            model(tokens[:, : 120 if shares else 500], use_cache=False)
-        assert len(calls) == 2 + 2 * (name.startswith("mistral"))
+            model(tokens[:, 1:], use_cache=False)
+        assert len(calls) == 2
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     for name, value in gradients.items():
         torch.testing.assert_close(value, expected_gradients[name], rtol=1e-3, atol=1e-6, msg=lambda m, n=name: n + m)
 
 
-def test_torchs_kernel_computes_in_bf16_with_gradients_and_where_no_other_library_is_faster(calls):
-    model, tokens = model_of(CONFIGS["llama with grouped keys"]), torch.randint(50, (1, 140))
-    with fast_matmul(model, library="mkl"), fast_attention(), torch.no_grad():
-        model(tokens, use_cache=False)
-    if has_onednn():
-        with fast_matmul(model, library="onednn"), fast_attention(), torch.autocast("cpu", dtype=torch.bfloat16):
-            model(tokens, use_cache=False)
-        model = model.bfloat16()
-        with fast_matmul(model, library="fp32"), fast_attention():
-            model(tokens, use_cache=False)
-            assert len(calls) == 6
-            with torch.no_grad():
-                model(tokens, use_cache=False)
-    assert calls == [(140, False)] * (6 if has_onednn() else 2)
+@pytest.mark.parametrize("length", [30, 300])
+@pytest.mark.parametrize("way", ["bf16", "autocast", "bf16 with AMX"])
+def test_in_bf16_attention_is_computed_in_fp32_and_rounded(way, length, monkeypatch):
+    kept = (torch.float32,) if way.endswith("AMX") else (torch.float32, torch.bfloat16)
+    monkeypatch.setattr(hfpatch.models.attention, "_DTYPES", kept)
+    kernel, dtypes = torch.nn.functional.scaled_dot_product_attention, []
+
+    def watched(query, *args, **options):
+        dtypes.append(torch.bfloat16 if torch.is_autocast_enabled("cpu") else query.dtype)
+        return kernel(query, *args, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    torch.manual_seed(0)
+    module = torch.nn.Module()
+    module.num_key_value_groups = 2
+    shape = {"query": (1, 4, length, 8), "key": (1, 2, length, 8), "value": (1, 2, length, 8)}
+    halves = [torch.randn(each).bfloat16() for each in shape.values()]
+    exact = [each.double().requires_grad_() for each in halves]
+    query, key, value = (each if at == 0 else each.repeat_interleave(2, 1) for at, each in enumerate(exact))
+    beyond = torch.ones(length, length, dtype=torch.bool).triu(1)
+    weights = (query @ key.transpose(2, 3) * 8**-0.5).masked_fill(beyond, -torch.inf).softmax(-1)
+    wanted = (weights @ value).transpose(1, 2)
+    outer = torch.randn(wanted.shape).bfloat16()
+
+    given = [(each.float() if way == "autocast" else each.clone()).requires_grad_() for each in halves]
+    library = "onednn" if has_onednn() else "mkl"
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=way == "autocast"), active(library), fast_attention():
+        found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, *given, None, is_causal=True)
+        gradients = torch.autograd.grad(found, given, outer)
+    assert found.dtype == torch.bfloat16
+    if way.endswith("AMX"):
+        assert dtypes == [torch.bfloat16]
+    else:
+        assert dtypes == ([] if length == 300 and has_onednn() else [torch.float32])
+    torch.testing.assert_close(found.double(), wanted, rtol=2**-7, atol=2**-7)
+    for gradient, right in zip(gradients, torch.autograd.grad(wanted, exact, outer.double()), strict=True):
+        torch.testing.assert_close(gradient.double(), right, rtol=0.02, atol=0.02 * float(right.abs().max()))
+
+
+def test_torchs_kernel_computes_where_no_other_library_is_faster(calls):
+    model = model_of(CONFIGS["llama with grouped keys"])
+    with fast_matmul(model, library="mkl"), fast_attention():
+        model(torch.randint(50, (1, 300)), use_cache=False)
+    assert calls == [(300, False)] * 2
