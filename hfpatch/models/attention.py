@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -30,8 +32,8 @@ def fast_attention() -> Iterator[None]:
     """Let transformers' SDPA attention on CPUs compute what is asked and not more, as long as this lasts.
 
     Attention under a mask computes a whole row of T tokens: T² products of queries and keys. Documents of n_1, n_2, ...
-    tokens need half of n_1² + n_2² + ... and no mask. It acts where the mask says nothing but that (see
-    `document_lengths`); elsewhere transformers' own function is called.
+    tokens need half of n_1² + n_2² + ..., and with a window of w keys w (n_1 + n_2 + ...). It acts where the mask says
+    nothing but that (see `read_mask`); elsewhere transformers' own function is called.
 
     Causal rows without a mask are computed in fp32, also in bf16 and under autocast: of documents of a hundred tokens
     and their gradients that takes a third of the time of torch's bf16 kernel. A processor with AMX, whose products in
@@ -56,54 +58,56 @@ def fast_attention() -> Iterator[None]:
                 ALL_ATTENTION_FUNCTIONS[_SDPA] = _stock
 
 
-def document_lengths(mask: Tensor) -> list[list[int]] | None:
-    """Return the lengths of a batch's documents, if a mask is causal within documents that follow each other.
+def read_mask(mask: Tensor) -> tuple[list[list[int]], int | None] | None:
+    """Return the lengths of a batch's documents and the window, if a mask is causal within documents one by one.
 
     Args:
         mask: (batch, 1, seq, seq), True where a query (a row) reads a key (a column).
 
     Returns:
-        For every row of the batch the lengths, which add up to seq; None for any other mask.
+        For every row of the batch the lengths, which add up to seq, and how many keys a query reads at most, its own
+        included, where that is fewer than a document has; None for any other mask.
     """
     if mask.dtype != torch.bool or mask.ndim != 4 or mask.shape[1] != 1 or mask.shape[2] != mask.shape[3]:
         return None
     at = torch.arange(mask.shape[-1], device=mask.device)
     first = mask[:, 0].to(torch.uint8).argmax(-1)  # (batch, seq): the first key that a query reads
     starts = first == at
-    goes_on = torch.nn.functional.pad(first[:, :-1], (1, 0)) == first
-    causal = (at >= first[..., None]) & (at <= at[:, None])  # (batch, seq, seq)
-    if not (bool((starts | goes_on).all()) and torch.equal(causal, mask[:, 0])):
+    begin = torch.where(starts, at, 0).cummax(-1).values
+    window = int((at - first).max()) + 1
+    within = (at >= first[..., None]) & (at <= at[:, None])  # (batch, seq, seq)
+    if not (torch.equal(first, torch.maximum(begin, at - window + 1)) and torch.equal(within, mask[:, 0])):
         return None
-    counts = [torch.bincount(row).tolist() for row in starts.cumsum(1) - 1]
-    return counts
+    lengths = [torch.bincount(row).tolist() for row in starts.cumsum(1) - 1]
+    return lengths, window if window < max(map(max, lengths)) else None
 
 
 def _fast(stock: _Attention) -> _Attention:
     """Return an attention function of transformers' interface that divides its work by document and by block."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    last: tuple[Tensor | None, list[list[int]] | None] = (None, None)  # all layers are given the same mask
+    seen: deque[tuple[Tensor, tuple[list[list[int]], int | None] | None]] = deque(maxlen=2)  # layers share masks
 
     def causal(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
-    ) -> tuple[Tensor, Tensor | None]:
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, window: int | None, **options: Any
+    ) -> Tensor:
+        """Attention under a mask that is causal within the window, or any mask without one."""
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
-        has_rows = mask is None and _is_plain(module, query, key, options)
-        if not has_rows or stock is not sdpa_attention_forward or dtype not in _DTYPES:
-            return stock(module, query, key, value, mask, **options)
-        shortest = _SHORTEST if query.shape[1] > key.shape[1] else _SHORTEST_ALONE
-        with torch.autocast("cpu", enabled=False):
-            if query.shape[2] >= shortest and active_library() != "mkl":
-                q, k, v = query.to(dtype), key.to(dtype), value.to(dtype)
-                return causal_attention(q, k, v, options.get("scaling")).transpose(1, 2), None
-            found, _ = stock(module, query.float(), key.float(), value.float(), None, **options)
-            return found.to(dtype), None
+        is_known = (mask is None or window is not None) and _is_plain(module, query, key, options)
+        if is_known and stock is sdpa_attention_forward and dtype in _DTYPES:
+            shortest = _SHORTEST if query.shape[1] > key.shape[1] else _SHORTEST_ALONE
+            with torch.autocast("cpu", enabled=False):
+                if (query.shape[2] >= shortest or window is not None) and active_library() != "mkl":
+                    q, k, v = query.to(dtype), key.to(dtype), value.to(dtype)
+                    return causal_attention(q, k, v, options.get("scaling"), window).transpose(1, 2)
+                given = query.float(), key.float(), value.float()
+                return stock(module, *given, mask, **options)[0].to(dtype)
+        return stock(module, query, key, value, mask, **options)[0]
 
     def attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        nonlocal last
-        lengths = None
+        found = None
         if (
             attention_mask is not None
             and query.device.type == "cpu"
@@ -112,18 +116,23 @@ def _fast(stock: _Attention) -> _Attention:
             and query.shape[2] == key.shape[2]
             and all(options.get(name) is None for name in ("is_causal", "position_bias", "cache"))
         ):  # attention depends on the mask alone
-            mask, lengths = last
-            if mask is not attention_mask:
-                lengths = document_lengths(attention_mask)
-                last = (attention_mask, lengths)
-        if lengths is None:
-            return causal(module, query, key, value, attention_mask, **options)
+            if all(mask is not attention_mask for mask, _ in seen):
+                seen.append((attention_mask, read_mask(attention_mask)))
+            found = next(each for mask, each in seen if mask is attention_mask)
+        if found is None or attention_mask is None:
+            return causal(module, query, key, value, attention_mask, None, **options), None
+        lengths, window = found
         options["is_causal"] = True  # as the mask is, whatever the module says
         rows = []
         for row, sizes in enumerate(lengths):
-            own = (states[row : row + 1] for states in (query, key, value))
-            documents = zip(*(torch.split(states, sizes, 2) for states in own), strict=True)
-            rows.append(torch.cat([causal(module, q, k, v, None, **options)[0] for q, k, v in documents], 1))
+            parts = []
+            for size, end in zip(sizes, accumulate(sizes), strict=True):
+                at = slice(end - size, end)
+                document = (states[row : row + 1, :, at] for states in (query, key, value))
+                is_cut = window is not None and size > window
+                mask = attention_mask[row : row + 1, :, at, at] if is_cut else None
+                parts.append(causal(module, *document, mask, window if is_cut else None, **options))
+            rows.append(torch.cat(parts, 1))
         return torch.cat(rows), None  # (batch, seq, heads, head size)
 
     return attention

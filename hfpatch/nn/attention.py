@@ -14,11 +14,13 @@ from hfpatch.nn.matmul import linear
 
 _QUERIES = 128  # of each head in a block; those of heads that share keys are in one product
 _MANY_HEADS = 4  # that share keys: blocks of half as many
-_KEYS = 1024  # a multiple of a block's queries
+_KEYS = 1024  # in a tile; a multiple of a block's queries
 
 
-def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-    """Return softmax(scale · Q Kᵀ) V, each query with the keys up to its own; what lies beyond is not computed.
+def causal_attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, window: int | None = None
+) -> Tensor:
+    """Return softmax(scale · Q Kᵀ) V, each query with the keys up to its own; blocks beyond them are not computed.
 
     All of it is computed in fp32; of bf16 the result and the gradients are rounded. No weights are kept for the
     gradients: they are computed again from L, the logarithm of the sum of each query's exponentials (Dao et al., 2022,
@@ -32,48 +34,51 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
         key: (batch, groups, seq, width); the heads are shared out among the groups in their order.
         value: (batch, groups, seq, width of the values).
         scale: of the logits; None takes width^-0.5.
+        window: how many keys a query reads, its own included; None is all.
 
     Returns:
         (batch, heads, seq, width of the values), in the dtype of the query.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return cast("Tensor", _CausalAttention.apply(query, key, value, scale))  # type: ignore[no-untyped-call]
+    found = _CausalAttention.apply(query, key, value, scale, window or key.shape[2])  # type: ignore[no-untyped-call]
+    return cast("Tensor", found)
 
 
 class _CausalAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int) -> Tensor:
         q, k, v = query.float(), key.float(), value.float()
         out = query.new_empty(*query.shape[:-1], value.shape[-1])
         sums = q.new_empty(query.shape[:-1])  # their logarithms, (batch, heads, seq)
         for own, group, block in _blocks(query, key):
-            attended = _attend(q[own][:, block] * scale, k[group][: block.stop], v[group][: block.stop].t())
+            attended = _attend(q[own][:, block] * scale, k[group], v[group].t(), block, window)
             out[own][:, block], sums[own][:, block] = attended
         ctx.save_for_backward(query, key, value, out, sums)
-        ctx.scale = scale
+        ctx.scale, ctx.window = scale, window
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         with torch.autocast("cpu", enabled=False):
-            found = _gradients(*(each.float() for each in (*outer, *ctx.saved_tensors)), scale=ctx.scale)
-        return *(each.to(outer[0].dtype) for each in found), None
+            given = (each.float() for each in (*outer, *ctx.saved_tensors))
+            found = _gradients(*given, scale=ctx.scale, window=ctx.window)
+        return *(each.to(outer[0].dtype) for each in found), None, None
 
 
 def _gradients(
-    outer: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, *, scale: float
+    outer: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, *, scale: float, window: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients by query, key and value of an output whose own gradient is ``outer``."""
     means = (outer * out).sum(-1)  # (G ⊙ O) 1, (batch, heads, seq)
     by_query, by_key, by_value = (torch.zeros_like(each) for each in (query, key, value))
     for own, group, block in _blocks(query, key):
-        queries, keys, values = query[own][:, block], key[group][: block.stop], value[group]
+        queries, keys, values = query[own][:, block], key[group], value[group]
         rows, by_out = queries.flatten(0, 1) * scale, outer[own][:, block].flatten(0, 1)
         total, mean = (each[own][:, block].reshape(-1, 1) for each in (sums, means))
         found = torch.zeros_like(rows)
-        for tile in _tiles(block.stop):
-            weights = _logits(rows, keys, tile, queries.shape[1]).sub_(total).exp_()
+        for tile in _tiles(block, window):
+            weights = _logits(rows, keys, tile, block, window).sub_(total).exp_()
             by_value[group][tile] += linear(weights.t(), by_out.t())
             weights.mul_(linear(by_out, values[tile]).sub_(mean))  # dS
             found += linear(weights, keys[tile].t())
@@ -92,23 +97,28 @@ def _blocks(query: Tensor, key: Tensor) -> Iterator[tuple[tuple[int, slice], tup
             yield (row, own), (row, group), slice(start, min(length, start + size))
 
 
-def _tiles(keys: int) -> Iterator[slice]:
-    return (slice(first, min(keys, first + _KEYS)) for first in range(0, keys, _KEYS))
+def _tiles(block: slice, window: int) -> Iterator[slice]:
+    """Yield the positions of the keys that a block's queries read; each query reads some in every tile."""
+    start = max(0, (block.start - window + 1) // _QUERIES * _QUERIES)  # so that no tile begins within a block
+    return (slice(first, min(block.stop, first + _KEYS)) for first in range(start, block.stop, _KEYS))
 
 
-def _logits(rows: Tensor, keys: Tensor, tile: slice, n: int) -> Tensor:
-    """Return the logits (rows, keys of the tile); the last n keys are those of each head's n queries."""
+def _logits(rows: Tensor, keys: Tensor, tile: slice, block: slice, window: int) -> Tensor:
+    """Return the logits (rows, keys of the tile), -inf where a query does not read a key."""
     logits = linear(rows, keys[tile])
-    if tile.stop == len(keys):
-        beyond = logits.new_full((n, n), -torch.inf).triu_(1)
-        logits.view(-1, n, logits.shape[1])[..., -n:].add_(beyond)
+    n, m = block.stop - block.start, tile.stop - tile.start
+    if tile.stop == block.stop:
+        logits.view(-1, n, m)[..., -n:].add_(logits.new_full((n, n), -torch.inf).triu_(1))
+    if tile.start < block.stop - window:
+        before = torch.ones(n, m, dtype=torch.bool).tril_(block.start - window - tile.start)
+        logits.view(-1, n, m).masked_fill_(before, -torch.inf)
     return logits
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the attention (heads, n, width of the values) of queries (heads, n, width) on keys (m, width), and L.
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, block: slice, window: int) -> tuple[Tensor, Tensor]:
+    """Return the attention (heads, n, width of the values) of a block's queries (heads, n, width), and L (heads, n).
 
-    The last n keys are the queries' own. Over the tiles of keys so far, with l the logarithm of a tile's sum:
+    Over the tiles of keys (seq, width) so far, with l the logarithm of a tile's sum:
 
     .. math::
         L = log(e^L + e^l)                out = e^(L_before - L) out + e^(l - L) softmax(tile) V
@@ -116,8 +126,8 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tens
     heads, n, _ = queries.shape
     rows = queries.flatten(0, 1)
     out = sums = None
-    for tile in _tiles(len(keys)):
-        weights = _logits(rows, keys, tile, n)
+    for tile in _tiles(block, window):
+        weights = _logits(rows, keys, tile, block, window)
         top = weights.amax(1, keepdim=True)
         torch.softmax(weights, -1, out=weights)
         own = top - weights.amax(1, keepdim=True).log_()  # as the largest weight is exp(top - log of the sum)

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaC
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hfpatch.models.attention
-from hfpatch.models.attention import document_lengths, fast_attention
+from hfpatch.models.attention import fast_attention, read_mask
 from hfpatch.nn.matmul import fast_matmul
 from hfpatch.support.cpu import active, has_onednn
 
@@ -54,17 +54,18 @@ def calls(monkeypatch):
     return seen
 
 
+@pytest.mark.parametrize("window", [None, 2, 4, 20])
 @pytest.mark.parametrize("lengths", [[5, 1, 4], [10], [1] * 4, [3, 7]])
-def test_lengths_are_read_from_a_mask(lengths):
-    mask = mask_of(lengths)[None, None]
-    assert document_lengths(mask) == [lengths]
-    assert document_lengths(mask.expand(3, 1, -1, -1)) == [lengths] * 3
+def test_lengths_and_windows_are_read_from_a_mask(lengths, window):
+    mask, cuts = mask_of(lengths, window)[None, None], window is not None and window < max(lengths)
+    assert read_mask(mask) == ([lengths], window if cuts else None)
+    assert read_mask(mask.expand(3, 1, -1, -1)) == ([lengths] * 3, window if cuts else None)
 
 
 @pytest.mark.parametrize(
     "mask",
     [
-        mask_of([5, 5], window=3)[None, None],  # a sliding window
+        torch.stack([mask_of([5, 5], window) for window in (3, 4)])[:, None],
         mask_of([6]).index_fill(1, torch.tensor([0]), False)[None, None],  # left padding: a row without a key
         mask_of([6]).index_fill(1, torch.tensor([5]), False)[None, None],  # right padding
         torch.ones(1, 1, 6, 6, dtype=torch.bool),
@@ -75,7 +76,7 @@ def test_lengths_are_read_from_a_mask(lengths):
     ],
 )
 def test_any_other_mask_is_left_alone(mask):
-    assert document_lengths(mask) is None
+    assert read_mask(mask) is None
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -103,14 +104,16 @@ def test_outputs_and_gradients_are_those_of_the_masked_attention(config, calls):
         torch.testing.assert_close(value, expected_gradients[name], rtol=1e-3, atol=1e-6, msg=lambda m, n=name: n + m)
 
 
-def test_windows_shorter_than_documents_and_padding_take_the_stock_function(calls):
-    model = model_of(MistralConfig(**GROUPED, sliding_window=4))
+def test_windows_shorter_than_documents_keep_a_mask_and_padding_the_stock_function(calls):
     tokens, kept = torch.randint(50, (1, 20)), torch.ones(1, 20, dtype=torch.long)
     kept[:, 15:] = 0
+    model, positions = model_of(MistralConfig(**GROUPED, sliding_window=8)), positions_of([8, 12])
+    expected = model(tokens, position_ids=positions, use_cache=False).logits
     with fast_attention():
-        model(tokens, position_ids=positions_of([8, 12]), use_cache=False)
+        found = model(tokens, position_ids=positions, use_cache=False).logits
         model_of(CONFIGS["gpt_neox"])(tokens, attention_mask=kept, use_cache=False)
-    assert calls == [(20, True)] * 4
+    assert calls == [(20, True)] * 2 + [(8, False), (12, True)] * 2 + [(20, True)] * 2
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_it_lasts_until_the_last_of_several_runs_has_ended():
@@ -169,12 +172,10 @@ def test_long_rows_are_computed_in_blocks(name, calls):
     expected, expected_gradients = run()
     with fast_matmul(model, library="onednn"), fast_attention():
         found, gradients = run()
-        # a window shorter than the row has a mask
-        assert calls == ([(512, True)] * 2 if getattr(config, "sliding_window", None) else [])
-        calls.clear()
+        assert calls == []
         with torch.no_grad():
             model(tokens[:, 1:], use_cache=False)
-        assert len(calls) == 2
+        assert len(calls) == (0 if name.startswith("mistral") else 2)  # a shorter window is always in blocks
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     for name, value in gradients.items():
         torch.testing.assert_close(value, expected_gradients[name], rtol=1e-3, atol=1e-6, msg=lambda m, n=name: n + m)

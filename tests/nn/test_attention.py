@@ -8,31 +8,43 @@ from hfpatch.nn.attention import causal_attention
 from hfpatch.nn.matmul import fast_matmul
 
 
-def expected(query, key, value, scale):
-    """softmax(scale Q K^T) V with a triangular mask, written out."""
+def expected(query, key, value, scale, window=10_000):
+    """softmax(scale Q K^T) V with a triangular mask, or a band, written out."""
     query, key, value = (each.double() for each in (query, key, value))
     shared = query.shape[1] // key.shape[1]
     key, value = (each.repeat_interleave(shared, 1) for each in (key, value))
-    beyond = torch.ones(query.shape[2], query.shape[2], dtype=torch.bool).triu(1)
+    back = torch.arange(query.shape[2])[:, None] - torch.arange(query.shape[2])
+    beyond = (back < 0) | (back >= window)
     return (scale * query @ key.transpose(2, 3)).masked_fill(beyond, -torch.inf).softmax(-1) @ value
 
 
 @pytest.mark.parametrize("library", ["mkl", "onednn"])
 @pytest.mark.parametrize(
-    ("heads", "groups", "length"), [(2, 2, 1), (2, 1, 127), (3, 1, 128), (6, 2, 300), (10, 2, 70), (1, 1, 1100)]
+    ("heads", "groups", "length", "window"),
+    [
+        *[(2, 2, 1, None), (2, 1, 127, None), (3, 1, 128, None), (6, 2, 300, None), (10, 2, 70, None)],
+        *[
+            (1, 1, 1100, None),
+            (3, 1, 300, 1),
+            (10, 2, 300, 100),
+            (4, 2, 200, 128),
+            (1, 1, 1500, 1101),
+            (2, 1, 130, 131),
+        ],
+    ],
 )
-def test_it_is_the_formula_and_has_its_gradients(heads, groups, length, library):
+def test_it_is_the_formula_and_has_its_gradients(heads, groups, length, window, library):
     torch.manual_seed(0)
     query, key = 4 * torch.randn(2, heads, length, 8), torch.randn(2, groups, length, 8)
     value, outer = torch.randn(2, groups, length, 12), torch.randn(2, heads, length, 12)  # wider than the keys
     given = [each.requires_grad_() for each in (query, key, value)]
-    wanted = expected(*given, 0.3)
+    wanted = expected(*given, 0.3, window or length)
     with fast_matmul(nn.Linear(1, 1), library=library):
-        found = causal_attention(*given, 0.3)
+        found = causal_attention(*given, 0.3, window)
         gradients = torch.autograd.grad(found, given, outer)
-        own = causal_attention(*given)
+        own = causal_attention(*given, window=window)
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(own.double(), expected(*given, 8**-0.5), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(own.double(), expected(*given, 8**-0.5, window or length), rtol=1e-5, atol=1e-5)
     for gradient, right in zip(gradients, torch.autograd.grad(wanted, given, outer.double()), strict=True):
         torch.testing.assert_close(gradient, right, rtol=1e-4, atol=1e-4)
 
