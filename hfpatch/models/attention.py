@@ -100,8 +100,8 @@ def _fast(stock: _Attention) -> _Attention:
                 if (query.shape[2] >= shortest or window is not None) and active_library() != "mkl":
                     q, k, v = query.to(dtype), key.to(dtype), value.to(dtype)
                     return causal_attention(q, k, v, options.get("scaling"), window).transpose(1, 2)
-                given = query.float(), key.float(), value.float()
-                return stock(module, *given, mask, **options)[0].to(dtype)
+                found: Tensor = stock(module, query.float(), key.float(), value.float(), mask, **options)[0]
+                return found.to(dtype)
         return stock(module, query, key, value, mask, **options)[0]
 
     def attention(
@@ -128,10 +128,10 @@ def _fast(stock: _Attention) -> _Attention:
             parts = []
             for size, end in zip(sizes, accumulate(sizes), strict=True):
                 at = slice(end - size, end)
-                document = (states[row : row + 1, :, at] for states in (query, key, value))
+                q, k, v = (states[row : row + 1, :, at] for states in (query, key, value))
                 is_cut = window is not None and size > window
                 mask = attention_mask[row : row + 1, :, at, at] if is_cut else None
-                parts.append(causal(module, *document, mask, window if is_cut else None, **options))
+                parts.append(causal(module, q, k, v, mask, window if is_cut else None, **options))
             rows.append(torch.cat(parts, 1))
         return torch.cat(rows), None  # (batch, seq, heads, head size)
 
