@@ -9,6 +9,7 @@ from transformers import CONFIG_MAPPING, BartForConditionalGeneration
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.cache import model_key
 from hfpatch.evaluation.model import HfpatchLM
+from hfpatch.models.attention import fast_attention
 from hfpatch.support.cpu import has_onednn
 from hfpatch.surgery.bases import load_base
 from hfpatch.twins import random_model, shrink
@@ -100,7 +101,8 @@ def test_bf16_models_are_scored_in_fp32(taught, tokenizer, pairs, support):
     half = support.gpt_neox()
     half.load_state_dict(taught.state_dict())
     half = half.to(torch.bfloat16)
-    logs = {pair: support.continuation(half, tokenizer, *pair)[0] for pair in pairs if pair[0]}
+    with fast_attention():  # rounds other values than torch's kernel in bf16
+        logs = {pair: support.continuation(half, tokenizer, *pair)[0] for pair in pairs if pair[0]}
     pair, log = min(logs.items(), key=lambda item: float(item[1].sum()))
     ((value, _),) = HfpatchLM(half, tokenizer=tokenizer).loglikelihood(requests("loglikelihood", [pair]))
     expected = float(log.sum())

@@ -49,9 +49,9 @@ def straight(recipe, tmp_path_factory):
 
 
 def content(out: Path) -> dict:
-    """Return every file of a run folder: numbers of JSON files, the bytes of others."""
+    """Return every file of a run folder but kept answers: numbers of JSON files, the bytes of others."""
     found = {}
-    for path in sorted(each for each in out.rglob("*") if each.is_file()):
+    for path in sorted(each for each in out.rglob("*") if each.is_file() and each.parent.name != ".answers"):
         if path.suffix == ".json":
             found[str(path.relative_to(out))] = numbers(read_json(path))
         elif path.suffix == ".jsonl":
