@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +26,7 @@ NOT_IDENTITY = {
 """Keys of a recipe that may differ between a run and its continuation, with all that is below them: they change no
 number, but for rounding."""
 ABSENT = "absent"
+_LIMIT = re.compile(r"evaluation\.(tasks\.[^.]+\.)?limit")
 
 
 def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
@@ -47,15 +49,25 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
         if before == now or any(key == name or key.startswith(f"{name}.") for name in NOT_IDENTITY):
             continue
         fits = _adds_seeds(recipe, before, now) if key in ("training.seeds", "seeds") else _is_about(key, unrun)
+        if _LIMIT.fullmatch(key):
+            fits = now is None or (ABSENT not in (before, now) and before is not None and before < now)
         (added if fits or key.startswith("labels.") else changed)[key] = (before, now)
     return added, changed
 
 
-def reopen(out: Path, recipe: AnyRecipe, plans: Mapping[int, BatchPlan]) -> None:
+def adds_documents(added: Changes) -> bool:
+    """Return whether tasks get more documents, so that what was scored is to be scored again."""
+    return any(_LIMIT.fullmatch(key) for key in added)
+
+
+def reopen(out: Path, recipe: AnyRecipe, plans: Mapping[int, BatchPlan], added: Changes) -> None:
     """Let a folder take what a recipe adds: its results are not complete any longer, and it has a plan for each seed.
 
     If it is killed in between, the next call does it again: the recipe is written last.
     """
+    if adds_documents(added):
+        for result in (out / "runs").glob("*/seed-*/result.json"):
+            result.unlink()
     results = out / "results.json"
     if results.is_file():
         write_json(results, {**read_json(results), "complete": False})

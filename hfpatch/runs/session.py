@@ -13,7 +13,7 @@ from hfpatch.runs.folder import check_folder, discard_failed_start
 from hfpatch.runs.identity import Identity, check_run, check_scores, check_shared, stored_library, write_shared
 from hfpatch.runs.locks import Holder, hold, hold_shared
 from hfpatch.runs.plan import Plan, PlannedRun
-from hfpatch.runs.recipe_changes import changes, reopen
+from hfpatch.runs.recipe_changes import adds_documents, changes, reopen
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock
 from hfpatch.training.processes import start_processes
@@ -91,11 +91,13 @@ def open_runs(
             with hold_shared(out):
                 check_folder(out, plan.recipe, resume=resume, part=plan.part)  # another process may have written it
                 check_shared(out, setup.shared, plans)
+                added = changes(out, plan.recipe)[0] if (out / "recipe.yaml").is_file() else {}
                 for run in plan.runs:
                     check_run(run.folder, setup.identify(run))
-                    check_scores(run.result, scores)
-                if (out / "recipe.yaml").is_file() and changes(out, plan.recipe)[0]:
-                    reopen(out, plan.recipe, plans)
+                    if not adds_documents(added):
+                        check_scores(run.result, scores)
+                if added:
+                    reopen(out, plan.recipe, plans, added)
                 write_shared(out, plan.recipe.to_yaml(), setup.shared, plans, setup.matmul)
         stack.enter_context(pinned_library(setup.matmul))
         yield setup

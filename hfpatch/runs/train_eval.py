@@ -180,7 +180,6 @@ def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> No
     }
     if ranks.is_first:
         write_json(paths.result, result)
-        shutil.rmtree(paths.answers, ignore_errors=True)  # they are of use to an interrupted evaluation only
     PartialState().wait_for_everyone()
 
 
