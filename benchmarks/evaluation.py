@@ -18,7 +18,8 @@ over the rounds are given, by wall time and by processor time. Also measured:
   otherwise what the allocator happens to keep makes half of it;
 - with ``--profile``, where the time goes: each kind of operator as a share of the bound;
 - the time to start, against ``import torch``;
-- whether the two scorers agree, and how far lm-eval's own is from itself at another batch size.
+- whether the two scorers agree, and how far lm-eval's own is from itself at another batch size; of a model in bfloat16
+  or float16 also how far each scorer is from float32 with the same weights.
 """
 
 from __future__ import annotations
@@ -136,6 +137,10 @@ def measure(arguments: argparse.Namespace, shape: str, task: str) -> dict[str, A
         result["peak_bytes"] = {
             name: peak_in_own_process(arguments, shape, task, name) for name in (OWN, peer_name(PEER_OF_MEMORY))
         }
+    if arguments.dtype != "float32":
+        with quiet():
+            exact = make_scorer(OWN, model.float(), tokenizer)(requests)
+        result["distance_to_float32"] = {name: distance(answers[name], exact) for name in scorers}
     return result
 
 
@@ -308,6 +313,13 @@ def agreement(ours: Sequence[tuple[float, bool]], theirs: Sequence[tuple[float, 
     }
 
 
+def distance(answers: Sequence[tuple[float, bool]], exact: Sequence[tuple[float, bool]]) -> dict[str, float]:
+    """Return how far answers are from those in float32, and how many greedy decisions differ."""
+    apart = [abs(own - other) for (own, _), (other, _) in zip(answers, exact, strict=True)]
+    decisions = sum(own != other for (_, own), (_, other) in zip(answers, exact, strict=True))
+    return {"mean": statistics.fmean(apart), "largest": max(apart), "other_greedy_decisions": decisions}
+
+
 def peak_in_own_process(arguments: argparse.Namespace, shape: str, task: str, name: str) -> int:
     own = ["--shapes" if shape in SHAPES else "--model", shape if shape in SHAPES else arguments.model, "--tasks", task]
     own += ["--requests", str(arguments.requests), "--peak", name]
@@ -374,6 +386,8 @@ def report(found: dict[str, Any]) -> None:
         if "profile" in row:
             print("      over the bound:", ", ".join(f"{kind} {part:.3f}" for kind, part in row["profile"].items()))
         print(f"      agreement: {row['agreement']}; of lm-eval's with itself: {row['agreement_of_peers']}")
+        for name, values in row.get("distance_to_float32", {}).items():
+            print(f"      {name} from float32: {values}")
     for row in found["start"]:
         print(f"{row['what']:<42}{row['seconds']:>7.2f} s {row['ratio']:>6.2f} x import torch")
 

@@ -91,6 +91,9 @@ def test_evaluation_measures_a_models_own_weights_against_its_own_bound(start, t
     start("evaluation", *options, "--rounds", "1", "--dtype", "bfloat16", "--no-start", "--no-memory", "--out", out)
     (row,) = json.loads(out.read_text(encoding="utf-8"))["scoring"]
     assert (row["shape"], row["dtype"]) == ("small", "bfloat16")
+    apart = row["distance_to_float32"]  # rounding alone: of a few nats, bfloat16 has two or three digits
+    assert set(apart) == {"hfpatch", "hflm-1"}
+    assert all(0 < each["mean"] <= each["largest"] < 1 for each in apart.values())
     linear = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48)
     task = load_tasks(["tinyworld_cloze"])["tinyworld_cloze"]
     task.build_all_requests(limit=row["requests"], rank=0, world_size=1)

@@ -57,13 +57,18 @@ def provenance(clock: Clock) -> dict[str, Any]:
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the vendor and the name of the processor, where the system says them; else what Python knows of it."""
+    """Return vendor, name, family and model of the processor, where the system says them; else Python's name for it.
+
+    Virtual machines often shorten the name, which family and model then complete: "AMD EPYC, family 25 model 17".
+    """
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return platform.processor()
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    return f"{facts.get('vendor_id', '')} {facts.get('model name', platform.processor())}".strip()
+    name = f"{facts.get('vendor_id', '')} {facts.get('model name', platform.processor())}".strip()
+    numbers = (f"{label} {facts[key]}" for label, key in (("family", "cpu family"), ("model", "model")) if key in facts)
+    return ", ".join(filter(None, (name, " ".join(numbers))))
 
 
 def checkout_state(package: Path = Path(__file__).parents[1]) -> tuple[str | None, bool]:

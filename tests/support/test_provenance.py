@@ -44,6 +44,8 @@ def test_command_versions_and_processor(tmp_path):
     info = tmp_path / "cpuinfo"
     info.write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 9R14\nflags\t\t: a b\n\n")
     assert processor(info) == "AuthenticAMD AMD EPYC 9R14"
+    info.write_text("vendor_id : AuthenticAMD\ncpu family : 25\nmodel : 17\nmodel name : AMD EPYC\n")
+    assert processor(info) == "AuthenticAMD AMD EPYC, family 25 model 17"
     assert isinstance(processor(tmp_path / "none"), str)
 
 
