@@ -17,8 +17,7 @@ from hfpatch.recipes.code import REFERENCE
 from hfpatch.recipes.comparison import match_mistake
 from hfpatch.recipes.sizes import SIZES
 from hfpatch.recipes.strict import NO_OWN_RATE, RATES
-from hfpatch.surgery.budget import count_added
-from hfpatch.surgery.matching import match_size, parameter_count
+from hfpatch.surgery.budget import count_added, match_size, parameter_count
 from hfpatch.surgery.targets import ATTENTION, SHORTHANDS, target_names
 from hfpatch.tuners.checks import require_injectable
 from hfpatch.tuners.config import MethodConfig
@@ -33,10 +32,10 @@ _INTERNAL_KEYS = {"peft_type", "auto_mapping", "base_model_name_or_path", "revis
 
 @dataclass(frozen=True)
 class Match:
-    """How near a part's parameter count is to that of the method that it is matched to, or a method's to its budget.
+    """A part's size solved for the parameter count of another method, or of its method for a budget.
 
     Args:
-        to: name of that method, or the budget as in names.
+        to: the other method's name, or the budget as in names.
         size: the option that was solved for, such as LoRA's ``r``.
         value: its value.
         parameters: the part's own count; with a budget the method's.
@@ -50,18 +49,14 @@ class Match:
     target_parameters: int
 
     @property
-    def rank(self) -> int | None:
-        """The value where the size is a rank, else None."""
-        return int(self.value) if self.size in ("r", "rank") else None
-
-    @property
     def difference(self) -> float:
         """The relative difference of the two counts."""
         return self.parameters / self.target_parameters - 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts and their difference, with the rank, or the size and its value, as a JSON object."""
-        size = {"size": self.size, "value": self.value} if self.rank is None else {"rank": self.rank}
+        """Return the counts, their relative difference, and the rank, or the size and its value, as a JSON object."""
+        is_rank = self.size in ("r", "rank")
+        size = {"rank": int(self.value)} if is_rank else {"size": self.size, "value": self.value}
         counts = {"parameters": self.parameters, "target_parameters": self.target_parameters}
         return {"to": self.to, **size, **counts, "difference": self.difference}
 
@@ -76,7 +71,7 @@ class Method:
 
     @property
     def classes(self) -> list[type]:
-        """The classes that decide what it computes: of its configurations, and PEFT's tuners for them."""
+        """The classes of its computation: of its configurations, and PEFT's tuners for them."""
         tuners = [PEFT_TYPE_TO_TUNER_MAPPING.get(cast("Any", config.peft_type)) for config in self.configs]
         return [*map(type, self.configs), *filter(None, tuners)]
 
@@ -111,11 +106,10 @@ def validate_methods(methods: Methods) -> None:
 def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
     """Return the configurations of one method for a model.
 
-    ``target_modules`` may be ``attention`` (the default for LoRA), ``mlp`` or ``all-linear``, see
-    `hfpatch.surgery.targets`; ``match: NAME`` solves for the part's size (see `hfpatch.recipes.sizes`) whose trainable
-    count is nearest to that of another method. ``match: 10_000`` or ``match: 0.1%`` solves for the size with which the
-    method's count, all its parts together, is nearest to a number or to a share of the base's. LoRA defaults to
-    alpha = 2r and no dropout, as in the published comparison.
+    ``target_modules`` may be ``attention`` (the default for LoRA), ``mlp`` or ``all-linear``, see :func:`target_names`.
+    ``match: NAME`` solves for the part's size (see `hfpatch.recipes.sizes`) whose count is nearest to that of another
+    method. ``match: 10_000`` or ``match: 0.1%`` solves for the size with which the count of the whole method is nearest
+    to a number or to a share of the base's. LoRA defaults to alpha = 2r and no dropout, as in the published comparison.
 
     Raises:
         HfpatchError: if the method or one of its parts is not valid.
@@ -156,7 +150,7 @@ def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
 
 
 def _sized(part: Part, value: Any) -> dict[str, Any]:
-    """Return a part with its size in the place of ``match``."""
+    """Return a part with a size instead of ``match``."""
     return {**{key: item for key, item in part.items() if key != "match"}, SIZES[part["type"]].key: value}
 
 
@@ -166,7 +160,7 @@ def method_types() -> list[str]:
 
 
 def _known(where: str, part: Part) -> Part:
-    """Return a part whose type is a name of :func:`method_types`; ``package.module:Class`` is imported for it."""
+    """Return a part whose type is one of :func:`method_types`; ``package.module:Class`` is imported."""
     if not isinstance(part, Mapping) or "type" not in part:
         raise HfpatchError(
             f"{where}: a part is a mapping with a 'type', such as {{type: pre_projection}}; got {part!r}"

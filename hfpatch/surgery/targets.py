@@ -1,4 +1,4 @@
-"""What ``target_modules: attention``, ``mlp`` and ``all-linear`` name in a model."""
+"""The modules that ``target_modules: attention``, ``mlp`` and ``all-linear`` name in a model."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ def target_names(
     layers: int | Sequence[int] | None = None,
     pattern: str | Sequence[str] | None = None,
 ) -> list[str]:
-    """Return the full names of the modules that a shorthand stands for.
+    """Return the full names of the modules of a shorthand.
 
-    ``attention`` is the QKV projection(s) and the output projection; ``mlp`` the other linear projections of the
-    blocks (experts that are kept as one tensor are none); ``all-linear`` every linear projection but the head, as in
-    PEFT.
+    ``attention``: the QKV projection(s) and the output projection; ``mlp``: the other linear projections of the blocks,
+    without fused experts; ``all-linear``: every linear projection but the head, as in PEFT.
 
     Args:
         model: the base.
@@ -61,8 +60,8 @@ def target_names(
 def _outside_attention(names: Sequence[str], found: Survey) -> list[str]:
     """Return the modules that are not the attention's.
 
-    In blocks without attention, which may hold another mixer in its place, only what has the name of a module beside
-    the attention of other blocks.
+    Blocks without attention may have another mixer there: of these, only modules whose names are also beside the
+    attention of other blocks.
     """
     attention = tuple(f"{site.path}." for site in found.sites)
     outputs = {path for site in found.sites for path in site.linear_paths}

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.export import export_patch
-from hfpatch.surgery.bases import locate_base
+from hfpatch.surgery.bases import locate
 from hfpatch.surgery.budget import attention_modules
 
 CASES = {"gpt_neox": torch.float32, "gpt2": torch.float32, "llama": torch.bfloat16, "gemma2": torch.float32}
@@ -28,7 +28,7 @@ def stack_for(model):
 
 def write_base(case, dtype, folder):
     make_model(case, dtype).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(locate_base("tinyworld/gpt-neox")).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(locate("tinyworld/gpt-neox")[0]).save_pretrained(folder)
     return folder
 
 

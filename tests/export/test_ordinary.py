@@ -28,7 +28,7 @@ from hfpatch.__main__ import main
 from hfpatch.export import export_patch
 from hfpatch.export.runtime import Around
 from hfpatch.export.write import write_model
-from hfpatch.surgery.bases import locate_base
+from hfpatch.surgery.bases import locate
 
 TOKENS = make_tokens(2, 7)
 STACK = [
@@ -67,7 +67,7 @@ def test_its_tokenizer_loads_without_a_question_and_without_a_word(folder, tmp_p
         model.save_pretrained(home)
     else:
         shutil.copytree(folder, home)
-    tokenizer = AutoTokenizer.from_pretrained(locate_base("tinyworld/gpt-neox"))
+    tokenizer = AutoTokenizer.from_pretrained(locate("tinyworld/gpt-neox")[0])
     tokenizer.save_pretrained(home)
     alone = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "check": True}
     done = subprocess.run([sys.executable, "-c", TOKENIZE, str(home)], **alone)
@@ -84,7 +84,7 @@ def test_nothing_loads_it_without_its_patch(folder, tmp_path, capsys):
         with pytest.raises(ValueError, match="none without trust_remote_code=True"):
             kind.from_pretrained(folder)
     shutil.copytree(folder, tmp_path / "export")
-    AutoTokenizer.from_pretrained(locate_base("tinyworld/gpt-neox")).save_pretrained(tmp_path / "export")
+    AutoTokenizer.from_pretrained(locate("tinyworld/gpt-neox")[0]).save_pretrained(tmp_path / "export")
     place = str(tmp_path / "export")
     evaluated = ["eval", "--tasks", "tinyworld_cloze", "--model", place]
     for command in (["inspect", place], ["check", place], ["check", place, "--config-only"], evaluated):
@@ -157,7 +157,7 @@ def test_lora_on_top_goes_into_the_base_inside_the_parts(folder):
 def test_a_peft_adapter_folder_is_exported_with_what_stands_beside_it_and_the_commands_take_it(tmp_path, capsys):
     base = make_model("llama")
     base.save_pretrained(tmp_path / "base")
-    tokenizer = AutoTokenizer.from_pretrained(locate_base("tinyworld/gpt-neox"))
+    tokenizer = AutoTokenizer.from_pretrained(locate("tinyworld/gpt-neox")[0])
     tokenizer.save_pretrained(tmp_path / "base")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
     model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"]))

@@ -25,29 +25,25 @@ def model():
     return make_model("llama")
 
 
-def test_the_baseline_is_the_model_itself(model):
-    method = build_method(model, METHODS, "baseline")
-    assert (method.name, method.configs, method.match) == ("baseline", [], None)
-
-
-def test_options_reach_the_configuration(model):
-    (pre,) = build_method(model, METHODS, "pre_projection").configs
+def test_options_reach_the_configurations_in_their_order(model):
+    built = {name: build_method(model, METHODS, name) for name in METHODS}
+    baseline = built["baseline"]
+    assert (baseline.name, baseline.configs, baseline.match) == ("baseline", [], None)
+    (pre,), (query,), (ia3,) = (built[name].configs for name in ("pre_projection", "nonlinear_query", "ia3"))
     assert isinstance(pre, PreProjectionConfig)
     assert pre.content_skip
-    (query,) = build_method(model, METHODS, "nonlinear_query").configs
     assert isinstance(query, NonlinearQueryConfig)
     assert (query.form, query.targets) == ("literal", ("query", "value"))
-    (ia3,) = build_method(model, METHODS, "ia3").configs
     assert isinstance(ia3, IA3Config)
     assert set(ia3.target_modules) == {"q_proj"}
-
-
-def test_a_stack_keeps_its_order(model):
-    first, second = build_method(model, METHODS, "stack").configs
+    first, second = built["stack"].configs
     assert isinstance(first, PreProjectionConfig)
     assert isinstance(second, LoraConfig)
     assert (second.r, second.lora_alpha, second.lora_dropout) == (4, 8, 0.0)
     assert set(second.target_modules) == {"q_proj"}
+    part = {"type": "lora", "r": 2, "lora_alpha": 1, "lora_dropout": 0.1}
+    (given,) = build_method(model, {"l": [part]}, "l").configs
+    assert (given.lora_alpha, given.lora_dropout) == (1, 0.1)
 
 
 @pytest.mark.parametrize("part", [{"type": "lora", "r": 2}, {"type": "lora", "r": 2, "target_modules": "attention"}])
@@ -79,7 +75,8 @@ def test_lora_trains_the_layers_that_it_is_given(options, layers):
 @pytest.mark.parametrize(
     ("options", "per_rank"),
     [
-        ({"layers_to_transform": [0]}, (32 + 32) + 2 * (32 + 16) + (32 + 32)),  # q; k and v; o of one layer
+        ({}, 2 * ((32 + 32) + 2 * (32 + 16) + (32 + 32))),  # q; k and v; o
+        ({"layers_to_transform": [0]}, (32 + 32) + 2 * (32 + 16) + (32 + 32)),
         ({"layers_to_transform": [1], "target_modules": ["q_proj", "v_proj"]}, (32 + 32) + (32 + 16)),
         ({"exclude_modules": ["k_proj"], "target_modules": ["q_proj", "k_proj"]}, 2 * (32 + 32)),
     ],
@@ -87,9 +84,15 @@ def test_lora_trains_the_layers_that_it_is_given(options, layers):
 def test_a_matched_lora_is_matched_on_the_modules_that_it_trains(model, options, per_rank):
     methods = {"pre": [{"type": "pre_projection"}], "l": [{"type": "lora", "match": "pre", **options}]}
     method = build_method(model, methods, "l")
-    assert method.match.target_parameters == 2 * 2 * 32 * 40
-    assert method.match.parameters == method.match.rank * per_rank == count_added(model, method.configs)
-    assert abs(method.match.parameters - method.match.target_parameters) <= per_rank / 2
+    match = method.match
+    assert (match.to, match.target_parameters) == ("pre", 2 * 2 * 32 * 40)
+    assert match.parameters == match.value * per_rank == count_added(model, method.configs)
+    assert abs(match.parameters - match.target_parameters) <= per_rank / 2
+    assert (method.configs[0].r, method.configs[0].lora_alpha) == (match.value, 2 * match.value)
+    assert json.loads(json.dumps(match.to_json())) == {
+        "to": "pre", "rank": match.value, "parameters": match.parameters, "target_parameters": 2 * 2 * 32 * 40,
+        "difference": pytest.approx(match.parameters / match.target_parameters - 1),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -116,30 +119,6 @@ def test_what_a_lora_names_must_be_there(options, message):
         hfpatch.patch(model, build_method(model, {"l": [{"type": "lora", "r": 2, **options}]}, "l").configs)
     assert "\n" not in str(error.value)
     assert not hasattr(model, "peft_config")
-
-
-def test_given_options_of_lora_win_over_the_published_ones(model):
-    (config,) = build_method(
-        model, {"l": [{"type": "lora", "r": 2, "lora_alpha": 1, "lora_dropout": 0.1}]}, "l"
-    ).configs
-    assert (config.lora_alpha, config.lora_dropout) == (1, 0.1)
-
-
-def test_match_gives_the_nearest_rank_and_both_counts(model):
-    method = build_method(model, METHODS, "lora")
-    match = method.match
-    assert match.to == "pre_projection"
-    assert match.target_parameters == 2 * (2 * 32 * 40 + 32 * 32)
-    assert match.parameters == count_added(model, method.configs)
-    assert method.configs[0].r == match.rank
-    assert method.configs[0].lora_alpha == 2 * match.rank
-    per_rank = match.parameters // match.rank
-    assert abs(match.parameters - match.target_parameters) <= per_rank / 2
-    assert match.difference == pytest.approx(match.parameters / match.target_parameters - 1)
-    assert json.loads(json.dumps(match.to_json())) == {
-        "to": "pre_projection", "rank": match.rank, "parameters": match.parameters,
-        "target_parameters": match.target_parameters, "difference": match.difference,
-    }  # fmt: skip
 
 
 def test_every_method_can_be_injected():
