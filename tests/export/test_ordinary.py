@@ -92,12 +92,6 @@ def test_nothing_loads_it_without_its_patch(folder, tmp_path, capsys):
         assert "brings its own code, which is not run unasked" in capsys.readouterr().err
 
 
-def test_it_is_saved_and_loaded_again(folder, tmp_path):
-    model = load(folder)
-    model.save_pretrained(tmp_path)
-    assert torch.equal(logits_of(load(tmp_path), TOKENS), logits_of(model, TOKENS))
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_gives_the_same_gradients(folder, reentrant):
     gradients = []
@@ -147,9 +141,8 @@ def test_lora_on_top_goes_into_the_base_inside_the_parts(folder):
     perturb(adapted)
     expected = logits_of(adapted, TOKENS)
     merged = adapted.merge_and_unload()
-    assert (
-        sum(type(module).__name__ == Around.__name__ for module in merged.modules()) == 4
-    )  # query, last norm; 2 blocks
+    around = [module for module in merged.modules() if type(module).__name__ == Around.__name__]
+    assert len(around) == 4  # query, last norm; 2 blocks
     assert torch.allclose(logits_of(merged, TOKENS), expected, atol=1e-4)
 
 
