@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING, PeftConfig
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.budgets import budget_text, is_budget
@@ -17,8 +18,8 @@ from hfpatch.recipes.code import REFERENCE
 from hfpatch.recipes.comparison import match_mistake
 from hfpatch.recipes.sizes import SIZES
 from hfpatch.recipes.strict import NO_OWN_RATE, RATES
-from hfpatch.surgery.budget import count_added, match_size, parameter_count
-from hfpatch.surgery.targets import ATTENTION, SHORTHANDS, target_names
+from hfpatch.sites import Survey, base_model, select_sites, survey
+from hfpatch.surgery.budget import attention_modules, count_added, match_size, parameter_count
 from hfpatch.tuners.checks import require_injectable
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.registration import named_method, require_loaded
@@ -27,6 +28,8 @@ Part = Mapping[str, Any]
 Methods = Mapping[str, Sequence[Part]]
 
 LORA = "lora"
+ATTENTION = "attention"
+SHORTHANDS = (ATTENTION, "mlp", "all-linear")
 _INTERNAL_KEYS = {"peft_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version"}
 
 
@@ -147,6 +150,69 @@ def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
             fields = _sized(fields, value)
         configs.append(_config(where, fields))
     return Method(name=name, configs=configs, match=match)
+
+
+def target_names(
+    model: nn.Module,
+    shorthand: str,
+    *,
+    layers: int | Sequence[int] | None = None,
+    pattern: str | Sequence[str] | None = None,
+) -> list[str]:
+    """Return the full names of the modules of a shorthand.
+
+    ``attention``: the QKV projection(s) and the output projection; ``mlp``: the other linear projections of the blocks,
+    without fused experts; ``all-linear``: every linear projection but the head, as in PEFT.
+
+    Args:
+        model: the base.
+        shorthand: one of :data:`SHORTHANDS`.
+        layers: as in :func:`hfpatch.attention_modules`.
+        pattern: as in :func:`hfpatch.attention_modules`.
+
+    Raises:
+        HfpatchError: if there are none, or a layer does not exist.
+    """
+    if shorthand == ATTENTION:
+        return attention_modules(model, layers=layers, pattern=pattern)
+    if pattern is not None:
+        raise HfpatchError(f"layers_pattern does not go with target_modules={shorthand}; leave it out")
+    base: Any = base_model(model)
+    head = base.get_output_embeddings()
+    linear = [(name, module) for name, module in base.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    names = [name for name, module in linear if module is not head]
+    if shorthand == "mlp" or layers is not None:
+        found = survey(model)
+        chosen = range(len(found.blocks)) if layers is None else {site.layer for site in select_sites(found, layers)}
+        blocks = [found.blocks[index] for index in chosen]
+        names = [name for name in names if any(name.startswith(f"{block}.") for block in blocks)]
+        if shorthand == "mlp":
+            names = _outside_attention(names, found)
+    if not names:
+        raise HfpatchError(f"target_modules={shorthand}: this model has no such linear projection; name its modules")
+    return names
+
+
+def _outside_attention(names: Sequence[str], found: Survey) -> list[str]:
+    """Return the modules that are not the attention's.
+
+    Blocks without attention may have another mixer there: of these, only modules whose names are also beside the
+    attention of other blocks.
+    """
+    attention = tuple(f"{site.path}." for site in found.sites)
+    outputs = {path for site in found.sites for path in site.linear_paths}
+    parts = {block: {n for n in names if n.startswith(f"{block}.")} for block in found.blocks}
+    beside = {
+        block: {n for n in inside if not n.startswith(attention) and n not in outputs}
+        for index, (block, inside) in enumerate(parts.items())
+        if index not in found.skipped
+    }
+    known = {n[len(block) + 1 :].split(".")[0] for block, inside in beside.items() for n in inside}
+    for index in found.skipped:
+        block = found.blocks[index]
+        beside[block] = {n for n in parts.get(block, ()) if n[len(block) + 1 :].split(".")[0] in known}
+    chosen = set().union(*beside.values())
+    return [name for name in names if name in chosen]
 
 
 def _sized(part: Part, value: Any) -> dict[str, Any]:
