@@ -57,7 +57,7 @@ def provenance(clock: Clock) -> dict[str, Any]:
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the vendor and the name of the processor from ``/proc/cpuinfo``, else from Python's `platform`."""
+    """Return the vendor and the name of the processor, where the system says them; else what Python knows of it."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
