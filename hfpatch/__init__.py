@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from hfpatch.results import load_results
     from hfpatch.sites import AttentionSite, Family, find_sites, register_family
     from hfpatch.surgery.bases import load_base, load_tokenizer
-    from hfpatch.surgery.budget import attention_modules, count_added, match_lora_rank
+    from hfpatch.surgery.budget import attention_modules, count_added, match_lora_rank, sized
     from hfpatch.surgery.fold import fold
     from hfpatch.surgery.folder import load_patch, save_patch
-    from hfpatch.surgery.matching import sized
     from hfpatch.surgery.methods import build_method
     from hfpatch.surgery.patch import patch, patch_summary, unpatch
     from hfpatch.surgery.scale import scale_patch
@@ -75,7 +74,7 @@ _HOMES = {
     "register_family": "sites",
     "save_patch": "surgery.folder",
     "scale_patch": "surgery.scale",
-    "sized": "surgery.matching",
+    "sized": "surgery.budget",
     "unpatch": "surgery.patch",
 }
 

@@ -25,8 +25,7 @@ from hfpatch.evaluation.scorer import Findings, Score, TokenRequest
 from hfpatch.nn.matmul import choose_library
 from hfpatch.support.files import hash_values, read_json, sha256_file, write_json
 from hfpatch.support.provenance import installed_versions
-from hfpatch.surgery.bases import hash_tensors, hash_weights
-from hfpatch.surgery.code import hash_model_code
+from hfpatch.surgery.bases import hash_model_code, hash_tensors, hash_weights
 from hfpatch.surgery.peft_registration import peft_is_imported
 
 FORMAT = 1

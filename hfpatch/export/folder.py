@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig
 
 from hfpatch.errors import HfpatchError, first_line
-from hfpatch.export.write import write_model
+from hfpatch.export.write import Export, write_model
 from hfpatch.models import take_apart
 from hfpatch.support.files import atomic_directory, read_json, write_text
 from hfpatch.surgery.bases import load_base, locate
@@ -20,23 +20,6 @@ from hfpatch.surgery.part_files import CONFIG
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _TEMPLATE, _GENERATION = "chat_template.jinja", "generation_config.json"
-
-
-@dataclass(frozen=True)
-class Export:
-    """A written export.
-
-    Attributes:
-        directory: the folder.
-        model_class: the class in its modelling file.
-        added: how many parameters the patch adds.
-        merged: the modules whose weights contain an adapter, because it cannot be a separate part.
-    """
-
-    directory: Path
-    model_class: str
-    added: int
-    merged: list[str]
 
 
 def export_patch(
@@ -51,10 +34,9 @@ def export_patch(
 ) -> Export:
     """Write a base with a patch as one folder for transformers, loaded with ``trust_remote_code=True``.
 
-    The folder holds the weights of both, a tokenizer, a modelling file in plain torch and a card. The export
-    is loaded and compared with the patched model before the folder appears: the logits are equal bit for bit or, if
-    PEFT merged an adapter other than LoRA into the weights of the base, up to rounding. A tokenizer, a chat template
-    and generation settings beside the adapter replace the base's.
+    The folder holds the weights of both, a tokenizer, a modelling file in plain torch and a card, and appears after
+    :func:`write_model` has compared the loaded export with the patched model. A tokenizer, a chat template and
+    generation settings beside the adapter replace the base's.
 
     Args:
         patch: a folder written by ``save_patch``, or a PEFT adapter.
@@ -87,7 +69,7 @@ def export_patch(
             generation.save_pretrained(str(folder))
         card = export_card(shown_base(name), written.model_class, base_licence(name))
         write_text(folder / "README.md", card)
-    return Export(out, written.model_class, written.added, written.merged)
+    return replace(written, directory=out)
 
 
 def _named_base(patch: Path) -> str:

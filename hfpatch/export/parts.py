@@ -1,6 +1,6 @@
-"""A patched model's adapters as the plain description and tensors that :mod:`hfpatch.export.runtime` takes.
+"""A patched model's adapters as the description and tensors for :mod:`hfpatch.export.runtime`.
 
-Adapters that are no parts of an export are merged into the weights of the base by PEFT.
+Adapters that an export cannot have as parts are merged into the weights of the base by PEFT.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ Tensors = dict[str, Tensor]
 
 
 def describe(model: nn.Module) -> tuple[Description, Tensors]:
-    """Return the items of :class:`hfpatch.export.runtime.Hooked`, one for each part, and their tensors by name.
-
-    Merged LoRA is not a part.
-    """
+    """Return the items of :class:`hfpatch.export.runtime.Hooked`, one for each unmerged part, and their tensors."""
     found: Description = []
     rows: Description = []
     tensors: Tensors = {}
@@ -178,10 +175,7 @@ def merge_others(model: nn.Module) -> list[str]:
 
 
 def parts_of_the_base(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of the base by the names that they had before any adapter.
-
-    An adapter's copy of a module (``modules_to_save``) replaces the original.
-    """
+    """Return the base's tensors by their names without adapters; copies in ``modules_to_save`` replace the original."""
     added = adapter_state(model)
     state = model.state_dict(keep_vars=True)
     found = {base_name(name): tensor for name, tensor in state.items() if name not in added}

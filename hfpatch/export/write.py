@@ -1,4 +1,4 @@
-"""A patched model as a modelling file, a configuration and weights, compared with it as they are loaded again."""
+"""Writing a patched model as modelling file, configuration and weights, and comparing the loaded result with it."""
 
 from __future__ import annotations
 
@@ -60,28 +60,30 @@ class Hfpatch{stock}(Hooked, {stock}):
 
 
 @dataclass(frozen=True)
-class WrittenModel:
-    """A written model.
+class Export:
+    """A written export.
 
     Attributes:
-        model_class: the name of the class in the modelling file.
-        added: how many parameters the parts have; merged adapters have none.
-        merged: the paths of the modules whose weights contain an adapter now.
+        directory: the folder.
+        model_class: the class in its modelling file.
+        added: how many parameters the patch adds; merged adapters add none.
+        merged: the modules whose weights contain an adapter, because it cannot be a separate part.
     """
 
+    directory: Path
     model_class: str
     added: int
     merged: list[str]
 
 
-def write_model(model: Any, folder: Path) -> WrittenModel:
+def write_model(model: Any, folder: Path) -> Export:
     """Write a patched model into a folder, and compare the logits of the loaded export with its own.
 
     They are equal bit for bit or, if adapters were merged into weights, up to rounding. Merged adapters stay in the
     model's weights.
 
     Raises:
-        HfpatchError: if a part of the patch or the architecture cannot be written so.
+        HfpatchError: if a part of the patch or the architecture cannot be exported.
     """
     tokens = example_tokens(model)
     model.requires_grad_(False)  # torch picks kernels by it
@@ -106,21 +108,18 @@ def write_model(model: Any, folder: Path) -> WrittenModel:
     if not same:
         why = "differs from the patched model; nothing was written"
         raise HfpatchError(f"the export {why}" + (f" (merged: {merged[0]}, ...)" if merged else ""))
-    return WrittenModel(kind.__name__, sum(tensor.numel() for tensor in tensors.values()), merged)
+    return Export(folder, kind.__name__, sum(tensor.numel() for tensor in tensors.values()), merged)
 
 
 def realigned(model: Any) -> Any:
-    """Copy every weight to memory of its own and return the model.
-
-    Tensors of a file lie where the file has them, and some kernels compute other bits at other addresses.
-    """
+    """Copy every weight to aligned memory: some kernels compute other bits at the addresses of a file's tensors."""
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     return model
 
 
 def imported(folder: Path) -> ModuleType:
-    """Import the modelling file of an export, under a name of its own, and return the module."""
+    """Import the modelling file of an export under a unique name."""
     name = f"hfpatch_export_{next(_COUNT)}"
     spec = importlib.util.spec_from_file_location(name, folder / FILE)
     if spec is None:
@@ -132,7 +131,7 @@ def imported(folder: Path) -> ModuleType:
 
 
 def _write(model: Any, description: Description, base: Tensors, parts: Tensors, folder: Path) -> Any:
-    """Write modelling file, configuration and weights; return the class of the model that they make."""
+    """Write modelling file, configuration and weights; return the class of the model."""
     fp32 = any(tensor.dtype == torch.float32 for tensor in parts.values())
     integers = sorted({name.partition(".parts.")[2] for name, each in parts.items() if not each.is_floating_point()})
     write_text(folder / FILE, modelling_source(model, methods_of(model), keep_fp32=fp32, integers=integers))
@@ -170,15 +169,13 @@ def _refused(model: Any, why: str) -> HfpatchError:
 def modelling_source(
     model: Any, methods: Sequence[type[MethodConfig]], *, keep_fp32: bool, integers: Sequence[str] = ()
 ) -> str:
-    """Return the file: licence and source, the runtime, and subclasses of the stock classes.
-
-    The model type is the export's own, and its configuration keeps it from being loaded without its patch.
+    """Return the modelling file: licence and source, the runtime, and subclasses of the stock classes.
 
     Args:
-        model: the base; its class and that of its part without a head, where it has one, get a subclass each.
+        model: the base; its class and that of its part without a head, if any, get a subclass each.
         methods: the methods of the patch, whose classes are copied.
         keep_fp32: keep the patch in fp32 for every dtype of the model.
-        integers: ends of the names of the patch's tensors that are no floats, which transformers would make such.
+        integers: ends of the names of the patch's integer tensors, which transformers would convert to floats.
 
     Raises:
         HfpatchError: if the source of a method cannot be copied.
@@ -207,5 +204,5 @@ def modelling_source(
 
 
 def has_tower(model: Any) -> bool:
-    """Return whether a model holds its layers in a model without a head, which ``AutoModel`` loads."""
+    """Return whether a model contains a model without a head, which ``AutoModel`` loads."""
     return model.base_model is not model and type(model.base_model).config_class is type(model.config)

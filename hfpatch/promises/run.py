@@ -18,8 +18,8 @@ from hfpatch.errors import HfpatchError
 from hfpatch.methods import PreProjectionConfig
 from hfpatch.promises import behaviour, catalogue, interface, residual, site
 from hfpatch.promises.common import Test, changed_by, example_tokens
+from hfpatch.support.markup import html_table
 from hfpatch.support.modes import evaluating
-from hfpatch.support.notebook import html_table
 from hfpatch.surgery.bases import load_base, load_config
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
 from hfpatch.twins import twin

@@ -2,7 +2,7 @@
 
 This is the one table of sizes. A tuner's values come as runs, in each of which the parameter count never falls from one
 value to the next; the runs together hold every value. The counts themselves come from twins of the model
-(`hfpatch.surgery.matching`), which cannot say what the values are: PEFT takes another OFT block size than one that does
+(`hfpatch.surgery.budget`), which cannot say what the values are: PEFT takes another OFT block size than one that does
 not divide, DEFT ranks above the widest add nothing, and counts of LoKr and RandLoRA fall and rise.
 """
 

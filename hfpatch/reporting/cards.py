@@ -15,7 +15,7 @@ from hfpatch.reporting.numbers import NOTHING, change_text, count, documents_tex
 from hfpatch.results.cautions import rates_sentence
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.support.files import write_text
-from hfpatch.support.markdown import block, escape, table
+from hfpatch.support.markup import block, escape, table
 from hfpatch.surgery.card import TAGS, Measured, base_licence, front, hub_id, patch_card, shown_base
 from hfpatch.surgery.manifest import MANIFEST, read_manifest
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hfpatch.reporting import document as doc
-from hfpatch.support.markdown import block as paragraph
-from hfpatch.support.markdown import escape, table
+from hfpatch.support.markup import block as paragraph
+from hfpatch.support.markup import escape, table
 
 
 def markdown(document: doc.Document) -> str:

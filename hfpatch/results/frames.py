@@ -13,7 +13,7 @@ from hfpatch.results.parts import Comparison, GroupResult, TaskResult
 from hfpatch.results.schema import EvaluationResults
 from hfpatch.results.study import StudyResults
 from hfpatch.results.verdicts import Verdict
-from hfpatch.support.notebook import html_table
+from hfpatch.support.markup import html_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -23,8 +23,7 @@ from hfpatch.results.identity import OF_BASE, OF_TASK, facts_of_base
 from hfpatch.support.code import hash_code
 from hfpatch.support.cpu import MatmulLibrary
 from hfpatch.support.files import hash_values, read_json, write_json, write_text
-from hfpatch.surgery.bases import Base, hash_tensors
-from hfpatch.surgery.code import hash_model_code
+from hfpatch.surgery.bases import Base, hash_model_code, hash_tensors
 from hfpatch.training.checkpoint import stored_origins
 
 if TYPE_CHECKING:

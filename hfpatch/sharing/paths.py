@@ -13,7 +13,7 @@ from markupsafe import escape as html
 from hfpatch.recipes.strict import read_yaml, write_yaml
 from hfpatch.reporting.tabular import escape as latex
 from hfpatch.support.files import read_json
-from hfpatch.support.markdown import escape as markdown
+from hfpatch.support.markup import escape as markdown
 from hfpatch.surgery.card import shown_base
 
 _VALUES = ("recipe.yaml", "plan.json", "results.json")

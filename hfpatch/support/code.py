@@ -1,7 +1,7 @@
-"""The hash of code as it is in memory: of functions and classes, and of all code of the user's own that they use.
+"""The hash of functions and classes in memory, and of all code of the user's own that they use.
 
-Files may change after they were imported, and the cells of notebooks have none, so the hash is of what runs: bytecode
-with its names and constants. Comments, docstrings and formatting do not change it; another version of Python does.
+Files may change after their import, and cells of notebooks have none, so the hash is of bytecode with its names and
+constants. Comments, docstrings and formatting do not change it; another version of Python does.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from hfpatch.support.provenance import PACKAGES
 
 _SIMPLE = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 _FILLING = {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "remove", "clear"}
-"""Calls that may change a list, a set or a dictionary, which is then no constant of its module but a cache."""
+"""Calls that may change a list, a set or a dictionary, which is then a cache and no constant of its module."""
 _LIBRARIES = set(PACKAGES) - {"hfpatch"}
 _NO_CODE = {"__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__firstlineno__"}
 _NO_CODE |= {"__static_attributes__", "__annotate__", "__annotate_func__", "__annotations_cache__", "_abc_impl"}
 _FOLDERS = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
 _FOLDERS |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])}
 _INSTALLED = (*(folder + os.sep for folder in sorted(_FOLDERS)), "<frozen", "<string>")
-"""How the files of the standard library, of installed packages and of hfpatch begin."""
+"""Prefixes of the files of the standard library, of installed packages and of hfpatch."""
 
 
 def hash_code(roots: Iterable[Any]) -> str:
-    """Return the SHA-256 of the code of functions and classes, in any order, and of what it uses.
+    """Return the SHA-256 of the code of functions and classes, in any order, and of the code that it uses.
 
-    What they use is followed within their own modules, their own packages, and all that is not installed: helpers,
-    base classes, constants of the module. Of other installed packages, and of the libraries whose versions results
-    record, the name alone is hashed: their versions say the rest, and their modules change state as they run.
+    Helpers, base classes and constants are followed within the roots' own modules and packages, and in all code that is
+    not installed. Other installed packages, and the libraries whose versions results record, count by name alone: the
+    versions identify them, and their modules change state as they run.
 
     Args:
-        roots: functions, classes, and values that hold some, such as a partial object or a tuple.
+        roots: functions, classes, and values that contain some, such as a partial object or a tuple.
     """
     listing = _Listing(list(roots))
     return hashlib.sha256("\n".join(sorted(listing.lines())).encode()).hexdigest()
 
 
 class _Listing:
-    """A line for each function, class and constant that is reached; their set does not depend on the order."""
+    """A line for each reached function, class and constant; the set of lines does not depend on the order."""
 
     def __init__(self, roots: list[Any]) -> None:
         self._left, self._seen, self._open = list(roots), set[int](), set[int]()
         homes = {module_of(root) for root in roots} - {"builtins"}
-        self._homes = {home for home in homes if _top(home) not in _LIBRARIES}
-        self._packages = {_top(home) for home in self._homes} - set(PACKAGES) - sys.stdlib_module_names
+        self._homes = {home for home in homes if home.partition(".")[0] not in _LIBRARIES}
+        self._packages = {home.partition(".")[0] for home in self._homes} - set(PACKAGES) - sys.stdlib_module_names
         self._constants: dict[tuple[str, str], str] = {}
-        self._assigned: set[tuple[str, str]] = set()  # by functions as they run, so that they are no constants
+        self._assigned: set[tuple[str, str]] = set()  # by running functions, so no constants
         self._lines: set[str] = set()
 
     def lines(self) -> Iterator[str]:
@@ -98,7 +98,7 @@ class _Listing:
             for value in known:
                 if not isinstance(value, ModuleType):
                     self._constants[function.__module__, name] = self._describe(value)
-                elif self._is_followed(value):  # of a module of the user's what is taken from it
+                elif self._is_followed(value):  # the members of a user's module that the function may use
                     for key in names & vars(value).keys():
                         if not isinstance(vars(value)[key], ModuleType):
                             self._constants[value.__name__, key] = self._describe(vars(value)[key])
@@ -119,12 +119,12 @@ class _Listing:
             return "itself"
         self._open.add(id(value))
         try:
-            return self._of_code(value) or self._of_data(value)
+            return self._content(value)
         finally:
             self._open.discard(id(value))
 
-    def _of_code(self, value: Any) -> str:
-        """Return what code is called, or what is wrapped around it; an empty string for what is no code."""
+    def _content(self, value: Any) -> str:
+        # Code: its name, or the wrapper around it
         if isinstance(value, type | FunctionType):
             if self._is_followed(value):
                 self._left.append(value)
@@ -141,11 +141,12 @@ class _Listing:
             return f"property {self._describe(value.func)}"
         if isinstance(value, BuiltinFunctionType | ModuleType):
             return _name(value)
-        inner = vars(value).get("__wrapped__") if hasattr(value, "__dict__") else None  # functools.lru_cache
-        return "" if inner is None else f"{_name(type(value))} {self._describe(inner)}"
-
-    def _of_data(self, value: Any) -> str:
         kind = _name(type(value))
+        inner = vars(value).get("__wrapped__") if hasattr(value, "__dict__") else None  # functools.lru_cache
+        if inner is not None:
+            return f"{kind} {self._describe(inner)}"
+
+        # Data: its type and its values
         if isinstance(value, tuple):
             return f"{kind}{[self._describe(each) for each in value]}"
         if type(value) in (list, dict, set, frozenset):
@@ -170,14 +171,14 @@ class _Listing:
 
     def _is_followed(self, value: Any) -> bool:
         module = module_of(value)
-        if module in self._homes or _top(module) in self._packages:
+        if module in self._homes or module.partition(".")[0] in self._packages:
             return True
         file = _file(value)
         return file is not None and not file.startswith(_INSTALLED)
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is of numbers, text and code alone, at any depth."""
+    """Return whether a value consists of numbers, text and code, at any depth."""
     if isinstance(value, dict):
         return all(_is_plain(each) for each in (*value.keys(), *value.values()))
     if isinstance(value, list | tuple | set | frozenset):
@@ -186,7 +187,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _text(code: CodeType, doc: str | None = None) -> str:
-    """Return code without its place, its docstring and the names of its file."""
+    """Return code without its docstring, its file and its line numbers."""
     constants = [_text(each) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts]
     if doc is not None and code.co_consts[:1] == (doc,):
         constants = constants[1:]
@@ -218,17 +219,13 @@ def module_of(value: Any) -> str:
     return str(getattr(value, "__module__", None) or type(value).__module__)
 
 
-def _top(module: str) -> str:
-    return module.partition(".")[0]
-
-
 def _name(value: Any) -> str:
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__qualname__
     return f"{module_of(value)}.{name}"
 
 
 def _file(value: Any) -> str | None:
-    """Return the file of code; None where that is built in."""
+    """Return the file of code; None for built-in code."""
     if isinstance(value, FunctionType):
         return value.__code__.co_filename
     module = value if isinstance(value, ModuleType) else sys.modules.get(module_of(value))

@@ -41,10 +41,7 @@ class _WriteError(HfpatchError):
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success sync it and rename it to ``path``, on failure remove it.
 
-    If ``path`` is a link, its target is replaced.
-
-    Raises:
-        HfpatchError: if the folder cannot be written or the disk is full.
+    If ``path`` is a link, its target is replaced. Errors of writing become one line, see :func:`clear_about_writing`.
     """
     path = path.resolve() if path.is_symlink() else path
     temporary = temporary_path(path, "tmp")
@@ -63,10 +60,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside ``path``; on success it replaces ``path``, on failure it is removed.
 
-    If ``path`` is a link, its target is replaced.
-
-    Raises:
-        HfpatchError: if the folder cannot be written or the disk is full.
+    Links and errors are as in :func:`atomic_file`.
     """
     path = path.resolve() if path.is_symlink() else path
     temporary = temporary_path(path, "tmp")
@@ -79,14 +73,24 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             for file in temporary.rglob("*"):
                 if file.is_file():
                     _sync(file)
-            _swap(temporary, path)
+            if not path.exists():
+                temporary.replace(path)
+                return
+            old = temporary_path(path, "old")
+            path.replace(old)
+            try:
+                temporary.replace(path)
+            except OSError:
+                old.replace(path)
+                raise
+            shutil.rmtree(old)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager
 def clear_about_writing(path: Path) -> Iterator[None]:
-    """Turn errors of the system, of safetensors and of files below ``path`` into one line: it cannot be written."""
+    """Turn errors of the system and of safetensors into an `HfpatchError`: ``path`` cannot be written, and why."""
     try:
         yield
     except OSError as error:
@@ -126,9 +130,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def printable(value: Any) -> Any:
-    """Return a JSON value, at any depth, as others can read it.
+    """Return a JSON value that every reader accepts, at any depth.
 
-    Characters that neither XML nor UTF-8 can hold are replaced; NaN, infinities and integers beyond any float are None.
+    Characters that XML or UTF-8 cannot hold are replaced; NaN, infinities and integers beyond any float become None.
     """
     if isinstance(value, str):
         return _UNPRINTABLE.sub("\ufffd", value)
@@ -141,11 +145,7 @@ def printable(value: Any) -> Any:
 
 
 def check_data_dir(folder: Path | None) -> None:
-    """Check that a folder of local data exists.
-
-    Raises:
-        HfpatchError: if it does not.
-    """
+    """Raise :class:`HfpatchError` if the folder of local data does not exist."""
     if folder is not None and not folder.is_dir():
         raise HfpatchError(f"data_dir: {folder} is not a folder; use one with copies of data sets, or leave it out")
 
@@ -160,7 +160,7 @@ def sha256_file(path: Path) -> str:
 
 
 def hash_values(values: Any) -> str:
-    """Return the SHA-256 of values as JSON, sets sorted and what JSON does not know as its text."""
+    """Return the SHA-256 of values as JSON; sets are sorted, values that JSON does not know are text."""
 
     def plain(value: Any) -> Any:
         return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
@@ -169,7 +169,7 @@ def hash_values(values: Any) -> str:
 
 
 def write_manifest(folder: Path) -> None:
-    """Write the SHA-256 of every file of a folder to its manifest.json, the last file to be written there."""
+    """Write the SHA-256 of every file of a folder to its manifest.json, as the last file."""
     write_json(folder / MANIFEST, {name: sha256_file(folder / name) for name in _files_in(folder)})
 
 
@@ -190,39 +190,20 @@ def _files_in(folder: Path) -> list[str]:
     return sorted(path.as_posix() for path in paths if path.name != MANIFEST and not path.name.startswith("."))
 
 
-def _swap(new: Path, path: Path) -> None:
-    """Rename ``new`` to ``path``, and keep an existing folder of that name until this has succeeded."""
-    if not path.exists():
-        new.replace(path)
-        return
-    old = temporary_path(path, "old")
-    path.replace(old)
-    try:
-        new.replace(path)
-    except OSError:
-        old.replace(path)
-        raise
-    shutil.rmtree(old)
-
-
 def _sync(path: Path) -> None:
     with path.open("rb") as stream:
         os.fsync(stream.fileno())
 
 
 def temporary_path(path: Path, kind: Literal["tmp", "old"]) -> Path:
-    """Return a new hidden path beside ``path`` whose name has this machine and this process.
-
-    ``tmp`` is what will become ``path``, ``old`` is what was ``path`` before.
-    """
+    """Return a new hidden path beside ``path``, named after this machine and process, for its new or old content."""
     return path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.{kind}")
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files of killed processes in a folder and below, and restore what they had only set aside.
+    """Remove temporary files of killed processes in a folder and below, and restore folders that they moved aside.
 
-    Files of running processes stay: on this machine, files of any process that exists; on another machine, whatever
-    changed within a day.
+    Files stay if their process exists on this machine, or if they are of another machine and changed within a day.
     """
     found: list[tuple[Path, re.Match[str]]] = []
     for parent, folders, files in os.walk(folder):
@@ -258,7 +239,7 @@ def _is_in_use(path: Path, machine: str, process: int) -> bool:
 
 @functools.cache
 def _machine() -> str:
-    """Return 8 hex digits that are equal for two processes if and only if they see each other's process ids."""
+    """Return 8 hex digits, equal for two processes exactly if they see each other's process ids."""
     parts = [socket.gethostname()]
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())

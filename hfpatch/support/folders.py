@@ -14,10 +14,7 @@ def cache_folder(kind: str) -> Path:
 
 
 def is_writable(folder: Path, what: str) -> bool:
-    """Return whether files can be written to a folder, created if necessary; if not, warn that ``what`` is not cached.
-
-    A cache is optional: work continues without it.
-    """
+    """Return whether files can be written to a folder, which is created; if not, warn that ``what`` is not cached."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
@@ -38,7 +35,7 @@ def recipes_dir() -> Path:
 
 
 def _locate(name: str) -> Path:
-    """Return a folder that is beside the package in a checkout, and inside it in a wheel."""
+    """Return a folder beside the package in a checkout, inside it in a wheel."""
     package = Path(__file__).parents[1]
     installed = package / "_resources" / name
     return installed if installed.is_dir() else package.parent / name

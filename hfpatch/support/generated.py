@@ -1,4 +1,4 @@
-"""Standalone modelling files: hfpatch's own definitions, copied into one file that imports nothing of hfpatch."""
+"""Standalone modelling files: definitions of hfpatch and of methods, copied into one file without their imports."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import builtins
 import functools
 import importlib
 import importlib.util
+import inspect
 import sys
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeGuard
 
-from hfpatch.support.method_source import BASE, source_file, standalone_source
 from hfpatch.support.version import __version__
 
 LICENCE = """\
@@ -33,10 +34,9 @@ LICENCE = """\
 # OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
 
 """
-
-
+_BASE = "Method"  # the base class of a copied method
 _WIDTH = 120
-_INSTALLED = ("site-packages", "dist-packages")  # the folders of packages that have nothing to do with each other
+_INSTALLED = ("site-packages", "dist-packages")  # folders of unrelated packages
 
 
 def modelling_file(
@@ -52,17 +52,17 @@ def modelling_file(
     """Return the text of a modelling file: the licence, one definition of hfpatch with all that it uses, and a footer.
 
     Args:
-        about: what the file is, and what else its head says, a line each.
+        about: the text of the file's head.
         module: the module of the definition, such as ``hfpatch.models.attach``.
         name: its name there.
         stock: classes of transformers that the footer uses.
         footer: the code after the definitions.
-        methods: classes of methods, of hfpatch or anyone else's; see :mod:`hfpatch.support.method_source`.
+        methods: classes of methods, of hfpatch or of others; see :func:`standalone_source`.
         called: the functions of a method that the code calls.
 
     Raises:
-        ValueError: if two modules define the same name, both of which the file needs, if the source of a method cannot
-            be read or copied, or if it uses hfpatch or its own package as a whole.
+        ValueError: if a name that the file needs is defined in two modules, or a method's source cannot be read or
+            copied, or uses hfpatch or its own package as a whole.
     """
     used: dict[str, set[str]] = {}
     _sort(module, used)
@@ -73,7 +73,7 @@ def modelling_file(
             _sort(method.__module__, used)
         used[method.__module__].add(method.__name__)  # whose code follows, without what belongs to PEFT
     for method in methods:
-        _use(module, BASE, used)
+        _use(module, _BASE, used)
         code, names = standalone_source(method, called)
         for each in names:
             _use(method.__module__, each, used)
@@ -102,7 +102,7 @@ def modelling_file(
 
 
 def _collected(used: dict[str, set[str]]) -> tuple[dict[str, set[str]], dict[str, str]]:
-    """Return the imports of a file, names by statement, and its definitions: of the names that are used of each module.
+    """Return the imports (names by statement) and the definitions of the names that are used of each module.
 
     Raises:
         ValueError: if a name means different things in two modules.
@@ -133,10 +133,10 @@ def _collected(used: dict[str, set[str]]) -> tuple[dict[str, set[str]], dict[str
 
 @dataclass
 class _Source:
-    """A module of hfpatch: the code of each definition and the names that it uses, and where names are imported from.
+    """A module: the code of each definition and the names that it uses, and the origins of imported names.
 
-    ``inside`` holds (module, name) of what is imported from hfpatch, ``outside`` the statement and the name, which is
-    empty for a whole module.
+    ``inside`` has (module, name) of imports that are copied too, ``outside`` the statement and the name, which is empty
+    for a whole module.
     """
 
     definitions: dict[str, str] = field(default_factory=dict)
@@ -184,7 +184,7 @@ def _read(module: str) -> _Source:
 
 
 def _is_own(imported: str, module: str) -> bool:
-    """Return whether a module is copied with another: one of hfpatch, of its package, or from the folder beside it."""
+    """Return whether an import is copied too: from hfpatch, the module's package, or the folder beside it."""
     root, home = imported.partition(".")[0], module.partition(".")[0]
     if root in ("hfpatch", home):
         return True
@@ -211,7 +211,7 @@ def _is_module(home: str, name: str) -> bool:
 
 
 def _defined(node: ast.stmt) -> list[str]:
-    """Return the names that a function, a class or an assignment defines, or that a statement fills."""
+    """Return the names that a statement defines or fills."""
     match node:
         case ast.FunctionDef() | ast.ClassDef():
             return [node.name]
@@ -239,7 +239,7 @@ def _bound(target: ast.expr) -> list[str]:
 
 
 def _sort(module: str, found: dict[str, set[str]], passed: frozenset[str] = frozenset()) -> None:
-    """Add a module and those that it imports, each one after those that it uses; a circle is cut where it closes."""
+    """Add a module after the modules that it imports; circles are cut."""
     for home, _ in _read(module).inside.values():
         if home not in found and home not in passed:
             _sort(home, found, passed | {module})
@@ -247,7 +247,7 @@ def _sort(module: str, found: dict[str, set[str]], passed: frozenset[str] = froz
 
 
 def _use(module: str, name: str, used: dict[str, set[str]]) -> None:
-    """Add a name of a module, and what its definition uses, to the names that are needed of every module."""
+    """Add a name of a module, and the names that its definition uses, to the needed names of every module."""
     source = _read(module)
     if name in source.inside:
         _use(*source.inside[name], used)
@@ -261,3 +261,80 @@ def _use(module: str, name: str, used: dict[str, set[str]]) -> None:
             f"{module} defines {name} inside another statement, such as try or if, or imports it by '*'; do it at the "
             "top of the file and by name"
         )
+
+
+def standalone_source(cls: type, called: Collection[str]) -> tuple[str, set[str]]:
+    """Return a method's class without the parts that belong to PEFT, and the names of its module that it uses.
+
+    Options stay as annotations, without decorators, defaults and checks. Functions, constants and classes stay if they
+    are ``called`` from outside or used by one that is.
+
+    Raises:
+        ValueError: if its source cannot be read, or it inherits from another method.
+    """
+    where = f"{cls.__module__}.{cls.__qualname__}"
+    if [base.__name__ for base in cls.__bases__] != ["MethodConfig"]:
+        raise ValueError(f"{where} is not directly below hfpatch.MethodConfig, so its source cannot be copied")
+    try:
+        source = textwrap.dedent(inspect.getsource(cls))
+    except (OSError, TypeError) as error:
+        raise ValueError(f"the source of {where} cannot be read ({error}); put the class into a file") from error
+    lines, node = source.splitlines(), ast.parse(source).body[0]
+    assert isinstance(node, ast.ClassDef)
+    options = {ast.unparse(each.target) for each in node.body if _is_option(each)}
+    members = {name: each for each in node.body if not _is_option(each) for name in _member_names(each)}
+
+    # The members that are called from outside, and those that they use
+    left = members.keys() & set(called)
+    if "__post_init__" in members:  # kept where it computes more than the options, which are saved as it left them
+        nodes = [each for each in ast.walk(members["__post_init__"]) if isinstance(each, ast.Attribute)]
+        if {each.attr for each in nodes if isinstance(each.ctx, ast.Store)} - options:
+            left.add("__post_init__")
+    kept: set[str] = set()
+    while left:
+        kept |= left
+        used_by = [each for name in left for each in ast.walk(members[name])]
+        names = {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in used_by}
+        left = (names & members.keys()) - kept
+
+    parts = [f"class {cls.__name__}({_BASE}):"]
+    for index, each in enumerate(node.body):
+        if index == 0 and isinstance(each, ast.Expr):
+            parts.append("\n".join(lines[each.lineno - 1 : each.end_lineno]) + "\n")
+        elif _is_option(each):
+            parts.append(f"    {ast.unparse(each.target)}: {ast.unparse(each.annotation)}")
+        elif kept & {*_member_names(each)}:
+            start = min([each.lineno, *(decorator.lineno for decorator in getattr(each, "decorator_list", ()))])
+            blank = "" if isinstance(each, ast.Assign | ast.AnnAssign) else "\n"
+            parts.append(blank + "\n".join(lines[start - 1 : each.end_lineno]))
+    used: set[str] = set()
+    for member in map(members.__getitem__, kept):
+        code = member.body if isinstance(member, ast.FunctionDef) else [member]
+        in_code = {each.id for part in code for each in ast.walk(part) if isinstance(each, ast.Name)}
+        found = {each.id for each in ast.walk(member) if isinstance(each, ast.Name)}
+        used |= found - ({"hfpatch"} - in_code)  # which annotations may name
+    return "\n".join(parts), used
+
+
+def _is_option(node: ast.stmt) -> TypeGuard[ast.AnnAssign]:
+    return isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation)
+
+
+def _member_names(node: ast.stmt) -> list[str]:
+    """Return the names of a function, a class or a constant of a class."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+
+
+def source_file(module: str) -> Path:
+    """Return the file of a module; without one it is a ``ValueError``."""
+    loaded = sys.modules.get(module)
+    found = getattr(loaded, "__file__", None)
+    if loaded is None:
+        spec = importlib.util.find_spec(module)
+        found = None if spec is None else spec.origin
+    if found is None:
+        raise ValueError(f"module {module} is in no file, so it cannot be copied; put the method into a file")
+    return Path(found)

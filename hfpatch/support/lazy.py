@@ -1,7 +1,4 @@
-"""Public names that are imported when they are first used (PEP 562), so that importing a package stays cheap.
-
-There are two installs: ``pip install hfpatch`` for the adapters, ``hfpatch[lab]`` to compare, evaluate and report too.
-"""
+"""Public names that are imported when they are first used (PEP 562), and the packages of the extra ``lab``."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from hfpatch.errors import HfpatchError
 LAB_PACKAGES = frozenset(
     {"accelerate", "datasets", "jinja2", "lm_eval", "matplotlib", "numpy", "rich", "scipy", "tokenizers", "typer"}
 )
-"""The packages that the extra ``lab`` installs, by the names that are imported."""
+"""The import names of the packages that the extra ``lab`` installs."""
 
 
 class MissingLabError(HfpatchError, ImportError):
@@ -25,11 +22,7 @@ class MissingLabError(HfpatchError, ImportError):
 
 @contextmanager
 def needing_lab() -> Iterator[None]:
-    """Name the command that installs a package of :data:`LAB_PACKAGES` whose import fails.
-
-    Raises:
-        MissingLabError: in place of the ``ModuleNotFoundError``.
-    """
+    """Raise :class:`MissingLabError` with the command to install a missing package of :data:`LAB_PACKAGES`."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -40,15 +33,7 @@ def needing_lab() -> Iterator[None]:
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package.
-
-    Args:
-        package: the package's full name.
-        homes: for each public name the module below the package that defines it.
-
-    Raises:
-        MissingLabError: by the function, if the module needs a package of ``hfpatch[lab]`` that is not installed.
-    """
+    """Return the ``__getattr__`` of a package; ``homes`` has the module of each public name, below the package."""
 
     def getattr_(name: str) -> Any:
         if name not in homes:
@@ -62,7 +47,7 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Pause garbage collection, which is a quarter of the time of importing torch and transformers and frees little."""
+    """Pause garbage collection, which takes a quarter of the import time of torch and transformers and frees little."""
     enabled = gc.isenabled()
     gc.disable()
     try:

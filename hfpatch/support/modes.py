@@ -1,4 +1,4 @@
-"""Changes to a model that end with a ``with`` block: evaluation mode, hooks, ``requires_grad`` flags."""
+"""Temporary changes to a model: evaluation mode, hooks, ``requires_grad`` flags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode for as long as this lasts; then each of its modules is in its own mode again."""
+    """Put a model in evaluation mode, and each of its modules back in its own mode at the end."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -36,7 +36,7 @@ def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
 
 @contextmanager
 def keeping_flags(model: nn.Module) -> Iterator[None]:
-    """Put the ``requires_grad`` flags of all parameters back at the end."""
+    """Restore the ``requires_grad`` flags of all parameters at the end."""
     flags = {parameter: parameter.requires_grad for parameter in model.parameters()}
     try:
         yield

@@ -24,7 +24,7 @@ def entries(group: str) -> Iterator[EntryPoint]:
 
 
 def where(entry: EntryPoint) -> str:
-    """Return what a message calls an entry point."""
+    """Return an entry point's description in messages."""
     return f"entry point {entry.name!r} ({entry.value})"
 
 
@@ -67,10 +67,10 @@ def named_object(reference: str) -> Any:
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a module of this name would come from an installed package; nothing of it is imported.
+    """Return whether a module would come from an installed package, without importing it.
 
-    A module of the working directory comes first and is none. One that is nowhere counts as installed: no code of it
-    can run.
+    Modules of the working directory take precedence. A module that does not exist counts as installed, because no code
+    of it can run.
     """
     importlib.invalidate_caches()
     before = list(sys.path)
@@ -89,13 +89,13 @@ def is_installed(module: str) -> bool:
 
 
 def is_installed_path(path: Path) -> bool:
-    """Return whether a file or folder belongs to Python, hfpatch or an installed package, also an editable one."""
+    """Return whether a path belongs to Python, hfpatch or an installed package, which may be editable."""
     return any(path.resolve().is_relative_to(folder) for folder in _installed_folders())
 
 
 @cache
 def _installed_folders() -> tuple[Path, ...]:
-    """Return Python's own folders, those of packages, and what these name as the place of an editable one."""
+    """Return the folders of Python, of hfpatch and of packages, editable ones included."""
     own = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     own += [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     found = [Path(folder) for folder in own if folder]
@@ -116,6 +116,6 @@ def being_imported(module: str) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error as one line that names its kind, unless it is one of hfpatch."""
+    """Return an error as one line, with its class unless it is hfpatch's own."""
     text = " ".join(str(error).split())
     return text if isinstance(error, HfpatchError) else f"{type(error).__name__}: {text}"

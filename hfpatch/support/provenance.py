@@ -1,4 +1,4 @@
-"""Where a result comes from: commit, versions, platform, device, command line."""
+"""The provenance of a result: commit, versions, platform, device, command line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Clock:
 
 
 def provenance(clock: Clock) -> dict[str, Any]:
-    """Return what a result must name about its making, as JSON values."""
+    """Return the provenance of a result as JSON values."""
     import torch
 
     commit, dirty = checkout_state()
@@ -81,10 +81,7 @@ def checkout_state(package: Path = Path(__file__).parents[1]) -> tuple[str | Non
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of the packages that decide a number.
-
-    A loaded package says its own: torch names its build there (``+cpu``, ``+cu130``), the package index does not.
-    """
+    """Return the versions of :data:`PACKAGES`; torch's own names its build (``+cpu``, ``+cu130``)."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -95,7 +92,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def command_line(arguments: list[str]) -> str:
-    """Return the command as it could be typed again, the home folder written ``~`` and the program by name alone."""
+    """Return the command to type again, with ``~`` for the home folder and without the program's folder."""
     program = Path(arguments[0])
     name = "python -m hfpatch" if program.name == "__main__.py" else program.name
     home = str(Path.home())

@@ -7,12 +7,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_KERNELS = ("bitsandbytes", "torchao")
-"""Libraries that say at import which of their kernels this machine lacks."""
+_KERNELS = ("bitsandbytes", "torchao")  # they log at import which kernels this machine lacks
 
 
 def quiet_libraries() -> None:
-    """Turn off the libraries' progress bars and advice, in this process and in those that it starts."""
+    """Turn off the libraries' progress bars and advice, in this process and its children."""
     for name in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY", "DATASETS_VERBOSITY"):
         os.environ.setdefault(name, "error")
     for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
@@ -24,7 +23,7 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def quiet_kernels() -> Iterator[None]:
-    """Keep out what libraries say of their kernels while they are imported; a level that was set is kept."""
+    """Suppress warnings about missing kernels during imports; log levels that were set are kept."""
     loggers = [logger for logger in map(logging.getLogger, _KERNELS) if logger.level == logging.NOTSET]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

@@ -1,9 +1,8 @@
-"""The processes of one evaluation: what they exchange, and which of them prints why a run fails.
+"""The processes of one evaluation: exchanging objects, and printing one error when a run fails.
 
-A launcher (``accelerate launch``, ``torchrun``) starts a process for each device; such a process is called a rank. They
-exchange Python objects through a process group of their own over gloo, whatever the devices use, because a lost
-connection shows there at once. A rank that fails or is killed so ends the others: one of them prints why, the others
-end silently.
+A launcher (``accelerate launch``, ``torchrun``) starts a process for each device, called a rank. Ranks exchange Python
+objects through a process group over gloo, which reports a lost connection at once. So a rank that fails or is killed
+ends the others: one of them prints the reason, the others end silently.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from hfpatch.support.signals import sigterm_answered_by
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_LONGEST_WAIT = timedelta(days=2)  # for a rank whose share takes longer; one that is gone shows at once
+_LONGEST_WAIT = timedelta(days=2)  # for a rank whose share takes longer; a lost one is noticed at once
 _SILENCE_S = 20.0
 _SAID = "hfpatch/said"
 
@@ -32,13 +31,14 @@ _SAID = "hfpatch/said"
 class Ranks:
     """The processes that evaluate together; without arguments this process alone.
 
-    All ranks must make the same calls in the same order.
+    All ranks must make the same calls in the same order. If a rank is lost, the exchanging methods raise
+    :class:`HfpatchError`.
 
     Attributes:
         index: the rank of this process.
-        count: how many there are.
-        split: all ranks hold pieces of one model, so that they compute everything together and share nothing out.
-        group: the process group by which they meet.
+        count: the number of ranks.
+        split: all ranks hold pieces of one model and compute everything together.
+        group: the process group of the exchange.
         loads: the tokens that each rank was given so far.
     """
 
@@ -50,7 +50,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes and shows what the others do not."""
+        """Whether this is the rank that writes files and shows progress."""
         return self.index == 0
 
     @property
@@ -59,11 +59,7 @@ class Ranks:
         return self.count > 1 and not self.split
 
     def same(self, value: T) -> T:
-        """Return the first rank's value.
-
-        Raises:
-            HfpatchError: if another rank is gone.
-        """
+        """Return the first rank's value."""
         if self.count == 1:
             return value
         values = [value if self.is_first else None]
@@ -71,11 +67,7 @@ class Ranks:
         return cast("T", values[0])
 
     def everyone(self, value: T) -> list[T]:
-        """Return the values of all ranks.
-
-        Raises:
-            HfpatchError: if another rank is gone.
-        """
+        """Return the values of all ranks."""
         if self.count == 1:
             return [value]
         values: list[Any] = [None] * self.count
@@ -87,13 +79,10 @@ class Ranks:
         return self.same(cast("T", work(*arguments, **options) if self.is_first else None))
 
     def share_out(self, costs: Sequence[int]) -> list[int]:
-        """Return which rank each of several units of work goes to, by the first rank's view of their costs.
+        """Return the rank of each of several units of work, by the first rank's view of their costs.
 
-        The most expensive unit goes first, each to the rank that has least so far.
+        Units are assigned from the most expensive one down, each to the rank with the least work so far.
         """
-        return self.same(self._assigned(costs))
-
-    def _assigned(self, costs: Sequence[int]) -> list[int]:
         self.loads = self.loads or [0] * self.count
         here, owners = [0] * self.count, [0] * len(costs)
         for unit in sorted(range(len(costs)), key=lambda unit: -costs[unit]):
@@ -101,25 +90,19 @@ class Ranks:
             owners[unit] = rank
             here[rank] += costs[unit]
         self.loads = [before + now for before, now in zip(self.loads, here, strict=True)]
-        return owners
+        return self.same(owners)
 
     def _meet(self, operation: str, *arguments: Any, **options: Any) -> None:
         import torch
 
         try:
             getattr(torch.distributed, operation)(*arguments, group=self.group, **options)
-        except RuntimeError as error:
-            raise _lost() from error
+        except RuntimeError:
+            _end_with_others()
 
 
 def join_ranks(index: int, count: int, *, split: bool = False) -> Ranks:
-    """Return the ranks of a process that has joined the others; every one of them must call this.
-
-    Args:
-        index: the rank of this process.
-        count: how many there are.
-        split: they hold pieces of one model.
-    """
+    """Return the ranks of a process that has joined the others, see :class:`Ranks`; all of them must call this."""
     if count == 1:
         return Ranks()
     import torch
@@ -128,19 +111,12 @@ def join_ranks(index: int, count: int, *, split: bool = False) -> Ranks:
 
 
 def ended_together(ranks: Ranks) -> AbstractContextManager[None]:
-    """Turn the SIGTERM by which a launcher ends the ranks that are left into an error of one line.
-
-    It changes nothing where there is one process, nor outside the main thread.
-    """
-
-    def raise_lost(*_: Any) -> NoReturn:
-        raise _lost()
-
-    return nullcontext() if ranks.count == 1 else sigterm_answered_by(raise_lost)
+    """Turn the SIGTERM by which a launcher ends the remaining ranks into an error of one line."""
+    return nullcontext() if ranks.count == 1 else sigterm_answered_by(_end_with_others)
 
 
-def _lost() -> HfpatchError:
-    return HfpatchError(
+def _end_with_others(*_: Any) -> NoReturn:
+    raise HfpatchError(
         "a process of this run was ended, so the others end too; what it finished is kept, and the same command "
         "continues from there (compare: with --resume)"
     )
@@ -152,10 +128,10 @@ def runs_alone() -> bool:
 
 
 def may_speak() -> bool:
-    """Return whether this process is the one that says why a run fails: the first of its ranks to ask.
+    """Return whether this process prints why a run fails: it is the first of its ranks to ask.
 
-    Where the ranks have not met yet, all fail alike: the first one speaks, and the others wait until the launcher ends
-    them, since it would end the first rank as soon as one of them is gone.
+    Before the ranks have met, all fail for the same reason. Rank 0 prints it, and the others wait until the launcher
+    ends them: the launcher ends rank 0 as soon as another rank is gone.
     """
     if runs_alone():
         return True

@@ -1,4 +1,4 @@
-"""SIGTERM, as launchers, schedulers and workers' drivers send it."""
+"""Handlers of SIGTERM, which launchers, schedulers and drivers of workers send."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from typing import Any
 
 @contextmanager
 def sigterm_answered_by(handler: Callable[..., Any]) -> Iterator[None]:
-    """Let ``handler`` answer SIGTERM for as long as this lasts.
-
-    It changes nothing outside the main thread, where Python allows no handler.
-    """
+    """Handle SIGTERM with ``handler``; outside the main thread, where Python allows no handler, do nothing."""
     with sigterm_kept():
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
@@ -23,9 +20,9 @@ def sigterm_answered_by(handler: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def sigterm_kept() -> Iterator[None]:
-    """Restore the SIGTERM handler at the end, whatever a library sets meanwhile.
+    """Restore the SIGTERM handler at the end, if a library has changed it.
 
-    Forked processes inherit the handler. One with a handler in Python may miss the signal, and a pool of
+    Forked processes inherit it. A process with a handler in Python may miss the signal, and a pool of
     ``multiprocessing`` then waits for it forever.
     """
     before = signal.getsignal(signal.SIGTERM)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any, cast, get_args
 
 import torch
@@ -22,7 +23,10 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.models import register_scratch
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.strict import Dtype
-from hfpatch.sites.family import NO_WEIGHTS
+from hfpatch.sites import base_model, family_of
+from hfpatch.sites.family import NO_WEIGHTS, load_plugins
+from hfpatch.support.code import hash_code, module_of
+from hfpatch.support.provenance import PACKAGES
 from hfpatch.surgery.gguf_files import (
     SUFFIX,
     GgufFile,
@@ -50,12 +54,12 @@ class Base:
     """A loaded checkpoint.
 
     Args:
-        name: as the user gave it; of a GGUF file with the file.
+        name: as the user gave it; for a GGUF file with the file.
         revision: the hub commit, where there is one.
         model: in evaluation mode.
         tokenizer: with a padding token.
         sha256: hash of the weights, see :func:`hash_weights`.
-        placed: whether a device map or a quantiser has put it where it is.
+        placed: whether a device map, tensor parallelism or a quantiser chose its devices.
         gguf: the GGUF file that its weights were dequantised from.
     """
 
@@ -69,7 +73,7 @@ class Base:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What results say of a base: name, revision, hash of the weights, and the GGUF file where there is one."""
+        """The base in results: name, revision, hash of the weights, and the GGUF file where there is one."""
         gguf = {} if self.gguf is None else {"gguf": self.gguf.facts}
         return {"name": self.name, "revision": self.revision, "sha256": self.sha256, **gguf}
 
@@ -96,20 +100,19 @@ def load_base(
             ``ORG/REPO/FILE.gguf``, whose weights are dequantised.
         gguf_file: the GGUF file in the hub repository or folder ``name``.
         revision: hub branch, tag or commit.
-        dtype: float32, bfloat16 or float16; of a quantised base what its products are computed in.
+        dtype: float32, bfloat16 or float16; of a quantised base the dtype of its products.
         load_in_8bit: quantise the linear layers to 8 bits with bitsandbytes.
         load_in_4bit: quantise them to 4 bits.
         bnb_4bit_quant_type: nf4 or fp4.
         bnb_4bit_use_double_quant: quantise the scales of 4 bits too.
-        attn_implementation: eager, sdpa, ...; None leaves it to transformers.
+        attn_implementation: eager, sdpa, ...; None: transformers chooses.
         trust_remote_code: run code that comes with the model or its tokenizer.
-        device_map: where its modules are, as transformers takes it; None leaves it on the CPU, and a quantised one on
-            the current accelerator.
-        tensor_parallel: how many processes, of which this is one, each load a piece of every large weight.
+        device_map: the devices of its modules, as transformers takes it; None: the CPU, and the current accelerator
+            for a quantised base.
+        tensor_parallel: the number of processes that each load a piece of every large weight.
 
     Raises:
-        HfpatchError: if the model or its tokenizer cannot be found or loaded, or not so, or bitsandbytes is not
-            installed.
+        HfpatchError: if the model or its tokenizer cannot be found or loaded, or a package is not installed.
     """
     from transformers import AutoModelForCausalLM
 
@@ -157,11 +160,7 @@ def load_base(
 
 
 def _bits_config(dtype: str, *, load_in_8bit: bool, quant_type: str, double: bool) -> Any:
-    """Return transformers' configuration of bitsandbytes.
-
-    Raises:
-        HfpatchError: if bitsandbytes is not installed.
-    """
+    """Return transformers' configuration of bitsandbytes, which must be installed."""
     from transformers import BitsAndBytesConfig
 
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -184,11 +183,7 @@ def place_base(base: Base, device: torch.device) -> None:
 
 
 def check_place(base: Base, device: torch.device) -> None:
-    """Check that a base of which a part is to be trained on a device is there, at least in part.
-
-    Raises:
-        HfpatchError: if it is elsewhere.
-    """
+    """Raise :class:`HfpatchError` if a placed base has no weights on the device that this process trains on."""
     places = {value.device for value in base.model.parameters() if not value.is_meta} if base.placed else set()
     if places and not any((at.type, at.index or 0) == (device.type, device.index or 0) for at in places):
         raise HfpatchError(
@@ -198,12 +193,12 @@ def check_place(base: Base, device: torch.device) -> None:
 
 
 def load_model(settings: ModelSettings) -> Base:
-    """Load what a recipe's section or the options of a command name, see :func:`load_base`."""
+    """Load the base of a recipe's section or of a command's options, see :func:`load_base`."""
     return load_base(settings.name, **settings.loading)
 
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> Any:
-    """Load a tokenizer; one without a padding token takes its end-of-text token for it. No remote code is run.
+    """Load a tokenizer; the end-of-text token pads where there is no padding token. No remote code is run.
 
     Args:
         name: as :func:`load_base` takes it, or a local folder with a tokenizer and no model.
@@ -242,22 +237,24 @@ def load_config(name: str, *, revision: str | None = None, trust_remote_code: bo
         return config
 
 
-def locate_base(name: str) -> str:
-    """Return what ``from_pretrained`` takes for a name: tinyworld names become folders, others stay.
+def locate(name: str, revision: str | None = None) -> tuple[str, Path | None]:
+    """Return the argument of ``from_pretrained`` for a base's name, and the GGUF file to read there, if it is one.
 
     Raises:
-        HfpatchError: if the name is a tinyworld name that does not exist, or a folder without a model.
+        HfpatchError: if it is a tinyworld name or a file that does not exist, or a folder without a model.
     """
+    if (file := find_gguf(name, revision)) is not None:
+        return str(file.parent), file
     if name.startswith(TINYWORLD):
         from hfpatch.tinyworld import checkpoint
 
-        return str(checkpoint(name.removeprefix(TINYWORLD)))
+        return str(checkpoint(name.removeprefix(TINYWORLD))), None
     folder = Path(name)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise HfpatchError(f"model folder {name!r} has no config.json; give the folder of a Hugging Face model")
     if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise HfpatchError(f"model folder {name!r} does not exist")
-    return name
+    return name, None
 
 
 def hash_weights(model: nn.Module) -> str:
@@ -280,11 +277,28 @@ def hash_tensors(tensors: Mapping[str, Tensor | Callable[[], Tensor]]) -> str:
     return digest.hexdigest()
 
 
-def fingerprint(model: nn.Module) -> dict[str, Any]:
-    """Return what identifies a base, as JSON values: hashes over every parameter and persistent buffer.
+def hash_model_code(model: nn.Module) -> str:
+    """Return the hash of a model's code, see :func:`hfpatch.support.code.hash_code`.
 
-    The hashes (XXH3, 128 bits) are of the bytes as they are (``exact``), and of all weights rounded to bfloat16 and to
-    float16, as loading in those dtypes rounds them, so :func:`difference` also recognises the base in another dtype.
+    It covers the classes of its modules, functions that modules hold in public attributes, and the declaration of its
+    family. Code of the packages whose versions results record is left out: the versions identify it, and its state
+    differs from process to process.
+    """
+    load_plugins()
+    roots: list[Any] = list({type(module) for module in model.modules()})
+    for module in model.modules():
+        held = (value for name, value in vars(module).items() if name != "forward" and not name.startswith("_"))
+        roots += [value for value in held if isinstance(value, FunctionType)]
+    family = family_of(str(getattr(getattr(base_model(model), "config", None), "model_type", "")))
+    roots += [family] if family is not None else []
+    return hash_code([root for root in roots if module_of(root).partition(".")[0] not in PACKAGES])
+
+
+def fingerprint(model: nn.Module) -> dict[str, Any]:
+    """Return the identity of a base as JSON values: hashes (XXH3, 128 bits) over every parameter and persistent buffer.
+
+    ``exact`` is of the bytes as they are. Two more are of the weights rounded to bfloat16 and to float16, so that
+    :func:`difference` also recognises the base loaded in another dtype.
     """
     return {"dtypes": _dtypes(model), **_digests(model, ("exact", *_HALVES))}
 
@@ -292,9 +306,8 @@ def fingerprint(model: nn.Module) -> dict[str, Any]:
 def difference(saved: Mapping[str, Any], model: nn.Module) -> str:
     """Return how a model's weights differ from those of a saved fingerprint; an empty string if they do not.
 
-    In the dtypes of the fingerprint a change of a single bit is seen. In others the two are compared after rounding to
-    the half precision that one of them has. bfloat16 and float16 of one float32 checkpoint have nothing to compare:
-    neither follows from the other.
+    In the same dtypes every bit counts. In different ones the weights are compared after rounding to the half precision
+    of one of them; bfloat16 and float16 copies of one float32 checkpoint cannot be compared.
     """
     before, now = saved["dtypes"], _dtypes(model)
     kinds = ["exact"] if before == now else [kind for kind in _HALVES if kind in before or kind in now]
@@ -326,11 +339,7 @@ class _Place:
     tensor: Tensor
 
     def value(self) -> Tensor:
-        """Return the tensor with its values, also where accelerate keeps them on the CPU or on disk.
-
-        Raises:
-            HfpatchError: if there are none.
-        """
+        """Return the tensor with its values, also where accelerate keeps them on the CPU or on disk."""
         if not self.tensor.is_meta:
             return whole(self.tensor.detach())
         hook = getattr(self.module, "_hf_hook", None)
@@ -341,7 +350,7 @@ class _Place:
 
 
 def _places(model: nn.Module) -> Iterator[_Place]:
-    """Yield the parameters and persistent buffers of the base, without importing PEFT where there can be no adapter."""
+    """Yield the parameters and persistent buffers of the base; PEFT is not imported if there can be no adapter."""
     modules: Iterable[tuple[str, nn.Module]] = model.named_modules()
     if peft_is_imported():
         from hfpatch.tuners.adapters import base_modules
@@ -371,18 +380,8 @@ def _digests(model: nn.Module, kinds: Sequence[str]) -> dict[str, str]:
     return {kind: digest.hexdigest() for kind, digest in digests.items()}
 
 
-def locate(name: str, revision: str | None) -> tuple[str, Path | None]:
-    """Return what ``from_pretrained`` takes for a name, and the GGUF file that it is to read there, if it is one.
-
-    Raises:
-        HfpatchError: as :func:`locate_base`, or if there is no such file.
-    """
-    file = find_gguf(name, revision)
-    return (locate_base(name), None) if file is None else (str(file.parent), file)
-
-
 def _commit(source: str, file: Path | None, revision: str | None) -> str | None:
-    """Return the commit of a model in the hub's cache, which names the folder of each after it; else ``revision``."""
+    """Return the commit of a model, read from its folder in the hub's cache; else ``revision``."""
     if file is None and not Path(source).is_dir():
         config = try_to_load_from_cache(source, "config.json", revision=revision)
         return Path(config).parent.name if isinstance(config, str) else revision
@@ -402,7 +401,7 @@ def _tokenizer_of(source: str, file: Path | None, revision: str | None, *, trust
 
 @contextmanager
 def _loading(what: str, *, gguf: bool = False) -> Iterator[None]:
-    """Turn what transformers raises while it loads something into one line, and let it parse a GGUF file once."""
+    """Turn the errors of transformers' loading into one line, and let it parse a GGUF file once."""
     kinds: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, ImportError, SafetensorError)
     advice = "Check the id, the network and HF_HUB_OFFLINE, or give a local folder"
     if gguf:

@@ -1,35 +1,50 @@
-"""Exact parameter counts without injecting anything into the model, and the LoRA rank that matches a count."""
+"""Exact parameter counts without injecting anything into the model, and the sizes that match a count."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from peft import PeftConfig
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from hfpatch.errors import HfpatchError, whole_number
-from hfpatch.sites import base_model, features, find_sites, require_matrix, select_sites, survey, unwrapped
+from hfpatch.recipes.budgets import TOLERANCE
+from hfpatch.recipes.sizes import NO_SIZE, SIZES, Part, Size, Widths, share_of
+from hfpatch.sites import (
+    base_model,
+    count_values,
+    features,
+    find_sites,
+    require_matrix,
+    select_sites,
+    survey,
+    unwrapped,
+)
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
-from hfpatch.tuners.adapters import has_adapters
-from hfpatch.tuners.config import method_name
+from hfpatch.tuners.adapters import base_parameters, has_adapters, stack
+from hfpatch.tuners.config import MethodConfig, method_name
+from hfpatch.tuners.naming import chosen_modules
+
+Count = Callable[[Any], int]
+Config = TypeVar("Config", bound=PeftConfig)
 
 
 def count_added(model: nn.Module, configs: Sequence[PeftConfig]) -> int:
-    """Return how many parameters the configurations would add to the model, which stays as it is.
-
-    The count is exact: the configurations are injected into a twin of the model.
-    """
+    """Return how many parameters the configurations would add to the model, counted exactly in a twin of it."""
     return Trial(model)(configs).added if configs else 0
 
 
 class Trial:
-    """Tries configurations on a twin of a model, which stays as it is.
+    """Tries configurations on a twin of a model, so that the model stays as it is.
 
-    The twin is on the meta device; for the few tuners whose tensors depend on the values of the weights (ShiRA,
+    The twin is on the meta device. For the few tuners whose tensors depend on the values of the weights (ShiRA,
     AdaMSS) it is a copy of the model.
     """
 
@@ -38,11 +53,7 @@ class Trial:
         self.twin = meta_twin(model)
 
     def __call__(self, configs: Sequence[PeftConfig], *, look: Callable[[nn.Module], Any] = patch_summary) -> Any:
-        """Return what ``look`` finds in the twin with the configurations in it: by default its parameter counts.
-
-        Raises:
-            HfpatchError: as `patch`.
-        """
+        """Return ``look(twin)`` of the patched twin: by default its parameter counts; errors are those of `patch`."""
         try:
             patch(self.twin, list(configs))
         except HfpatchError as error:
@@ -77,9 +88,7 @@ def meta_twin(model: nn.Module) -> nn.Module:
 def attention_modules(
     model: nn.Module, *, layers: int | Sequence[int] | None = None, pattern: str | Sequence[str] | None = None
 ) -> list[str]:
-    """Return the names, as LoRA's ``target_modules``, of the QKV projection(s) and the output projection.
-
-    The names are full paths, so that equally named modules elsewhere in a block are not touched.
+    """Return the full paths of the QKV projection(s) and the output projection, for LoRA's ``target_modules``.
 
     Args:
         model: the base.
@@ -137,3 +146,116 @@ def lora_parameters_per_rank(model: nn.Module, target_modules: Sequence[str]) ->
     if not widths:
         raise HfpatchError(f"target_modules={list(target_modules)}: no module of this model has that name")
     return sum(widths)
+
+
+def sized(config: Config, model: nn.Module, *, parameters: int | str | PeftConfig | Sequence[PeftConfig]) -> Config:
+    """Return a configuration with the size whose parameter count on a model is nearest to a given one.
+
+    The size is the option that ``match`` in recipes solves for: ``expansion`` of a pre-projection, ``rank``, LoRA's
+    ``r``, ... All other options stay, LoRA's ``lora_alpha`` too.
+
+    Args:
+        config: the configuration, of hfpatch or PEFT; it is not changed.
+        model: the base; it is not changed.
+        parameters: the number of parameters; a share of the base's, such as ``"1%"``; or the configuration or stack
+            whose number it is, such as ``LoraConfig(r=32)``.
+
+    Raises:
+        HfpatchError: if the method has no size, the number is not positive, or the method does not go into the model.
+    """
+    kind = method_name(config)
+    if kind not in SIZES:
+        raise HfpatchError(f"{kind} has no size to solve for: it {NO_SIZE.get(kind, 'cannot be injected')}")
+    size, given = SIZES[kind], copy.deepcopy(config)
+    if isinstance(given, MethodConfig):
+        given.target_modules = chosen_modules(config)
+    options = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
+
+    def build(value: Any) -> Config:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return dataclasses.replace(copy.deepcopy(given), **{size.key: value})
+
+    budget = parameter_count(model, parameters)
+    value, count = match_size(model, size, options, build, budget=budget)
+    if abs(count - budget) > TOLERANCE * budget:
+        warnings.warn(f"{kind}: {count:,} parameters, at {size.key}={value}, are nearest to {budget:,}", stacklevel=2)
+    return build(value)
+
+
+def parameter_count(model: nn.Module, parameters: int | str | PeftConfig | Sequence[PeftConfig]) -> int:
+    """Return ``parameters``, as `sized` takes it, as a positive count."""
+    if isinstance(parameters, str):
+        share = share_of(parameters)
+        if share is None:
+            raise HfpatchError(f"parameters={parameters!r} must be a share of the base's above 0, such as '1%'")
+        return max(1, round(share / 100 * sum(map(count_values, base_parameters(model).values()))))
+    if isinstance(parameters, PeftConfig | list | tuple):
+        return count_added(model, [parameters] if isinstance(parameters, PeftConfig) else parameters)
+    return whole_number("parameters", parameters, at_least=1)
+
+
+def match_size(
+    model: nn.Module, size: Size, part: Part, build: Callable[[Any], PeftConfig], *, budget: int
+) -> tuple[Any, int]:
+    """Return the size whose parameter count is nearest to ``budget``, and that count; the smaller of two equally near.
+
+    Every count is that of the part injected into a twin of the model, so it holds for all options of the part.
+
+    Args:
+        model: the base.
+        size: the tuner's size.
+        part: its options.
+        build: makes the part's configuration with a size.
+        budget: the count to match.
+
+    Raises:
+        HfpatchError: if the part cannot be injected, or its size does not change its count.
+    """
+    trial, counted = Trial(model), dict[Any, int]()
+
+    def count(value: Any) -> int:
+        if value not in counted:
+            counted[value] = trial([build(value)]).added
+        return counted[value]
+
+    smallest = size.smallest(part)
+    widths = trial([build(smallest)], look=adapted_widths)
+    found = [value for run in size.runs(part, widths) if run for value in nearest_sizes(run, count, budget)]
+    fitting = [value for value in found if count(value)]
+    if not fitting:
+        raise HfpatchError(f"no {size.key} fits the modules that it adapts; name others in target_modules")
+    value = min(fitting, key=lambda each: (abs(count(each) - budget), count(each)))
+    return value, count(value)
+
+
+def adapted_widths(model: nn.Module) -> Widths:
+    """Return the widths of the modules that PEFT adapts; of the attention's hidden state for hfpatch's methods."""
+    if all(isinstance(config, MethodConfig) for config in stack(model).values()):
+        return [(site.hidden_size, site.hidden_size) for site in find_sites(model)]
+    bases = (unwrapped(module) for module in model.modules() if isinstance(module, BaseTunerLayer))
+    return [features(base) for base in bases if any(hasattr(base, name) for name in ("in_features", "nx"))]
+
+
+def nearest_sizes(run: Sequence[Any], count: Count, budget: int) -> list[Any]:
+    """Return the sizes of a run on both sides of the budget; at an end of the run, that end.
+
+    The counts of a run do not fall, and grow about in proportion to the size: the search interpolates, and bisects
+    every other time.
+
+    Raises:
+        HfpatchError: if a run without an end has a count that does not rise.
+    """
+    low = high = 0
+    while (reached := count(run[high])) < budget and high < len(run) - 1:
+        if high > low and reached == count(run[low]) and len(run) > 10**9:
+            raise HfpatchError("no size changes the number of parameters with these options")
+        low, high = high, min(len(run) - 1, max(high + 1, -(-(high + 1) * budget // max(reached, 1)) - 1))
+    bisect = False
+    while high - low > 1 and count(run[low]) < budget < count(run[high]):
+        below, above = count(run[low]), count(run[high])
+        guess = low + (high - low) // 2 if bisect else low + (high - low) * (budget - below) // (above - below)
+        middle = min(max(guess, low + 1), high - 1)
+        low, high = (middle, high) if count(run[middle]) < budget else (low, middle)
+        bisect = not bisect
+    return [run[low], run[high]]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hfpatch.support.markdown import block, escape, table
+from hfpatch.support.markup import block, escape, table
 from hfpatch.surgery.gguf_files import SUFFIX
 from hfpatch.surgery.manifest import Adapter, Base
 
@@ -35,15 +35,15 @@ _TINYWORLD = "tinyworld/"
 
 @dataclass(frozen=True)
 class Measured:
-    """What a comparison measured of a patch, as labelled lines and a table.
+    """The results of a patch in a comparison, as labelled lines and a table.
 
     Attributes:
         title: the method's name.
-        method: what the method is, with its options and parameter count.
+        method: its description, options and parameter count.
         data: the training text, the batches and the optimiser.
         headings: of the table of results.
         results: its rows.
-        notes: what a reader must know, one sentence each.
+        notes: one sentence each.
     """
 
     title: str
@@ -55,13 +55,7 @@ class Measured:
 
 
 def patch_card(base: Base, adapters: Sequence[Adapter], measured: Measured | None = None) -> str:
-    """Return the card of a patch: base, method, data, results, how to load it and the base's licence.
-
-    Args:
-        base: the model that the patch was made for.
-        adapters: the parts of the stack, in their order.
-        measured: what was measured; None where nothing was yet.
-    """
+    """Return the card of a patch: base, method, data, results (None: not measured), loading and the base's licence."""
     name = shown_base(base.name or base.class_name)
     licence = base.licence or base_licence(base.name)
     facts = [
@@ -110,7 +104,7 @@ def export_card(base: str, model_class: str, licence: str | None) -> str:
 
 
 def shown_base(name: str) -> str:
-    """Return a base's name as others may read it: a hub id as it is, of a local folder the last part alone."""
+    """Return a base's name for publication: a hub id unchanged, the last part of a local path."""
     path = Path(name)
     if path.is_absolute() or name.startswith((".", "~")) or path.exists():
         ours = path.parent.parts[-2:] == ("tinyworld", "checkpoints")
@@ -138,25 +132,25 @@ def base_licence(name: str) -> str | None:
 
 
 def hub_id(name: str) -> str | None:
-    """Return the name if it is a repository on the hub, as a card may name as its base; else None."""
+    """Return the name if it is a repository on the hub, which a card may name as its base; else None."""
     name = _repository(name) or ""
     return name if "/" in name and not name.startswith(_TINYWORLD) else None
 
 
 def _repository(name: str) -> str | None:
-    """Return the hub repository of a base, that of its GGUF file included; None where the name is none."""
+    """Return the hub repository of a base or of a GGUF file; None for other names."""
     repository = "/".join(name.split("/")[:2]) if name.endswith(SUFFIX) and name.count("/") > 1 else name
     return repository if _HUB_ID.fullmatch(repository) and not repository.endswith(SUFFIX) else None
 
 
 def front(values: Mapping[str, Any]) -> str:
-    """Return a card's YAML header; a value that is not a plain word is written as JSON, so that it cannot end it."""
-    lines = []
+    """Return a card's YAML header, without None; all but plain words are written as JSON, so they cannot end it."""
+    lines = ["---"]
     for key, value in values.items():
         if value is not None:
             plain = isinstance(value, str) and _WORD.fullmatch(value) and value.lower() not in _NOT_TEXT
             lines.append(f"{key}: {value if plain else json.dumps(value)}")
-    return "\n".join(["---", *lines, "---"])
+    return "\n".join([*lines, "---"])
 
 
 def _list(facts: Sequence[tuple[str, str]]) -> str:

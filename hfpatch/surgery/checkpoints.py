@@ -1,14 +1,15 @@
 """Checkpoints of a patched model under ``transformers.Trainer`` and what is built on it (TRL).
 
-Trainer saves by ``model.save_pretrained``, which refuses several active adapters, and of a model that is not a
-``PeftModel`` it resumes from ``model.safetensors`` alone, by ``model.load_state_dict(..., strict=False)``. So a patched
-model saves its adapters into that file too, marked, and on loading completes the marked tensors by its own base.
+Trainer saves with ``model.save_pretrained``, which refuses several active adapters. If the model is not a
+``PeftModel``, it resumes from ``model.safetensors`` alone with ``model.load_state_dict(..., strict=False)``. So a
+patched model also saves its adapters into that file, with a mark, and on loading adds its own base to marked tensors.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.surgery.bases import difference, fingerprint
-from hfpatch.surgery.part_files import require_adapter_saved, write_patch
+from hfpatch.surgery.part_files import read_tensors, require_all_saved, tensor_identity, write_patch
 from hfpatch.tuners.adapters import adapter_state
 
 TENSORS = "model.safetensors"
@@ -46,14 +47,14 @@ def _save(model: Any, save_directory: str | Path, is_main_process: bool = True, 
     One adapter is saved as transformers saves it, a PEFT adapter folder; several are saved as ``save_patch`` does.
 
     Raises:
-        HfpatchError: if something trained is not in the files, or, for several adapters, an option is given that asks
-            for more than files in a folder.
+        HfpatchError: if a trained tensor is not in the files, or several adapters are saved with an option.
     """
     directory, names, sharded = Path(save_directory), list(model.peft_config), options.get("state_dict") is not None
     if len(names) == 1:
         type(model).save_pretrained(model, directory, is_main_process=is_main_process, **options)
         if is_main_process and not sharded:
-            require_adapter_saved(model, directory)
+            written = Counter(map(tensor_identity, read_tensors(directory).values()))
+            require_all_saved(model, written, directory)
     elif given := [name for name, value in options.items() if value]:
         raise HfpatchError(
             f"save_pretrained({', '.join(given)}=...) saves one adapter, and the model has {len(names)} "
@@ -69,7 +70,7 @@ def _save(model: Any, save_directory: str | Path, is_main_process: bool = True, 
 
 
 def _complete(model: nn.Module, state: dict[str, Tensor], *_: Any) -> None:
-    """Complete a checkpoint of the adapters by the model's own base, before ``load_state_dict`` reads it.
+    """Add the model's own base to a checkpoint of its adapters, before ``load_state_dict`` reads it.
 
     Raises:
         HfpatchError: if the checkpoint was made on another base or with other adapters.

@@ -1,4 +1,4 @@
-"""Putting linear methods into the weights of the base, which is then the stock model again."""
+"""Folding linear methods into the weights of the base, which is then the stock model again."""
 
 from __future__ import annotations
 
@@ -14,21 +14,15 @@ from hfpatch.tuners.merging import merged_weights
 
 @torch.no_grad()
 def fold(model: Model) -> Model:
-    """Put linear methods into the base's weights, in place, and remove the adapters.
+    """Fold linear methods into the base's weights, in place, and remove the adapters.
 
     .. math::
         x~ W = x W',    W' = (1 + W_up W_down) W          a linear pre-projection, for each W that reads x~
 
-    Likewise a nonlinear LoRA with ``activation="identity"``, a nonlinear query without norms and activation, a query
-    temperature where the query has no norm, LoReFT on the branch, and whatever else says that it is linear, also
-    several of them. The result is the stock model, which needs neither hfpatch nor PEFT, and computes what the patched
-    one computed, up to the rounding of W' to the dtype of the base. Computed in fp64.
-
-    Args:
-        model: what :func:`hfpatch.patch` made.
-
-    Returns:
-        The same model without adapters.
+    Other linear methods, alone or stacked: a nonlinear LoRA with ``activation="identity"``, a nonlinear query without
+    norms and activation, a query temperature where the query has no norm, LoReFT on the branch, and every method that
+    declares itself linear. The result is the stock model, which needs neither hfpatch nor PEFT and equals the patched
+    one up to the rounding of W' to the dtype of the base. Computed in fp64.
 
     Raises:
         HfpatchError: if a part of the patch is not linear, or a weight is not a plain matrix of its own; the model is

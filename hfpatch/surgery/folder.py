@@ -47,16 +47,16 @@ KNOWN: dict[Any, Any] = PEFT_TYPE_TO_CONFIG_MAPPING  # by peft_type
 def save_patch(model: Any, directory: str | Path) -> Path:
     """Write the stack of a patched model to a folder, atomically.
 
-    Each part, loaded alone by ``PeftModel.from_pretrained``, is that one adapter. What was written is read again and
-    compared with what is trainable or belongs to an adapter, bit for bit.
+    ``PeftModel.from_pretrained`` loads each part as one adapter. The files are read again and compared with all
+    trainable tensors and all tensors of adapters, bit for bit.
 
     Args:
         model: a patched model; a ``PeftModel`` is saved as the model that it wraps.
         directory: the folder; an older patch there is replaced, a link is followed.
 
     Raises:
-        HfpatchError: if the model has no adapters, something trained would not be in the patch, the folder contains
-            files that are not of a patch, or it cannot be written; nothing half-written remains.
+        HfpatchError: if the model has no adapters, a trained tensor would not be in the patch, the folder contains
+            other files, or it cannot be written; no partial files remain.
     """
     model = getattr(model, "_orig_mod", model)  # in the wrapper of torch.compile
     if isinstance(model, PeftMixedModel | PeftModel):
@@ -94,18 +94,18 @@ def load_patch(
     allow_other_base: bool = False,
     scale: float = 1.0,
 ) -> Model:
-    """Stack the adapters of a saved patch on a model, in place and strictly; those active when it was saved are active.
+    """Stack the adapters of a saved patch on a model, in place and strictly, active as they were when saved.
 
     Args:
         model: the base, without adapters.
-        directory: what :func:`save_patch` wrote, or the folder of a single PEFT adapter.
+        directory: a folder of :func:`save_patch`, or of a single PEFT adapter.
         trainable: leave the active adapters trainable.
         allow_other_base: accept a base whose weights differ from those that the patch was trained on.
-        scale: what the change is multiplied by, see :func:`hfpatch.scale_patch`.
+        scale: the factor of the change, see :func:`hfpatch.scale_patch`.
 
     Raises:
         HfpatchError: if a file is missing, damaged or pickled, a tensor is missing, unexpected or of another shape,
-            or the base is another one; the model is then as it was.
+            or the base is another one; the model is then unchanged.
     """
     directory = Path(directory)
     if has_adapters(model):

@@ -1,4 +1,4 @@
-"""GGUF files as bases: finding one, reading what it is, and the plain model that its dequantised weights make."""
+"""GGUF files as bases: finding a file, reading its header, and making a plain model of its dequantised weights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import re
 import struct
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,11 +36,11 @@ class GgufFile:
     """A GGUF file that is complete.
 
     Attributes:
-        path: where it is.
+        path: the file.
         sha256: of the whole file.
-        quantization: how most of its weights are written, as llama.cpp calls it: Q4_1, Q4_K_M, F16, ...
-        metadata: what its header says, lists left out.
-        sizes: how many values each tensor has, by llama.cpp's name.
+        quantization: the format of most of its weights, in llama.cpp's words: Q4_1, Q4_K_M, F16, ...
+        metadata: its header without lists.
+        sizes: the number of values of each tensor, by llama.cpp's name.
     """
 
     path: Path
@@ -50,22 +51,22 @@ class GgufFile:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What results say of the file: ``weights`` in words."""
-        quantized = self.quantization not in _FLOATS
+        """The file in results."""
+        verb = "read as" if self.quantization in _FLOATS else "dequantised from"
         return {
             "file": self.path.name,
             "file_sha256": self.sha256,
             "quantization": self.quantization,
-            "weights": f"dequantised from {self.quantization}" if quantized else f"read as {self.quantization}",
+            "weights": f"{verb} {self.quantization}",
         }
 
 
 def find_gguf(name: str, revision: str | None = None) -> Path | None:
-    """Return the local path of the GGUF file that a base's name stands for; None if it stands for something else.
+    """Return the local path of the GGUF file that a base's name means; None if it means something else.
 
     Args:
-        name: ``FILE.gguf``, a folder that has one and no ``config.json``, or ``ORG/REPO/FILE.gguf`` of the hub, which
-            is downloaded.
+        name: ``FILE.gguf``, a folder that has one and no ``config.json``, or ``ORG/REPO/FILE.gguf``, which is
+            downloaded from the hub.
         revision: hub branch, tag or commit.
 
     Raises:
@@ -115,11 +116,12 @@ def read_gguf(path: Path) -> GgufFile:
             header = _Header(data)
             metadata, tensors = header.read()
             alignment = int(metadata.get("general.alignment", _ALIGNMENT))
-            start, sizes, by_kind = -(-header.place // alignment) * alignment, {}, dict[str, int]()
-            for name, shape, kind, offset in tensors:
-                block, length = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+            start, sizes, by_kind = -(-header.place // alignment) * alignment, {}, Counter[str]()
+            for name, shape, number, offset in tensors:
+                kind = GGMLQuantizationType(number)
+                block, length = GGML_QUANT_SIZES[kind]
                 sizes[name], stored = prod(shape), prod(shape) // block * length
-                by_kind[GGMLQuantizationType(kind).name] = by_kind.get(GGMLQuantizationType(kind).name, 0) + stored
+                by_kind[kind.name] += stored
                 if start + offset + stored > len(data):
                     raise ValueError(f"{name} ends after {start + offset + stored:,} of {len(data):,} bytes")
         if not tensors or "general.architecture" not in metadata:
@@ -132,7 +134,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 class _Header:
-    """Reads a GGUF file from its beginning, without going through the lists of the tokenizer value by value."""
+    """A reader of the header of a GGUF file that skips lists, such as the tokenizer's."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self.place = data, 0
@@ -146,11 +148,10 @@ class _Header:
         if version not in (2, 3):
             raise ValueError(f"version {version} of the format")
         count, keys = self._value("<Q"), self._value("<Q")
-        metadata = {}
+        metadata, tensors = {}, []
         for _ in range(keys):
             key, kind = self._string(), self._value("<I")
             metadata[key] = self._typed(kind)
-        tensors = []
         for _ in range(count):
             name, dimensions = self._string(), self._value("<I")
             shape = tuple(self._value("<Q") for _ in range(dimensions))
@@ -187,10 +188,10 @@ class _Header:
 
 @contextmanager
 def parsed_once() -> Iterator[None]:
-    """Within this context transformers parses a GGUF file once, where configuration, tokenizer and weights each would.
+    """Let transformers parse a GGUF file once, not for configuration, tokenizer and weights each.
 
-    It also slices the file as a plain array in place of a `numpy.memmap`, and builds llama.cpp's table of names once in
-    place of once for each module; what is read is the same. A file that changed meanwhile is parsed again.
+    It also slices the file as a plain array, not as a `numpy.memmap`, and builds llama.cpp's table of names once, not
+    for each module. The result is the same. A file that changed is parsed again.
     """
     import gguf
     import numpy as np
@@ -217,7 +218,7 @@ def parsed_once() -> Iterator[None]:
 
 
 def gguf_loading() -> dict[str, Any]:
-    """Return the options of ``from_pretrained`` that dequantise a file where transformers could keep it packed."""
+    """Return the options of ``from_pretrained`` that dequantise a file."""
     import transformers
 
     config = getattr(transformers, "GgufConfig", None)  # older versions always dequantise
@@ -225,10 +226,7 @@ def gguf_loading() -> dict[str, Any]:
 
 
 def as_plain(model: Any) -> Any:
-    """Take away what transformers keeps of the quantiser, so that a dequantised model saves and exports as any other.
-
-    All weights are plain tensors already, and no module is the quantiser's.
-    """
+    """Remove transformers' records of the quantiser from a dequantised model, so that it saves and exports."""
     for key in ("hf_quantizer", "quantization_method", "is_quantized"):
         vars(model).pop(key, None)
     if hasattr(model.config, "quantization_config"):
@@ -238,11 +236,11 @@ def as_plain(model: Any) -> Any:
 
 
 def check_complete(model: Any, file: GgufFile) -> None:
-    """Check that a model is what its file describes: transformers leaves out what it does not know, and says nothing.
+    """Check that transformers read all of a file: it skips tensors and scalings that it does not know.
 
     Raises:
-        HfpatchError: if the file's rotary frequencies are scaled and the model's are not, or the file has more or fewer
-            values than the model.
+        HfpatchError: if the file's rotary frequencies are scaled and the model's are not, or their numbers of values
+            differ.
     """
     architecture, kind = file.metadata["general.architecture"], type(model).__name__
     advice = "it would be another model; take the original one"

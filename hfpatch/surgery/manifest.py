@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -20,7 +20,7 @@ class _Part(BaseModel):
 
 
 class Fingerprint(_Part):
-    """What identifies a base, see :func:`hfpatch.surgery.bases.fingerprint`; beside these, hashes after rounding."""
+    """The identity of a base, see :func:`hfpatch.surgery.bases.fingerprint`; hashes after rounding are extra keys."""
 
     dtypes: list[str]
     exact: str
@@ -30,11 +30,9 @@ class Base(_Part):
     """The model that a patch was made for.
 
     Attributes:
-        name: its hub id, or its folder's last part alone; empty where it has none.
-        model_type: its architecture.
-        class_name: its class, as ``class`` in the file.
-        fingerprint: what identifies its weights.
-        licence: as its own card states it where the patch was made.
+        name: its hub id, or the last part of its folder; may be empty.
+        class_name: its class, ``class`` in the file.
+        licence: as its own card states it.
     """
 
     name: str
@@ -48,10 +46,9 @@ class Adapter(_Part):
     """One part of the stack.
 
     Attributes:
-        name: the adapter's name, and that of its folder.
-        method: its method.
+        name: of the adapter and of its folder.
         sha256: hash of the file of its tensors.
-        module: the module that defines a method which is none of hfpatch's.
+        module: the module that defines the method, if hfpatch does not.
     """
 
     name: str
@@ -83,9 +80,8 @@ def read_manifest(path: Path) -> Manifest:
     Raises:
         HfpatchError: if it is damaged, or of another version's format.
     """
-    raw: dict[str, Any] = read_json(path)
-    found = raw.get("format", FORMAT)
-    if found != FORMAT:
+    raw = read_json(path)
+    if (found := raw.get("format", FORMAT)) != FORMAT:
         raise HfpatchError(
             f"{path}: format {found!r} is not {FORMAT}, which this version of hfpatch reads; load the parts by their "
             "own folders"
@@ -94,10 +90,6 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def refuse_a_run(directory: Path) -> None:
-    """Say where the patches of a run are.
-
-    Raises:
-        HfpatchError: if the folder is a run.
-    """
+    """Raise :class:`HfpatchError` with the place of the patches if the folder is a run."""
     if patches := sorted(directory.glob("runs/*/seed-*/patch")):
         raise HfpatchError(f"{directory}: is a run; give one of its patches, such as {patches[0]}")

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING, PeftConfig
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.budgets import budget_text, is_budget
@@ -17,9 +18,8 @@ from hfpatch.recipes.code import REFERENCE
 from hfpatch.recipes.comparison import match_mistake
 from hfpatch.recipes.sizes import SIZES
 from hfpatch.recipes.strict import NO_OWN_RATE, RATES
-from hfpatch.surgery.budget import count_added
-from hfpatch.surgery.matching import match_size, parameter_count
-from hfpatch.surgery.targets import ATTENTION, SHORTHANDS, target_names
+from hfpatch.sites import Survey, base_model, select_sites, survey
+from hfpatch.surgery.budget import attention_modules, count_added, match_size, parameter_count
 from hfpatch.tuners.checks import require_injectable
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.registration import named_method, require_loaded
@@ -28,15 +28,17 @@ Part = Mapping[str, Any]
 Methods = Mapping[str, Sequence[Part]]
 
 LORA = "lora"
+ATTENTION = "attention"
+SHORTHANDS = (ATTENTION, "mlp", "all-linear")
 _INTERNAL_KEYS = {"peft_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version"}
 
 
 @dataclass(frozen=True)
 class Match:
-    """How near a part's parameter count is to that of the method that it is matched to, or a method's to its budget.
+    """A part's size solved for the parameter count of another method, or of its method for a budget.
 
     Args:
-        to: name of that method, or the budget as in names.
+        to: the other method's name, or the budget as in names.
         size: the option that was solved for, such as LoRA's ``r``.
         value: its value.
         parameters: the part's own count; with a budget the method's.
@@ -50,18 +52,14 @@ class Match:
     target_parameters: int
 
     @property
-    def rank(self) -> int | None:
-        """The value where the size is a rank, else None."""
-        return int(self.value) if self.size in ("r", "rank") else None
-
-    @property
     def difference(self) -> float:
         """The relative difference of the two counts."""
         return self.parameters / self.target_parameters - 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts and their difference, with the rank, or the size and its value, as a JSON object."""
-        size = {"size": self.size, "value": self.value} if self.rank is None else {"rank": self.rank}
+        """Return the counts, their relative difference, and the rank, or the size and its value, as a JSON object."""
+        is_rank = self.size in ("r", "rank")
+        size = {"rank": int(self.value)} if is_rank else {"size": self.size, "value": self.value}
         counts = {"parameters": self.parameters, "target_parameters": self.target_parameters}
         return {"to": self.to, **size, **counts, "difference": self.difference}
 
@@ -76,7 +74,7 @@ class Method:
 
     @property
     def classes(self) -> list[type]:
-        """The classes that decide what it computes: of its configurations, and PEFT's tuners for them."""
+        """The classes of its computation: of its configurations, and PEFT's tuners for them."""
         tuners = [PEFT_TYPE_TO_TUNER_MAPPING.get(cast("Any", config.peft_type)) for config in self.configs]
         return [*map(type, self.configs), *filter(None, tuners)]
 
@@ -111,11 +109,10 @@ def validate_methods(methods: Methods) -> None:
 def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
     """Return the configurations of one method for a model.
 
-    ``target_modules`` may be ``attention`` (the default for LoRA), ``mlp`` or ``all-linear``, see
-    `hfpatch.surgery.targets`; ``match: NAME`` solves for the part's size (see `hfpatch.recipes.sizes`) whose trainable
-    count is nearest to that of another method. ``match: 10_000`` or ``match: 0.1%`` solves for the size with which the
-    method's count, all its parts together, is nearest to a number or to a share of the base's. LoRA defaults to
-    alpha = 2r and no dropout, as in the published comparison.
+    ``target_modules`` may be ``attention`` (the default for LoRA), ``mlp`` or ``all-linear``, see :func:`target_names`.
+    ``match: NAME`` solves for the part's size (see `hfpatch.recipes.sizes`) whose count is nearest to that of another
+    method. ``match: 10_000`` or ``match: 0.1%`` solves for the size with which the count of the whole method is nearest
+    to a number or to a share of the base's. LoRA defaults to alpha = 2r and no dropout, as in the published comparison.
 
     Raises:
         HfpatchError: if the method or one of its parts is not valid.
@@ -155,8 +152,71 @@ def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
     return Method(name=name, configs=configs, match=match)
 
 
+def target_names(
+    model: nn.Module,
+    shorthand: str,
+    *,
+    layers: int | Sequence[int] | None = None,
+    pattern: str | Sequence[str] | None = None,
+) -> list[str]:
+    """Return the full names of the modules of a shorthand.
+
+    ``attention``: the QKV projection(s) and the output projection; ``mlp``: the other linear projections of the blocks,
+    without fused experts; ``all-linear``: every linear projection but the head, as in PEFT.
+
+    Args:
+        model: the base.
+        shorthand: one of :data:`SHORTHANDS`.
+        layers: as in :func:`hfpatch.attention_modules`.
+        pattern: as in :func:`hfpatch.attention_modules`.
+
+    Raises:
+        HfpatchError: if there are none, or a layer does not exist.
+    """
+    if shorthand == ATTENTION:
+        return attention_modules(model, layers=layers, pattern=pattern)
+    if pattern is not None:
+        raise HfpatchError(f"layers_pattern does not go with target_modules={shorthand}; leave it out")
+    base: Any = base_model(model)
+    head = base.get_output_embeddings()
+    linear = [(name, module) for name, module in base.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    names = [name for name, module in linear if module is not head]
+    if shorthand == "mlp" or layers is not None:
+        found = survey(model)
+        chosen = range(len(found.blocks)) if layers is None else {site.layer for site in select_sites(found, layers)}
+        blocks = [found.blocks[index] for index in chosen]
+        names = [name for name in names if any(name.startswith(f"{block}.") for block in blocks)]
+        if shorthand == "mlp":
+            names = _outside_attention(names, found)
+    if not names:
+        raise HfpatchError(f"target_modules={shorthand}: this model has no such linear projection; name its modules")
+    return names
+
+
+def _outside_attention(names: Sequence[str], found: Survey) -> list[str]:
+    """Return the modules that are not the attention's.
+
+    Blocks without attention may have another mixer there: of these, only modules whose names are also beside the
+    attention of other blocks.
+    """
+    attention = tuple(f"{site.path}." for site in found.sites)
+    outputs = {path for site in found.sites for path in site.linear_paths}
+    parts = {block: {n for n in names if n.startswith(f"{block}.")} for block in found.blocks}
+    beside = {
+        block: {n for n in inside if not n.startswith(attention) and n not in outputs}
+        for index, (block, inside) in enumerate(parts.items())
+        if index not in found.skipped
+    }
+    known = {n[len(block) + 1 :].split(".")[0] for block, inside in beside.items() for n in inside}
+    for index in found.skipped:
+        block = found.blocks[index]
+        beside[block] = {n for n in parts.get(block, ()) if n[len(block) + 1 :].split(".")[0] in known}
+    chosen = set().union(*beside.values())
+    return [name for name in names if name in chosen]
+
+
 def _sized(part: Part, value: Any) -> dict[str, Any]:
-    """Return a part with its size in the place of ``match``."""
+    """Return a part with a size instead of ``match``."""
     return {**{key: item for key, item in part.items() if key != "match"}, SIZES[part["type"]].key: value}
 
 
@@ -166,7 +226,7 @@ def method_types() -> list[str]:
 
 
 def _known(where: str, part: Part) -> Part:
-    """Return a part whose type is a name of :func:`method_types`; ``package.module:Class`` is imported for it."""
+    """Return a part whose type is one of :func:`method_types`; ``package.module:Class`` is imported."""
     if not isinstance(part, Mapping) or "type" not in part:
         raise HfpatchError(
             f"{where}: a part is a mapping with a 'type', such as {{type: pre_projection}}; got {part!r}"

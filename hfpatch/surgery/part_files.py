@@ -1,4 +1,4 @@
-"""The files of a saved patch, part by part: writing them, reading them back, and what each tensor is called there."""
+"""The files of a saved patch: writing and reading the adapters, and the names of their tensors."""
 
 from __future__ import annotations
 
@@ -35,15 +35,10 @@ _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"} 
 
 
 def write_patch(model: Any, folder: Path, directory: Path) -> None:
-    """Write the files of a patch into an existing folder, whatever else it contains; not atomically.
-
-    Args:
-        model: a patched model.
-        folder: the folder.
-        directory: what errors call it.
+    """Write the files of a patch into an existing folder, not atomically; errors call the folder ``directory``.
 
     Raises:
-        HfpatchError: if something trained is not in the files.
+        HfpatchError: if a trained tensor is not in the files.
     """
     path = model.name_or_path or ""
     named = {"name": path and shown_base(path), "licence": base_licence(path)}
@@ -71,25 +66,19 @@ def write_patch(model: Any, folder: Path, directory: Path) -> None:
         saved.save_pretrained(str(part))
         write_text(part / CARD, patch_card(base, [entry]))
         adapters.append(entry)
-    _require_all_saved(model, written, directory)
+    require_all_saved(model, written, directory)
     manifest = Manifest(format=FORMAT, hfpatch=__version__, base=base, active=active_adapters(model), adapters=adapters)
     write_json(folder / MANIFEST, manifest.model_dump(by_alias=True, exclude_none=True))
     write_text(folder / CARD, patch_card(base, adapters))
 
 
-def require_adapter_saved(model: nn.Module, folder: Path) -> None:
-    """Find everything that is trainable or of an adapter in the folder of a model's only adapter, which others wrote.
+def require_all_saved(model: nn.Module, written: Counter[_Identity], directory: Path) -> None:
+    """Check that each tensor that is trainable or of an adapter was written, bit for bit.
+
+    A written tensor counts for one parameter: two equal ones, such as zeros at first, need two.
 
     Raises:
-        HfpatchError: if something is missing there.
-    """
-    _require_all_saved(model, Counter(map(tensor_identity, read_tensors(folder).values())), folder)
-
-
-def _require_all_saved(model: nn.Module, written: Counter[_Identity], directory: Path) -> None:
-    """Find everything that is trainable or belongs to an adapter in what was written, bit for bit.
-
-    A tensor in a file counts for one parameter, so that two equal ones (as zeros at first) need two.
+        HfpatchError: naming the first one that was not.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad} | adapter_parameters(model)
     left, lost = written.copy(), []
@@ -110,15 +99,15 @@ def tensor_identity(tensor: Tensor) -> _Identity:
 
 
 def tensors_of(model: nn.Module, name: str) -> dict[str, Tensor]:
-    """Return copies of an adapter's tensors, of which layers may share some, under the names of PEFT's files."""
+    """Return copies of an adapter's tensors under the names of PEFT's files."""
     rename, state = file_keys(model, name), nested_state(model, name)
     return {rename(key): tensor.cpu().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
 
 
 def nested_state(model: nn.Module, name: str, *, keep_vars: bool = False) -> dict[str, Tensor]:
-    """Return an adapter's tensors under the names that this stack gives them; with ``keep_vars`` the model's own.
+    """Return an adapter's tensors, without the base's embeddings, under their names in this stack.
 
-    The base's embeddings are not among them.
+    With ``keep_vars`` they are the model's own tensors.
     """
     state: dict[str, Tensor] = get_peft_model_state_dict(
         model, model.state_dict(keep_vars=keep_vars), adapter_name=name, save_embedding_layers=False
@@ -127,10 +116,10 @@ def nested_state(model: nn.Module, name: str, *, keep_vars: bool = False) -> dic
 
 
 def file_keys(model: nn.Module, name: str) -> Callable[[str], str]:
-    """Return the function from a tensor's name in this stack to that in its adapter's file.
+    """Return the function from a tensor's name in this stack to its name in the adapter's file.
 
-    There it is called as if no other adapter were wrapped around the module. A wrapper of the adapter itself stays in
-    the name: LoRA on fused experts wraps one module twice.
+    Wrappers of other adapters are left out of the name. A wrapper of the adapter itself stays: LoRA on fused experts
+    wraps one module twice.
     """
     others = wrappers_of_others(model, name)
 

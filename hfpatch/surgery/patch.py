@@ -18,7 +18,7 @@ from torch import nn
 from hfpatch.errors import HfpatchError, whole_number
 from hfpatch.nn.initialization import seeded_generator
 from hfpatch.sites import count_values, find_sites
-from hfpatch.support.notebook import html_table
+from hfpatch.support.markup import html_table
 from hfpatch.surgery.checkpoints import disable_checkpoints, enable_checkpoints
 from hfpatch.tuners.adapters import (
     activate_adapters,
@@ -52,9 +52,9 @@ def patch(
 
     Any PEFT configuration that can be injected is accepted, in any order: ``PreProjectionConfig``, ``LoraConfig``,
     ``NonlinearQueryConfig``, ... Where LoRA and a nonlinear query change the same projection, LoRA's term is added to
-    the nonlinear query whichever was injected first. All adapters are active and trainable, in fp32 whatever the dtype
-    of the base. With the default initialisations the patched model computes what the frozen base computes, bit for bit
-    (same ``requires_grad`` flags, threads and shapes: torch picks kernels by them).
+    the nonlinear query in either order. All adapters are active, trainable and in fp32. With the default
+    initialisations the patched model equals the frozen base bit for bit (with the same ``requires_grad`` flags, threads
+    and shapes, by which torch chooses kernels).
 
     Args:
         model: a transformers causal language model; not a ``PeftModel``.
@@ -120,13 +120,9 @@ def unpatch(model: Model) -> Model:
 def activate(
     model: nn.Module, names: Sequence[str] | None = None, *, trainable: bool = True, upcast: bool = True
 ) -> None:
-    """Make adapters of the stack active, trainable or not, and (``upcast``) in fp32 whatever the base's dtype.
+    """Make adapters of the stack (None: all) active, and trainable unless told otherwise; the others neither.
 
-    Args:
-        model: a patched model.
-        names: the adapters; None means all. Others are neither active nor trainable.
-        trainable: whether the active ones are trained.
-        upcast: give adapters in half precision fp32.
+    ``upcast`` converts adapters in half precision to fp32.
     """
     activate_adapters(model, list(stack(model) if names is None else names))
     if upcast:
@@ -145,7 +141,7 @@ class PatchSummary:
         added: parameters that adapters added.
         base: parameters of the model without adapters.
         per_layer: added parameters by index of the block; -1 for those outside the blocks.
-        skipped: blocks that a method for all layers left out, by index, with the reason.
+        skipped: blocks that a method for all layers left out: index and reason.
     """
 
     trainable: int
@@ -183,7 +179,7 @@ class PatchSummary:
 
 
 def patch_summary(model: nn.Module) -> PatchSummary:
-    """Count the parameters of a model and of what was added to it; also for a ``PeftModel``."""
+    """Count the parameters of a patched model or a ``PeftModel``, and those that were added to it."""
     added, block_of = adapter_parameters(model), block_finder(model)
     per_layer = Counter[int]()
     for name, parameter in added.items():
@@ -219,7 +215,7 @@ def _inject(model: nn.Module, config: PeftConfig, name: str, seed: int | None) -
 
 
 def _adapter_names(model: nn.Module, configs: Sequence[PeftConfig], names: Sequence[str] | None) -> list[str]:
-    """Return one name for each configuration; PEFT could not find the tensors of an adapter called ``layers``."""
+    """Return one name for each configuration that is no part of the model's own names, by which PEFT finds tensors."""
     own = {part for name, _ in model.named_parameters() for part in name.split(".")}
     if names is None:
         chosen: list[str] = []

@@ -1,6 +1,6 @@
 """Registering hfpatch's methods with PEFT without importing PEFT, which takes seconds.
 
-``import hfpatch; from peft import PeftModel`` must suffice to load an adapter that hfpatch made, in either order.
+``import hfpatch`` and ``from peft import PeftModel``, in either order, suffice to load an adapter of hfpatch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def peft_is_imported() -> bool:
-    """Return whether PEFT has been imported; as long as it is not, no model in this process has an adapter."""
+    """Return whether PEFT has been imported; before, no model in this process has an adapter."""
     return "peft" in sys.modules
 
 
@@ -29,9 +29,9 @@ def register_when_peft_is_imported() -> None:
 
 
 class _PeftFinder:
-    """Finds PEFT where the other finders find it, and lets the registration follow its import.
+    """A finder that lets the registration follow PEFT's import.
 
-    It stays until PEFT is imported: programs may only check that PEFT is installed, as transformers does.
+    It stays until PEFT is imported: programs such as transformers may only look whether PEFT is installed.
     """
 
     def find_spec(
@@ -48,7 +48,7 @@ class _PeftFinder:
 
 
 class _RegisteringLoader:
-    """The loader that was found, which also registers hfpatch's methods; everything else is passed on to it.
+    """A wrapper of PEFT's loader that also registers hfpatch's methods.
 
     It has no base class: importing ``importlib.abc`` takes as long as the rest of ``import hfpatch``.
     """

@@ -1,4 +1,4 @@
-"""Where the weights of a model go: to one device, to all devices of a process, or in pieces to several processes."""
+"""Placing a model's weights: on one device, on all devices of a process, or in pieces on several processes."""
 
 from __future__ import annotations
 
@@ -15,26 +15,19 @@ _HEADS = ("num_attention_heads", "num_key_value_heads")
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the weights of a model go.
+    """The placement of a model's weights.
 
     Attributes:
         device_map: as transformers takes it: ``auto`` fills the devices of this process block by block, then the
             memory of the machine; or a place for each module. None loads to the CPU, to be moved to one device.
-        tp: tensor parallelism: each process has a piece of every large weight, as the model's plan says.
+        tp: tensor parallelism: each process has a piece of every large weight, by the model's plan.
     """
 
     device_map: str | dict[str, Any] | None = None
     tp: bool = False
 
     def check(self, processes: int) -> None:
-        """Refuse what does not go together, and a device that is not there.
-
-        Args:
-            processes: how many there are.
-
-        Raises:
-            HfpatchError: naming the option.
-        """
+        """Raise :class:`HfpatchError` if the options contradict each other or the device does not exist."""
         if self.tp and self.device_map is not None:
             raise HfpatchError("--tp: cannot go with --device-map, which puts whole blocks on devices; leave one out")
         if self.tp and processes == 1:
@@ -60,13 +53,9 @@ class Placement:
 def tensor_parallel_plan(config: Any, processes: int) -> Any:
     """Return the ``distributed_config`` with which ``from_pretrained`` gives each process a piece of a model.
 
-    Args:
-        config: the model's configuration.
-        processes: how many there are.
-
     Raises:
-        HfpatchError: if tensor parallelism is asked for, and this model or this transformers does not have it, or
-            its heads cannot be divided by the number of processes.
+        HfpatchError: if this model or this transformers has no tensor parallelism, or the number of processes does not
+            divide the number of heads.
     """
     installed, oldest = version("transformers"), ".".join(map(str, _OLDEST))
     if tuple(map(int, installed.split(".")[:2])) < _OLDEST:

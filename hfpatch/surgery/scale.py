@@ -1,4 +1,4 @@
-"""The change that a patch makes, multiplied: from the base at 0 to the patch at 1, without training."""
+"""Scaling the change of a patch, from the base at 0 to the patch at 1, without training."""
 
 from __future__ import annotations
 
@@ -23,20 +23,17 @@ def scale_patch(model: Model, scale: float) -> Model:
         v + scale · (act(v) - v)                  at each place where a method acts on v
         x W + scale · (alpha / rank) (x A) B      for LoRA
 
-    At 0 the model computes what the base computes and at 1 what the patch computes, bit for bit. Gates and temperatures
-    move towards 1, x~ and queries towards the base's. Each call replaces the scale of the call before. Rewinding along
-    this path trades learning for less forgetting, see arXiv 2605.28819.
+    At 0 the model equals the base and at 1 the patched model, bit for bit. Gates and temperatures move towards 1, x~
+    and queries towards the base's. Each call replaces the scale of the previous one. Smaller scales trade learning for
+    less forgetting, see arXiv 2605.28819.
 
     Args:
         model: a patched model, or a PEFT model.
         scale: a finite number; above 1 the change is larger than it was trained.
 
-    Returns:
-        The same model.
-
     Raises:
-        HfpatchError: if the model has no adapters, one is merged, or the change of one is no sum that can be scaled
-            (DoRA, IA3, modules that are saved beside an adapter); the model is then unchanged.
+        HfpatchError: if the model has no adapters, one is merged, or the change of one cannot be scaled (DoRA, IA3,
+            modules that are saved beside an adapter); the model is then unchanged.
     """
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
         raise HfpatchError(f"scale={scale!r} must be a finite number, such as 0.5")
@@ -65,7 +62,7 @@ def scale_patch(model: Model, scale: float) -> Model:
 
 
 def is_scaled(model: nn.Module) -> bool:
-    """Return whether an adapter's change is multiplied by another number than 1."""
+    """Return whether an adapter has a scale other than 1."""
     return any(
         any(factor != 1 for factor in module.scales.values())
         if isinstance(module, MethodLayer)

@@ -217,7 +217,8 @@ def test_a_process_that_dies_ends_the_others_and_loses_no_answer(launched):
     assert not list((out / "answers").glob("*.rank-*"))
 
 
-def test_shares_are_even_and_contexts_stay_together():
+def test_shares_are_even_and_contexts_stay_together(monkeypatch):
+    monkeypatch.setattr(Ranks, "same", lambda self, value: value)
     generator = torch.Generator().manual_seed(0)
     sizes = torch.randint(5, 60, (150,), generator=generator).tolist()
     contexts = [torch.randint(90, (size,), generator=generator).tolist() for size in sizes]
@@ -232,7 +233,7 @@ def test_shares_are_even_and_contexts_stay_together():
             continue  # so few tokens are not worth several batches on a GPU
         for count in (2, 3):
             shared = Ranks(count=count)
-            owners = shared._assigned([unit.cost(()) for unit in found])
+            owners = shared.share_out([unit.cost(()) for unit in found])
             assert max(shared.loads) / sum(shared.loads) <= 1.1 / count
             by_request = {index: owner for unit, owner in zip(found, owners, strict=True) for index in unit.requests()}
             assert all(len({by_request[4 * place + each] for each in range(4)}) == 1 for place in range(150))

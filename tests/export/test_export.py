@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.export import export_patch
-from hfpatch.surgery.bases import locate_base
+from hfpatch.surgery.bases import locate
 from hfpatch.surgery.budget import attention_modules
 
 CASES = {"gpt_neox": torch.float32, "gpt2": torch.float32, "llama": torch.bfloat16, "gemma2": torch.float32}
@@ -28,7 +28,7 @@ def stack_for(model):
 
 def write_base(case, dtype, folder):
     make_model(case, dtype).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(locate_base("tinyworld/gpt-neox")).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(locate("tinyworld/gpt-neox")[0]).save_pretrained(folder)
     return folder
 
 
@@ -75,57 +75,35 @@ def test_the_patch_stays_in_fp32_on_a_bf16_base(exports):
 
 
 @pytest.mark.slow
-def test_it_does_not_load_without_its_patch(exports):
-    from transformers import AutoModelForCausalLM
-
-    with pytest.raises(ValueError, match=r"hfpatch_gpt_neox|trust_remote_code"):
-        AutoModelForCausalLM.from_pretrained(exports["gpt_neox"][0], trust_remote_code=False)
-
-
-@pytest.mark.slow
-def test_the_file_states_licence_and_source_and_nothing_of_this_machine(exports):
+def test_the_file_states_its_source_and_nothing_of_this_machine(exports):
     folder = exports["gpt2"][0]
     source = (folder / "modeling_hfpatch.py").read_text()
-    assert "SPDX-License-Identifier: MIT" in source
     assert "hfpatch/export/runtime.py" in source
     assert "hfpatch/methods/nonlinear_query.py" in source
-    assert not [
-        line for line in source.splitlines() if line.startswith(("import hfpatch", "from hfpatch", "import peft"))
-    ]
     for file in folder.iterdir():
         assert file.is_file(), file.name
         assert str(folder.parents[1]).encode() not in file.read_bytes(), file.name
 
 
-def refused(tmp_path, configs, message, case="gpt2", **options):
-    base = write_base(case, torch.float32, tmp_path / "base")
-    write_patch(base, torch.float32, tmp_path / "patch", configs)
-    with pytest.raises(HfpatchError, match=message) as error:
-        export_patch(tmp_path / "patch", tmp_path / "export", **options)
+def test_a_method_of_peft_that_cannot_be_merged_is_refused(tmp_path):
+    base = write_base("llama", torch.float32, tmp_path / "base")
+    write_patch(base, torch.float32, tmp_path / "patch", lambda _: BeftConfig(target_modules=["q_proj"]))
+    with pytest.raises(HfpatchError, match=r"a beft adapter .* cannot merge it") as error:
+        export_patch(tmp_path / "patch", tmp_path / "export")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "export").exists()
 
 
-def test_a_method_of_peft_that_cannot_be_merged_is_refused(tmp_path):
-    refused(tmp_path, lambda _: BeftConfig(target_modules=["q_proj"]), r"a beft adapter .* cannot merge it", "llama")
-
-
-def test_a_folder_in_use_is_not_touched(tmp_path):
-    (tmp_path / "mine").write_text("keep")
-    with pytest.raises(HfpatchError, match="exists already"):
-        export_patch(tmp_path / "patch", tmp_path)
-    assert (tmp_path / "mine").read_text() == "keep"
-
-
-def test_a_run_is_not_a_patch(tmp_path):
-    (tmp_path / "runs" / "lora" / "seed-0" / "patch").mkdir(parents=True)
-    with pytest.raises(HfpatchError, match=r"is a run; give one of its patches, such as .*runs/lora/seed-0/patch"):
-        export_patch(tmp_path, tmp_path / "export")
-
-
-def test_a_patch_that_names_no_base_needs_one(tmp_path):
+def test_folders_that_cannot_be_read_or_written(tmp_path):
     with pytest.raises(HfpatchError, match="patch: no such folder"):
         export_patch(tmp_path / "patch", tmp_path / "export")
     (tmp_path / "patch").mkdir()
     with pytest.raises(HfpatchError, match=r"names no base .*--model"):
         export_patch(tmp_path / "patch", tmp_path / "export")
+    (tmp_path / "mine").write_text("keep")
+    with pytest.raises(HfpatchError, match="exists already"):
+        export_patch(tmp_path / "patch", tmp_path)
+    assert (tmp_path / "mine").read_text() == "keep"
+    (tmp_path / "runs" / "lora" / "seed-0" / "patch").mkdir(parents=True)
+    with pytest.raises(HfpatchError, match=r"is a run; .*runs/lora/seed-0/patch"):
+        export_patch(tmp_path, tmp_path / "export")

@@ -20,7 +20,7 @@ import hfpatch
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
 from hfpatch.export import export_patch
 from hfpatch.export.write import imported
-from hfpatch.surgery.bases import load_base, locate_base
+from hfpatch.surgery.bases import load_base, locate
 from hfpatch.twins import random_model, shrink
 
 STACK = [
@@ -48,7 +48,7 @@ def write(folder, config, configs):
         if tensor.is_floating_point():
             tensor += 0.2 * torch.randn(tensor.shape, generator=generator)
     model.save_pretrained(folder / "base")
-    AutoTokenizer.from_pretrained(locate_base("tinyworld/gpt-neox")).save_pretrained(folder / "base")
+    AutoTokenizer.from_pretrained(locate("tinyworld/gpt-neox")[0]).save_pretrained(folder / "base")
     model = load_base(str(folder / "base")).model
     hfpatch.patch(model, configs)
     perturb(model)

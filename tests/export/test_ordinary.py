@@ -28,7 +28,7 @@ from hfpatch.__main__ import main
 from hfpatch.export import export_patch
 from hfpatch.export.runtime import Around
 from hfpatch.export.write import write_model
-from hfpatch.surgery.bases import locate_base
+from hfpatch.surgery.bases import locate
 
 TOKENS = make_tokens(2, 7)
 STACK = [
@@ -67,7 +67,7 @@ def test_its_tokenizer_loads_without_a_question_and_without_a_word(folder, tmp_p
         model.save_pretrained(home)
     else:
         shutil.copytree(folder, home)
-    tokenizer = AutoTokenizer.from_pretrained(locate_base("tinyworld/gpt-neox"))
+    tokenizer = AutoTokenizer.from_pretrained(locate("tinyworld/gpt-neox")[0])
     tokenizer.save_pretrained(home)
     alone = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "check": True}
     done = subprocess.run([sys.executable, "-c", TOKENIZE, str(home)], **alone)
@@ -84,18 +84,12 @@ def test_nothing_loads_it_without_its_patch(folder, tmp_path, capsys):
         with pytest.raises(ValueError, match="none without trust_remote_code=True"):
             kind.from_pretrained(folder)
     shutil.copytree(folder, tmp_path / "export")
-    AutoTokenizer.from_pretrained(locate_base("tinyworld/gpt-neox")).save_pretrained(tmp_path / "export")
+    AutoTokenizer.from_pretrained(locate("tinyworld/gpt-neox")[0]).save_pretrained(tmp_path / "export")
     place = str(tmp_path / "export")
     evaluated = ["eval", "--tasks", "tinyworld_cloze", "--model", place]
     for command in (["inspect", place], ["check", place], ["check", place, "--config-only"], evaluated):
         assert main(command) == 2
         assert "brings its own code, which is not run unasked" in capsys.readouterr().err
-
-
-def test_it_is_saved_and_loaded_again(folder, tmp_path):
-    model = load(folder)
-    model.save_pretrained(tmp_path)
-    assert torch.equal(logits_of(load(tmp_path), TOKENS), logits_of(model, TOKENS))
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -147,9 +141,8 @@ def test_lora_on_top_goes_into_the_base_inside_the_parts(folder):
     perturb(adapted)
     expected = logits_of(adapted, TOKENS)
     merged = adapted.merge_and_unload()
-    assert (
-        sum(type(module).__name__ == Around.__name__ for module in merged.modules()) == 4
-    )  # query, last norm; 2 blocks
+    around = [module for module in merged.modules() if type(module).__name__ == Around.__name__]
+    assert len(around) == 4  # query, last norm; 2 blocks
     assert torch.allclose(logits_of(merged, TOKENS), expected, atol=1e-4)
 
 
@@ -157,7 +150,7 @@ def test_lora_on_top_goes_into_the_base_inside_the_parts(folder):
 def test_a_peft_adapter_folder_is_exported_with_what_stands_beside_it_and_the_commands_take_it(tmp_path, capsys):
     base = make_model("llama")
     base.save_pretrained(tmp_path / "base")
-    tokenizer = AutoTokenizer.from_pretrained(locate_base("tinyworld/gpt-neox"))
+    tokenizer = AutoTokenizer.from_pretrained(locate("tinyworld/gpt-neox")[0])
     tokenizer.save_pretrained(tmp_path / "base")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
     model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"]))

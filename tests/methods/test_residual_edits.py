@@ -9,7 +9,7 @@ import hfpatch
 from hfpatch import HfpatchError, LoReFTConfig, ParallelAdapterConfig
 from hfpatch.nn import orthonormal_, orthonormal_rows
 from hfpatch.recipes.sizes import SIZES
-from hfpatch.surgery.matching import match_size
+from hfpatch.surgery.budget import match_size
 from hfpatch.tuners.adapters import adapter_parameters
 
 RANK = 3

@@ -5,7 +5,7 @@ from markdown_it import MarkdownIt
 from reporting.conftest import document_of
 
 from hfpatch.reporting.markdown import markdown
-from hfpatch.support.markdown import block, escape, table
+from hfpatch.support.markup import block, escape, table
 
 FIGURES = ["differences", "quality"]
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import hfpatch
 from hfpatch import HfpatchError, PreProjectionConfig
-from hfpatch.surgery.bases import difference, fingerprint, hash_weights, load_base, load_tokenizer, locate_base
+from hfpatch.surgery.bases import difference, fingerprint, hash_weights, load_base, load_tokenizer, locate
 from hfpatch.surgery.budget import attention_modules
 
 
@@ -72,6 +72,7 @@ def no_network(monkeypatch):
 def test_a_model_in_the_cache_of_the_hub(hub_cache, no_network):
     base = load_base("some/model")
     assert (base.name, base.revision) == ("some/model", hub_cache)
+    assert (locate("some/model"), locate("gpt2")) == (("some/model", None), ("gpt2", None))
     assert base.sha256 == hash_weights(make_model("gpt_neox"))
     assert load_base("some/model", revision=hub_cache).revision == hub_cache
     assert load_base("some/model", revision="main").revision == hub_cache
@@ -112,8 +113,6 @@ def test_a_folder_with_a_broken_or_missing_file(checkpoint, tmp_path, file, text
 
 
 def test_code_that_comes_with_a_model_is_not_run(checkpoint, tmp_path):
-    import json
-
     folder = shutil.copytree(checkpoint, tmp_path / "c")
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}
@@ -142,11 +141,6 @@ def test_a_tokenizer_that_is_not_there(hub_cache, no_network, tmp_path_factory, 
     with pytest.raises(HfpatchError, match=message) as error:
         load_tokenizer(name.format(empty=tmp_path_factory.mktemp("empty")))
     assert "\n" not in str(error.value)
-
-
-def test_hub_names_stay_as_they_are():
-    assert locate_base("some/model") == "some/model"
-    assert locate_base("gpt2") == "gpt2"
 
 
 @pytest.mark.parametrize("identify", [hash_weights, fingerprint])

@@ -3,7 +3,7 @@ import yaml
 from markdown_it import MarkdownIt
 from reporting.conftest import HOSTILE
 
-from hfpatch.surgery.bases import locate_base
+from hfpatch.surgery.bases import locate
 from hfpatch.surgery.card import Measured, base_licence, export_card, front, hub_id, patch_card, shown_base
 from hfpatch.surgery.manifest import Adapter, Base, Fingerprint
 
@@ -75,7 +75,7 @@ def test_a_base_without_a_name_has_no_licence_and_tinyworld_is_known_by_name(tmp
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")  # of something else than the base
     monkeypatch.chdir(tmp_path)
     assert base_licence("") is None
-    assert shown_base(locate_base("tinyworld/gpt2")) == "tinyworld/gpt2"
+    assert shown_base(locate("tinyworld/gpt2")[0]) == "tinyworld/gpt2"
     assert shown_base("/elsewhere/hfpatch/tinyworld/checkpoints/gpt2") == "tinyworld/gpt2"
     assert shown_base("EleutherAI/pythia-160m") == "EleutherAI/pythia-160m"
     assert hub_id("tinyworld/gpt2") is None

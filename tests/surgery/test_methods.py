@@ -4,11 +4,12 @@ import pytest
 import torch
 from families import make_model
 from peft import IA3Config, LoraConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.surgery.budget import attention_modules, count_added
-from hfpatch.surgery.methods import build_method, method_types, validate_methods
+from hfpatch.surgery.methods import build_method, method_types, target_names, validate_methods
 
 METHODS = {
     "baseline": [],
@@ -25,29 +26,25 @@ def model():
     return make_model("llama")
 
 
-def test_the_baseline_is_the_model_itself(model):
-    method = build_method(model, METHODS, "baseline")
-    assert (method.name, method.configs, method.match) == ("baseline", [], None)
-
-
-def test_options_reach_the_configuration(model):
-    (pre,) = build_method(model, METHODS, "pre_projection").configs
+def test_options_reach_the_configurations_in_their_order(model):
+    built = {name: build_method(model, METHODS, name) for name in METHODS}
+    baseline = built["baseline"]
+    assert (baseline.name, baseline.configs, baseline.match) == ("baseline", [], None)
+    (pre,), (query,), (ia3,) = (built[name].configs for name in ("pre_projection", "nonlinear_query", "ia3"))
     assert isinstance(pre, PreProjectionConfig)
     assert pre.content_skip
-    (query,) = build_method(model, METHODS, "nonlinear_query").configs
     assert isinstance(query, NonlinearQueryConfig)
     assert (query.form, query.targets) == ("literal", ("query", "value"))
-    (ia3,) = build_method(model, METHODS, "ia3").configs
     assert isinstance(ia3, IA3Config)
     assert set(ia3.target_modules) == {"q_proj"}
-
-
-def test_a_stack_keeps_its_order(model):
-    first, second = build_method(model, METHODS, "stack").configs
+    first, second = built["stack"].configs
     assert isinstance(first, PreProjectionConfig)
     assert isinstance(second, LoraConfig)
     assert (second.r, second.lora_alpha, second.lora_dropout) == (4, 8, 0.0)
     assert set(second.target_modules) == {"q_proj"}
+    part = {"type": "lora", "r": 2, "lora_alpha": 1, "lora_dropout": 0.1}
+    (given,) = build_method(model, {"l": [part]}, "l").configs
+    assert (given.lora_alpha, given.lora_dropout) == (1, 0.1)
 
 
 @pytest.mark.parametrize("part", [{"type": "lora", "r": 2}, {"type": "lora", "r": 2, "target_modules": "attention"}])
@@ -79,7 +76,8 @@ def test_lora_trains_the_layers_that_it_is_given(options, layers):
 @pytest.mark.parametrize(
     ("options", "per_rank"),
     [
-        ({"layers_to_transform": [0]}, (32 + 32) + 2 * (32 + 16) + (32 + 32)),  # q; k and v; o of one layer
+        ({}, 2 * ((32 + 32) + 2 * (32 + 16) + (32 + 32))),  # q; k and v; o
+        ({"layers_to_transform": [0]}, (32 + 32) + 2 * (32 + 16) + (32 + 32)),
         ({"layers_to_transform": [1], "target_modules": ["q_proj", "v_proj"]}, (32 + 32) + (32 + 16)),
         ({"exclude_modules": ["k_proj"], "target_modules": ["q_proj", "k_proj"]}, 2 * (32 + 32)),
     ],
@@ -87,9 +85,15 @@ def test_lora_trains_the_layers_that_it_is_given(options, layers):
 def test_a_matched_lora_is_matched_on_the_modules_that_it_trains(model, options, per_rank):
     methods = {"pre": [{"type": "pre_projection"}], "l": [{"type": "lora", "match": "pre", **options}]}
     method = build_method(model, methods, "l")
-    assert method.match.target_parameters == 2 * 2 * 32 * 40
-    assert method.match.parameters == method.match.rank * per_rank == count_added(model, method.configs)
-    assert abs(method.match.parameters - method.match.target_parameters) <= per_rank / 2
+    match = method.match
+    assert (match.to, match.target_parameters) == ("pre", 2 * 2 * 32 * 40)
+    assert match.parameters == match.value * per_rank == count_added(model, method.configs)
+    assert abs(match.parameters - match.target_parameters) <= per_rank / 2
+    assert (method.configs[0].r, method.configs[0].lora_alpha) == (match.value, 2 * match.value)
+    assert json.loads(json.dumps(match.to_json())) == {
+        "to": "pre", "rank": match.value, "parameters": match.parameters, "target_parameters": 2 * 2 * 32 * 40,
+        "difference": pytest.approx(match.parameters / match.target_parameters - 1),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -116,30 +120,6 @@ def test_what_a_lora_names_must_be_there(options, message):
         hfpatch.patch(model, build_method(model, {"l": [{"type": "lora", "r": 2, **options}]}, "l").configs)
     assert "\n" not in str(error.value)
     assert not hasattr(model, "peft_config")
-
-
-def test_given_options_of_lora_win_over_the_published_ones(model):
-    (config,) = build_method(
-        model, {"l": [{"type": "lora", "r": 2, "lora_alpha": 1, "lora_dropout": 0.1}]}, "l"
-    ).configs
-    assert (config.lora_alpha, config.lora_dropout) == (1, 0.1)
-
-
-def test_match_gives_the_nearest_rank_and_both_counts(model):
-    method = build_method(model, METHODS, "lora")
-    match = method.match
-    assert match.to == "pre_projection"
-    assert match.target_parameters == 2 * (2 * 32 * 40 + 32 * 32)
-    assert match.parameters == count_added(model, method.configs)
-    assert method.configs[0].r == match.rank
-    assert method.configs[0].lora_alpha == 2 * match.rank
-    per_rank = match.parameters // match.rank
-    assert abs(match.parameters - match.target_parameters) <= per_rank / 2
-    assert match.difference == pytest.approx(match.parameters / match.target_parameters - 1)
-    assert json.loads(json.dumps(match.to_json())) == {
-        "to": "pre_projection", "rank": match.rank, "parameters": match.parameters,
-        "target_parameters": match.target_parameters, "difference": match.difference,
-    }  # fmt: skip
 
 
 def test_every_method_can_be_injected():
@@ -225,3 +205,68 @@ def test_a_method_of_a_budget_has_the_nearest_count_with_all_its_parts(model, bu
     assert abs(method.match.parameters - asked) <= unit / 2
     assert (method.match.parameters - lora) % unit == 0
     assert method.match.to == {3000: "3k", "5%": "5%"}[budget]
+
+
+PLACES = {  # read in transformers' modelling source: attention, MLP, and what all-linear has beside them
+    "llama": (["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"], "model.layers.{}"),
+    "gpt_neox": (["query_key_value", "dense"], ["dense_h_to_4h", "dense_4h_to_h"], "gpt_neox.layers.{}"),
+    "gpt2": (["c_attn", "c_proj"], ["c_fc", "c_proj"], "transformer.h.{}"),
+}
+BRANCHES = {"llama": ("self_attn", "mlp"), "gpt_neox": ("attention", "mlp"), "gpt2": ("attn", "mlp")}
+
+
+def expected(case, where, layers=(0, 1)):
+    attention, mlp, block = PLACES[case]
+    branches = dict(zip(("attention", "mlp"), zip(BRANCHES[case], (attention, mlp), strict=True), strict=True))
+    wanted = ["attention", "mlp"] if where == "all-linear" else [where]
+    names = [(branches[each][0], name) for each in wanted for name in branches[each][1]]
+    return {f"{block.format(layer)}.{branch}.{name}" for layer in layers for branch, name in names}
+
+
+@pytest.mark.parametrize("case", PLACES)
+@pytest.mark.parametrize("where", ["attention", "mlp", "all-linear"])
+def test_what_the_shorthands_name(case, where):
+    model = make_model(case)
+    assert set(target_names(model, where)) == expected(case, where)
+    assert set(target_names(model, where, layers=[1])) == expected(case, where, layers=[1])
+
+
+@pytest.mark.parametrize("kind", ["lora", "loha", "ia3", "oft", "vera"])
+def test_all_tuners_take_them(kind):
+    model = make_model("llama")
+    part = {"type": kind, "target_modules": "mlp", "layers_to_transform": 0}
+    if kind == "vera":
+        with pytest.raises(HfpatchError, match="keeps tensors that its layers share"):
+            build_method(model, {"x": [part]}, "x")
+        return
+    if kind == "ia3":
+        part |= {"feedforward_modules": []}
+        del part["layers_to_transform"]
+    (config,) = build_method(model, {"x": [part]}, "x").configs
+    assert set(config.target_modules) == expected("llama", "mlp", layers=(0, 1) if kind == "ia3" else (0,))
+
+
+def test_hybrids_have_an_mlp_beside_another_mixer():
+    options = {
+        "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 4,
+        "expert_layer_offset": 3, "mamba_d_state": 4, "mamba_dt_rank": 2, "use_mamba_kernels": False,
+    }  # fmt: skip
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("jamba", **options))
+    mlps = {f"model.layers.{i}.feed_forward.{n}_proj" for i in (0, 1) for n in ("gate", "up", "down")}
+    assert set(target_names(model, "mlp")) == mlps
+    assert {f"model.layers.0.mamba.{n}" for n in ("in_proj", "x_proj", "dt_proj", "out_proj")} <= set(
+        target_names(model, "all-linear")
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": [9]}, r"layers \[9\] do not exist"),
+        ({"pattern": "layers"}, "layers_pattern does not go with target_modules=mlp"),
+    ],
+)
+def test_what_cannot_be_named(options, message):
+    with pytest.raises(HfpatchError, match=message):
+        target_names(make_model("llama"), "mlp", **options)

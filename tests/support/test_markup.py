@@ -1,6 +1,6 @@
 from xml.etree import ElementTree
 
-from hfpatch.support.notebook import html_table
+from hfpatch.support.markup import html_table
 
 
 def test_text_is_escaped_and_numbers_are_readable():
