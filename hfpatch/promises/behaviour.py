@@ -201,7 +201,7 @@ def _different(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return the first of some names, and how many there are beside it."""
+    """Return the first of some names, and the number of the others."""
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 

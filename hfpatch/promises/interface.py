@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft import PeftConfig
@@ -17,19 +16,12 @@ from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.hooks import MethodSite
 from hfpatch.tuners.places import method_site
 
-OTHER = "meta"  # stands for any device but the CPU: it takes no tensor of the CPU, and needs no hardware
+OTHER = "meta"  # as any device but the CPU, it takes no tensor of the CPU, but it needs no hardware
 NOT_OURS = "does not apply: PEFT's own method"
 
 
-@dataclass(frozen=True)
-class Call:
-    """The first call of one of a method's places.
-
-    Args:
-        given: its arguments, after its parts.
-        returned: the dtype of its result.
-        in_place: whether it changed a tensor that it was given.
-    """
+class Call(NamedTuple):
+    """The first call of one of a method's places: its arguments after the parts, its result's dtype, its changes."""
 
     given: tuple[Any, ...]
     returned: torch.dtype
@@ -54,7 +46,7 @@ def devices(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     if not isinstance(config, MethodConfig):
         return True, NOT_OURS
     site, calls = method_site(changed_by(model, config)[0]), _calls(model, config, tokens)
-    with FakeTensorMode(allow_non_fake_inputs=True):  # only shapes, dtypes and devices
+    with FakeTensorMode(allow_non_fake_inputs=True):  # computes shapes, dtypes and devices only
         with torch.device(OTHER):
             parts = config.build(site, config.seed)
         for place, call in calls.items():
@@ -66,7 +58,7 @@ def devices(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
             except (RuntimeError, HfpatchError) as error:
                 if "device" in str(error) and "cpu" in str(error):
                     return False, f"{place} puts a tensor of the CPU beside its input; create it with device=x.device"
-            except Exception:  # such as a decision by a value, which there is not
+            except Exception:  # such as a decision by a value, which a fake tensor lacks
                 continue
     return True, f"at {', '.join(calls)}"
 
@@ -74,24 +66,24 @@ def devices(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
 def _calls(model: Any, config: MethodConfig, tokens: Tensor) -> dict[str, Call]:
     """Run the model with the method and return the first call at each place where the method acts."""
     calls: dict[str, Call] = {}
-    before = {place: getattr(type(config), place) for place in config.acts_at()}
+
+    def recorded(place: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def record(self: MethodConfig, parts: Any, *given: Any) -> Tensor:
+            before = [each._version for each in given if isinstance(each, Tensor)]
+            result = function(self, parts, *given)
+            in_place = before != [each._version for each in given if isinstance(each, Tensor)]
+            calls.setdefault(place, Call(given, result.dtype, in_place))
+            return result
+
+        return record
+
+    original = {place: getattr(type(config), place) for place in config.acts_at()}
     with perturbed(model, config):
-        for place, function in before.items():
-            setattr(type(config), place, _recorded(function, place, calls))
+        for place, function in original.items():
+            setattr(type(config), place, recorded(place, function))
         try:
             logits(model, tokens)
         finally:
-            for place, function in before.items():
+            for place, function in original.items():
                 setattr(type(config), place, function)
     return calls
-
-
-def _recorded(function: Callable[..., Tensor], place: str, calls: dict[str, Call]) -> Callable[..., Tensor]:
-    def recorded(self: MethodConfig, parts: Any, *given: Any) -> Tensor:
-        before = [each._version for each in given if isinstance(each, Tensor)]
-        result = function(self, parts, *given)
-        in_place = before != [each._version for each in given if isinstance(each, Tensor)]
-        calls.setdefault(place, Call(given, result.dtype, in_place))
-        return result
-
-    return recorded
