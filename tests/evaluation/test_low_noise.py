@@ -15,6 +15,7 @@ from hfpatch import NonlinearQueryConfig, patch
 from hfpatch.evaluation import HfpatchLM, evaluate, load_tasks
 from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.low_noise import low_noise_scores, low_noise_values, scored_bytes
+from hfpatch.evaluation.metrics import ratio_error
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.surgery.bases import load_base
 from hfpatch.tinyworld.language import documents
@@ -100,7 +101,7 @@ def scored(taught, tokenizer, support, tmp_path_factory):
 
 
 def watch(patched):
-    """Note the tokens of every request that the scorer gets."""
+    """Note the tokens of every scored request."""
     asked, real = [], HfpatchLM._loglikelihood_tokens
 
     def noted(self, requests, *arguments, **options):
@@ -178,9 +179,8 @@ def test_they_are_left_out_where_no_answer_is_known_to_be_right(scored):
     for name in ("unrelated", "unlabelled", "all_right"):
         assert not MEASURED & set(results[name].metrics), name
         assert not any(MEASURED & set(record) for record in records(folder, name))
-    assert {name for name, each in results.items() if set(each.metrics) >= MEASURED} == {
-        "choice", "spaced", "several", "named", "mutual", "blank", "checked",
-    }  # fmt: skip
+    choices = ("choice", "spaced", "several", "named", "mutual", "blank", "checked")
+    assert tuple(name for name, each in results.items() if set(each.metrics) >= MEASURED) == choices
 
 
 def test_an_impossible_answer_has_no_finite_value(scored):
@@ -190,13 +190,13 @@ def test_an_impossible_answer_has_no_finite_value(scored):
     for logs, expected in {(-math.inf, -1.0, -2.0): (-math.inf, 0.0, -math.inf), (-math.inf,) * 3: None}.items():
         sample = {"doc_id": 5, "doc": ROWS[0], "target": 0, "arguments": arguments, "metrics": ["acc"]}
         values = low_noise_values(task, [{**sample, "resps": [[(log, False)] for log in logs]}])
-        (found,) = values.values()
         assert low_noise_scores(values) == {}
+        (bits, probability, margin) = values[5].values()
         if expected is None:
-            assert math.isnan(found["gold_probability"])
-            assert math.isnan(found["margin"])
+            assert math.isnan(probability)
+            assert math.isnan(margin)
         else:
-            assert (found["bits_per_byte"][0], found["gold_probability"], found["margin"]) == expected
+            assert (bits[0], probability, margin) == expected
 
 
 def test_bytes_are_those_of_the_continuation_with_the_white_space_that_moves_to_it(tokenizer, support):
@@ -221,14 +221,12 @@ def test_tasks_of_lm_eval_and_of_the_paper_have_them(taught, tokenizer, data_dir
         answers = [(question, f" {choice}") for choice in row["choices"]["text"]]
         return answers, {row["choices"]["label"].index(row["answerKey"])}
 
-    def last_word(text):
-        return [(text.rpartition(" ")[0], f" {text.rpartition(' ')[2]}")], {0}
-
+    texts = [text.rpartition(" ") for text in support.passages(6)]
+    last_words = [([(context, f" {word}")], {0}) for context, _, word in texts]
     by_hand = {
         "arc_easy": [ask(row, f"Question: {row['question']}\nAnswer:") for row in support.arc(6, 0)],
         "paper_arc_easy": [ask(row, row["question"]) for row in support.arc(6, 50)],
-        "lambada_openai": [last_word(text) for text in list(support.passages(6))],
-        "paper_lambada": [last_word(text) for text in list(support.passages(6))],
+        **dict.fromkeys(("lambada_openai", "paper_lambada"), last_words),
     }
     for name, rows in by_hand.items():
         for (requests, right), record in zip(rows, records(tmp_path, name), strict=True):
@@ -262,13 +260,11 @@ def test_bits_per_byte_find_an_adaptation_that_accuracy_does_not_see(tmp_path):
     before, after = (records(tmp_path / name, "tinyworld_endings") for name in ("before", "after"))
     (worse, sizes), (better, _) = (np.array([row["bits_per_byte"] for row in rows]).T for rows in (before, after))
     right = np.array([new["acc"] - old["acc"] for old, new in zip(before, after, strict=True)])
-    assert standard_errors(better - worse, sizes) > 5 * max(abs(standard_errors(right, np.ones(200))), 1)
-
-
-def standard_errors(differences, weights):
-    """By how many standard errors over documents the ratio of sums differs from 0 (delta method)."""
-    rest = differences - differences.sum() / weights.sum() * weights
-    return differences.sum() / (math.sqrt(len(rest)) * rest.std(ddof=1))
+    bits, accuracy = (
+        each.sum() / weights.sum() / ratio_error(each, weights)
+        for each, weights in ((better - worse, sizes), (right, np.ones(200)))
+    )
+    assert bits > 5 * max(abs(accuracy), 1)
 
 
 def test_what_guessing_gets_is_known_where_choices_are_right_or_wrong(scored):
