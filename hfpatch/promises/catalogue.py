@@ -34,7 +34,7 @@ from peft.utils.hotswap import hotswap_adapter
 from torch import Tensor, nn
 
 from hfpatch.nn import normal_
-from hfpatch.promises.common import in_one_line
+from hfpatch.promises.common import NOT_OURS, in_one_line
 from hfpatch.sites import survey
 from hfpatch.support.modes import keeping_flags
 from hfpatch.surgery.budget import attention_modules
@@ -448,7 +448,7 @@ def kept(base: Base, config: PeftConfig, name: str) -> str | None:
 def peft_calls(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """PEFT's features work on a tiny random twin of the model."""
     if not isinstance(config, MethodConfig):
-        return True, "does not apply: PEFT's own method"
+        return True, NOT_OURS
     small = dataclasses.replace(
         copy.deepcopy(config), layers_to_transform=None, layers_pattern=None, target_modules=None, exclude_modules=None
     )

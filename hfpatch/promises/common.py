@@ -22,6 +22,7 @@ from hfpatch.tuners.model import changed_sites
 BATCH, LENGTH, NEW_TOKENS = 2, 9, 6
 ROUNDING = 1e-4  # relative to the largest logit or gradient, fp32
 COARSE = 0.05  # the same in half precision
+NOT_OURS = "does not apply: PEFT's own method"
 
 Test = Callable[[Any, PeftConfig, Tensor], tuple[bool, str]]
 

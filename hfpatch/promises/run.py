@@ -16,7 +16,7 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.methods import PreProjectionConfig
-from hfpatch.promises import behaviour, catalogue, interface, residual, site
+from hfpatch.promises import behaviour, catalogue, residual, site
 from hfpatch.promises.common import Test, changed_by, example_tokens, in_one_line
 from hfpatch.support.modes import evaluating
 from hfpatch.support.notebook import html_table
@@ -26,8 +26,8 @@ from hfpatch.twins import twin
 
 PROMISES: list[tuple[str, Test]] = [
     ("no-op at init", behaviour.no_op),
-    ("each place keeps dtype and input", interface.results),
-    ("each place works on any device", interface.devices),
+    ("each place keeps dtype and input", behaviour.results),
+    ("each place works on any device", behaviour.devices),
     ("unpatch restores, base never changes", behaviour.unpatch_restores),
     ("attention is where it is declared", site.anatomy),
     ("pure: only the attention sees the change", site.purity),
