@@ -74,7 +74,7 @@ def list_tasks(what: str, include_path: Path | None = None) -> str:
 
 @lru_cache(maxsize=64)
 def entries_of(name: str, added: AddedFolder) -> Index:
-    """Return lm-eval's index entries, by name, that are needed to load a task, a group, a tag or a pattern.
+    """Return the index entries, by name, that lm-eval needs to load a task, a group, a tag or a pattern.
 
     They come from as few folders as possible; lm-eval's tags, and patterns, need the index of all tasks.
 

@@ -40,10 +40,7 @@ def low_noise_values(task: Any, samples: Sequence[Mapping[str, Any]]) -> dict[in
     """Return the low-noise metrics of every document, by ``doc_id``, that the task does not have itself.
 
     All documents have the same ones: if one has no right answer among the choices, or no wrong one, none has any.
-
-    Args:
-        task: lm-eval's task.
-        samples: lm-eval's samples of it, with the arguments of all requests and the responses to them.
+    ``samples`` are lm-eval's, with the arguments of all requests and the responses.
     """
     found: dict[int, Values] = {}
     for sample in samples:

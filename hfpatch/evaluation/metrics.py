@@ -43,11 +43,7 @@ class Metric:
     aggregate: Aggregation | None = None
 
     def ratio_terms(self, values: Sequence[Any]) -> tuple[Array, Array]:
-        """Return ``a`` and ``c``, each (documents,), from the per-document values.
-
-        Raises:
-            ValueError: if they are pairs where the metric has numbers, or the reverse.
-        """
+        """Return ``a`` and ``c``, each (documents,), from values, whose shape must be the metric's (a `ValueError`)."""
         table = np.asarray(values, dtype=np.float64)
         if table.shape[1:] != ((2,) if self.weighted else ()):
             raise ValueError(f"values of shape {table.shape} are not those of a {'weighted ' * self.weighted}mean")

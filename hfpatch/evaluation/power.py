@@ -44,7 +44,7 @@ class Assumed:
     shift: float
 
     def differences(self, reference_sd: float, *, accuracy: bool) -> Differences:
-        """Return the model of the differences, from the standard deviation of the reference's documents."""
+        """Return the model of the differences from the standard deviation of the reference's documents."""
         sd = reference_sd * np.sqrt(2 * (1 - self.correlation))
         return Differences(float(sd), shared=self.shared, shift=float(self.shift * sd), accuracy=accuracy)
 

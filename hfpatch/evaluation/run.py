@@ -140,11 +140,7 @@ def scorer_options(tokenizer: PreTrainedTokenizerBase, settings: EvaluationSetti
 def run_task(
     scorer: HfpatchLM, name: str, task: Any, settings: EvaluationSettings, limit: int | None
 ) -> Mapping[str, Any]:
-    """Let lm-eval run one task on its first documents, and return its output.
-
-    Raises:
-        HfpatchError: if the task has no documents, or its templates fail on one.
-    """
+    """Let lm-eval run one task on its first documents; a document that its templates do not fit is named."""
     if not len(task.eval_docs):
         raise HfpatchError(f"task {name}: has no documents; its data or its filter is empty")
     try:

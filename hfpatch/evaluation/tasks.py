@@ -118,12 +118,7 @@ def load_named(
 
 
 def hub_dataset(name: str, include_path: Path | None = None) -> str | None:
-    """Return the hub data set that a task is defined on, whatever local copy is read; None if there is none.
-
-    Args:
-        name: the task's name.
-        include_path: a folder with more task files; it may be gone.
-    """
+    """Return the hub data set that a task is defined on, if any; ``include_path`` may be gone."""
     try:
         with quiet():
             added = AddedFolder.at(include_path if include_path is not None and include_path.is_dir() else None)
@@ -204,11 +199,7 @@ def _where(name: str, entry: Any) -> str:
 
 
 def local_data() -> dict[str, LocalData]:
-    """Return, by task name, where each task finds its data below a data folder.
-
-    Raises:
-        HfpatchError: if a file of ``eval/local`` has a mistake.
-    """
+    """Return the files of ``eval/local`` by task; a mistake in one is an error."""
     found = [validate(read_yaml(file), LocalData, str(file)) for file in sorted((eval_dir() / "local").glob("*.yaml"))]
     return {task: data for data in found for task in data.tasks}
 
@@ -267,11 +258,7 @@ def read_documents(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def task_documents(tasks: Mapping[str, Any]) -> dict[str, list[TaskDocument]]:
-    """Return every document that tasks evaluate, whatever the limit, by task.
-
-    Args:
-        tasks: lm-eval's tasks, as `load_tasks` returns them.
-    """
+    """Return every document of tasks by task, whatever the limit."""
     with quiet(), templates_compiled_once():
         return {
             name: [TaskDocument(_prompts(task, each), list(_texts(each))) for each in task.eval_docs]
