@@ -20,8 +20,8 @@ from hfpatch.evaluation import HfpatchLM
 from hfpatch.evaluation.cache import computed_with
 from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.paper_tasks import counts_tokens
-from hfpatch.evaluation.prompting import template_arguments
 from hfpatch.evaluation.sample_log import FOLDER
+from hfpatch.evaluation.selection import template_arguments
 from hfpatch.nn.matmul import choose_library
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings

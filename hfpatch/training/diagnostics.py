@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hfpatch.analysis.running import TokenMeans, block_of, norm_ratio
+from hfpatch.analysis.running import TokenMeans, norm_ratio
 from hfpatch.data.blocks import IGNORE, TokenBlocks
 from hfpatch.models.paths import PathOutput, observed
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.records import JsonLines, as_json
 from hfpatch.training.validation import mean_loss
+from hfpatch.tuners.adapters import block_of
 
 DIAGNOSED_BLOCKS = 8
 """How many of the evaluation blocks, the first ones, are measured on."""

@@ -15,9 +15,9 @@ from accelerate import PartialState
 from torch import nn
 from transformers import PreTrainedModel
 
-from hfpatch.analysis.running import block_of
 from hfpatch.sites import count_values
 from hfpatch.training.processes import runs_on_cpu
+from hfpatch.tuners.adapters import block_of
 
 _SIDE = {"cpu": 512, "cuda": 8192}
 _REPEATS = 5
