@@ -1,4 +1,4 @@
-"""What a recipe says about evaluation."""
+"""The section ``evaluation`` of a recipe."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FEWSHOT_SEED = 1234
 
 
 class TaskOptions(Section):
-    """What is particular to one task, or to the tasks of one group."""
+    """Options of one task, or of the tasks of one group."""
 
     limit: Limit | None = None
     """Only its first documents, in place of the ``limit`` of all tasks."""
@@ -101,7 +101,7 @@ class EvaluationSettings(Section):
 
     @model_serializer(mode="wrap")
     def _write(self, write: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202
-        # What changes prompts is left out where it is not used, as in the files of versions that did not have it.
+        # Unused options of prompts are left out, as in the files of versions that did not have them.
         values, fields = write(self), type(self).model_fields
         unused = {key for key in _PROMPTING if values.get(key) == fields[key].get_default(call_default_factory=True)}
         return {key: value for key, value in values.items() if key not in unused}
@@ -113,7 +113,7 @@ class EvaluationSettings(Section):
 
     @property
     def task_options(self) -> dict[str, Any]:
-        """What loading the tasks depends on, besides their names and the data folder."""
+        """The options that tasks are loaded with, besides their names and the data folder."""
         return {
             "num_fewshot": self.num_fewshot,
             "include_path": self.include_path,

@@ -1,4 +1,4 @@
-"""What a recipe says about a model that is pretrained from scratch, beyond its configuration class."""
+"""The section ``architecture`` of a model pretrained from scratch, beyond the keys of its configuration class."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class QuerySettings(Section):
 
 
 class ScratchSettings(Section):
-    """What an architecture section holds besides the keys of its configuration class."""
+    """The keys of an architecture section beside those of the configuration class."""
 
     query: QuerySettings = QuerySettings(path="linear")
     """The query path; left out, the linear W_Q."""
@@ -96,7 +96,7 @@ class ScratchSettings(Section):
 
 
 def split_architecture(architecture: Mapping[str, Any]) -> tuple[ScratchSettings, dict[str, Any]]:
-    """Return what hfpatch reads of an architecture section, and the keys that are left for its configuration class.
+    """Return hfpatch's settings in an architecture section, and the keys of its configuration class.
 
     Raises:
         HfpatchError: if a value is unknown or of the wrong type, or two contradict each other.

@@ -1,4 +1,4 @@
-"""What a recipe says about one source of text: where it is, which part of it, and what its rows are."""
+"""One source of text in a recipe: its place, the part of it that is read, and the format of its rows."""
 
 from __future__ import annotations
 

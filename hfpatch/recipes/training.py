@@ -1,4 +1,4 @@
-"""What a recipe says about training."""
+"""The section ``training`` of a recipe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hfpatch.recipes.data import plan_mistake
 from hfpatch.recipes.strict import Dtype, Section
 
 Group = Literal["pre_projection", "skip", "query", "lora", "other"]
-"""Groups of trained tensors by what they do, each of which may have its own learning rate or dtype."""
+"""Groups of trained tensors by their role, each of which may have its own learning rate or dtype."""
 
 _MARKS: tuple[tuple[str, Group], ...] = (
     ("preproj_skip", "skip"),
@@ -50,7 +50,7 @@ NOT_IDENTITY = frozenset(
 
 
 class LoopSettings(Section):
-    """What every training run has: batches, optimiser, schedule, checkpoints."""
+    """Settings of every training run: batches, optimiser, schedule, checkpoints."""
 
     instead_of: ClassVar[Mapping[str, str]] = {"steps": "epochs", "epochs": "steps"}
 
@@ -111,7 +111,7 @@ class LoopSettings(Section):
 
     @model_serializer(mode="wrap")
     def _one_of_both(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out whichever of ``steps`` and ``epochs`` does not count."""
+        """Leave out the one of ``steps`` and ``epochs`` that is not used."""
         values: dict[str, Any] = handler(self)
         values.pop("epochs" if self.epochs is None else "steps", None)
         return values
@@ -182,7 +182,7 @@ def group_of(name: str) -> Group:
 
 
 def by_group(names: Iterable[str]) -> dict[Group, list[str]]:
-    """Return the names of each group that is there."""
+    """Return the names by group."""
     found: dict[Group, list[str]] = {}
     for name in names:
         found.setdefault(group_of(name), []).append(name)
@@ -190,7 +190,7 @@ def by_group(names: Iterable[str]) -> dict[Group, list[str]]:
 
 
 def loop_mistake(training: LoopSettings) -> str | None:
-    """Return what contradicts itself in a training section, or None."""
+    """Return the contradiction in a training section, or None."""
     micro, batch = training.micro_batch_size, training.batch_size
     if micro is not None and batch % micro:
         return f"training.micro_batch_size is {micro}; must divide training.batch_size ({batch})"
@@ -202,7 +202,7 @@ def loop_mistake(training: LoopSettings) -> str | None:
 
 
 def with_steps(training: AnySettings, blocks: int) -> AnySettings:
-    """Return the settings with the steps that their epochs are on so many blocks; without epochs as they are.
+    """Return the settings with their epochs on so many blocks turned into steps.
 
     Raises:
         HfpatchError: if the steps contradict the other settings.
@@ -217,7 +217,7 @@ def with_steps(training: AnySettings, blocks: int) -> AnySettings:
 
 
 def held_out_mistake(training: LoopSettings, *, measured: bool) -> str | None:
-    """Return what needs held-out text where none is ``measured``, or None."""
+    """Return the mistake of a setting that needs held-out text where none is ``measured``, or None."""
     wanted = ("patience", "keep_best", "diagnose_every")
     key = next((name for name in wanted if getattr(training, name, None)), None)
     if measured or key is None:
