@@ -61,7 +61,7 @@ class ModelSettings(Section):
     revision: str | None = None
     """The hub revision; None takes the newest and records which one it was."""
     dtype: Dtype = "float32"
-    """The dtype the base is loaded in; of a quantised one what its products are computed in."""
+    """The dtype of the base; of a quantised one the dtype of its products."""
     load_in_8bit: bool = False
     """Quantise the linear layers of the base to 8 bits with bitsandbytes (LLM.int8)."""
     load_in_4bit: bool = False
@@ -73,7 +73,7 @@ class ModelSettings(Section):
     attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None = (
         None
     )
-    """How attention is computed; None leaves it to transformers."""
+    """The implementation of attention; None leaves it to transformers."""
     trust_remote_code: bool = False
     """Run code that comes with the model or its tokenizer, such as an exported one's; read it before."""
     device_map: str | dict[str, int | str] | None = None
@@ -138,7 +138,7 @@ class Recipe(Section):
     training: TrainingSettings = TrainingSettings()
     """The optimiser, its schedule and the seeds."""
     tuning: TuningSettings | None = None
-    """What every method is tried at before its final runs; None trains all at ``training.lr``."""
+    """The values that every method is tried at before its final runs; None trains all at ``training.lr``."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """The tasks."""
     retention: RetentionSettings | None = None
@@ -156,8 +156,8 @@ class Recipe(Section):
     methods: Annotated[dict[str, list[dict[str, Any]]], Field(min_length=1)]
     """Each method is a list of parts, ``{type: pre_projection, content_skip: true}``; the baseline is ``[]``."""
     labels: dict[str, str] = Field(default_factory=dict)
-    """What methods are called in the headline, tables, figures and LaTeX; a ``label`` in a method's first part says the
-    same. Files, folders and options use the names above."""
+    """The names of methods in the headline, tables, figures and LaTeX, which a ``label`` in a method's first part gives
+    too. Files, folders and options use the names above."""
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Recipe:

@@ -25,7 +25,7 @@ class DataSettings(TextSource):
 
     source: PathText = "tinyworld/shifted"
     mixture: tuple[WeightedSource, ...] = ()
-    """Several sources in the place of one, each with its ``weight``; what says where a text is then belongs to each."""
+    """Several sources instead of one, each with its ``weight`` and its own keys of a source."""
     chat_template: PathText | None = None
     """A file with the Jinja template of conversations; None takes the tokenizer's own."""
     min_characters: NonNegativeInt = 1

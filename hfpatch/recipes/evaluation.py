@@ -65,7 +65,7 @@ class EvaluationSettings(Section):
     batch_size: PositiveInt = 16
     """Rows of one batch in text generation; scoring counts tokens."""
     token_budget: PositiveInt | None = None
-    """Tokens that are scored at once; None takes what suits the device. It changes no decision."""
+    """Tokens that are scored at once; None chooses them for the device. It changes no decision."""
     max_length: PositiveInt | None = None
     """Longest row in tokens; None takes the model's own."""
     allow_unknown_base: bool = False

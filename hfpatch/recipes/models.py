@@ -42,7 +42,7 @@ class QuerySettings(Section):
     anchor: Literal["identity", "weight"] = "identity"
     """``identity``: A = x and W_Q is gone, which needs d_q = d; ``weight``: A = x W_Q, trained too."""
     source: Literal["attention", "mlp"] = "attention"
-    """What f reads: ``attention`` is x; ``mlp`` is the first d hidden activations of the previous block's MLP, with
+    """The input of f: ``attention`` is x; ``mlp`` is the first d hidden activations of the previous block's MLP, with
     f = h[0:d] W'. The first block has none before it and reads x."""
     activation: Literal["gelu", "relu", "relu2", "silu", "identity"] = "gelu"
     """g; ``identity`` makes f linear, the capacity-matched control."""

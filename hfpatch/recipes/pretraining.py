@@ -62,7 +62,7 @@ class _Pretraining(Section):
     data: DataSettings
     """The training text."""
     evaluation_data: DataSettings | None = None
-    """Text whose loss is measured, only what it holds out if it does so; None takes what ``data`` holds out."""
+    """Text whose loss is measured: its held-out documents, or else all of it; None takes those held out of ``data``."""
     evaluation_blocks: PositiveInt | None = None
     """Measure the loss on so many blocks of that text, drawn once for all runs; None takes all of it."""
     training: PretrainSettings = PretrainSettings()
@@ -117,7 +117,7 @@ class StudyRecipe(_Pretraining):
     baseline: str
     """The variant that all others are compared with."""
     variants: Annotated[dict[str, Variant], Field(min_length=2)]
-    """What is compared with each other; the reports keep their order."""
+    """The variants to compare, in the order of the reports."""
     sweep: dict[str, list[Any]] = Field(default_factory=dict)
     """Keys of ``training`` and the values that each variant is trained with, in every combination:
     ``{lr: [1e-3, 2e-3], weight_decay: [0.1, 0.03125]}``."""

@@ -57,7 +57,7 @@ class LoopSettings(Section):
     steps: PositiveInt
     """Optimiser steps."""
     epochs: PositiveFloat | None = None
-    """In the place of ``steps``: how often each block is seen, on average over a mixture; rounded up to whole steps."""
+    """Instead of ``steps``: how often each block is seen, on average over a mixture; rounded up to whole steps."""
     batch_size: PositiveInt = 16
     """Blocks that one optimiser step sees, over all processes and accumulation steps together."""
     micro_batch_size: PositiveInt | None = None
@@ -131,11 +131,11 @@ class TrainingSettings(LoopSettings):
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
     """One run per seed; a seed fixes initialisation and batch plan for every method alike."""
     on_bad_loss: Literal["record", "skip", "stop"] = "record"
-    """What a loss or a gradient that is NaN or infinite does. ``record``: the run ends there and counts as diverged,
+    """The answer to a loss or gradient that is NaN or infinite. ``record``: the run ends there and counts as diverged,
     which is a result: no patch, no scores, its step in the reports. ``skip``: the update is left out and counted.
     ``stop``: an error that names the blocks of the step."""
     trainable_dtype: Dtype = "float32"
-    """The dtype of what is trained. bfloat16 loses most small updates; it is here to reproduce results that used it."""
+    """The dtype of trained tensors. bfloat16 loses most small updates; it is here to reproduce results that used it."""
     trainable_dtypes: dict[Group, Dtype] = Field(default_factory=dict)
     """The dtype of single tensor groups (pre_projection, skip, query, lora, other) where it differs from
     ``trainable_dtype``."""
