@@ -50,11 +50,7 @@ class Part:
 
 
 class JoinedRows:
-    """Arrays of rows read as one array: by an index, or by an array of indices.
-
-    Args:
-        arrays: (rows, block_size) each, in memory, mapped or broadcast.
-    """
+    """Arrays (rows, block_size), in memory, mapped or broadcast, read as one: by an index or an array of indices."""
 
     def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
         self.arrays = list(arrays)

@@ -75,11 +75,7 @@ class Digests:
 
 
 class Digester:
-    """Digests texts and token ids.
-
-    Args:
-        tokenizer: its normalizer (lower case, Unicode forms) is applied first; None compares texts as they are.
-    """
+    """Digests token ids, and texts after the tokenizer's normalizer (lower case, Unicode forms), if it has one."""
 
     def __init__(self, tokenizer: Any = None) -> None:
         self._tokenizer = tokenizer

@@ -38,12 +38,12 @@ def split_pieces(begins: Integers, lengths: Integers, block_size: int) -> Intege
     """Cut documents into pieces of at most ``block_size`` tokens.
 
     Args:
-        begins: (documents,) where each begins in a flat array of tokens.
+        begins: (documents,) start of each in a flat array of tokens.
         lengths: (documents,) tokens of each.
         block_size: the longest piece.
 
     Returns:
-        (pieces, 2) start in the flat array and length. Pieces of a single token are left out.
+        (pieces, 2) start in the flat array and length; pieces of a single token are left out.
     """
     counts = -(-lengths // block_size)
     documents = np.repeat(np.arange(len(lengths)), counts)
@@ -103,12 +103,8 @@ def packing_obstacle(model: PreTrainedModel, block_size: int) -> str | None:
     another batch. For the test such layers compute with dequantised weights and unrounded inputs. If a text still
     depends on its batch as much as on packing, the test is inconclusive.
 
-    Args:
-        model: a causal language model.
-        block_size: tokens of a row in training; shorter rows are tried where they tell as much.
-
-    Returns:
-        Why the model cannot be trained on packed rows, or None if it can.
+    Returns why the model cannot be trained on packed rows of ``block_size`` tokens, or None if it can. Shorter rows are
+    tried where they show as much.
     """
     try:
         with evaluating(model), _inputs_unrounded(model):

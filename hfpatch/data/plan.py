@@ -56,11 +56,7 @@ class BatchPlan:
         return digest.hexdigest()
 
     def check(self, blocks: int) -> None:
-        """Check that the plan was drawn for this number of blocks.
-
-        Raises:
-            HfpatchError: if it was not.
-        """
+        """Refuse another number of blocks than the plan was drawn for."""
         if blocks != self.blocks:
             raise HfpatchError(
                 f"the batch plan was drawn for {self.blocks} blocks and the data has {blocks}: "

@@ -45,13 +45,10 @@ class Rows:
     def documents(self, rows: Iterable[tuple[str, dict[str, Any]]], source: str) -> Iterator[str]:
         """Yield the document of each row; rows with a null, or without text to learn, are left out, with a warning.
 
-        Args:
-            rows: the place of each row, for messages, and the row.
-            source: the name of the source, for messages.
+        Messages name the ``source`` and the place that is given with each row.
 
         Raises:
-            HfpatchError: if a column of a row is missing or of another format, with the place; or if every row is left
-                out.
+            HfpatchError: if a column of a row is missing or of another format, or every row is left out.
         """
         found, skipped = False, 0
         try:

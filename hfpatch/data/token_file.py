@@ -281,11 +281,7 @@ def sidecar(path: Path) -> Path:
 
 
 def check_free(path: Path) -> None:
-    """Check that a token file can be written to a path, before the text is read.
-
-    Raises:
-        HfpatchError: if it is no ``.bin``, or it or its sidecar exists.
-    """
+    """Refuse a path of a token file that is no ``.bin``, or that exists or has a sidecar, before the text is read."""
     if path.suffix != TOKEN_FILE:
         raise HfpatchError(f"{path}: the name of a token file must end with {TOKEN_FILE}")
     for file in (path, sidecar(path), path.with_suffix(DOCUMENTS)):

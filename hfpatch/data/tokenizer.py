@@ -92,22 +92,14 @@ def tokenize_in_parts(
 
 
 def end_of_text(tokenizer: PreTrainedTokenizerBase, *, append: bool) -> int | None:
-    """Return the end-of-text token to append, or None.
-
-    Raises:
-        HfpatchError: if there is none to append.
-    """
+    """Return the end-of-text token to append, or None; HfpatchError if the tokenizer has none to append."""
     if append and tokenizer.eos_token_id is None:
         raise HfpatchError("the tokenizer has no end-of-text token; set data.append_eos=false or set its eos_token")
     return tokenizer.eos_token_id if append else None
 
 
 def check_tokenizer(model: Any, tokenizer: Any) -> None:
-    """Check that a tokenizer has tokens, and an embedding for each.
-
-    Raises:
-        HfpatchError: if it does not.
-    """
+    """Refuse a tokenizer without tokens of its own, or with tokens that have no embedding."""
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise HfpatchError(
             "the tokenizer has only special tokens, like the one that transformers creates if the model's folder has "
@@ -121,11 +113,7 @@ def check_tokenizer(model: Any, tokenizer: Any) -> None:
 
 
 def join_rows(rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> TokenStream:
-    """Return documents of a tokenizer's ids as one stream.
-
-    Raises:
-        HfpatchError: if its vocabulary does not have one of the ids.
-    """
+    """Return documents of a tokenizer's ids as one stream; HfpatchError if its vocabulary does not have one of them."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     ids = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
     if (found := int(ids.max(initial=0))) > (largest := largest_id(tokenizer)):

@@ -21,15 +21,7 @@ def refuse_code(values: dict[str, Any], said: Collection[str], source: str) -> N
 
     Such code are a user's methods (``module:Class``), task files (their templates are code, too, and ``!function``
     names more), the modelling code of a model or a tokenizer, attention kernels of the hub, and code that a model
-    writes.
-
-    Args:
-        values: the recipe's content.
-        said: keys that the user gave beside the file.
-        source: the recipe's file.
-
-    Raises:
-        HfpatchError: naming each key.
+    writes. Keys that the user ``said`` beside the file ``source`` are allowed; the error names each other one.
     """
     below = tuple(f"{key}." for key in said)
     named = []

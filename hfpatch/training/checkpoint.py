@@ -141,11 +141,7 @@ def stored_origins(folder: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def checkpoint_at(folder: Path, step: int) -> Checkpoint:
-    """Return the checkpoint of one step.
-
-    Raises:
-        HfpatchError: if it is not there or damaged.
-    """
+    """Return the checkpoint of one step; HfpatchError if it is missing or damaged."""
     return _read_whole(folder / _name(step))[0]
 
 
@@ -172,11 +168,7 @@ def load_trainables(checkpoint: Checkpoint, parameters: Parameters) -> None:
 def load_optimizer(
     checkpoint: Checkpoint, parameters: Parameters, optimizer: torch.optim.Optimizer, scheduler: LRScheduler
 ) -> None:
-    """Restore the optimiser's moments and groups and the schedule's place.
-
-    Raises:
-        HfpatchError: if a file is damaged.
-    """
+    """Restore the optimiser's moments and groups and the schedule's place; HfpatchError if a file is damaged."""
     for key, value in _load(checkpoint.folder / _OPTIMIZER).items():
         name, _, entry = key.rpartition(_SEPARATOR)
         parameter = parameters[name]

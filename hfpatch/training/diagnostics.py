@@ -43,11 +43,8 @@ def counting_survival(
 
     A weight survives when it differs, in its own dtype, before and after the step. Low precision rounds small
     updates away: bfloat16 keeps 8 bits, so it loses any below about 1/256 to 1/512 of the weight. Weights without a
-    gradient (LoRA's A at the first step, say) are not counted.
-
-    Args:
-        counts: group -> (changed, with gradient) so far; updated in place.
-        parameters: the trained tensors by name.
+    gradient (LoRA's A at the first step, say) are not counted. ``counts``, group -> (changed, with gradient), is
+    updated in place.
     """
     before = {
         name: (whole(parameter.detach()).clone(), whole(parameter.grad) != 0)

@@ -126,12 +126,8 @@ class TrainingLoop:
     """The remaining steps of a run, on the launcher's processes.
 
     accelerate wraps the model (DDP, FSDP2, DeepSpeed, torch.compile) and communicates between processes; the order of
-    operations is all here.
-
-    Args:
-        model: the model to train, within :func:`prepared`.
-        run: the run, its folder opened.
-        speed_limit: the machine's, in tokens a second; trackers get the share of it that a step reached.
+    operations is all here. The model is within :func:`prepared`, the run's folder opened; ``speed_limit`` is the
+    machine's in tokens a second, of which trackers report a step's share.
     """
 
     def __init__(self, model: PreTrainedModel, run: Run, speed_limit: float) -> None:

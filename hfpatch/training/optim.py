@@ -13,11 +13,7 @@ from hfpatch.recipes.training import Group, LoopSettings, by_group, group_of
 
 
 def trainable_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return the trainable parameters by name, each tied tensor once.
-
-    Raises:
-        HfpatchError: if there is none.
-    """
+    """Return the trainable parameters by name, each tied tensor once; HfpatchError if there is none."""
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not parameters:
         raise HfpatchError("the model has nothing to train: every parameter is frozen; patch it first")

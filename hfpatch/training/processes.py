@@ -49,13 +49,9 @@ def start_processes(precision: tuple[str, str] = _OF_RECIPES) -> PartialState:
 
 
 def start_ranks(*, split: bool = False) -> Ranks:
-    """Join the other processes as the ranks of one evaluation; later calls return the same ranks.
+    """Join the other processes as the ranks of one evaluation, as `start_processes`; later calls return the same ranks.
 
-    Args:
-        split: every process holds a piece of the model, as in tensor parallelism.
-
-    Raises:
-        HfpatchError: as `start_processes`.
+    With ``split`` every process holds a piece of the model, as in tensor parallelism.
     """
     return _ranks(split)
 

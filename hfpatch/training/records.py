@@ -124,11 +124,7 @@ class JsonLines:
     path: Path
 
     def write(self, values: Sequence[Mapping[str, Any]]) -> None:
-        """Append lines and flush them.
-
-        Raises:
-            HfpatchError: if the file cannot be written.
-        """
+        """Append lines and flush them; HfpatchError if the file cannot be written."""
         try:
             with self.path.open("a", encoding="utf-8") as stream:
                 stream.write("".join(json.dumps(value) + "\n" for value in values))
@@ -136,11 +132,7 @@ class JsonLines:
             raise HfpatchError(f"{self.path}: cannot be written ({error.strerror}); free space and resume") from error
 
     def values(self) -> list[dict[str, Any]]:
-        """Return all whole lines; a last line that a crash cut off is left out, a missing file has none.
-
-        Raises:
-            HfpatchError: if a line is damaged.
-        """
+        """Return all lines but a last one that a crash cut off; HfpatchError if another one is damaged."""
         return self._parsed(_parse)
 
     def values_until(self, step: int) -> list[dict[str, Any]]:
@@ -151,11 +143,7 @@ class JsonLines:
         ]
 
     def keep(self, step: int, *, complete: bool) -> None:
-        """Drop the lines of later steps than ``step``; before the first step, all.
-
-        Raises:
-            HfpatchError: if the lines up to ``step`` are not ``complete``.
-        """
+        """Drop the lines after ``step``, at 0 all; HfpatchError if the lines up to it are not ``complete``."""
         if not complete:
             raise HfpatchError(
                 f"{self.path}: lines up to step {step} are missing or damaged; delete the run and start again"
@@ -220,11 +208,7 @@ class MetricsFile(JsonLines):
         self.write([{name: value for name, value in as_json(asdict(record)).items() if value is not None}])
 
     def read(self) -> list[StepRecord]:
-        """Return all whole lines; a last line that a crash cut off is left out.
-
-        Raises:
-            HfpatchError: if a line is damaged.
-        """
+        """Return all records, as `values`."""
         return self._parsed(_parse_record)
 
     def last(self) -> StepRecord | None:
@@ -238,10 +222,6 @@ class MetricsFile(JsonLines):
         return _parse_record(lines[-1]) if lines else None
 
     def truncate(self, step: int) -> None:
-        """Drop the lines after ``step``; before the first step, all.
-
-        Raises:
-            HfpatchError: if a line up to ``step`` is missing or damaged.
-        """
+        """Drop the lines after ``step``; HfpatchError if one up to it is missing or damaged."""
         steps = [value["step"] for value in self.values_until(step) if value["step"]]
         self.keep(step, complete=steps == list(range(1, step + 1)))

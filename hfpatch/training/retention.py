@@ -54,12 +54,8 @@ def compare_logits(slices: Slices, targets: Tensor, vocabulary: int) -> Change:
         s = sum_v exp(a_v - m)                             t = sum_v exp(a_v - m) (a_v - b_v)
         KL = t / s - (m + log s) + (n + log sum_v exp(b_v - n))
 
-    where m and n are the largest logits; where m grows, s and t shrink in proportion. The sums are fp64.
-
-    Args:
-        slices: gives the logits.
-        targets: (tokens,) the token ids that are predicted.
-        vocabulary: the number of logits.
+    where m and n are the largest logits; where m grows, s and t shrink in proportion. The sums are fp64. ``targets``
+    (tokens,) are the ids that are predicted, of a ``vocabulary`` of so many tokens.
     """
     rows, width = _TILES.get(targets.device.type, _TILES["cuda"])
     found = []

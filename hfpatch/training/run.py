@@ -163,11 +163,7 @@ def check_run(model: PreTrainedModel, run: Run) -> None:
 
 
 def check_deepspeed(run: Run) -> None:
-    """Refuse options that need the optimiser's state or the gradients, which DeepSpeed does not show.
-
-    Raises:
-        HfpatchError: naming it.
-    """
+    """Refuse options that need the optimiser's state or the gradients, which DeepSpeed does not show."""
     if run.checkpoint is not None and (under_deepspeed() or not run.checkpoint.resumable):
         raise HfpatchError(
             f"{run.checkpoint.folder}: a run under DeepSpeed cannot be resumed, as the optimiser's state stays inside "
@@ -179,11 +175,7 @@ def check_deepspeed(run: Run) -> None:
 
 
 def check_blocks(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlocks | None = None) -> None:
-    """Refuse blocks that the model cannot take.
-
-    Raises:
-        HfpatchError: if they are longer than its context, or it cannot keep packed documents apart.
-    """
+    """Refuse blocks that are longer than the model's context, or whose packed documents it cannot keep apart."""
     check_context(model, blocks, held_out)
     several = len(blocks.sizes) > len(blocks)
     if blocks.layout == "packed" and several and (why := packing_obstacle(model, blocks.block_size)):
@@ -194,11 +186,7 @@ def check_blocks(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlo
 
 
 def check_context(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlocks | None = None) -> None:
-    """Refuse blocks that are longer than the context of the model, which may lie on the meta device.
-
-    Raises:
-        HfpatchError: if they are.
-    """
+    """Refuse blocks that are longer than the context of the model, which may be on the meta device."""
     longest = max(each.block_size for each in (blocks, held_out) if each is not None)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and longest > limit:

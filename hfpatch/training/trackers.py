@@ -16,11 +16,7 @@ from hfpatch.training.run import Run
 
 
 def check_trackers(names: tuple[str, ...]) -> list[Any]:
-    """Return a new object of each tracker.
-
-    Raises:
-        HfpatchError: if one is unknown or not installed.
-    """
+    """Return a new object of each tracker; HfpatchError if one is unknown or not installed."""
     try:
         return [tracker() for tracker in get_reporting_integration_callbacks(list(names))]
     except (ValueError, RuntimeError, ImportError) as error:
