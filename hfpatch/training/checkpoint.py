@@ -189,8 +189,8 @@ def _read_whole(path: Path) -> tuple[Checkpoint, dict[str, Any]]:
     check_manifest(path)
     content = read_json(path / _STATE)
     try:
-        state = LoopState(**content["state"])
-        state.survival = {group: (changed, moved) for group, (changed, moved) in state.survival.items()}
+        survival = {group: (changed, moved) for group, (changed, moved) in content["state"]["survival"].items()}
+        state = LoopState(**{**content["state"], "survival": survival})
         return Checkpoint(path, content["step"], state, content["resumable"]), dict(content["identity"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise HfpatchError(f"{path / _STATE}: damaged, as it is no state of a run ({error!r})") from error
