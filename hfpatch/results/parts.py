@@ -96,7 +96,7 @@ class TrainResult(Part):
         tokens_per_s: ``tokens / wall_s``.
         peak_memory_bytes: CUDA's peak, or the process's resident peak; of the last session only.
         update_survival: share of weights that an optimiser step really changed, by group and for ``all``;
-            see :class:`hfpatch.training.survival.UpdateSurvival`.
+            see :func:`hfpatch.training.diagnostics.counting_survival`.
         final_eval_loss: nats per token on the evaluation blocks at the end, where there are any.
         best_eval_loss: the lowest of all evaluations, where there were any.
         best_step: the step after which it was measured.

@@ -7,7 +7,7 @@ from typing import Any
 
 from hfpatch.evaluation import TaskResult, check_known_scores, unknown_base
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.controls import controls_of
+from hfpatch.recipes.pairs import controls_of
 from hfpatch.results.cautions import PRODUCTS, floor_cautions, rates_sentence
 from hfpatch.results.comparison import MATCHED
 from hfpatch.results.identity import computed_differently

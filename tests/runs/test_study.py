@@ -16,7 +16,7 @@ from tiny_runs import GPT2, Nothing, Stop, lines, refused
 from tiny_runs import numbers as without_times
 
 from hfpatch.models import load_scratch
-from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_recipe
+from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_or_study
 from hfpatch.results.schema import Improvement, StudyRun
 from hfpatch.runs import pretrain, pretrain_study
 from hfpatch.runs.plan import planned_runs
@@ -141,7 +141,7 @@ def test_variants_trained_by_themselves_make_the_same_study(straight, tmp_path, 
 def test_a_run_by_itself_is_the_run_of_the_study(straight, tmp_path):
     out, _ = straight
     folder = out / "runs" / "nonlinear" / "seed-1"
-    recipe = load_pretrain_recipe(folder / "recipe.yaml")
+    recipe = load_pretrain_or_study(folder / "recipe.yaml")
     assert isinstance(recipe, PretrainRecipe)
     pretrain(recipe, tmp_path / "alone")
     ours, theirs = (load_file(place / "model" / "model.safetensors") for place in (tmp_path / "alone", folder))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from hfpatch.recipes.controls import Control, controls_of
+from hfpatch.recipes.pairs import Control, controls_of
 from hfpatch.reporting.document import Column, Finding, Findings, Row, Section, Table, Text, Tone
 from hfpatch.reporting.numbers import NOTHING, Scale, count, decimal, listed, metric_text, scale_of
 from hfpatch.results.held_out import HELD_OUT

@@ -35,10 +35,10 @@ def launch(job: Job, unit: Unit) -> Outcome:
         Terminated: if this process was asked to end; a checkpoint has been written then.
     """
     from hfpatch.runs.engines.worker import Outcome
-    from hfpatch.training.interruption import SigtermWatch, Terminated
+    from hfpatch.training.interruption import Terminated, watch_sigterm
 
     processes, config = job.processes, None if unit.action in MEASURING else job.launch_config
-    with tempfile.TemporaryDirectory(prefix="hfpatch-") as name, SigtermWatch() as sigterm:
+    with tempfile.TemporaryDirectory(prefix="hfpatch-") as name, watch_sigterm() as sigterm:
         folder = Path(name)
         (folder / _TASK).write_bytes(pickle.dumps((replace(job, processes=1), unit, new_holder())))
         with (folder / _OUTPUT).open("wb") as output:

@@ -25,7 +25,7 @@ from hfpatch.runs.engines.workers import Worker, Workers
 from hfpatch.runs.locks import new_holder, take_back
 from hfpatch.runs.plan import MEASURING, Unit, training_steps
 from hfpatch.runs.session import Session
-from hfpatch.training.interruption import SigtermWatch, Terminated
+from hfpatch.training.interruption import Terminated, watch_sigterm
 from hfpatch.training.processes import CPU_ONLY, start_processes
 from hfpatch.training.records import MetricsFile
 
@@ -188,7 +188,7 @@ class _Dispatch:
         self._sort()
         self.session.progress.opened(self.workers.describe(), self.schedule.open)
         try:
-            with SigtermWatch() as sigterm:
+            with watch_sigterm() as sigterm:
                 while self.schedule.open:
                     if sigterm.asked:
                         raise Terminated(None)
