@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hfpatch.errors import HfpatchError
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.held_out import HELD_OUT
-from hfpatch.results.parts import Comparison, GroupResult, TaskResult
+from hfpatch.results.parts import HELD_OUT, Comparison, GroupResult, TaskResult
 from hfpatch.results.schema import EvaluationResults
 from hfpatch.results.study import StudyResults
 from hfpatch.results.verdicts import Verdict

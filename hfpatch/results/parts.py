@@ -19,6 +19,11 @@ from pydantic import (
 SCHEMA: Literal[2] = 2
 """The version of the layout; a file of another one is refused."""
 
+HELD_OUT = "held_out_text"
+"""The task under which results have the loss on the documents that ``data.held_out`` keeps out of training."""
+NATS_PER_TOKEN = "nats_per_token"
+"""Its metric: of a document the pair (log-likelihood, tokens); the score is ``-Σ log-likelihood / Σ tokens``."""
+
 Values = dict[str, Any]
 """Settings, versions and the like, as they are in recipes and libraries."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, computed_field
 
 from hfpatch.results.comparison import (
+    Choice,
     ComparisonResults,
     Curve,
     LayerSeries,
@@ -22,6 +23,8 @@ from hfpatch.results.comparison import (
     Run,
     SizeMatch,
     Task,
+    Trial,
+    Tuning,
 )
 from hfpatch.results.parts import (
     SCHEMA,
@@ -48,7 +51,6 @@ from hfpatch.results.study import (
     Variant,
     VariantParameters,
 )
-from hfpatch.results.tuning import Choice, Trial, Tuning
 from hfpatch.results.verdicts import Measure, Verdict, deciding, judge
 
 if TYPE_CHECKING:

@@ -74,12 +74,17 @@ def check(
         name, loaded = f"a tiny random twin of {model.full_name}", twin(config)
     else:
         name, loaded = model.full_name, load_model(model).model
+
+    def show(method: str, promise: str, done: int, total: int) -> None:
+        progress.evaluating(method, promise)
+        progress.scored(method, promise, done, total)
+
     reports: list[CheckReport] = []
     refused: dict[str, str] = {}
     for each in parts:
         try:
             method = build_method(loaded, {"checked": [each]}, "checked")
-            report = run_promises(loaded, method.configs[0], watch=partial(_show, progress, str(each["type"])))
+            report = run_promises(loaded, method.configs[0], watch=partial(show, str(each["type"])))
             reports.append(replace(report, model=name))
             progress.finished(str(each["type"]), "" if report.passed else "broken promises")
         except HfpatchError as error:
@@ -89,8 +94,3 @@ def check(
     if not reports:
         raise HfpatchError(next(iter(refused.values())))
     return CheckOutcome(reports, refused)
-
-
-def _show(progress: Progress, method: str, promise: str, done: int, total: int) -> None:
-    progress.evaluating(method, promise)
-    progress.scored(method, promise, done, total)

@@ -19,9 +19,8 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import Point, PretrainRecipe, StudyRecipe, point_name
 from hfpatch.recipes.tuning import Edge
-from hfpatch.runs.folder import RunPaths
+from hfpatch.runs.folder import AnyRecipe, RunPaths
 from hfpatch.runs.locks import WHOLE, run_lock
-from hfpatch.runs.recipe_changes import AnyRecipe
 
 Action: TypeAlias = Literal["tune", "train", "evaluate", "retain", "rewind", "check_baseline", "pretrain"]
 MEASURING = ("evaluate", "retain", "rewind")

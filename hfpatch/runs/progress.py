@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from hfpatch.training.records import StepRecord
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hfpatch.training.records import StepRecord
 
 
 class Progress:

@@ -20,7 +20,7 @@ from hfpatch.data.blocks import TokenBlocks
 from hfpatch.models.attention import fast_attention
 from hfpatch.nn.matmul import fast_matmul
 from hfpatch.recipes.retention import task_of
-from hfpatch.results.held_out import HELD_OUT
+from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.records import write_values
 from hfpatch.results.retention import KL
 from hfpatch.results.schema import Method, Retention, RetentionPoint, Rewound, TaskResult

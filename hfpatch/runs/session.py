@@ -9,12 +9,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from hfpatch.runs.folder import check_folder, discard_failed_start
+from hfpatch.runs.folder import adds_documents, changes, check_folder, discard_failed_start, reopen
 from hfpatch.runs.identity import check_run, check_scores, check_shared, stored_library, write_shared
 from hfpatch.runs.locks import Holder, hold, hold_shared
 from hfpatch.runs.plan import Plan, Unit
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.recipe_changes import adds_documents, changes, reopen
 from hfpatch.support.cpu import pinned_library
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock

@@ -14,7 +14,7 @@ from hfpatch.data.plan import BatchPlan
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import point_name
 from hfpatch.recipes.tuning import Edge, Values
-from hfpatch.results import tuning as results
+from hfpatch.results import schema as results
 from hfpatch.runs.folder import RunPaths, diverged_step
 from hfpatch.runs.plan import PlannedRun, Round
 from hfpatch.support.files import read_json

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from tiny_runs import NEOX, Nothing, Stop, Trained, lines, numbers, refused, save_base, small_recipe
 from torch.nn.functional import cross_entropy
 
-import hfpatch.runs.cautions
 import hfpatch.runs.comparison
 import hfpatch.runs.train_eval
 import hfpatch.support.files
@@ -28,8 +27,8 @@ from hfpatch.results import load_results
 from hfpatch.results.identity import COMPUTED_WITH, OF_BASE, OF_TASK
 from hfpatch.results.records import read_values
 from hfpatch.runs import compare, pretrain, train
+from hfpatch.runs.folder import changes
 from hfpatch.runs.plan import plan_comparison
-from hfpatch.runs.recipe_changes import changes
 from hfpatch.runs.session import open_runs
 from hfpatch.runs.train_eval import ComparisonSession
 from hfpatch.support.files import read_json, write_json
@@ -283,7 +282,7 @@ def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe,
 
 def test_units_may_run_in_any_order_that_their_needs_allow(straight, recipe, tmp_path, no_report):
     plan, log, done = plan_comparison(recipe, tmp_path / "out"), Trained(), []
-    session = ComparisonSession(recipe, plan, log)
+    session = ComparisonSession(plan, log)
     with open_runs(session, resume=False):
         while left := [unit for unit in plan.units if unit not in done]:
             done.append(next(unit for unit in reversed(left) if all(need in done for need in unit.needs)))
@@ -416,7 +415,8 @@ def test_train_leaves_what_compare_takes_up(straight, recipe, tmp_path, no_repor
 def test_a_base_off_its_known_score_stops_before_any_training(model_folder, tmp_path, monkeypatch, no_report):
     methods = {name: METHODS[name] for name in ("baseline", "pre_projection")}
     recipe = make_recipe(model_folder, methods)
-    monkeypatch.setattr(hfpatch.runs.cautions, "check_known_scores", lambda *_, **__: ["The base scores too low."])
+    for module in ("hfpatch.evaluation", "hfpatch.runs.results"):
+        monkeypatch.setattr(f"{module}.check_known_scores", lambda *_, **__: ["The base scores too low."])
     log = Trained()
     message = refused(compare, recipe, tmp_path / "out", progress=log)
     assert "The base scores too low." in message

@@ -20,7 +20,7 @@ from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretra
 from hfpatch.results.schema import Improvement, StudyRun
 from hfpatch.runs import pretrain, pretrain_study
 from hfpatch.runs.plan import planned_runs
-from hfpatch.runs.study_results import _rows, improvement
+from hfpatch.runs.study import _rows, improvement
 from hfpatch.support.files import read_json
 
 STUDY = {

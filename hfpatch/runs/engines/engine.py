@@ -1,8 +1,13 @@
-"""What every engine has in common, and how it works in this process alone."""
+"""Engines execute the units of a plan: `Engine` in this process, `Parallel` in workers, whose interface is here."""
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from typing import Protocol
+
+from hfpatch.runs.engines.worker import Job, Outcome, Place
 from hfpatch.runs.locks import Holder
+from hfpatch.runs.plan import Unit
 from hfpatch.runs.session import Session
 
 
@@ -44,3 +49,61 @@ class Engine:
 
     def close(self) -> None:
         """End what `connect` and `execute` started; called whatever happened."""
+
+
+class Worker(Protocol):
+    """A process, perhaps on another machine, that works on one unit at a time.
+
+    The futures raise if the process has ended, and for no other reason.
+    """
+
+    def start(self) -> Future[Place]:
+        """Start the process; where it is, is known once its devices are free for it."""
+
+    def submit(self, unit: Unit) -> Future[Outcome]:
+        """Let it work on a unit."""
+
+    def terminate(self) -> None:
+        """Ask it to save a checkpoint and end, as far as it can be asked."""
+
+    def kill(self) -> None:
+        """End it at once; without effect if it has ended."""
+
+    def leave(self) -> None:
+        """Let it end, as it has nothing to do any longer."""
+        self.kill()
+
+
+class Workers(Protocol):
+    """Makes workers."""
+
+    def connect(self) -> None:
+        """Find the devices that the runs ask for.
+
+        Raises:
+            HfpatchError: if they are not there.
+        """
+
+    def check(self, job: Job) -> None:
+        """Check what workers on other machines need, after the run folder was written and before the first of them.
+
+        Raises:
+            HfpatchError: if something is missing.
+        """
+        return
+
+    def room(self) -> int:
+        """Return how many workers there may be at a time; it may change with the machines."""
+
+    def make(self, job: Job, number: int) -> Worker:
+        """Make a worker in place ``number``, counted from 0; there is no other in it."""
+
+    def threads(self) -> int | None:
+        """Return torch's threads of each process; None leaves them."""
+
+    def describe(self) -> str:
+        """Return where and how many runs are worked on at a time."""
+
+    def close(self) -> None:
+        """Give back what `connect` opened; all workers have ended."""
+        return

@@ -12,9 +12,9 @@ from multiprocessing import get_context
 import torch
 
 from hfpatch.errors import HfpatchError
+from hfpatch.runs.engines.engine import Worker, Workers
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.worker import Job, Outcome, Place, begin, place, work
-from hfpatch.runs.engines.workers import Worker, Workers
 from hfpatch.runs.plan import Unit
 from hfpatch.support.cpu import count_cores
 from hfpatch.training.processes import CPU_ONLY
@@ -47,12 +47,6 @@ class Processes(Workers):
             raise HfpatchError(
                 f"--jobs {self.jobs} with --cpus-per-run {cpus}: this machine has {cores} cores; lower one of them"
             )
-
-    def check(self, job: Job) -> None:
-        """Do nothing: they see what this process sees."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
     def room(self) -> int:
         """Return the number asked for."""

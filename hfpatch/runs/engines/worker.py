@@ -8,19 +8,23 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 import traceback
 import warnings
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs.engines.launching import launch
+from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.locks import Holder, hold
 from hfpatch.runs.plan import Unit, plan_comparison, plan_pretraining
+from hfpatch.runs.progress import Progress
+from hfpatch.support.files import read_json, write_json
 
 if TYPE_CHECKING:
     from hfpatch.runs.session import Session
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 _PACKAGE = str(Path(__file__).parents[2])
 _LOCK_WAIT_S = 20.0
 """How long to wait for a lock: the worker that had the run before may be about to end."""
+SCORED_S = 1.0
+"""How often a worker writes how far its evaluation is."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,50 @@ class Outcome:
     warnings: tuple[str, ...] = ()
 
 
+class Scored(NamedTuple):
+    """How many requests of a task are scored."""
+
+    task: str
+    done: int
+    total: int
+
+
+class UnitProgress(Progress):
+    """The progress of one unit in a worker: how far an evaluation is, in its file, and the run in one line.
+
+    The file is beside the answers of a run so far; it goes with them when the evaluation is complete.
+
+    Args:
+        run: the run's folder; None in processes that write nothing.
+    """
+
+    def __init__(self, run: Path | None) -> None:
+        self.summary: str | None = None
+        self._run, self._last = run, -SCORED_S
+
+    def scored(self, run: str, task: str, done: int, total: int) -> None:
+        """Write how far it is, unless that was done just now; a disk that is full is reported by what must be kept."""
+        if self._run is not None and time.monotonic() - self._last >= SCORED_S:
+            self._last = time.monotonic()
+            with suppress(HfpatchError):
+                write_json(_file(self._run), Scored(task, done, total)._asdict())
+
+    def finished(self, run: str, summary: str) -> None:
+        """Keep the line."""
+        self.summary = summary
+
+
+def read_scored(run: Path) -> Scored | None:
+    """Return what was written last in a run's folder; None if nothing is there that can be read."""
+    with suppress(HfpatchError, TypeError):
+        return Scored(**read_json(_file(run)))
+    return None
+
+
+def _file(run: Path) -> Path:
+    return RunPaths(run).answers / "scored.json"
+
+
 class UnitWorker:
     """Works on the units of one job, in the main thread of its own process."""
 
@@ -130,7 +180,6 @@ class UnitWorker:
 
     def _bring_to_end(self, unit: Unit) -> str | None:
         """Complete a unit under the lock on its run, which the first of several processes holds; return its summary."""
-        from hfpatch.runs.engines.scored import UnitProgress
         from hfpatch.support.cpu import pinned_library
         from hfpatch.training.processes import start_processes
 
@@ -158,11 +207,11 @@ def _set_up(job: Job) -> Session:
     if isinstance(job.recipe, StudyRecipe):
         from hfpatch.runs.study import StudySession
 
-        session = StudySession(job.recipe, plan_pretraining(job.recipe, job.out, job.part))
+        session = StudySession(plan_pretraining(job.recipe, job.out, job.part))
     else:
         from hfpatch.runs.train_eval import ComparisonSession
 
-        session = ComparisonSession(job.recipe, plan_comparison(job.recipe, job.out))
+        session = ComparisonSession(plan_comparison(job.recipe, job.out))
     with pinned_library(stored_library(job.out)):
         session.set_up()
     check_shared(job.out, session.setup.shared, session.setup.plans)
