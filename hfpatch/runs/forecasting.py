@@ -1,4 +1,4 @@
-"""`forecast`: what a comparison will take and what it can show, from one measured step and batch of each kind."""
+"""`forecast`: a comparison's time and the differences it can show, from one measured step and batch of each kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The identity of a run: the hashes of everything that it is made from, which whatever continues it must share.
+"""The identity of a run: the hashes of all its inputs, which a continuation must share.
 
 A run folder's ``identity.json`` has what all its runs share. What a single run leaves (its training, its result, its
 checkpoints) has the run's own identity under ``identity``. Everything is compared before anything is run or written,
@@ -47,7 +47,7 @@ NAMES = {
     "architecture": "architecture",
     "training": "training settings",
 }
-"""What each hash of an identity is of; if several differ, an error names the first of them."""
+"""The name of each hash in messages; if several differ, an error names the first of them."""
 
 _OUTCOMES = ("training.json", "result.json")
 _CONFIG_WITHOUT = {"_name_or_path", "_from_model_config", "transformers_version", "dtype", "torch_dtype"}

@@ -1,10 +1,9 @@
-"""What a recipe asks for, as plain data: its runs, and the units of work that complete them.
+"""The plan of a recipe as plain data: its runs, and the units of work that complete them.
 
 A comparison is [evaluate the baseline -> check it], then, where its recipe tunes, [tune] for each method and rate, then
 [train -> evaluate] for each method and seed; where the recipe asks, [retain] and [rewind] follow an evaluation. A study
 is [pretrain] for each variant, point of its sweep and seed.
-Whoever executes units, in whatever order their ``needs`` allow, finds in each what to do, where it writes, which lock
-to hold and which file marks it as complete.
+Engines execute the units in any order that their ``needs`` allow.
 """
 
 from __future__ import annotations

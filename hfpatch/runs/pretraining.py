@@ -34,7 +34,7 @@ from hfpatch.training.run import check_blocks, check_context
 
 @dataclass(frozen=True)
 class PretrainingSetup:
-    """What all runs of a study share, or a single run has; everything is checked before any of them.
+    """The inputs that all runs of a study share, or those of a single run, checked before any of them.
 
     Attributes:
         recipe: the recipe.
@@ -103,7 +103,7 @@ class PretrainingSession(Session):
         """Do nothing: the result of a single model is that of its run."""
 
     def complete(self, unit: Unit) -> None:
-        """Bring a unit to its end, if it is not complete yet."""
+        """Complete a unit."""
         try:
             if not unit.is_complete():
                 self.train(unit.run)

@@ -1,4 +1,4 @@
-"""What is reported while runs are in progress."""
+"""Callbacks that report the progress of runs."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class ComparisonSession(Session):
         return unit.action in MEASURING or not unit.run.result.is_file()
 
     def complete(self, unit: Unit) -> None:
-        """Bring a unit to its end, doing only what is not done yet; a method that was left out has nothing to do."""
+        """Complete a unit; a method that was left out has none."""
         run, setup, progress = unit.run, self.setup, self.progress
         if run.variant in setup.left_out:
             return

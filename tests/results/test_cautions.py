@@ -8,6 +8,7 @@ import pytest
 from hfpatch.runs.cautions import form_of
 
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.results.cautions import comparison_cautions
 from hfpatch.results.schema import ComparisonResults
 
 SCORE = {

@@ -315,13 +315,6 @@ def test_resuming_a_finished_run_of_other_pairs_compares_again_and_trains_nothin
     assert {run["commit"] for method in found["methods"].values() for run in method["runs"].values()} == {"c0ffee"}
 
 
-def test_a_run_is_not_overwritten(straight, recipe, tmp_path):
-    assert "finished run" in refused(compare, recipe, straight)
-    out = shutil.copytree(straight, tmp_path / "out")
-    (out / "results.json").unlink()
-    assert "--resume" in refused(compare, recipe, out)
-
-
 def test_words_places_memory_and_saving_may_differ_when_a_run_goes_on(straight, model_folder, tmp_path, no_report):
     training = make_recipe(model_folder).training.model_dump()
     free = {"micro_batch_size": 1, "gradient_checkpointing": True, "save_every": 1, "keep_checkpoints": 3}
@@ -389,16 +382,6 @@ def test_the_base_may_be_placed_otherwise(model_folder, tmp_path, places):
     assert changes(tmp_path, now) == ({}, {})
 
 
-def test_changed_training_text_is_refused(recipe, model_folder, tmp_path):
-    data = tmp_path / "data.txt"
-    data.write_text("One story about a fox.\n\nAnother about a crow.\n" * 60)
-    changing = make_recipe(model_folder, data={"source": str(data), "block_size": 32})
-    with pytest.raises(KeyboardInterrupt):
-        compare(changing, tmp_path / "out", progress=Stop(1, "finished"))
-    data.write_text("One story about a fox.\n\nAnother about a crow.\n" * 90)
-    assert "does not match the current training text" in refused(compare, changing, tmp_path / "out", resume=True)
-
-
 def test_train_leaves_what_compare_takes_up(straight, recipe, tmp_path, no_report):
     out = tmp_path / "out"
     patches = train(recipe, "lora", out)
@@ -425,6 +408,7 @@ def test_a_base_off_its_known_score_stops_before_any_training(model_folder, tmp_
     allowed = {**recipe.evaluation.model_dump(), "allow_unknown_base": True}
     results = compare(make_recipe(model_folder, methods, evaluation=allowed), tmp_path / "out", resume=True)
     assert "The base scores too low." in results["warnings"]
+    assert any(str(model_folder) in warning for warning in results["warnings"])  # it has no published score
 
 
 def test_a_metric_that_compares_nothing_stops_before_any_training(recipe, tmp_path, monkeypatch):

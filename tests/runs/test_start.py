@@ -16,7 +16,6 @@ COMPARE = """
 import sys
 from hfpatch.runs import compare, pretrain_study
 import hfpatch.training.probe
-import hfpatch.runs.comparison
 from hfpatch.evaluation import check_comparable, evaluate
 print(*sys.modules)
 """

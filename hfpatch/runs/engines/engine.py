@@ -36,7 +36,7 @@ class Engine:
         return 1
 
     def execute(self, session: Session) -> None:
-        """Bring every unit of a plan to its end.
+        """Complete every unit of a plan.
 
         Raises:
             HfpatchError: if a unit fails, naming its run.

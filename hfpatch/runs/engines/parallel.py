@@ -76,7 +76,7 @@ class Parallel(Engine):
         return self.workers.room()
 
     def execute(self, session: Session) -> None:
-        """Bring every unit to its end, or to where it or one that it needs fails."""
+        """Complete every unit that neither fails nor needs one that fails."""
         plan: Any = session.plan
         job = Job(
             recipe=plan.recipe,

@@ -1,4 +1,4 @@
-"""What a worker process does: one unit at a time, on what it has loaded for the first of them.
+"""A worker process: it completes one unit at a time, with the inputs that it loaded for the first.
 
 Nothing here imports torch before the first unit, so that a worker soon ignores Ctrl-C, which its driver handles.
 """
@@ -149,7 +149,7 @@ class UnitWorker:
         return Place(socket.gethostname(), os.getpid())
 
     def work(self, unit: Unit) -> Outcome:
-        """Bring one unit to its end, from where another worker may have left it; no error of it is raised.
+        """Complete one unit, from where another worker may have left it; its errors are returned, not raised.
 
         Raises:
             Terminated: if this process was asked to end; a checkpoint has been written then.
@@ -195,7 +195,7 @@ class UnitWorker:
 
 
 def _set_up(job: Job) -> Session:
-    """Load what the units of a job share."""
+    """Load the inputs that the units of a job share."""
     import torch
 
     from hfpatch.runs.identity import check_shared, stored_library
@@ -253,7 +253,7 @@ def place() -> Place:
 
 
 def work(unit: Unit) -> Outcome:
-    """Bring one unit to its end in this process; if that is asked to end, it does, and waits for no other unit."""
+    """Complete one unit in this process, which ends at once when it is asked to."""
     assert _worker is not None
     try:
         return _worker.work(unit)
