@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, computed_field
 
@@ -22,15 +22,13 @@ from hfpatch.results.parts import (
     Measured,
     Number,
     Part,
+    Tabular,
     TaskResult,
     TrainResult,
     Values,
 )
 from hfpatch.results.retention import KeptAnswers, Retention, Rewound
 from hfpatch.results.verdicts import Measure, Pairs, Verdict, deciding, judge
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 AnyPart = TypeVar("AnyPart", bound=Part)
 
@@ -300,7 +298,7 @@ class Tuning(Part):
         return choice is not None and choice.is_tuned and choice.values == trial.values
 
 
-class ComparisonResults(Part):
+class ComparisonResults(Tabular):
     """What ``hfpatch compare`` wrote.
 
     Attributes:
@@ -374,26 +372,6 @@ class ComparisonResults(Part):
         for name in ("_index", "_decided", "_pairs", "deciding", "verdicts"):
             copy.__dict__.pop(name, None)
         return copy
-
-    def to_pandas(self, table: str | None = None) -> DataFrame:
-        """Return a table of the results as a pandas DataFrame.
-
-        Args:
-            table: ``scores``, ``methods``, ``verdicts``, ``comparisons``, ``curves``, ``layers``, ``trials`` or
-                ``retention``; the first if not given.
-
-        Raises:
-            HfpatchError: if there is no such table.
-        """
-        from hfpatch.results.frames import data_frame
-
-        return data_frame(self, table)
-
-    def _repr_html_(self) -> str:
-        """Return the methods and their scores as an HTML table, as a notebook shows the results."""
-        from hfpatch.results.frames import notebook_table
-
-        return notebook_table(self)
 
     def only(self, methods: Collection[str]) -> ComparisonResults:
         """Return the results of some methods and the baseline, with the p-values and verdicts of the whole comparison.

@@ -63,34 +63,28 @@ def read_lines(path: Path) -> list[Any]:
         OSError: if it cannot be read.
         ValueError: if a line is not JSON.
     """
-    lines = _lines(path.read_text(encoding="utf-8"))
-    values = _at_once(lines)
-    return [json.loads(line) for line in lines] if values is None else values
+    return _values(path.read_text(encoding="utf-8"), skip_broken=False)
 
 
 def read_whole_lines(path: Path) -> list[Any]:
     """Return the JSON value of each line that is whole; half-written ones are left out, and a missing file has none."""
-    lines = _lines(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else []
-    values = _at_once(lines)
-    if values is None:
-        values = []
-        for line in lines:
-            with suppress(json.JSONDecodeError):
-                values.append(json.loads(line))
-    return values
+    return _values(path.read_text(encoding="utf-8", errors="replace"), skip_broken=True) if path.is_file() else []
 
 
-def _lines(text: str) -> list[str]:
-    return [line for line in text.split("\n") if line]  # text of documents may have other line ends
-
-
-def _at_once(lines: Sequence[str]) -> list[Any] | None:
-    """Return the JSON value of each line, much faster than line by line; None where one is no whole value."""
-    try:
+def _values(text: str, *, skip_broken: bool) -> list[Any]:
+    lines = [line for line in text.split("\n") if line]  # text of documents may have other line ends
+    with suppress(json.JSONDecodeError):  # all at once, which is much faster
         values: list[Any] = json.loads(f"[{','.join(lines)}]")
-    except json.JSONDecodeError:
-        return None
-    return values if len(values) == len(lines) else None
+        if len(values) == len(lines):
+            return values
+    values = []
+    for line in lines:
+        try:
+            values.append(json.loads(line))
+        except json.JSONDecodeError:
+            if not skip_broken:
+                raise
+    return values
 
 
 def write_values(folder: Path, tasks: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ other tools.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, computed_field
 
@@ -33,6 +33,7 @@ from hfpatch.results.parts import (
     GroupResult,
     ModelFacts,
     Part,
+    Tabular,
     TaskResult,
     TrainResult,
     Values,
@@ -52,9 +53,6 @@ from hfpatch.results.study import (
     VariantParameters,
 )
 from hfpatch.results.verdicts import Measure, Verdict, deciding, judge
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 __all__ = [
     "SCHEMA", "AtStep", "ByStep", "Choice", "Clusters", "Comparison", "ComparisonResults", "Curve", "Diagnostic",
@@ -87,7 +85,7 @@ class EvaluatedVariant(Part):
     groups: dict[str, GroupResult] | None = None
 
 
-class EvaluationResults(Part):
+class EvaluationResults(Tabular):
     """What ``hfpatch eval`` found.
 
     Attributes:
@@ -111,25 +109,6 @@ class EvaluationResults(Part):
     comparisons: list[Comparison] = Field(default_factory=list)
     warnings: list[str] = Field(default_factory=list)
     provenance: Values = Field(default_factory=dict)
-
-    def to_pandas(self, table: str | None = None) -> DataFrame:
-        """Return a table of the results as a pandas DataFrame.
-
-        Args:
-            table: ``scores``, ``verdicts`` or ``comparisons``; the first if not given.
-
-        Raises:
-            HfpatchError: if there is no such table.
-        """
-        from hfpatch.results.frames import data_frame
-
-        return data_frame(self, table)
-
-    def _repr_html_(self) -> str:
-        """Return the models and their scores as an HTML table, as a notebook shows the results."""
-        from hfpatch.results.frames import notebook_table
-
-        return notebook_table(self)
 
     @computed_field  # type: ignore[prop-decorator]
     @cached_property

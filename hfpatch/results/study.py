@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, computed_field, model_validator
 
-from hfpatch.results.parts import SCHEMA, Comparison, Part, TrainResult, Values
+from hfpatch.results.parts import SCHEMA, Comparison, Part, Tabular, TrainResult, Values
 from hfpatch.results.verdicts import Measure, Verdict, judge
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 VALIDATION_LOSS = "validation loss"
 """What a study's variants are compared by."""
@@ -117,7 +114,7 @@ class StudyRun(Part):
     diagnostics: list[Diagnostic] = Field(default_factory=list)
 
 
-class StudyResults(Part):
+class StudyResults(Tabular):
     """What ``hfpatch pretrain`` wrote of a study; rows and runs are in the order of the recipe."""
 
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")
@@ -183,25 +180,6 @@ class StudyResults(Part):
             choices=found.choices,
         )
 
-    def to_pandas(self, table: str | None = None) -> DataFrame:
-        """Return a table of the results as a pandas DataFrame.
-
-        Args:
-            table: ``rows``, ``verdicts``, ``runs`` or ``curves``; the first if not given.
-
-        Raises:
-            HfpatchError: if there is no such table.
-        """
-        from hfpatch.results.frames import data_frame
-
-        return data_frame(self, table)
-
-    def _repr_html_(self) -> str:
-        """Return every variant at every point as an HTML table, as a notebook shows the results."""
-        from hfpatch.results.frames import notebook_table
-
-        return notebook_table(self)
-
     @property
     def others(self) -> list[str]:
         """The variants that are compared with the baseline."""
@@ -213,12 +191,13 @@ class StudyResults(Part):
 
         The lowest is taken among the rows with the most seeds; without any loss it is the first.
         """
-        found: dict[str, Row] = {}
-        for row in self.rows:
-            known = found.get(row.variant)
-            if known is None or (row.best and not known.best) or (not known.best and _rank(row) < _rank(known)):
-                found[row.variant] = row
-        return {name: found[name] for name in self.variants if name in found}
+
+        def rank(row: Row) -> tuple[bool, bool, int, float]:
+            mean = math.inf if row.loss is None else row.loss.mean
+            return not row.best, row.loss is None, len(row.missing) + len(row.diverged), mean
+
+        rows = {name: [row for row in self.rows if row.variant == name] for name in self.variants}
+        return {name: min(own, key=rank) for name, own in rows.items() if own}
 
     @property
     def common_architecture(self) -> Values:
@@ -251,8 +230,3 @@ class StudyResults(Part):
         shared = sorted(base.loss.values.keys() & row.loss.values.keys())
         known = {seed: (base.loss.values[seed], row.loss.values[seed]) for seed in shared}
         return {seed: (there - here) / there for seed, (there, here) in known.items() if there}
-
-
-def _rank(row: Row) -> tuple[bool, int, float]:
-    """Rows with a loss first, of those the one with the most seeds, then the lowest loss."""
-    return row.loss is None, len(row.missing) + len(row.diverged), math.inf if row.loss is None else row.loss.mean

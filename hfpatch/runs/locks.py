@@ -180,18 +180,14 @@ def _renew(held: list[Path], holder: Holder, ended: threading.Event) -> None:
                 else:
                     taken = f"the lock on {_locked(path)} was taken over by {_describe(other)}"
                     print(f"hfpatch: {taken} while this process was suspended, so it ends", file=sys.stderr)
-                    _end(ended)
+                    # Interrupt the main thread as Ctrl-C does, which background jobs ignore; then end the process
+                    if hasattr(signal, "pthread_kill"):
+                        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                    else:
+                        _thread.interrupt_main()
+                    if not ended.wait(GRACE_S):
+                        os._exit(2)
                     return
-
-
-def _end(ended: threading.Event) -> None:
-    """Interrupt the main thread as Ctrl-C does; end the process if that is ignored, as it is in background jobs."""
-    if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-    else:
-        _thread.interrupt_main()
-    if not ended.wait(GRACE_S):
-        os._exit(2)
 
 
 def _read(path: Path) -> Holder | None:

@@ -66,7 +66,7 @@ class Tuning:
         """Whether a trial takes place, judged by the rounds before its own."""
         known: list[Outcome] = []
         for each in self.rounds:
-            needed = _is_needed(each, known)
+            needed = each.edge is None or bool(_at_edge(known, each.edge))
             if run in each.runs:
                 return needed
             known += [one for one in self._outcomes(each) if needed and self.part in (None, one.run.variant)]
@@ -80,7 +80,8 @@ class Tuning:
         """
         known: list[Outcome] = []
         for each in self.rounds:
-            known += self._outcomes(each) if self.part is not None or _is_needed(each, known) else []
+            if self.part is not None or each.edge is None or _at_edge(known, each.edge):
+                known += self._outcomes(each)
         return sorted(known, key=lambda outcome: outcome.rate)
 
     def chosen(self, method: str) -> Values:
@@ -116,10 +117,6 @@ def best_of(outcomes: Sequence[Outcome], method: str) -> Outcome | None:
 def values_text(values: Values) -> str:
     """Return the values of a trial for a message: ``lr=0.001, weight_decay=0.1``."""
     return point_name(values).replace(",", ", ")
-
-
-def _is_needed(each: Round, known: Sequence[Outcome]) -> bool:
-    return each.edge is None or bool(_at_edge(known, each.edge))
 
 
 def _at_edge(known: Sequence[Outcome], edge: Edge) -> list[str]:

@@ -5,11 +5,11 @@ import math
 import re
 
 import pytest
-from hfpatch.runs.cautions import form_of
 
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.cautions import comparison_cautions
 from hfpatch.results.schema import ComparisonResults
+from hfpatch.runs.results import form_of
 
 SCORE = {
     "task": "cloze",

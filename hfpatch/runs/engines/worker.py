@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _PACKAGE = str(Path(__file__).parents[2])
 _LOCK_WAIT_S = 20.0
 """How long to wait for a lock: the worker that had the run before may be about to end."""
+SCORED = "scored.json"
 SCORED_S = 1.0
 """How often a worker writes how far its evaluation is."""
 
@@ -117,7 +118,7 @@ class UnitProgress(Progress):
         if self._run is not None and time.monotonic() - self._last >= SCORED_S:
             self._last = time.monotonic()
             with suppress(HfpatchError):
-                write_json(_file(self._run), Scored(task, done, total)._asdict())
+                write_json(RunPaths(self._run).answers / SCORED, Scored(task, done, total)._asdict())
 
     def finished(self, run: str, summary: str) -> None:
         """Keep the line."""
@@ -127,12 +128,8 @@ class UnitProgress(Progress):
 def read_scored(run: Path) -> Scored | None:
     """Return what was written last in a run's folder; None if nothing is there that can be read."""
     with suppress(HfpatchError, TypeError):
-        return Scored(**read_json(_file(run)))
+        return Scored(**read_json(RunPaths(run).answers / SCORED))
     return None
-
-
-def _file(run: Path) -> Path:
-    return RunPaths(run).answers / "scored.json"
 
 
 class UnitWorker:
