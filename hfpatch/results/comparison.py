@@ -57,7 +57,7 @@ class LayerSeries(Part):
     """One quantity of one method, layer by layer, the mean over seeds.
 
     Attributes:
-        quantity: what it is.
+        quantity: the name of the quantity.
         group: what distinguishes several series of one quantity (an adapter, a target), or nothing.
         points: layer -> value.
         reference: a value to compare them with, such as that at the paper's init.
@@ -144,7 +144,7 @@ def read_match(values: Values) -> Match | SizeMatch:
 
 
 class Method(Part):
-    """One method: its parts, what it trains, its runs by seed, and over seeds its loss curve and layers.
+    """One method: its parts, its parameters, its runs by seed, and over seeds its loss curve and layers.
 
     ``label`` is what reports call it; None is the name under which the results have it.
     """
@@ -187,7 +187,7 @@ class Method(Part):
 
 
 class Task(Part):
-    """What a task measures."""
+    """A task: its metric and its documents."""
 
     written_if_set = frozenset({"clusters", "prompts_sha256", "tokens_sha256", "task_sha256"})
 
@@ -213,7 +213,7 @@ class Trial(Part):
     Attributes:
         method: the method.
         seed: the seed, the same for all trials and of no final run.
-        values: what it was trained with: ``lr``, and other values of the grid.
+        values: ``lr``, and other values of the grid.
         loss: nats per token on the text of tuning after the last step; None where the trial diverged, which counts as
             infinite.
         diverged_step: the step at which it diverged, or None.
@@ -237,7 +237,7 @@ class Trial(Part):
 
 
 class Choice(Part):
-    """What a method's final runs are trained with.
+    """The values that a method's final runs are trained with.
 
     Attributes:
         values: those of its trial of the lowest loss.
@@ -272,7 +272,7 @@ class Tuning(Part):
         added: those of them that the recipe does not list: beyond an edge that was some method's best.
         text: the text whose loss decides: documents, tokens, hash.
         trials: every trial that is complete.
-        chosen: what each method's final runs take.
+        chosen: the values of each method's final runs.
     """
 
     seed: int
@@ -299,27 +299,27 @@ class Tuning(Part):
 
 
 class ComparisonResults(Tabular):
-    """What ``hfpatch compare`` wrote.
+    """The results of ``hfpatch compare``.
 
     Attributes:
         schema_version: :data:`SCHEMA`, as ``schema`` in the file.
         kind: what sort of results these are.
-        name: the recipe's name; likewise ``description`` and ``protocol``.
+        name, description, protocol: those of the recipe.
         complete: whether every run of the recipe is there.
         provenance: commit, versions, device, times.
         model: the base: name, revision, hash, dtype, type and size.
         data: the training text and its blocks.
         plan: the batch plan of each seed: hash, steps, batch size.
-        training: the recipe's section, without the rate where it was tuned; likewise ``evaluation``.
-        tuning: what every method was tried at, and what was chosen; None where nothing was tuned.
-        tasks: what each task measures.
+        training, evaluation: the recipe's sections, without the rate where it was tuned.
+        tuning: the trials of every method and the chosen values; None where nothing was tuned.
+        tasks: the metric and the documents of each task.
         methods: each method with its runs.
         questions: the pairs that each question compares, as the recipe declares them, before anything has run.
         comparisons: the paired differences by every measure; empty until the comparison is complete.
-        verdicts: what is known of each pair on each task, by the measure that decides it.
-        retention: what training changed on text that it should not change; None where the recipe names none.
-        kept: what became of the answers of tasks that are right or wrong; None where an older version did not say.
-        warnings: what a reader must know before believing a number.
+        verdicts: the verdict of each pair on each task, by the measure that decides it.
+        retention: the changes on text that training should not change; None where the recipe names none.
+        kept: the right answers that each method kept and won; None where an older version did not have them.
+        warnings: the cautions.
         left_out: methods of the recipe that reach no size near their budget, with the reason; None without any.
         frontier: the methods by budget, where the recipe has budgets and is complete.
         joined: the verdicts of whole runs, where a report joins several runs, or has some methods or other names.
@@ -354,7 +354,7 @@ class ComparisonResults(Tabular):
     @computed_field  # type: ignore[prop-decorator]
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """What is known of each pair on each task: the one list that every report reads."""
+        """The verdict of each pair on each task: the one list that every report reads."""
         return (
             self.joined
             if self.joined is not None
@@ -367,7 +367,7 @@ class ComparisonResults(Tabular):
         return {key: value for key, value in super().to_json().items() if key not in absent}
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
-        """Return a copy, which finds its own comparisons and not those of the original."""
+        """Return a copy, without the cached comparisons of the original."""
         copy = super().model_copy(update=update, deep=deep)
         for name in ("_index", "_decided", "_pairs", "deciding", "verdicts"):
             copy.__dict__.pop(name, None)
@@ -454,7 +454,7 @@ class ComparisonResults(Tabular):
 
     @property
     def baseline(self) -> str | None:
-        """The method that adds nothing: what the others are compared with."""
+        """The method that adds nothing, with which the others are compared."""
         if "baseline" in self.methods and not self.methods["baseline"].parts:
             return "baseline"
         return next((name for name, method in self.methods.items() if not method.parts), None)
@@ -496,7 +496,7 @@ class ComparisonResults(Tabular):
         return self._index.get((method, reference, task, metric))
 
     def verdict(self, method: str, task: str, other: str | None) -> Verdict | None:
-        """Return what is known of a pair on a task; None where no question compares the pair."""
+        """Return the verdict of a pair on a task; None where no question compares the pair."""
         return self._decided.get((method, other, task))
 
     def answers(self, question: pairs.Question, method: str | None = None) -> list[Verdict]:

@@ -4,7 +4,7 @@
 has the metrics alone, so that comparisons of very many runs read little. It follows from the records and is left out of
 account where they have changed since.
 
-``values.safetensors`` beside ``results.json`` has what the paired tests of a whole comparison need, without any text: a
+``values.safetensors`` beside ``results.json`` has the values for the paired tests of a comparison, without any text: a
 tensor ``<method>/<task>/<metric>``, (seeds, documents), and the documents' weights once. With it a run folder can be
 published without its runs, and every interval still be computed again (:func:`hfpatch.evaluation.compare_again`).
 """
@@ -29,7 +29,7 @@ from hfpatch.support.files import atomic_file
 
 VALUES = "values.safetensors"
 IDENTITY = ("doc_id", "doc_hash", "target", "doc", "cluster")
-"""What a record has beside its metrics."""
+"""The keys of a record beside its metrics."""
 _GROUPS, _WEIGHTS = "/groups", "/weights"  # no method is called so
 _HEADER = "tasks"  # the one key of the file's metadata: several would be written in an order that varies
 
@@ -88,7 +88,7 @@ def _values(text: str, *, skip_broken: bool) -> list[Any]:
 
 
 def write_values(folder: Path, tasks: Iterable[str]) -> None:
-    """Write the numbers of the records of some tasks; what is neither a number nor a pair of them is left out."""
+    """Write the numbers of the records of some tasks; other values are left out."""
     tensors: dict[str, Array] = {}
     header: dict[str, Any] = {}
     for task in tasks:

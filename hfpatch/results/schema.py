@@ -69,7 +69,7 @@ class EvaluatedVariant(Part):
     Attributes:
         model: one of several models: name, revision, hashes, dtype, size and longest row; None is the base.
         patch: the patch's folder; None is the bare base.
-        scale: what the patch's change was multiplied by; None is 1.
+        scale: the factor of the patch's change; None is 1.
         added: parameters that the patch added.
         scores: the result of each task.
         groups: the score of each group of tasks that was asked for and has one; None where there is none.
@@ -86,18 +86,18 @@ class EvaluatedVariant(Part):
 
 
 class EvaluationResults(Tabular):
-    """What ``hfpatch eval`` found.
+    """The results of ``hfpatch eval``.
 
     Attributes:
         schema_version: :data:`SCHEMA`, as ``schema`` in the file.
         kind: what sort of results these are.
         model: the base, or the first of several models: name, revision, hash, dtype.
         settings: the tasks and how they were run.
-        variants: what was evaluated, by label; the bare base is ``base``.
+        variants: the models, by label; the bare base is ``base``.
         comparisons: each patch compared with the base, where the base was evaluated too, by every measure; of several
             models each compared with all before it.
-        verdicts: what is known of each pair on each task, by the measure that decides it.
-        warnings: what a reader must know before believing the scores.
+        verdicts: the verdict of each pair on each task, by the measure that decides it.
+        warnings: the cautions.
         provenance: where the numbers come from.
     """
 
@@ -113,7 +113,7 @@ class EvaluationResults(Tabular):
     @computed_field  # type: ignore[prop-decorator]
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """What is known of each pair on each task: the one list that every report reads."""
+        """The verdict of each pair on each task: the one list that every report reads."""
         scores = next(iter(self.variants.values())).scores
         primary = {task: Measure(score.primary, score.higher_is_better) for task, score in scores.items()}
         measures = deciding(primary, {(each.task, each.metric) for each in self.comparisons})

@@ -1,4 +1,4 @@
-"""What a run folder says of its training: loss curves, and what is known layer by layer."""
+"""Series of a run folder: loss curves, and measurements of each layer."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def analysed(path: Path) -> list[LayerSeries]:
 
 
 def read_analyses(run_dir: Path, method: str) -> tuple[list[LayerSeries], list[str]]:
-    """Return the mean over seeds of what the analyses of a method's runs say, and name those that cannot be read."""
+    """Return the mean over seeds of the analyses of a method's runs, and name the files that cannot be read."""
     found: list[LayerSeries] = []
     broken: list[str] = []
     for path in sorted((run_dir / "runs" / method).glob(f"seed-*/{ANALYSIS}")) if "/" not in method else ():
@@ -124,7 +124,7 @@ def read_analyses(run_dir: Path, method: str) -> tuple[list[LayerSeries], list[s
 
 
 MOST_STEPS = 2000
-"""A curve of more steps is thinned out to at most so many, those with a loss on held-out text aside."""
+"""A curve of more steps is thinned out to about as many; steps with a loss on held-out text are kept."""
 
 
 def mean_curve(paths: Iterable[Path]) -> Curve | None:

@@ -12,7 +12,7 @@ from hfpatch.results.parts import SCHEMA, Comparison, Part, Tabular, TrainResult
 from hfpatch.results.verdicts import Measure, Verdict, judge
 
 VALIDATION_LOSS = "validation loss"
-"""What a study's variants are compared by."""
+"""The task by which a study's variants are compared."""
 Count = Annotated[int, Field(gt=0)]
 Point = Values
 """A point of a sweep: dotted key -> value; empty without a sweep."""
@@ -22,14 +22,14 @@ ByStep = list[AtStep]
 
 
 class VariantParameters(Part):
-    """How many parameters a variant trains; the embeddings and what is tied to them left out of the second."""
+    """How many parameters a variant trains; the second count is without embeddings and tied weights."""
 
     total: Count
     non_embedding: Count
 
 
 class Variant(Part):
-    """One configuration: its query path in a line of maths, its architecture, and what it trains differently."""
+    """One configuration: its query path in a line of maths, its architecture, and its training settings."""
 
     query: str = ""
     description: str = ""
@@ -115,7 +115,7 @@ class StudyRun(Part):
 
 
 class StudyResults(Tabular):
-    """What ``hfpatch pretrain`` wrote of a study; rows and runs are in the order of the recipe."""
+    """The results of a study of ``hfpatch pretrain``; rows and runs are in the order of the recipe."""
 
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")
     kind: Literal["pretraining"] = "pretraining"
@@ -148,7 +148,7 @@ class StudyResults(Tabular):
     @computed_field  # type: ignore[prop-decorator]
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """What is known of each variant at its best point against the baseline's; the task is the validation loss."""
+        """The verdict on each variant at its best point against the baseline's; the task is the validation loss."""
         rows = {name: self.chosen.get(name) for name in self.others}
         made = [self._compared(row, row.improvement) for row in rows.values() if row and row.improvement]
         pairs = [(name, self.baseline) for name in self.others]
@@ -201,7 +201,7 @@ class StudyResults(Tabular):
 
     @property
     def common_architecture(self) -> Values:
-        """What all architectures share; all of it where there is one variant."""
+        """The settings that all architectures share; all of them where there is one variant."""
         first, *others = (variant.architecture for variant in self.variants.values())
         return {
             key: value for key, value in first.items() if all(key in other and other[key] == value for other in others)
@@ -213,7 +213,7 @@ class StudyResults(Tabular):
 
     @cached_property
     def tried_counts(self) -> dict[str, int]:
-        """How many points each variant was tried at, of those that were."""
+        """How many points each variant was tried at, without variants that were not."""
         counts = {name: len(self.tried(name)) for name in self.variants}
         return {name: count for name, count in counts.items() if count}
 

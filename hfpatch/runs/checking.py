@@ -1,4 +1,4 @@
-"""`check`: what one model promises, with one method or with every kind of method."""
+"""`check`: the promises of one model, with one method or with every kind of method."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERY_KIND: list[Part] = [{"type": "pre_projection", "content_skip": True}, {"ty
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """The reports on one model, and what its architecture refuses; ``str()`` is a table.
+    """The reports on one model, and the methods that its architecture refuses; ``str()`` is a table.
 
     Args:
         reports: one for each method that could be injected.
@@ -53,7 +53,7 @@ def check(
     Args:
         model: the model.
         part: a method's part, as a recipe writes it; None runs pre-projection with content skip and the nonlinear
-            query, and reports what the architecture refuses.
+            query, and reports which of them the architecture refuses.
         config_only: run them on a tiny random twin of the model's configuration, without its weights.
         progress: shown each promise before it is tested.
 

@@ -32,7 +32,7 @@ def compare(
 
     The base is evaluated first, and compared with its known scores before anything is trained. Each run leaves its
     result when it is complete; with ``resume`` such runs are not repeated, also where the recipe has got more methods
-    or seeds since: what is new is trained, and compared with all the rest. Where an earlier version made other
+    or seeds since: the new runs are trained, and compared with all others. Where an earlier version made other
     comparisons in a finished folder, they are made again from the runs' records. A run that diverges is a result like
     others, without scores: the reports name its step, and the comparisons leave it out. On several processes every
     training and every evaluation is shared by all of them.

@@ -66,10 +66,10 @@ class RunPaths:
         patch: what `save_patch` writes.
         training: the training's outcome; written after the patch, so that it marks the training as complete.
         metrics: a line a step of the training.
-        checkpoints: what an interrupted training is resumed from.
+        checkpoints: an interrupted training is resumed from these.
         evaluations: a file of records for each task.
-        answers: what the model answered so far, for an evaluation that is interrupted or gets more documents.
-        retention: what was measured on the texts of ``retention``.
+        answers: the model's answers so far, for an evaluation that is interrupted or gets more documents.
+        retention: the scores on the texts of ``retention``.
         result: the whole run's outcome; written last, so that it marks the run as complete.
     """
 
@@ -85,7 +85,7 @@ class RunPaths:
         self.result = root / "result.json"
 
     def rewound(self, scale: float) -> Path:
-        """What was measured at a scale of ``rewind``, or of 1 on tuning's text; the records are beside it."""
+        """The scores at a scale of ``rewind``, at 1 on tuning's text alone; the records are beside it."""
         return self.root / "rewind" / f"{scale:g}" / "result.json"
 
 
@@ -94,7 +94,7 @@ def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None
 
     Args:
         out: the folder; it need not exist.
-        recipe: what is about to run.
+        recipe: the recipe that is about to run.
         resume: continue the runs that are there.
         part: the method or variant that is about to run; None if all of them are.
 
@@ -127,7 +127,7 @@ def check_place(folder: Path, option: str) -> None:
     """Refuse a path where no folder can be.
 
     Args:
-        folder: what is to be written.
+        folder: the path.
         option: by which the user chose it.
 
     Raises:
@@ -142,7 +142,7 @@ def check_place(folder: Path, option: str) -> None:
 
 @contextmanager
 def discard_failed_start(out: Path, locks: Collection[str]) -> Iterator[None]:
-    """Empty a folder again that was empty, if what runs in it fails before there is anything to resume from.
+    """Empty a folder that was empty before, if a command fails before there is anything to resume from.
 
     Args:
         out: the folder.
@@ -167,7 +167,7 @@ def _is_empty(out: Path) -> bool:
 
 
 def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
-    """Return how a recipe differs from that of a folder: what it adds, and what changes something that exists.
+    """Return how a recipe differs from that of a folder: its additions, and its changes to something that exists.
 
     More seeds are an addition, unless the trials of tuning would take place with another seed. So are more documents of
     a task, labels, retention where there was none, more numbers to rewind by, and all that is said about a method or a
@@ -177,7 +177,7 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
         HfpatchError: if the recipe in the folder cannot be read.
     """
     load = load_recipe if isinstance(recipe, Recipe) else load_pretrain_or_study
-    old: AnyRecipe = load(out / "recipe.yaml", trust_code=True)  # to compare with; what it names is not run
+    old: AnyRecipe = load(out / "recipe.yaml", trust_code=True)  # its code is not run
     there, here = (flatten(each.model_dump(mode="json")) for each in (old, recipe))
     unrun = [name for name in {**_parts(old), **_parts(recipe)} if not (out / "runs" / name).exists()]
     added: Changes = {}
@@ -207,14 +207,14 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
 
 
 def adds_documents(added: Changes) -> bool:
-    """Return whether tasks get more documents, so that what was scored is to be scored again."""
+    """Return whether tasks get more documents, so that finished evaluations are to be repeated."""
     return any(_LIMIT.fullmatch(key) for key in added)
 
 
 def reopen(out: Path, recipe: AnyRecipe, plans: Mapping[int, BatchPlan], added: Changes) -> None:
-    """Let a folder take what a recipe adds: its results are not complete any longer, and it has a plan for each seed.
+    """Let a folder take a recipe's additions: its results are incomplete, and it gets a plan for each new seed.
 
-    Where tasks get more documents, what was scored on fewer is removed; the answers to those are kept beside the
+    Where tasks get more documents, the scores on fewer are removed; the answers are kept beside the
     records. If it is killed in between, the next call does it again: the recipe is written last.
     """
     if adds_documents(added):
@@ -230,7 +230,7 @@ def reopen(out: Path, recipe: AnyRecipe, plans: Mapping[int, BatchPlan], added: 
 
 
 def _parts(recipe: AnyRecipe) -> Mapping[str, Any]:
-    """Return what has a folder of its own below ``runs``: methods or variants."""
+    """Return the methods or variants, which have folders below ``runs``."""
     if isinstance(recipe, PretrainRecipe):
         return {}
     return recipe.methods if isinstance(recipe, Recipe) else recipe.variants

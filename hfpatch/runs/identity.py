@@ -1,7 +1,7 @@
 """The identity of a run: the hashes of all its inputs, which a continuation must share.
 
-A run folder's ``identity.json`` has what all its runs share. What a single run leaves (its training, its result, its
-checkpoints) has the run's own identity under ``identity``. Everything is compared before anything is run or written,
+A run folder's ``identity.json`` has the hashes that all its runs share. The files of a single run (its training, its
+result, its checkpoints) have the run's own identity under ``identity``. Everything is compared before anything is run or written,
 so results of two bases or two texts never mix in one folder.
 """
 
@@ -69,7 +69,7 @@ def identify_base(base: Base) -> Identity:
 
 
 def describe_base(base: Base, settings: ModelSettings) -> dict[str, Any]:
-    """Return the facts about an evaluated base that results have: what it is called, and its identity."""
+    """Return the facts about an evaluated base that results have: its name, dtype, type and identity."""
     loading = settings.describe()
     return {
         **base.facts,
@@ -139,7 +139,7 @@ def check_run(folder: Path, identity: Identity) -> None:
 
 
 def check_measured(path: Path, identity: Identity) -> dict[str, Any]:
-    """Return what was measured on the texts of ``retention``, unless it is of something else.
+    """Return the scores on the texts of ``retention``, unless they have another identity.
 
     Raises:
         HfpatchError: as `check_shared`, or if the file cannot be read.
@@ -166,7 +166,7 @@ def check_scores(result: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
 
     Args:
         result: the outcome of a run; it need not exist, or have scores.
-        found: by task what is scored now, see :func:`hfpatch.results.identity.task_identity`.
+        found: the identity of each task now, see :func:`hfpatch.results.identity.task_identity`.
 
     Raises:
         HfpatchError: naming the file, the task and what differs.
@@ -194,7 +194,7 @@ def write_shared(
     plans: Mapping[int, BatchPlan],
     matmul: MatmulLibrary | None = None,
 ) -> None:
-    """Write what all runs of a folder share, where it is missing; the recipe first, as it marks the folder as a run."""
+    """Write the files that all runs of a folder share, if missing; the recipe first, as it marks a run folder."""
     if not (out / "recipe.yaml").is_file():
         write_text(out / "recipe.yaml", recipe)
     if plans and not (out / PLAN).is_file():

@@ -28,7 +28,7 @@ MEASURING = ("evaluate", "retain", "rewind")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run: a method of a comparison or a variant of a study, with one seed, in a folder of its own.
+    """One run: a method of a comparison or a variant of a study, with one seed, in its folder.
 
     Attributes:
         name: how progress and messages call it.
@@ -65,7 +65,7 @@ class Unit:
         marker: the file that is written last, so that it marks the unit as complete; None for a check, which is
             repeated in every session.
         needs: the units that must be complete before this one starts.
-        scale: what a ``rewind`` multiplies the patch's change by.
+        scale: the factor of the patch's change in a ``rewind``.
     """
 
     action: Action
@@ -95,13 +95,13 @@ class Round:
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a recipe in one folder, and what one command does of them.
+    """The runs of a recipe in one folder, and the units of one command.
 
     Attributes:
         recipe: the recipe.
         out: the folder.
         runs: all runs of the recipe.
-        units: what the command does; each unit comes after those that it needs.
+        units: the units of the command, each after those that it needs.
         part: the method or variant that the command is limited to; None for all.
         tuning: the trials of all methods, in the order in which they are decided on.
     """
@@ -143,7 +143,7 @@ def plan_comparison(recipe: Recipe, out: Path) -> Plan:
 
 
 def _further(recipe: Recipe, evaluated: Unit) -> list[Unit]:
-    """Return what is measured of a run after its evaluation, one after the other as they share its lock."""
+    """Return the units that follow an evaluation, one after the other as they share its lock."""
     run, paths = evaluated.run, RunPaths(evaluated.run.folder)
     units = [evaluated]
     if recipe.retention is not None:
@@ -186,7 +186,7 @@ def plan_pretraining(recipe: PretrainRecipe | StudyRecipe, out: Path, variant: s
 
 
 def planned_runs(recipe: AnyRecipe, out: Path) -> tuple[PlannedRun, ...]:
-    """Return every run of a recipe, seed by seed, so that what is unfinished has paired runs.
+    """Return every run of a recipe, seed by seed, so that an unfinished comparison has paired runs.
 
     A comparison's baseline comes first and once: nothing in it depends on a seed.
     """

@@ -135,7 +135,7 @@ def _questions(recipe: Recipe) -> dict[Question, list[tuple[str, str]]]:
 
 
 def publish_values(folder: RunFolder, results: ComparisonResults) -> None:
-    """Write the values of all documents beside complete results, for whoever has the folder without its runs."""
+    """Write the values of all documents beside complete results, so that a folder can be published without its runs."""
     records = {**_records(folder, results.methods), **retention_records(folder, results.methods)}
     reader, (path, *_) = Reader(), [path for own in records.values() for path in own.values()]  # documents are alike
     scores = next(iter(run.evaluation for method in results.methods.values() for run in method.runs.values()))

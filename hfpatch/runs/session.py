@@ -66,7 +66,7 @@ class Session(ABC):
 
     Args:
         plan: the units.
-        progress: what is shown; None shows nothing.
+        progress: called at every step; None shows nothing.
 
     Attributes:
         setup: the inputs that all runs share, loaded by `set_up`: a `ComparisonSetup` or a `PretrainingSetup`.

@@ -135,7 +135,7 @@ class ComparisonSetup:
         Args:
             run: the run; nothing is put in for the baseline.
             saved: the patch to load; None puts in new modules.
-            scale: what a saved patch's change is multiplied by.
+            scale: the factor of a saved patch's change.
 
         Raises:
             HfpatchError: if the base's own weights changed meanwhile.
@@ -165,7 +165,7 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
     Args:
         recipe: the recipe.
         tuning: its trials. Where they are of one method and there are none, as in `train` without tuning, the tasks are
-            not loaded: a text that says what they say is trained on then, and `compare` refuses such a folder.
+            not loaded: documents of the tasks are then trained on, and `compare` refuses such a folder.
 
     Raises:
         HfpatchError: if the base, the data or the tasks cannot be loaded, or a method does not fit the base.
@@ -215,7 +215,7 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
     if recipe.tuning is not None and splits.tuning is not None:
         plans |= draw_plans(trial_training(recipe.training, recipe.tuning), splits.train, [recipe.tuning_seed])
         shared["tuning_text"] = splits.tuning.sha256
-    if not cuts_tensors():  # what is cut in pieces goes to the devices piece by piece
+    if not cuts_tensors():  # sharded weights are placed shard by shard
         place_base(base, PartialState().device)
     return ComparisonSetup(
         recipe=recipe,
@@ -266,7 +266,7 @@ def _without_unreachable(recipe: Recipe, methods: Mapping[str, Method]) -> tuple
 
 
 def _check_methods(recipe: Recipe, base: Base, methods: Mapping[str, Method]) -> dict[str, PatchSummary]:
-    """Try every method on the base, also at what the grid of tuning says, and return the sizes.
+    """Try every method on the base, also with the values of tuning's grid, and return the sizes.
 
     Raises:
         HfpatchError: if a method does not fit the base; if its change is no sum that ``rewind`` can scale; or if the

@@ -1,4 +1,4 @@
-"""`pretrain_study`: every variant at every point of its sweep with every seed, and what the seeds say about each."""
+"""`pretrain_study`: every variant at every point of its sweep with every seed, and statistics over the seeds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StudySession(PretrainingSession):
     """The trainings of a study."""
 
     def write_results(self, *, complete: bool = False) -> None:
-        """Write results.json, of what all processes that share the study have completed."""
+        """Write results.json with the complete runs of all processes that share the study."""
         if start_processes().is_main_process:
             with hold_shared(self.plan.out):
                 write_json(self.plan.out / "results.json", collect_study(self.setup).to_json())
@@ -94,7 +94,7 @@ def pretrain_study(
 
 
 def collect_study(setup: PretrainingSetup) -> StudyResults:
-    """Return what results.json holds, of all runs that are there.
+    """Return the results of all runs that are complete.
 
     For each variant the best point of its sweep is the one of lowest mean loss at which every seed came to the end.
     Every row is compared with the baseline's best point by its relative improvement with each seed,
@@ -204,7 +204,7 @@ def _rows(recipe: StudyRecipe, runs: Sequence[StudyRun]) -> list[Row]:
 def _row(
     variant: str, point: Point, seeds: Sequence[int], runs: Sequence[StudyRun], curves: Mapping[int, Curve]
 ) -> Row:
-    """Return what the runs of one point say by themselves."""
+    """Return the losses of one point, compared with nothing yet."""
     ends = [(run.seed, run.train.final_eval_loss) for run in runs if run.outcome == "complete" and run.train]
     losses = {seed: loss for seed, loss in ends if loss is not None}
     values, steps = list(losses.values()), _common_steps(list(curves.values()))

@@ -1,6 +1,6 @@
 """The units of a comparison: tune a method, train it, evaluate it, check the baseline's scores.
 
-lm-eval and what it imports, seconds of it, are imported where an evaluation begins.
+lm-eval, whose import takes seconds, is imported when an evaluation starts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ComparisonSession(Session):
 
     Args:
         plan: the units.
-        progress: what is shown; None shows nothing.
+        progress: called at every step; None shows nothing.
         clock: gives results.json its times; None starts one.
     """
 

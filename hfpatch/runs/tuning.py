@@ -51,7 +51,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The trials of a comparison; what one found is read from its folder again only where that has changed.
+    """The trials of a comparison; the outcome of each is read again only if its file has changed.
 
     Args:
         rounds: the trials in the order in which they are decided on; none where the recipe does not tune.
@@ -63,7 +63,7 @@ class Tuning:
     _read: dict[Path, tuple[int, Outcome]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def needs(self, run: PlannedRun) -> bool:
-        """Whether a trial takes place, judged by the rounds before its own."""
+        """Whether a trial takes place, by the outcomes of the rounds before."""
         known: list[Outcome] = []
         for each in self.rounds:
             needed = each.edge is None or bool(_at_edge(known, each.edge))
@@ -130,7 +130,7 @@ def _at_edge(known: Sequence[Outcome], edge: Edge) -> list[str]:
 
 
 def collect_tuning(tuning: Tuning, recipe: Recipe, text: TokenBlocks, plan: BatchPlan) -> results.Tuning | None:
-    """Return what the trials found so far, for the results; None where the recipe does not tune."""
+    """Return the outcomes of the trials so far, for the results; None where the recipe does not tune."""
     if recipe.tuning is None:
         return None
     outcomes = tuning.outcomes()

@@ -15,10 +15,10 @@ class Engine:
     """Executes the units of a plan: here in the plan's order, in this process, ending with the first that fails.
 
     In several processes, if a launcher started them, each unit is shared by all of them. `Parallel` executes several
-    units at a time. What a unit writes does not depend on the engine, nor on which units were executed before it.
+    units at a time. The files of a unit depend neither on the engine nor on the units before it.
 
     Attributes:
-        holder: what the locks name as their holder, where workers borrow them.
+        holder: the holder that the locks name, where workers borrow them.
     """
 
     holder: Holder | None = None
@@ -48,7 +48,7 @@ class Engine:
                 session.record(unit)
 
     def close(self) -> None:
-        """End what `connect` and `execute` started; called whatever happened."""
+        """End everything that `connect` and `execute` started; also called after an error."""
 
 
 class Worker(Protocol):
@@ -105,5 +105,5 @@ class Workers(Protocol):
         """Return where and how many runs are worked on at a time."""
 
     def close(self) -> None:
-        """Give back what `connect` opened; all workers have ended."""
+        """Close everything that `connect` opened; all workers have ended."""
         return

@@ -26,7 +26,7 @@ _MODULE = "hfpatch.runs.engines.launching"
 
 
 def launch(job: Job, unit: Unit) -> Outcome:
-    """Work on one unit in processes of its own, and return what they say of it.
+    """Complete one unit in new processes, and return its outcome.
 
     A training is shared by ``job.processes``, through torchrun, or through `accelerate launch` where the job names a
     configuration, as FSDP2 and DeepSpeed need one. An evaluation is shared, too; each process has a whole model.

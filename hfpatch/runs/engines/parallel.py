@@ -34,20 +34,20 @@ GRACE_S = 8.0
 SAY_WAITING_S = 60.0
 """How often it is said that there is no worker yet."""
 POLL_S = 1.0
-"""How often it is looked at how far runs are."""
+"""How often the progress of runs is read."""
 LOOKS = 32
-"""Of how many runs at a time: a shared file system is not asked for hundreds of files a second."""
+"""For how many runs at a time, as a shared file system is slow."""
 
 
 class Parallel(Engine):
     """Executes several units at a time, each in a worker process; this process only collects their results.
 
     A unit that fails is reported in the end, after all units that do not need it. One whose worker ends before it
-    does is given to another one, which goes on from its checkpoint.
+    does is given to another one, which continues from its checkpoint.
 
     Args:
         workers: where workers come from.
-        settings: what was asked for.
+        settings: the options of the command.
     """
 
     def __init__(self, workers: Workers, settings: EngineSettings) -> None:
@@ -92,7 +92,7 @@ class Parallel(Engine):
         _Dispatch(session, self.workers, job).run()
 
     def close(self) -> None:
-        """Give back what `connect` took."""
+        """Release everything that `connect` took."""
         self.workers.close()
         if self._cpu_only is not None:
             os.environ.pop(CPU_ONLY)
@@ -103,7 +103,7 @@ class Parallel(Engine):
 
 @dataclass
 class _Seat:
-    """A place for a worker: the worker in it, where that is, and what it works on."""
+    """A place for a worker, with the worker, its machine and its unit."""
 
     number: int
     worker: Worker
@@ -230,7 +230,7 @@ class _Dispatch:
             self.session.progress.waiting("no machine has free devices for a run yet")
 
     def _take_note(self, seat: _Seat) -> None:
-        """Note what became of a start or of a unit."""
+        """Note the result of a start or of a unit."""
         error = seat.future.exception()
         if error is not None:
             self._replace(seat, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
@@ -260,7 +260,7 @@ class _Dispatch:
                 self.session.progress.finished(unit.run.name, outcome.summary)
 
     def _replace(self, seat: _Seat, reason: str) -> None:
-        """Leave a worker that has ended; another one goes on with its unit from the checkpoint."""
+        """Remove a worker that has ended; another one continues its unit from the checkpoint."""
         seat.worker.kill()
         self.seats.remove(seat)
         unit = seat.unit
@@ -287,7 +287,7 @@ class _Dispatch:
         self.session.progress.failed(message)
 
     def _show_progress(self) -> None:
-        """Show how far runs that are at work are, of some after the others, as their folders have it."""
+        """Show the progress of running units as their folders have it, of some units at a time."""
         units = [seat.unit for seat in self.seats if seat.unit is not None]
         first = self.looked % max(1, len(units))
         chosen = [*units[first:], *units[:first]][:LOOKS]

@@ -96,7 +96,7 @@ class _Process(Worker):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def leave(self) -> None:
-        """Let it end by itself, so that it gives back what it shares with others; it is killed if that takes long."""
+        """Let it end and release what it shares with others; kill it if that takes long."""
         processes = list((self._pool._processes or {}).values())
         self._pool.shutdown(wait=False)
         for process in processes:
@@ -111,7 +111,7 @@ class _Process(Worker):
 
 
 def room_on(gpus: int, gpus_per_run: float) -> int:
-    """Return how many runs fit on so many GPUs; one that takes a fraction lies on one GPU."""
+    """Return how many runs fit on ``gpus`` GPUs; a fraction of a GPU is on one GPU."""
     if gpus_per_run >= 1:
         return gpus // int(gpus_per_run)
     return gpus * math.floor(1 / gpus_per_run + 1e-6)

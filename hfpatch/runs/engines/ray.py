@@ -121,7 +121,7 @@ class RayWorkers(Workers):
         return max(1, self.cpus // self.settings.processes)
 
     def describe(self) -> str:
-        """Return on how many machines runs are worked on, and what each of them has."""
+        """Return the number of machines, and the devices of a run."""
         nodes, gpus = len(self._nodes()), f" and {self.gpus:g} GPUs" if self.gpus else ""
         cores = f"{self.cpus} CPU core{'s' * (self.cpus > 1)}"
         where = "this machine" if self.settings.ray == LOCAL else f"{nodes} machine{'s' * (nodes > 1)}"
@@ -145,7 +145,7 @@ class RayWorkers(Workers):
         return float(any(node.get("GPU") for node in self._nodes()))
 
     def _nodes(self) -> list[dict[str, float]]:
-        """Return what each living machine has."""
+        """Return the resources of each living machine."""
         return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
     def _fits(self, node: dict[str, float]) -> int:
@@ -204,7 +204,7 @@ def _join(ray: ModuleType, address: str, common: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Token:
-    """A file in the run folder, and what is written in it."""
+    """A file in the run folder, and its content."""
 
     path: Path
     text: str
@@ -212,7 +212,7 @@ class Token:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What one machine says of itself.
+    """The report of one machine.
 
     Attributes:
         node: its name.
@@ -264,11 +264,11 @@ def current_versions() -> dict[str, str]:
 
 
 def check_nodes(reports: Sequence[NodeReport], token: Token, versions: Mapping[str, str]) -> None:
-    """Compare what machines say of themselves with the driver.
+    """Compare the reports of machines with the driver.
 
     Args:
         reports: one of each machine.
-        token: what they were asked to read.
+        token: the file that they were asked to read.
         versions: the driver's.
 
     Raises:

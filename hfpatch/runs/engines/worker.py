@@ -77,11 +77,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a unit.
+    """The result of a unit.
 
     Attributes:
         error: why it failed; None if it is complete.
-        ended: why its processes ended before it did, so that it can go on elsewhere.
+        ended: why its processes ended early; another worker can continue it.
         summary: the run in one line, where it is complete.
         warnings: hfpatch's own.
     """
@@ -101,7 +101,7 @@ class Scored(NamedTuple):
 
 
 class UnitProgress(Progress):
-    """The progress of one unit in a worker: how far an evaluation is, in its file, and the run in one line.
+    """The progress of one unit in a worker: an evaluation's progress, in a file, and the run in one line.
 
     The file is beside the answers of a run so far; it goes with them when the evaluation is complete.
 
@@ -114,7 +114,7 @@ class UnitProgress(Progress):
         self._run, self._last = run, -SCORED_S
 
     def scored(self, run: str, task: str, done: int, total: int) -> None:
-        """Write how far it is, unless that was done just now; a disk that is full is reported by what must be kept."""
+        """Write the progress, at most once a second; errors of a full disk are left to the files that must be kept."""
         if self._run is not None and time.monotonic() - self._last >= SCORED_S:
             self._last = time.monotonic()
             with suppress(HfpatchError):
@@ -126,7 +126,7 @@ class UnitProgress(Progress):
 
 
 def read_scored(run: Path) -> Scored | None:
-    """Return what was written last in a run's folder; None if nothing is there that can be read."""
+    """Return the last progress in a run's folder, or None."""
     with suppress(HfpatchError, TypeError):
         return Scored(**read_json(RunPaths(run).answers / SCORED))
     return None
@@ -159,7 +159,7 @@ class UnitWorker:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 try:
-                    summary = self._bring_to_end(unit)
+                    summary = self._complete(unit)
                 finally:
                     said = [str(each.message) for each in caught if each.filename.startswith(_PACKAGE)]
         except HfpatchError as error:
@@ -175,7 +175,7 @@ class UnitWorker:
         traceback_file.unlink(missing_ok=True)
         return Outcome(summary=summary, warnings=tuple(said))
 
-    def _bring_to_end(self, unit: Unit) -> str | None:
+    def _complete(self, unit: Unit) -> str | None:
         """Complete a unit under the lock on its run, which the first of several processes holds; return its summary."""
         from hfpatch.support.cpu import pinned_library
         from hfpatch.training.processes import start_processes
@@ -215,7 +215,7 @@ def _set_up(job: Job) -> Session:
     return session
 
 
-# what a process of `concurrent.futures` calls
+# Called in the processes of `concurrent.futures`
 
 _worker: UnitWorker | None = None
 
@@ -224,7 +224,7 @@ def begin(job: Job, environment: dict[str, str | None]) -> None:
     """Make this process a worker: it ends with its parent, and leaves Ctrl-C to it.
 
     Args:
-        job: what it works on.
+        job: the job.
         environment: variables to set, or with None to remove, before anything reads them.
     """
     global _worker
