@@ -1,8 +1,8 @@
 """The identity of a run: the hashes of all its inputs, which a continuation must share.
 
 A run folder's ``identity.json`` has the hashes that all its runs share. The files of a single run (its training, its
-result, its checkpoints) have the run's own identity under ``identity``. Everything is compared before anything is run or written,
-so results of two bases or two texts never mix in one folder.
+result, its checkpoints) have the run's own identity under ``identity``. Everything is compared before anything is run
+or written, so results of two bases or two texts never mix in one folder.
 """
 
 from __future__ import annotations
