@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hfpatch.results.held_out import NATS_PER_TOKEN
 from hfpatch.results.low_noise import GOLD_PROBABILITY, MARGIN
+from hfpatch.results.parts import NATS_PER_TOKEN
 from hfpatch.results.retention import AGREEMENT, FORGETTING, KL
 
 Array = NDArray[np.float64]

@@ -17,8 +17,8 @@ from hfpatch.evaluation.comparison import Runs, compare
 from hfpatch.evaluation.metrics import Array, Metric, metric_named, ratio_error
 from hfpatch.evaluation.reading import Reader
 from hfpatch.results.folder import load_comparison
-from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.low_noise import BITS_PER_BYTE
+from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.records import hash_documents, published_runs
 from hfpatch.results.retention import AGREEMENT, FORGETTING, KL, RETENTION, kept_answers
 from hfpatch.results.schema import Comparison, KeptAnswers, RetentionPoint, TaskResult

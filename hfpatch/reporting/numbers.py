@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from hfpatch.results.held_out import NATS_PER_TOKEN
 from hfpatch.results.low_noise import is_share
+from hfpatch.results.parts import NATS_PER_TOKEN
 from hfpatch.results.schema import Clusters, Verdict
 
 MINUS = "−"

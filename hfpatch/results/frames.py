@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from hfpatch.errors import HfpatchError
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.held_out import HELD_OUT
-from hfpatch.results.parts import Comparison, GroupResult, TaskResult
+from hfpatch.results.parts import HELD_OUT, Comparison, GroupResult, TaskResult
 from hfpatch.results.schema import EvaluationResults
 from hfpatch.results.study import StudyResults
 from hfpatch.results.verdicts import Verdict
@@ -21,51 +20,35 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 _COST = ("final_loss", "wall_s", "tokens_per_s", "peak_memory_bytes")
+_OF_COMPARISONS = ("scores", "methods", "verdicts", "comparisons", "curves", "layers", "trials", "retention")
 
 
-def data_frame(results: ComparisonResults | StudyResults | EvaluationResults, table: str | None) -> DataFrame:
+def data_frame(results: Any, table: str | None) -> DataFrame:
     """Return a table of results, the first if ``table`` is None.
 
     Raises:
         HfpatchError: if there is no such table, or pandas is not installed.
     """
-    tables: Mapping[str, Callable[[], Iterable[Record]]]
+    tables: tuple[str, ...]
+    records: Callable[[Any, str], Iterator[Record]]
     match results:
-        case ComparisonResults():
-            tables = {
-                "scores": lambda: _scores_of_methods(results),
-                "methods": lambda: _methods(results),
-                "verdicts": lambda: _pairs(results.verdicts),
-                "comparisons": lambda: _pairs(results.comparisons),
-                "curves": lambda: _curves(results),
-                "layers": lambda: _layers(results),
-                "trials": lambda: _trials(results),
-                "retention": lambda: _retention(results),
-            }
         case StudyResults():
-            tables = {
-                "rows": lambda: _rows(results),
-                "verdicts": lambda: _pairs(results.verdicts),
-                "runs": lambda: _runs(results),
-                "curves": lambda: _curves_of_runs(results),
-            }
+            tables, records = ("rows", "verdicts", "runs", "curves"), _study_records
         case EvaluationResults():
-            tables = {
-                "scores": lambda: _scores_of_variants(results),
-                "verdicts": lambda: _pairs(results.verdicts),
-                "comparisons": lambda: _pairs(results.comparisons),
-            }
-    name = next(iter(tables)) if table is None else table
+            tables, records = ("scores", "verdicts", "comparisons"), _evaluation_records
+        case _:
+            tables, records = _OF_COMPARISONS, _comparison_records
+    name = tables[0] if table is None else table
     if name not in tables:
         raise HfpatchError(f"to_pandas({name!r}): these results have no such table; there are {', '.join(tables)}")
     try:
         from pandas import DataFrame
     except ImportError as error:
         raise HfpatchError("to_pandas needs pandas, which is not installed; pip install pandas") from error
-    return DataFrame(list(tables[name]()))
+    return DataFrame(list(records(results, name)))
 
 
-def notebook_table(results: ComparisonResults | StudyResults | EvaluationResults) -> str:
+def notebook_table(results: Any) -> str:
     """Return results as an HTML table: a row for each method, variant or model."""
     name = getattr(results, "name", "") or results.kind
     state = "" if getattr(results, "complete", True) else " (incomplete)"
@@ -87,29 +70,54 @@ def _scores(score: TaskResult | GroupResult) -> Iterator[Record]:
         }
 
 
-def _scores_of_methods(results: ComparisonResults) -> Iterator[Record]:
-    for name, method in results.methods.items():
-        for seed, run in sorted(method.runs.items()):
-            own = {"method": name, "seed": seed, "trainable": method.trainable}
-            yield from ({**own, **score} for each in run.evaluation.values() for score in _scores(each))
-            if seed in method.held_out_losses and HELD_OUT not in run.evaluation:
-                yield {**own, "metric": "held_out_loss", "value": method.held_out_losses[seed], "primary": False}
-
-
-def _methods(results: ComparisonResults) -> Iterator[Record]:
-    for name, method in results.methods.items():
-        losses = list(method.held_out_losses.values())
-        trained = [run.train for run in method.runs.values() if run.train is not None]
-        yield {
-            "method": name,
-            **method.parameters.to_json(),
-            "form": method.form,
-            "matched_to": method.match.to if method.match is not None else None,
-            "seeds": len(method.runs),
-            "diverged": len(method.diverged),
-            "held_out_loss": fmean(losses) if losses else None,
-            **{key: fmean(getattr(each, key) for each in trained) if trained else None for key in _COST},
-        }
+def _comparison_records(results: ComparisonResults, table: str) -> Iterator[Record]:
+    """Yield the records of one table of a comparison."""
+    match table:
+        case "scores":
+            for name, method in results.methods.items():
+                for seed, run in sorted(method.runs.items()):
+                    own = {"method": name, "seed": seed, "trainable": method.trainable}
+                    yield from ({**own, **score} for each in run.evaluation.values() for score in _scores(each))
+                    if seed in method.held_out_losses and HELD_OUT not in run.evaluation:
+                        loss = method.held_out_losses[seed]
+                        yield {**own, "metric": "held_out_loss", "value": loss, "primary": False}
+        case "methods":
+            for name, method in results.methods.items():
+                losses = list(method.held_out_losses.values())
+                trained = [run.train for run in method.runs.values() if run.train is not None]
+                yield {
+                    "method": name,
+                    **method.parameters.to_json(),
+                    "form": method.form,
+                    "matched_to": method.match.to if method.match is not None else None,
+                    "seeds": len(method.runs),
+                    "diverged": len(method.diverged),
+                    "held_out_loss": fmean(losses) if losses else None,
+                    **{key: fmean(getattr(each, key) for each in trained) if trained else None for key in _COST},
+                }
+        case "verdicts" | "comparisons":
+            yield from _pairs(results.verdicts if table == "verdicts" else results.comparisons)
+        case "curves":
+            for name, method in results.methods.items():
+                if (curve := method.curve) is not None:
+                    for step, loss in zip(curve.steps, curve.loss, strict=True):
+                        yield {"method": name, "step": step, "loss": loss, "held_out": curve.held_out.get(step)}
+        case "layers":
+            for name, method in results.methods.items():
+                for each in method.layers:
+                    own = {"method": name, "quantity": each.quantity, "group": each.group}
+                    yield from ({**own, "layer": layer, "value": value} for layer, value in sorted(each.points.items()))
+        case "trials":
+            for trial in results.tuning.trials if results.tuning is not None else ():
+                found = {"method": trial.method, **trial.values, "loss": trial.loss}
+                chosen = results.tuning is not None and results.tuning.is_chosen(trial)
+                yield {**found, "diverged_step": trial.diverged_step, "chosen": chosen}
+        case "retention":
+            for point in results.retention.points if results.retention is not None else ():
+                chosen = results.retention is not None and results.retention.chosen(point.method) == point.scale
+                own = {"method": point.method, "scale": point.scale, "chosen": chosen}
+                own |= {"tuning_loss": point.tuning_loss}
+                yield from ({**pair, **own} for pair in _pairs(point.comparisons))
 
 
 def _pairs(pairs: Iterable[Comparison | Verdict]) -> Iterator[Record]:
@@ -119,72 +127,45 @@ def _pairs(pairs: Iterable[Comparison | Verdict]) -> Iterator[Record]:
         yield {**record, "groups": clusters["groups"] if clusters else None}
 
 
-def _curves(results: ComparisonResults) -> Iterator[Record]:
-    for name, method in results.methods.items():
-        if (curve := method.curve) is not None:
-            for step, loss in zip(curve.steps, curve.loss, strict=True):
-                yield {"method": name, "step": step, "loss": loss, "held_out": curve.held_out.get(step)}
+def _study_records(study: StudyResults, table: str) -> Iterator[Record]:
+    """Yield the records of one table of a study."""
+    match table:
+        case "rows":
+            for row in study.rows:
+                found = row.improvement.to_json() if row.improvement is not None else {}
+                yield {
+                    **{"variant": row.variant, **row.point, "best": row.best},
+                    **{"seeds": len(row.loss.values) if row.loss else 0},
+                    **{"loss": row.loss.mean if row.loss else None, "sd": row.loss.sd if row.loss else None},
+                    **{"improvement": found.get("mean"), **{key: found.get(key) for key in ("low", "high", "p")}},
+                    **{"diverged": len(row.diverged), "seconds_per_step": row.seconds_per_step},
+                    **study.variants[row.variant].parameters.to_json(),
+                }
+        case "verdicts":
+            yield from _pairs(study.verdicts)
+        case "runs":
+            for run in study.runs:
+                yield {
+                    **{"variant": run.variant, **run.point, "seed": run.seed, "outcome": run.outcome},
+                    **{"diverged_step": run.diverged_step, "loss": run.evaluation[-1][1] if run.evaluation else None},
+                    **{key: getattr(run.train, key, None) for key in ("steps", "tokens", *_COST)},
+                }
+        case "curves":
+            for run in study.runs:
+                own = {"variant": run.variant, **run.point, "seed": run.seed}
+                yield from ({**own, "step": step, "loss": loss} for step, loss in run.evaluation)
 
 
-def _layers(results: ComparisonResults) -> Iterator[Record]:
-    for name, method in results.methods.items():
-        for each in method.layers:
-            own = {"method": name, "quantity": each.quantity, "group": each.group}
-            yield from ({**own, "layer": layer, "value": value} for layer, value in sorted(each.points.items()))
-
-
-def _retention(results: ComparisonResults) -> Iterator[Record]:
-    for point in results.retention.points if results.retention is not None else ():
-        chosen = results.retention is not None and results.retention.chosen(point.method) == point.scale
-        own = {"method": point.method, "scale": point.scale, "chosen": chosen, "tuning_loss": point.tuning_loss}
-        yield from ({**pair, **own} for pair in _pairs(point.comparisons))
-
-
-def _trials(results: ComparisonResults) -> Iterator[Record]:
-    if (tuning := results.tuning) is not None:
-        for trial in tuning.trials:
-            yield {
-                **{"method": trial.method, **trial.values, "loss": trial.loss, "diverged_step": trial.diverged_step},
-                "chosen": tuning.is_chosen(trial),
-            }
-
-
-def _rows(study: StudyResults) -> Iterator[Record]:
-    for row in study.rows:
-        improvement = row.improvement.to_json() if row.improvement is not None else {}
-        yield {
-            **{"variant": row.variant, **row.point, "best": row.best, "seeds": len(row.loss.values) if row.loss else 0},
-            **{"loss": row.loss.mean if row.loss else None, "sd": row.loss.sd if row.loss else None},
-            **{"improvement": improvement.get("mean")},
-            **{key: improvement.get(key) for key in ("low", "high", "p")},
-            **{"diverged": len(row.diverged), "seconds_per_step": row.seconds_per_step},
-            **study.variants[row.variant].parameters.to_json(),
-        }
-
-
-def _runs(study: StudyResults) -> Iterator[Record]:
-    for run in study.runs:
-        train = run.train
-        yield {
-            **{"variant": run.variant, **run.point, "seed": run.seed, "outcome": run.outcome},
-            **{"diverged_step": run.diverged_step, "loss": run.evaluation[-1][1] if run.evaluation else None},
-            **{key: getattr(train, key, None) for key in ("steps", "tokens", *_COST)},
-        }
-
-
-def _curves_of_runs(study: StudyResults) -> Iterator[Record]:
-    for run in study.runs:
-        own = {"variant": run.variant, **run.point, "seed": run.seed}
-        yield from ({**own, "step": step, "loss": loss} for step, loss in run.evaluation)
-
-
-def _scores_of_variants(results: EvaluationResults) -> Iterator[Record]:
+def _evaluation_records(results: EvaluationResults, table: str) -> Iterator[Record]:
+    """Yield the records of one table of an evaluation."""
+    if table != "scores":
+        yield from _pairs(results.verdicts if table == "verdicts" else results.comparisons)
+        return
     for name, variant in results.variants.items():
         own = {"model": name, "patch": variant.patch, "added": variant.added}
-        yield from (
-            {**own, **score, "is_group": True} for each in (variant.groups or {}).values() for score in _scores(each)
-        )
-        yield from ({**own, **score, "is_group": False} for each in variant.scores.values() for score in _scores(each))
+        scores: list[TaskResult | GroupResult] = [*(variant.groups or {}).values(), *variant.scores.values()]
+        for each in scores:
+            yield from ({**own, **score, "is_group": isinstance(each, GroupResult)} for score in _scores(each))
 
 
 def _overview(results: ComparisonResults | StudyResults | EvaluationResults) -> Iterator[Record]:
@@ -201,7 +182,7 @@ def _overview(results: ComparisonResults | StudyResults | EvaluationResults) -> 
                     record[f"{task} ({metric})"] = shown
                 yield record
         case StudyResults():
-            for record in _rows(results):
+            for record in _study_records(results, "rows"):
                 yield {key: record[key] for key in record if key not in ("sd", "seconds_per_step", "diverged", "best")}
         case EvaluationResults():
             for name, variant in results.variants.items():

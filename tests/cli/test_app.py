@@ -311,7 +311,7 @@ def test_sigterm_says_what_is_saved_and_exits_as_any_ended_program(capsys, tmp_p
     def terminate(*_: object, **__: object) -> None:
         raise Terminated(7)
 
-    monkeypatch.setattr("hfpatch.runs.training.train", terminate)
+    monkeypatch.setattr("hfpatch.runs.comparison.train", terminate)
     assert main(["train", str(recipe), "--method", "lora", "--out", str(tmp_path / "out")]) == 128 + 15
     (line,) = capsys.readouterr().err.splitlines()
     assert "SIGTERM after step 7, which is saved" in line

@@ -90,7 +90,7 @@ def launched(tmp_path_factory, support):
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("HFPATCH_MATMUL", "mkl")
-        patched.setattr("hfpatch.runs.comparison.write_report", lambda _: None)  # only the processes' own is looked at
+        patched.setattr("hfpatch.reporting.write_report", lambda _: None)  # only the processes' own is looked at
         torch.set_num_threads(1)
         for name in shared:
             run(root / "one" / name, scenarios[name])

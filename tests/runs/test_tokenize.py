@@ -147,7 +147,7 @@ def test_nothing_is_left_where_a_mistake_is_found(tmp_path, monkeypatch):
             pretrain(wrong, out)
         assert "\n" not in str(caught.value)
         assert not out.exists()
-    monkeypatch.setattr("hfpatch.runs.tokens.write_token_file", lambda *_, **__: pytest.fail("written"))
+    monkeypatch.setattr("hfpatch.runs.corpus.write_token_file", lambda *_, **__: pytest.fail("written"))
     made.file.unlink()
     for ending in (".json", ".safetensors"):
         made.file.with_suffix(ending).unlink()

@@ -10,8 +10,8 @@ from statistics import fmean
 from hfpatch.recipes.pairs import Control, controls_of
 from hfpatch.reporting.document import Column, Finding, Findings, Row, Section, Table, Text, Tone
 from hfpatch.reporting.numbers import NOTHING, Scale, count, decimal, listed, metric_text, scale_of
-from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.low_noise import BITS_PER_BYTE
+from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.schema import ComparisonResults
 
 _HALF = 0.5

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hfpatch.reporting.comparison.retention import retention_csv
 from hfpatch.reporting.tabular import csv_text
-from hfpatch.results.held_out import HELD_OUT
+from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.schema import ComparisonResults, LayerSeries
 
 _SCORES = ("method", "seed", "task", "metric", "value", "stderr", "n", "trainable")

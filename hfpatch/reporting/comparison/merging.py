@@ -8,8 +8,8 @@ from typing import Any
 
 from hfpatch.reporting.facts import evaluation_text, settings_text
 from hfpatch.reporting.numbers import NOTHING
-from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.identity import FREE_SETTINGS, base_identity, task_identity
+from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.schema import Comparison, ComparisonResults, Method, Verdict
 from hfpatch.support.files import hash_values
 

@@ -9,8 +9,8 @@ from hfpatch.recipes.retention import text_of
 from hfpatch.reporting.document import Cell, Column, Row, Sentences, Table
 from hfpatch.reporting.numbers import NOTHING, Change, Scale, change_text, count, decimal, significant, size_text
 from hfpatch.reporting.tabular import csv_text
-from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.low_noise import BITS_PER_BYTE
+from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.retention import AGREEMENT, KL, RETENTION, RetentionPoint
 from hfpatch.results.schema import Comparison, ComparisonResults, KeptAnswers
 from hfpatch.results.verdicts import Verdict

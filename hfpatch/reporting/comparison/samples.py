@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hfpatch.results.held_out import HELD_OUT
+from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.records import TaskValues, read_values, read_whole_lines
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.support.files import printable

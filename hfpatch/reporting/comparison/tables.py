@@ -27,7 +27,7 @@ from hfpatch.reporting.numbers import (
     significant,
 )
 from hfpatch.results.cautions import level_at
-from hfpatch.results.held_out import HELD_OUT
+from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.schema import ComparisonResults, Method
 from hfpatch.results.verdicts import QUESTIONS, Verdict
 from hfpatch.tinyworld import DESCRIPTIONS, items

@@ -18,9 +18,9 @@ from hfpatch.reporting.evaluation import value_text
 from hfpatch.reporting.numbers import Change, Scale, change, change_text, diverged_text, scale_of, signed
 from hfpatch.reporting.study.answer import change_of as change_of_study
 from hfpatch.reporting.study.words import not_run_text
-from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.identity import FREE_SETTINGS, base_identity, task_identity
 from hfpatch.results.low_noise import LOW_NOISE
+from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.schema import (
     ComparisonResults,
     EvaluationResults,
