@@ -12,8 +12,7 @@ from typing import Literal
 
 from hfpatch.errors import listed
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.controls import controls_of
-from hfpatch.recipes.pairs import references
+from hfpatch.recipes.pairs import controls_of, references
 from hfpatch.recipes.training import group_of
 from hfpatch.results.comparison import MATCHED
 from hfpatch.results.identity import computed_differently
