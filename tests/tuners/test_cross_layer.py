@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from families import logits_of, make_config, make_model, make_tokens, perturb
+from families import gradients, logits_of, make_config, make_model, make_tokens, perturb
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -69,12 +69,6 @@ def carrying(case="llama", **changes):
     hfpatch.patch(model, [PreProjectionConfig(), CarryConfig(), CarryConfig()])
     perturb(model, std=0.3)
     return model
-
-
-def gradients(model, tokens):
-    model.zero_grad()
-    model(tokens, labels=tokens, use_cache=False).loss.backward()
-    return {name: p.grad.clone() for name, p in adapter_parameters(model).items()}
 
 
 def checkpoint_functions(model):
