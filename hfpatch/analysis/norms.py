@@ -20,6 +20,7 @@ from hfpatch.sites import AttentionSite, base_model, find_sites
 from hfpatch.support.modes import hooked
 from hfpatch.tuners.adapters import block_of
 from hfpatch.tuners.hidden_state import hidden_argument
+from hfpatch.tuners.hooks import apply_method
 from hfpatch.tuners.layer import MethodLayer
 
 OWN = "own"
@@ -135,7 +136,7 @@ def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[Lay
 
     def measure(index: int, layer: MethodLayer, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         x = hidden_argument(args, kwargs)
-        means.add(index, norm_ratio(layer.entered(x) - x, x)[..., None])
+        means.add(index, norm_ratio(layer.apply_at("entered", x) - x, x)[..., None])
 
     for site, layer in method_layers(model, PreProjectionConfig):
         if not layer.acts("entered"):  # only a skip
@@ -170,7 +171,7 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
                 anchor = x if config.anchor == "identity" else projected
                 f = config.nonlinear(target, parts, x)
                 means.add((index, adapter, target), _compared(f, anchor, head_sizes.get(index, f.shape[-1])))
-                projected = layer.projected_by(config, target, parts, x, projected, layer.sites[adapter])
+                projected = apply_method(config, target, parts, projected, x, site=layer.sites[adapter])
 
     def measure_own(heard: PathOutput) -> None:
         index = block_of(heard.at)

@@ -14,7 +14,7 @@ import numpy as np
 from hfpatch import reporting
 from hfpatch.data.tokenizer import hash_tokenizer
 from hfpatch.evaluation.stats import Estimate, over_seeds
-from hfpatch.models.describe import describe_query
+from hfpatch.models.plan import describe_query
 from hfpatch.recipes.models import split_architecture
 from hfpatch.recipes.pretraining import Point, StudyRecipe
 from hfpatch.results.schema import AtStep, Improvement, Loss, Row, StudyResults, StudyRun, Variant

@@ -16,8 +16,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.models import build_scratch, take_apart
 from hfpatch.nn import normal_
 from hfpatch.recipes.models import ScratchSettings
-from hfpatch.twins.corrections import CORRECTIONS
-from hfpatch.twins.sizes import DROPOUTS, LAYER_COUNTS, LAYERS, SIZES, SWITCHES, VOCABULARY
+from hfpatch.twins.sizes import CORRECTIONS, DROPOUTS, LAYER_COUNTS, LAYERS, SIZES, SWITCHES, VOCABULARY
 
 MOST_LAYERS = 6
 RANK = 24
@@ -43,7 +42,7 @@ def twin(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
 def random_model(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
     """Return a causal language model of random fp32 weights, in evaluation mode; the same for the same seed.
 
-    Every parameter is what transformers initialises plus noise of standard deviation 0.1, so that no bias is zero and
+    Every parameter is transformers' initial value plus noise of standard deviation 0.1, so that no bias is zero and
     no gain one.
 
     Raises:
@@ -105,7 +104,7 @@ def shrink_settings(settings: Mapping[str, Any], config: PreTrainedConfig) -> Sc
 
 
 def _values(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return what the constructor takes, without what transformers derives or ignores."""
+    """Return the constructor's arguments, without those that transformers derives or ignores."""
     skip = {"transformers_version", "architectures", "id2label", "label2id", "dtype", "problem_type"}
     plain = config.to_dict()  # reads attributes that differ between layers, too
     names = list(inspect.signature(type(config).__init__).parameters)
@@ -122,7 +121,7 @@ def _small(name: str, value: Any, values: Mapping[str, Any], layers: Sequence[in
     total = _layer_count(values)
     if isinstance(value, PreTrainedConfig):
         return shrink(value)
-    if name == "per_layer_config":  # what single layers do otherwise: their sizes are twice those of the other layers
+    if name == "per_layer_config":  # exceptions of single layers: sizes twice those of the others
         changes = {new: value[old] for new, old in enumerate(layers) if old in value}
         doubled = {key: 2 * size for key, size in SIZES.items()}
         return {index: {key: doubled.get(key, old) for key, old in own.items()} for index, own in changes.items()}
