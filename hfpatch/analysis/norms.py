@@ -171,7 +171,7 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
                 anchor = x if config.anchor == "identity" else projected
                 f = config.nonlinear(target, parts, x)
                 means.add((index, adapter, target), _compared(f, anchor, head_sizes.get(index, f.shape[-1])))
-                projected = apply_method(config, target, parts, projected, x, site=layer.sites[adapter])
+                projected = apply_method(layer.scaled(adapter), target, parts, projected, x, site=layer.sites[adapter])
 
     def measure_own(heard: PathOutput) -> None:
         index = block_of(heard.at)

@@ -6,7 +6,7 @@ from families import HIDDEN, make_model, make_tokens, perturb
 from peft import get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, ZambaConfig
 
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig, find_sites, patch
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, find_sites, patch, scale_patch
 from hfpatch.analysis.ablation import ablate_layers, document_losses
 from hfpatch.analysis.heads import head_weights
 from hfpatch.analysis.linearised import is_nonlinear
@@ -193,6 +193,29 @@ def test_query_sizes_and_cosines_by_head_and_position(kind, batch):
     assert len(found.position_sizes) == 7  # the second row is padded by three, so its first token stands at 3
     assert found.position_sizes[1] == pytest.approx(float(torch.stack([ratio[0, 1], ratio[1, 4]]).mean()), rel=1e-4)
     assert found.position_cosines[6] == pytest.approx(float(cosine[0, 6]), abs=1e-5)
+
+
+@torch.no_grad()
+def test_the_anchor_of_a_second_query_is_the_scaled_output_of_the_first(batch):
+    model = make_model("llama")
+    x = inputs_of(model, batch)[0]
+    anchor = query_of("llama", find_sites(model)[0], x)
+    patch(model, [NonlinearQueryConfig(form="literal", rank=8), NonlinearQueryConfig(form="literal", rank=4)])
+    scale_patch(model, 0.25)
+    normed = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+    (up, more_up), (down, more_down) = (
+        [w for w in adapter_weights(model, ".weight") if w.shape in ((8, HIDDEN), (4, HIDDEN))][:2],
+        [w for w in adapter_weights(model, ".weight") if w.shape in ((HIDDEN, 8), (HIDDEN, 4))][:2],
+    )
+    f, g = (
+        torch.nn.functional.layer_norm(torch.nn.functional.gelu(normed @ one.T) @ other.T, (HIDDEN,), eps=1e-5)
+        for one, other in ((up, down), (more_up, more_down))
+    )
+    scaled = anchor + 0.25 * ((anchor + f) / 2 - anchor)
+    mask = batch["attention_mask"].bool()
+    first, second = [each for each in query_sizes(model, [batch]) if each.layer == 0]
+    assert first.size == pytest.approx(float((f.norm(dim=-1) / anchor.norm(dim=-1))[mask].mean()), rel=1e-4)
+    assert second.size == pytest.approx(float((g.norm(dim=-1) / scaled.norm(dim=-1))[mask].mean()), rel=1e-4)
 
 
 def test_a_peft_model_is_analysed_like_a_patched_one(batch):
