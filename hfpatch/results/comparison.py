@@ -22,12 +22,12 @@ from hfpatch.results.parts import (
     Measured,
     Number,
     Part,
-    Tabular,
     TaskResult,
     TrainResult,
     Values,
 )
 from hfpatch.results.retention import KeptAnswers, Retention, Rewound
+from hfpatch.results.tables import Tabular
 from hfpatch.results.verdicts import Measure, Pairs, Verdict, deciding, judge
 
 AnyPart = TypeVar("AnyPart", bound=Part)

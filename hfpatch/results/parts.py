@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    pass
 
 SCHEMA: Literal[2] = 2
 """The version of the layout; a file of another one is refused."""
@@ -91,31 +91,6 @@ class Part(BaseModel):
     def to_json(self) -> dict[str, Any]:
         """Return the part as JSON values."""
         return self.model_dump(mode="json", by_alias=True)
-
-
-class Tabular(Part):
-    """Results that are tables, too: of pandas, and in a notebook."""
-
-    def to_pandas(self, table: str | None = None) -> DataFrame:
-        """Return a table of the results as a pandas DataFrame.
-
-        Args:
-            table: of a comparison ``scores``, ``methods``, ``verdicts``, ``comparisons``, ``curves``, ``layers``,
-                ``trials`` or ``retention``; of a study ``rows``, ``verdicts``, ``runs`` or ``curves``; of an evaluation
-                ``scores``, ``verdicts`` or ``comparisons``. The first if not given.
-
-        Raises:
-            HfpatchError: if there is no such table, or pandas is not installed.
-        """
-        from hfpatch.results.frames import data_frame
-
-        return data_frame(self, table)
-
-    def _repr_html_(self) -> str:
-        """Return an HTML table, as a notebook shows the results."""
-        from hfpatch.results.frames import notebook_table
-
-        return notebook_table(self)
 
 
 class TrainResult(Part):

@@ -33,7 +33,6 @@ from hfpatch.results.parts import (
     GroupResult,
     ModelFacts,
     Part,
-    Tabular,
     TaskResult,
     TrainResult,
     Values,
@@ -52,6 +51,7 @@ from hfpatch.results.study import (
     Variant,
     VariantParameters,
 )
+from hfpatch.results.tables import Tabular
 from hfpatch.results.verdicts import Measure, Verdict, deciding, judge
 
 __all__ = [

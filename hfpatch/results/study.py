@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, computed_field, model_validator
 
-from hfpatch.results.parts import SCHEMA, Comparison, Part, Tabular, TrainResult, Values
+from hfpatch.results.parts import SCHEMA, Comparison, Part, TrainResult, Values
+from hfpatch.results.tables import Tabular
 from hfpatch.results.verdicts import Measure, Verdict, judge
 
 VALIDATION_LOSS = "validation loss"

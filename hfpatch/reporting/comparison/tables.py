@@ -32,6 +32,7 @@ from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.cautions import level_at
 from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.schema import ComparisonResults, Method
+from hfpatch.results.tables import records
 from hfpatch.results.verdicts import QUESTIONS, Verdict
 from hfpatch.tinyworld import DESCRIPTIONS, items
 
@@ -42,9 +43,7 @@ _SCORES = ("method", "seed", "task", "metric", "value", "stderr", "n", "trainabl
 PLAIN = ("difference", "low", "high", "p", "test")
 DECIDED = ("question", "simultaneous_low", "simultaneous_high", "p_corrected", "family", "smallest_visible", "verdict")
 _OF_PAIR = ("other", *PLAIN, *DECIDED, "why")
-_GROUPS = ("groups", "grouped_by")
-_RESULTS = (*_SCORES, *_OF_PAIR, *_GROUPS)
-_LOSS = "held_out_loss"
+_RESULTS = (*_SCORES, *_OF_PAIR, "groups", "grouped_by")
 
 
 def score_table(results: ComparisonResults) -> Table:
@@ -286,24 +285,11 @@ def results_csv(runs: Mapping[str, ComparisonResults]) -> str:
 
 
 def _rows(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
-    no_pair = (None,) * len(_OF_PAIR)
-    for name, method in results.methods.items():
-        losses = method.held_out_losses
-        if name == results.baseline and results.base_loss is not None:
-            losses = {**dict.fromkeys(method.runs, results.base_loss), **losses}
-        for seed, run in sorted(method.runs.items()):
-            for task, scored in run.evaluation.items():
-                groups = (None, None) if scored.clusters is None else (scored.clusters.groups, scored.clusters.column)
-                for metric, value in scored.metrics.items():
-                    cells = (seed, task, metric, value, scored.stderr.get(metric), scored.n, method.trainable)
-                    yield name, *cells, *no_pair, *groups
-            if seed in losses and HELD_OUT not in run.evaluation:
-                held_out = (seed, None, _LOSS, losses[seed], None, None, method.trainable)
-                yield name, *held_out, *no_pair, None, None
+    for record in records(results, "scores"):
+        yield tuple(record.get(column) for column in _RESULTS)
     for pair in pairs(results):
         trainable = results.methods[str(pair["method"])].trainable
-        named = (pair["method"], None, pair["task"], pair["metric"], None, None, pair["n"], trainable)
-        yield *named, *(pair.get(key) for key in _OF_PAIR), None, None
+        yield tuple({**pair, "trainable": trainable}.get(column) for column in _RESULTS)
 
 
 def pairs(results: ComparisonResults) -> Iterator[dict[str, object]]:

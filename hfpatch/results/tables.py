@@ -1,4 +1,4 @@
-"""Results as tables: for pandas, and for a notebook."""
+"""Results as tables: the records that pandas, notebooks and CSV files show."""
 
 from __future__ import annotations
 
@@ -7,55 +7,67 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from hfpatch.errors import HfpatchError
-from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.parts import HELD_OUT, Comparison, GroupResult, TaskResult
-from hfpatch.results.schema import EvaluationResults
-from hfpatch.results.study import StudyResults
+from hfpatch.results.parts import HELD_OUT, Comparison, GroupResult, Part, TaskResult
 from hfpatch.results.verdicts import Verdict
 from hfpatch.support.markup import html_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from hfpatch.results.schema import ComparisonResults, EvaluationResults, StudyResults
+
 Record = dict[str, Any]
 
 _COST = ("final_loss", "wall_s", "tokens_per_s", "peak_memory_bytes")
-_OF_COMPARISONS = ("scores", "methods", "verdicts", "comparisons", "curves", "layers", "trials", "retention")
+_TABLES = {
+    "comparison": ("scores", "methods", "verdicts", "comparisons", "curves", "layers", "trials", "retention"),
+    "pretraining": ("rows", "verdicts", "runs", "curves"),
+    "evaluation": ("scores", "verdicts", "comparisons"),
+}
+"""The tables of each kind of results."""
 
 
-def data_frame(results: Any, table: str | None) -> DataFrame:
-    """Return a table of results, the first if ``table`` is None.
+class Tabular(Part):
+    """Results that are tables, too: of pandas, and in a notebook."""
 
-    Raises:
-        HfpatchError: if there is no such table, or pandas is not installed.
-    """
-    tables: tuple[str, ...]
-    records: Callable[[Any, str], Iterator[Record]]
-    match results:
-        case StudyResults():
-            tables, records = ("rows", "verdicts", "runs", "curves"), _study_records
-        case EvaluationResults():
-            tables, records = ("scores", "verdicts", "comparisons"), _evaluation_records
-        case _:
-            tables, records = _OF_COMPARISONS, _comparison_records
-    name = tables[0] if table is None else table
-    if name not in tables:
-        raise HfpatchError(f"to_pandas({name!r}): these results have no such table; there are {', '.join(tables)}")
-    try:
-        from pandas import DataFrame
-    except ImportError as error:
-        raise HfpatchError("to_pandas needs pandas, which is not installed; pip install pandas") from error
-    return DataFrame(list(records(results, name)))
+    kind: str
+
+    def to_pandas(self, table: str | None = None) -> DataFrame:
+        """Return a table of the results as a pandas DataFrame.
+
+        Args:
+            table: of a comparison ``scores``, ``methods``, ``verdicts``, ``comparisons``, ``curves``, ``layers``,
+                ``trials`` or ``retention``; of a study ``rows``, ``verdicts``, ``runs`` or ``curves``; of an evaluation
+                ``scores``, ``verdicts`` or ``comparisons``. The first if not given.
+
+        Raises:
+            HfpatchError: if there is no such table, or pandas is not installed.
+        """
+        names = _TABLES[self.kind]
+        name = names[0] if table is None else table
+        if name not in names:
+            raise HfpatchError(f"to_pandas({name!r}): these results have no such table; there are {', '.join(names)}")
+        try:
+            from pandas import DataFrame
+        except ImportError as error:
+            raise HfpatchError("to_pandas needs pandas, which is not installed; pip install pandas") from error
+        return DataFrame(list(records(self, name)))
+
+    def _repr_html_(self) -> str:
+        """Return an HTML table, as a notebook shows the results."""
+        notes = getattr(self, "warnings", []) if self.kind != "pretraining" else []
+        name = getattr(self, "name", "") or self.kind
+        state = "" if getattr(self, "complete", True) else " (incomplete)"
+        rows = list(_overview(self))
+        headings = list(dict.fromkeys(key for row in rows for key in row))
+        return html_table(f"{name}{state}", headings, ([row.get(key) for key in headings] for row in rows), notes)
 
 
-def notebook_table(results: Any) -> str:
-    """Return results as an HTML table: a row for each method, variant or model."""
-    name = getattr(results, "name", "") or results.kind
-    state = "" if getattr(results, "complete", True) else " (incomplete)"
-    records = list(_overview(results))
-    notes = [] if isinstance(results, StudyResults) else results.warnings
-    headings = list(dict.fromkeys(key for record in records for key in record))
-    return html_table(f"{name}{state}", headings, ([record.get(key) for key in headings] for record in records), notes)
+def records(results: Any, table: str) -> Iterator[Record]:
+    """Yield the rows of a table of any results, see `Tabular.to_pandas`."""
+    of_kind: dict[str, Callable[[Any, str], Iterator[Record]]]
+    of_kind = {"comparison": _comparison_records, "pretraining": _study_records, "evaluation": _evaluation_records}
+    yield from of_kind[results.kind](results, table)
 
 
 def _scores(score: TaskResult | GroupResult) -> Iterator[Record]:
@@ -66,7 +78,8 @@ def _scores(score: TaskResult | GroupResult) -> Iterator[Record]:
     for metric, value in score.metrics.items():
         yield {
             **{"task": task, "metric": metric, "value": value, "stderr": score.stderr.get(metric)},
-            **{"n": score.n, "groups": clusters and clusters.groups, "primary": metric == primary},
+            **{"n": score.n, "groups": clusters and clusters.groups, "grouped_by": clusters and clusters.column},
+            "primary": metric == primary,
         }
 
 
@@ -75,15 +88,17 @@ def _comparison_records(results: ComparisonResults, table: str) -> Iterator[Reco
     match table:
         case "scores":
             for name, method in results.methods.items():
+                losses = method.held_out_losses
+                if name == results.baseline and results.base_loss is not None:
+                    losses = {**dict.fromkeys(method.runs, results.base_loss), **losses}
                 for seed, run in sorted(method.runs.items()):
                     own = {"method": name, "seed": seed, "trainable": method.trainable}
                     yield from ({**own, **score} for each in run.evaluation.values() for score in _scores(each))
-                    if seed in method.held_out_losses and HELD_OUT not in run.evaluation:
-                        loss = method.held_out_losses[seed]
-                        yield {**own, "metric": "held_out_loss", "value": loss, "primary": False}
+                    if seed in losses and HELD_OUT not in run.evaluation:
+                        yield {**own, "metric": "held_out_loss", "value": losses[seed], "primary": False}
         case "methods":
             for name, method in results.methods.items():
-                losses = list(method.held_out_losses.values())
+                held_out = list(method.held_out_losses.values())
                 trained = [run.train for run in method.runs.values() if run.train is not None]
                 yield {
                     "method": name,
@@ -92,7 +107,7 @@ def _comparison_records(results: ComparisonResults, table: str) -> Iterator[Reco
                     "matched_to": method.match.to if method.match is not None else None,
                     "seeds": len(method.runs),
                     "diverged": len(method.diverged),
-                    "held_out_loss": fmean(losses) if losses else None,
+                    "held_out_loss": fmean(held_out) if held_out else None,
                     **{key: fmean(getattr(each, key) for each in trained) if trained else None for key in _COST},
                 }
         case "verdicts" | "comparisons":
@@ -168,9 +183,10 @@ def _evaluation_records(results: EvaluationResults, table: str) -> Iterator[Reco
             yield from ({**own, **score, "is_group": isinstance(each, GroupResult)} for score in _scores(each))
 
 
-def _overview(results: ComparisonResults | StudyResults | EvaluationResults) -> Iterator[Record]:
-    match results:
-        case ComparisonResults():
+def _overview(results: Any) -> Iterator[Record]:
+    """Yield a row for each method, variant or model."""
+    match results.kind:
+        case "comparison":
             for name, method in results.methods.items():
                 losses = method.held_out_losses.values()
                 held_out = {"held-out loss": fmean(losses)} if losses and HELD_OUT not in results.tasks else {}
@@ -181,10 +197,10 @@ def _overview(results: ComparisonResults | StudyResults | EvaluationResults) -> 
                     shown = mean if made is None or mean is None else f"{mean:.4g} ({made.verdict})"
                     record[f"{task} ({metric})"] = shown
                 yield record
-        case StudyResults():
+        case "pretraining":
             for record in _study_records(results, "rows"):
                 yield {key: record[key] for key in record if key not in ("sd", "seconds_per_step", "diverged", "best")}
-        case EvaluationResults():
+        case _:
             for name, variant in results.variants.items():
                 scores = {score.task: score.metrics.get(score.primary) for score in variant.scores.values()}
                 groups = {
