@@ -9,7 +9,8 @@ from typing import Any
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.folder import load_comparison
-from hfpatch.runs.engines.settings import EngineSettings, make_engine
+from hfpatch.runs.engines import make_engine
+from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import RunFolder, RunPaths, changes, diverged_step
 from hfpatch.runs.plan import plan_comparison, plan_training
 from hfpatch.runs.progress import Progress

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
-from hfpatch.runs.engines.settings import EngineSettings, make_engine
+from hfpatch.runs.engines import make_engine
+from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import RunPaths, check_folder
 from hfpatch.runs.measuring import SECONDS, measure
 from hfpatch.runs.plan import MEASURING, Unit, plan_comparison, plan_pretraining, training_steps

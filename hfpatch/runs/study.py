@@ -19,7 +19,8 @@ from hfpatch.recipes.models import split_architecture
 from hfpatch.recipes.pretraining import Point, StudyRecipe
 from hfpatch.results.schema import AtStep, Improvement, Loss, Row, StudyResults, StudyRun, Variant
 from hfpatch.results.verdicts import ALPHA
-from hfpatch.runs.engines.settings import EngineSettings, make_engine
+from hfpatch.runs.engines import make_engine
+from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.locks import hold_shared
 from hfpatch.runs.plan import PlannedRun, plan_pretraining, planned_runs
 from hfpatch.runs.pretraining import PretrainingSession, PretrainingSetup

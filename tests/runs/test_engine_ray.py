@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 from tiny_runs import refused
 
+from hfpatch.runs.engines import make_engine
 from hfpatch.runs.engines.ray import RayWorkers
-from hfpatch.runs.engines.settings import EngineSettings, make_engine
+from hfpatch.runs.engines.settings import EngineSettings
 
 
 def test_ray_must_be_installed(monkeypatch):

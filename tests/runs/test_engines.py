@@ -20,8 +20,8 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import Progress, compare, locks, pretrain_study
 from hfpatch.runs.engines import parallel, worker
+from hfpatch.runs.engines.job import Job, Place
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.engines.worker import Job, Place
 from hfpatch.support.files import read_json
 from hfpatch.support.signals import sigterm_kept
 from hfpatch.training.records import MetricsFile

@@ -1,1 +1,31 @@
 """Engines execute the units of a plan: one after the other in this process, in several, or on a cluster through Ray."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hfpatch.runs.engines.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from hfpatch.runs.engines.engine import Engine
+
+
+def make_engine(settings: EngineSettings) -> Engine:
+    """Return the engine that the settings ask for.
+
+    Raises:
+        HfpatchError: if Ray is asked for and not installed.
+    """
+    if settings.is_sequential:
+        from hfpatch.runs.engines.engine import Engine
+
+        return Engine()
+    from hfpatch.runs.engines.parallel import Parallel
+
+    if settings.ray is not None:
+        from hfpatch.runs.engines.ray import RayWorkers
+
+        return Parallel(RayWorkers(settings), settings)
+    from hfpatch.runs.engines.processes import Processes
+
+    return Parallel(Processes(settings), settings)

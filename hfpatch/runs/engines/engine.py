@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Protocol
 
-from hfpatch.runs.engines.worker import Job, Outcome, Place
+from hfpatch.runs.engines.job import Job, Outcome, Place
 from hfpatch.runs.locks import Holder
 from hfpatch.runs.plan import Unit
 from hfpatch.runs.session import Session

@@ -10,19 +10,16 @@ import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hfpatch.runs.locks import has_ended, new_holder
+from hfpatch.runs.engines.job import Job, Outcome
+from hfpatch.runs.locks import new_holder
 from hfpatch.runs.plan import MEASURING, Unit
 
-if TYPE_CHECKING:
-    from hfpatch.runs.engines.worker import Job, Outcome
-
-_TASK = "task"
-_OUTCOME = "outcome-{}"
+TASK = "task"
+OUTCOME = "outcome-{}"
 _OUTPUT = "output.txt"
 _POLL_S = 0.2
-_MODULE = "hfpatch.runs.engines.launching"
+_MODULE = "hfpatch.runs.engines.worker"
 
 
 def launch(job: Job, unit: Unit) -> Outcome:
@@ -35,13 +32,12 @@ def launch(job: Job, unit: Unit) -> Outcome:
     Raises:
         Terminated: if this process was asked to end; a checkpoint has been written then.
     """
-    from hfpatch.runs.engines.worker import Outcome
     from hfpatch.training.interruption import Terminated, watch_sigterm
 
     processes, config = job.processes, None if unit.action in MEASURING else job.launch_config
     with tempfile.TemporaryDirectory(prefix="hfpatch-") as name, watch_sigterm() as sigterm:
         folder = Path(name)
-        (folder / _TASK).write_bytes(pickle.dumps((replace(job, processes=1), unit, new_holder())))
+        (folder / TASK).write_bytes(pickle.dumps((replace(job, processes=1), unit, new_holder())))
         with (folder / _OUTPUT).open("wb") as output:
             launcher = [sys.executable]
             if config is not None:
@@ -62,7 +58,7 @@ def launch(job: Job, unit: Unit) -> Outcome:
                 forwarded = True
         if forwarded:
             raise Terminated(None)
-        written = [folder / _OUTCOME.format(rank) for rank in range(processes)]
+        written = [folder / OUTCOME.format(rank) for rank in range(processes)]
         known: list[Outcome] = [pickle.loads(path.read_bytes()) for path in written if path.is_file()]
         failed = [outcome for outcome in known if outcome.error is not None]
         if failed or (code == 0 and known):
@@ -75,24 +71,3 @@ def _environment() -> dict[str, str]:
     """Return this process's environment; ``python -m`` finds modules of the working directory only if this one does."""
     finds_them = {"", str(Path.cwd())} & set(sys.path)
     return {**os.environ, **({} if finds_them else {"PYTHONSAFEPATH": "1"})}  # read since Python 3.11
-
-
-def main(folder: Path) -> int:
-    """Work on a unit as one of the processes that share it."""
-    from hfpatch.runs.engines.worker import UnitWorker
-    from hfpatch.support.quiet import quiet_libraries
-    from hfpatch.training.interruption import end_when
-
-    job, unit, worker = pickle.loads((folder / _TASK).read_bytes())
-    quiet_libraries()
-    end_when(lambda: has_ended(worker), "worker")
-    outcome = UnitWorker(job).work(unit)
-    target = folder / _OUTCOME.format(os.environ.get("RANK", "0"))
-    partial = target.with_suffix(".partial")
-    partial.write_bytes(pickle.dumps(outcome))
-    partial.rename(target)
-    return int(outcome.error is not None or outcome.ended is not None)
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))

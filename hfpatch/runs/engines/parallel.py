@@ -18,8 +18,9 @@ from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
 from hfpatch.runs.engines.engine import Engine, Worker, Workers
+from hfpatch.runs.engines.job import Job, Outcome, Place
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.engines.worker import Job, Outcome, Place, Scored, read_scored
+from hfpatch.runs.engines.worker import Scored, read_scored
 from hfpatch.runs.locks import new_holder, take_back
 from hfpatch.runs.plan import MEASURING, Unit, training_steps
 from hfpatch.runs.session import Session

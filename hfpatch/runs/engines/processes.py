@@ -13,8 +13,9 @@ import torch
 
 from hfpatch.errors import HfpatchError
 from hfpatch.runs.engines.engine import Worker, Workers
+from hfpatch.runs.engines.job import Job, Outcome, Place
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.engines.worker import Job, Outcome, Place, begin, place, work
+from hfpatch.runs.engines.worker import begin, place, work
 from hfpatch.runs.plan import Unit
 from hfpatch.support.cpu import count_cores
 from hfpatch.training.processes import CPU_ONLY

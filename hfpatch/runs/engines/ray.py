@@ -20,9 +20,10 @@ from typing import Any
 
 from hfpatch.errors import HfpatchError
 from hfpatch.runs.engines.engine import Worker, Workers
+from hfpatch.runs.engines.job import Job, Outcome, Place
 from hfpatch.runs.engines.processes import room_on
 from hfpatch.runs.engines.settings import LOCAL, EngineSettings
-from hfpatch.runs.engines.worker import Job, Outcome, Place, UnitWorker
+from hfpatch.runs.engines.worker import UnitWorker
 from hfpatch.runs.plan import Unit
 from hfpatch.support.files import clear_about_writing
 from hfpatch.support.signals import sigterm_kept

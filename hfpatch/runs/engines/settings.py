@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hfpatch.errors import HfpatchError
-
-if TYPE_CHECKING:
-    from hfpatch.runs.engines.engine import Engine
 
 LOCAL = "local"
 """The address that starts Ray on this machine."""
@@ -65,24 +61,3 @@ class EngineSettings:
     def processes(self) -> int:
         """How many processes share a training."""
         return self.processes_per_run or max(1, int(self.gpus_per_run or 1))
-
-
-def make_engine(settings: EngineSettings) -> Engine:
-    """Return the engine that the settings ask for.
-
-    Raises:
-        HfpatchError: if Ray is asked for and not installed.
-    """
-    if settings.is_sequential:
-        from hfpatch.runs.engines.engine import Engine
-
-        return Engine()
-    from hfpatch.runs.engines.parallel import Parallel
-
-    if settings.ray is not None:
-        from hfpatch.runs.engines.ray import RayWorkers
-
-        return Parallel(RayWorkers(settings), settings)
-    from hfpatch.runs.engines.processes import Processes
-
-    return Parallel(Processes(settings), settings)

@@ -6,22 +6,23 @@ Nothing here imports torch before the first unit, so that a worker soon ignores 
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
+import sys
 import time
 import traceback
 import warnings
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
-from hfpatch.runs.engines.launching import launch
+from hfpatch.runs.engines.job import Job, Outcome, Place
+from hfpatch.runs.engines.launching import OUTCOME, TASK, launch
 from hfpatch.runs.folder import RunPaths
-from hfpatch.runs.locks import Holder, hold
+from hfpatch.runs.locks import has_ended, hold
 from hfpatch.runs.plan import Unit, plan_comparison, plan_pretraining
 from hfpatch.runs.progress import Progress
 from hfpatch.support.files import read_json, write_json
@@ -35,61 +36,6 @@ _LOCK_WAIT_S = 20.0
 SCORED = "scored.json"
 SCORED_S = 1.0
 """How often a worker writes how far its evaluation is."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One command, as its workers must know it.
-
-    Attributes:
-        recipe: the recipe.
-        out: the run folder, which every worker sees under this path.
-        part: the variant that a study is limited to; None for all.
-        holder: who holds the locks on the runs and lends them.
-        folder: where the command was given, which relative paths in the recipe start from.
-        threads: torch's threads for CPU work; None leaves them.
-        processes: how many processes share a training.
-        launch_config: accelerate's configuration file for them, None for plain data parallelism.
-    """
-
-    recipe: Recipe | StudyRecipe
-    out: Path
-    part: str | None
-    holder: Holder
-    folder: Path
-    threads: int | None = None
-    processes: int = 1
-    launch_config: str | None = None
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a worker is.
-
-    Attributes:
-        node: the machine, for messages.
-        pid: its process id there.
-    """
-
-    node: str
-    pid: int
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a unit.
-
-    Attributes:
-        error: why it failed; None if it is complete.
-        ended: why its processes ended early; another worker can continue it.
-        summary: the run in one line, where it is complete.
-        warnings: hfpatch's own.
-    """
-
-    error: str | None = None
-    ended: str | None = None
-    summary: str | None = None
-    warnings: tuple[str, ...] = ()
 
 
 class Scored(NamedTuple):
@@ -202,9 +148,9 @@ def _set_up(job: Job) -> Session:
         torch.set_num_threads(job.threads)
     session: Session
     if isinstance(job.recipe, StudyRecipe):
-        from hfpatch.runs.study import StudySession
+        from hfpatch.runs.pretraining import PretrainingSession
 
-        session = StudySession(plan_pretraining(job.recipe, job.out, job.part))
+        session = PretrainingSession(plan_pretraining(job.recipe, job.out, job.part))
     else:
         from hfpatch.runs.train_eval import ComparisonSession
 
@@ -256,3 +202,26 @@ def work(unit: Unit) -> Outcome:
         return _worker.work(unit)
     except SystemExit as end:  # `Terminated`
         os._exit(end.code if isinstance(end.code, int) else 1)
+
+
+# Run by the processes of `hfpatch.runs.engines.launching`
+
+
+def main(folder: Path) -> int:
+    """Work on a unit as one of the processes that share it."""
+    from hfpatch.support.quiet import quiet_libraries
+    from hfpatch.training.interruption import end_when
+
+    job, unit, worker = pickle.loads((folder / TASK).read_bytes())
+    quiet_libraries()
+    end_when(lambda: has_ended(worker), "worker")
+    outcome = UnitWorker(job).work(unit)
+    target = folder / OUTCOME.format(os.environ.get("RANK", "0"))
+    partial = target.with_suffix(".partial")
+    partial.write_bytes(pickle.dumps(outcome))
+    partial.rename(target)
+    return int(outcome.error is not None or outcome.ended is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
