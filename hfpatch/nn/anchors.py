@@ -1,4 +1,4 @@
-"""Anchored queries: what f is added to, and by which rule."""
+"""Anchored queries: an anchor A and a map f, combined to (A + f)/2 or (2A + f)/2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the modules of one forward pass hand to each other, kept by thread and call and never on a model."""
+"""Values that modules pass to each other within one forward call, kept per thread and never on a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Calls(threading.local):
-    """What is under way in this thread: tensors by their owner and name, and replicas by the module they are of."""
+    """Per-thread state of running forward calls: tensors by owner and name, and replicas by their original module."""
 
     def __init__(self) -> None:
         self.values: dict[Any, dict[str, Any]] = {}

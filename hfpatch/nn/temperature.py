@@ -1,4 +1,4 @@
-"""A temperature for each head's query: the smallest change of a query that there is."""
+"""A temperature for the query of each head."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ def standalone_source(cls: type, called: Collection[str]) -> tuple[str, set[str]
     options = {ast.unparse(each.target) for each in node.body if _is_option(each)}
     members = {name: each for each in node.body if not _is_option(each) for name in _member_names(each)}
 
-    # The members that are called from outside, and those that they use
+    # Members that are called from outside, and the members that these use
     left = members.keys() & set(called)
     if "__post_init__" in members:  # kept where it computes more than the options, which are saved as it left them
         nodes = [each for each in ast.walk(members["__post_init__"]) if isinstance(each, ast.Attribute)]
