@@ -20,7 +20,7 @@ def anchored(anchor: Tensor, f: Tensor) -> Tensor:
 
 
 def anchor_preserving(anchor: Tensor, f: Tensor) -> Tensor:
-    """Return (2A + f)/2: the frozen anchor counts twice, so f = 0 leaves it as it was, bit for bit.
+    """Return (2A + f)/2: the frozen anchor counts twice, so f = 0 leaves it unchanged, bit for bit.
 
     The literal form halves a pretrained model's attention logits at step 0; this one does not.
     """

@@ -41,10 +41,10 @@ CALLS = Calls()
 class HookedModule(nn.Module):
     """A module that acts through hooks on other modules of its block.
 
-    What one hook leaves for a later one is kept in :data:`CALLS` and cleared when the block's forward ends, also by an
-    exception: threads, recomputation and failed calls do not meet. A replica of ``nn.DataParallel`` shares the hooks of
-    its original; the block that is called then shows which replica of this module has to act. Hooks are kept as bound
-    methods, so that a deep copy or an unpickled model acts on its own modules.
+    Values that one hook leaves for a later one are kept in :data:`CALLS` and cleared when the block's forward ends,
+    also by an exception: threads, recomputation and failed calls do not meet. A replica of ``nn.DataParallel`` shares
+    the hooks of its original; the block that is called then shows which replica of this module has to act. Hooks are
+    kept as bound methods, so that a deep copy or an unpickled model acts on its own modules.
     """
 
     def __init__(self) -> None:

@@ -28,8 +28,8 @@ class MixedProjection(nn.Module):
     .. math::
         RMSNorm(x) W_1 = (x·(g ⊙ W_1)) / rms(x)
 
-    exact to rounding, with the same parameters under the same names. What adapters add to one of these matrices is
-    added to its part of the product; where one was replaced by another layer (quantised), each is computed separately.
+    exact to rounding, with the same parameters under the same names. Terms that adapters add to one of these matrices
+    are added to its part of the product. If another layer replaced one (quantised), each is computed separately.
 
     Args:
         inputs: d.

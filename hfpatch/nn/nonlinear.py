@@ -17,7 +17,7 @@ MAX_EXPANSION = 1024
 
 
 def as_read_by(linear: nn.Module, x: Tensor) -> Tensor:
-    """Return x in the dtype of a linear layer's weight, or as it is where that is no float (quantised)."""
+    """Return x in the dtype of a linear layer's weight, or unchanged where that is no float (quantised)."""
     weight: Tensor = linear.weight  # type: ignore[assignment]
     return x.to(weight.dtype) if weight.is_floating_point() else x
 
@@ -137,7 +137,7 @@ class NonlinearProjection(nn.Module):
 
 
 class HiddenState:
-    """Carries what the down-projection of an MLP reads to the next block's attention in the same call, which clears it.
+    """Passes the input of an MLP's down-projection to the next block's attention in the same call, which clears it.
 
     Args:
         mlp: the module that holds the down-projection.
@@ -238,8 +238,8 @@ def init_nonlinear(
 
     They are drawn from N(0, std²), or from N(0, 1/fan_in) where ``std`` is None.
     """
-    for what, linear in (("up", up), ("down", down)):
-        normal_(linear.weight, std=std or linear.in_features**-0.5, seed=seed, name=f"{name}_{what}")
+    for part, linear in (("up", up), ("down", down)):
+        normal_(linear.weight, std=std or linear.in_features**-0.5, seed=seed, name=f"{name}_{part}")
     if silent:
         last = norm_out if isinstance(norm_out, nn.LayerNorm | nn.RMSNorm) else down
         nn.init.zeros_(last.weight)

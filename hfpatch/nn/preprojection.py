@@ -151,13 +151,9 @@ class ContentSkip(nn.Module):
         return add_skip(branch, x, self.skip)
 
 
-def add_skip(branch: Tensor, x: Tensor, skip: nn.Linear, *, factor: float = 1.0) -> Tensor:
-    """Return ``branch + x W_skip / factor`` computed in the dtype of W_skip, returned in that of ``branch``.
-
-    The model multiplies the result by ``factor`` before it adds it to the residual stream.
-    """
-    added = skip(x.to(skip.weight.dtype))
-    changed: Tensor = branch + (added if factor == 1 else added / factor)
+def add_skip(branch: Tensor, x: Tensor, skip: nn.Linear) -> Tensor:
+    """Return ``branch + x W_skip`` computed in the dtype of W_skip, returned in that of ``branch``."""
+    changed: Tensor = branch + skip(x.to(skip.weight.dtype))
     return changed.to(branch.dtype)
 
 

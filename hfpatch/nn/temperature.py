@@ -13,7 +13,7 @@ class QueryTemperature(nn.Module):
         q_h <- q_h (1 + τ_h)                           τ: (heads,),  τ = 0 at init: an exact no-op
 
     The attention logits of head h are multiplied by 1 + τ_h, wherever rotary positions come in. It is the control for
-    what changes the size of the queries, such as the literal form (xW_Q + f(x))/2, which starts at half of it.
+    methods that change the size of the queries, such as the literal form (xW_Q + f(x))/2, which starts at half of it.
     Parameters: one a head.
 
     Args:

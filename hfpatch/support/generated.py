@@ -71,7 +71,7 @@ def modelling_file(
     for method in methods:
         if method.__module__ not in used:
             _sort(method.__module__, used)
-        used[method.__module__].add(method.__name__)  # whose code follows, without what belongs to PEFT
+        used[method.__module__].add(method.__name__)  # whose code follows, without the parts of PEFT
     for method in methods:
         _use(module, _BASE, used)
         code, names = standalone_source(method, called)
