@@ -43,8 +43,7 @@ def twin(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
 def random_model(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
     """Return a causal language model of random fp32 weights, in evaluation mode; the same for the same seed.
 
-    Every parameter is what transformers initialises plus noise of standard deviation 0.1, so that no bias is zero and
-    no gain one.
+    Noise of standard deviation 0.1 is added to every initial parameter, so that no bias is zero and no gain one.
 
     Raises:
         HfpatchError: if transformers cannot build a causal language model of this configuration.
@@ -78,8 +77,10 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     head size is the hidden size, and one layer at least of each kind that the configuration lists. Dropout is off.
     """
     values = _values(config)
-    layers = _chosen_layers(values)
-    small = {name: _small(name, value, values, layers) for name, value in values.items()}
+    counts = (values.get(name) for name in LAYER_COUNTS)
+    total = next((count for count in counts if isinstance(count, int) and count > 0), 0)
+    layers = _chosen_layers(values, total)
+    small = {name: _small(name, value, total, layers) for name, value in values.items()}
     small |= {name: value for name, value in _heads(values).items() if name in small}
     if config.model_type in CORRECTIONS:
         CORRECTIONS[config.model_type](small)
@@ -105,7 +106,7 @@ def shrink_settings(settings: Mapping[str, Any], config: PreTrainedConfig) -> Sc
 
 
 def _values(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return what the constructor takes, without what transformers derives or ignores."""
+    """Return the arguments of the constructor, without those that transformers derives or ignores."""
     skip = {"transformers_version", "architectures", "id2label", "label2id", "dtype", "problem_type"}
     plain = config.to_dict()  # reads attributes that differ between layers, too
     names = list(inspect.signature(type(config).__init__).parameters)
@@ -118,11 +119,10 @@ def _values(config: PreTrainedConfig) -> dict[str, Any]:
     return values
 
 
-def _small(name: str, value: Any, values: Mapping[str, Any], layers: Sequence[int]) -> Any:
-    total = _layer_count(values)
+def _small(name: str, value: Any, total: int, layers: Sequence[int]) -> Any:
     if isinstance(value, PreTrainedConfig):
         return shrink(value)
-    if name == "per_layer_config":  # what single layers do otherwise: their sizes are twice those of the other layers
+    if name == "per_layer_config":  # the sizes of single layers: twice those of the other layers
         changes = {new: value[old] for new, old in enumerate(layers) if old in value}
         doubled = {key: 2 * size for key, size in SIZES.items()}
         return {index: {key: doubled.get(key, old) for key, old in own.items()} for index, own in changes.items()}
@@ -141,16 +141,8 @@ def _small(name: str, value: Any, values: Mapping[str, Any], layers: Sequence[in
     return SIZES.get(name, value)
 
 
-def _layer_count(values: Mapping[str, Any]) -> int:
-    for name in LAYER_COUNTS:
-        if isinstance(values.get(name), int) and values[name] > 0:
-            return int(values[name])
-    return 0
-
-
-def _chosen_layers(values: Mapping[str, Any]) -> list[int]:
+def _chosen_layers(values: Mapping[str, Any], total: int) -> list[int]:
     """Return the indices of layers to keep: the first of each kind that some list distinguishes, at least two."""
-    total = _layer_count(values)
     per_layer = [v for v in values.values() if isinstance(v, list | tuple) and len(v) == total]
     own = values.get("per_layer_config") or {}
     kinds: dict[str, int] = {}
@@ -164,7 +156,7 @@ def _chosen_layers(values: Mapping[str, Any]) -> list[int]:
 
 
 def _heads(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return numbers of heads and their size that keep what the structure depends on."""
+    """Return numbers of heads and a head size of the same structure; see :func:`shrink`."""
     heads, hidden = SIZES["num_attention_heads"], SIZES["hidden_size"]
     size = hidden // heads
     out: dict[str, Any] = {}

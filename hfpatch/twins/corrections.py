@@ -1,4 +1,4 @@
-"""What the configurations of some types need besides small sizes, because their fields depend on each other."""
+"""Corrections for types of configurations whose fields depend on each other, so that small sizes are not enough."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _shared_keys_and_values(values: Values) -> None:
         values["layer_types"] = list(dict.fromkeys(values["layer_types"])) * 2
         values["num_hidden_layers"] = len(values["layer_types"])
         values["num_kv_shared_layers"] = len(values["layer_types"]) // 2
-        if "per_layer_config" in values:  # what full attention does otherwise
+        if "per_layer_config" in values:  # the differences of full attention
             changes: Values = next(iter(values["per_layer_config"].values()), {})
             full = [i for i, kind in enumerate(values["layer_types"]) if kind == "full_attention"]
             values["per_layer_config"] = {index: dict(changes) for index in full}
