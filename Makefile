@@ -53,7 +53,7 @@ test-processors: install  ## run the numeric tests as on a processor with AVX2 a
 	$(AVX2) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal \
 		tests/architectures/test_architectures.py -k "test_method and ($(SOME))"
 	$(AVX2) OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not slow" \
-		tests/nn tests/tuners/test_values.py tests/tuners/test_behaviour.py tests/models/test_catalogue.py
+		tests/nn tests/tuners/test_values.py tests/tuners/test_surroundings.py tests/models/test_catalogue.py
 
 lint: install  ## check style, formatting and the directions of imports
 	$(BIN)/ruff check .

@@ -35,8 +35,8 @@ def first_line(error: BaseException) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Return ``a, b and c``."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    """Return ``a, b and c``; of no words an empty text."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:

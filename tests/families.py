@@ -134,3 +134,15 @@ def perturb(model: torch.nn.Module, *, std: float = 0.1, seed: int = 0) -> dict[
             parameter += std * torch.randn(parameter.shape, generator=generator).to(parameter)
             moved[name] = parameter
     return moved
+
+
+def gradients(model: torch.nn.Module, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the gradient of every trained parameter for the loss on its own tokens."""
+    model.zero_grad()
+    model(tokens, labels=tokens, use_cache=False).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, rounding: float = 1e-4) -> bool:
+    """Return whether tensors are equal up to rounding, relative to the largest value."""
+    return bool((found - expected).abs().max() <= rounding * expected.abs().max())

@@ -105,5 +105,5 @@ def main(root: Path) -> dict:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     gc.freeze()  # each training collects garbage
-    hfpatch.runs.comparison.write_report = lambda _: None  # takes longer than all the rest
+    hfpatch.reporting.write_report = lambda _: None  # takes longer than all the rest
     print(json.dumps(main(Path(sys.argv[1]))))

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import hfpatch.runs.comparison
-import hfpatch.runs.study
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
@@ -111,6 +109,5 @@ def lines(path: Path) -> list[dict]:
 def without_reports():
     """Let runs write empty reports, which take longer than all the rest and have tests of their own."""
     with pytest.MonkeyPatch.context() as patched:
-        for module in (hfpatch.runs.comparison, hfpatch.runs.study):
-            patched.setattr(module, "write_report", lambda out: (out / "report.html").write_text(""))
+        patched.setattr("hfpatch.reporting.write_report", lambda out: (out / "report.html").write_text(""))
         yield

@@ -53,6 +53,20 @@ def run_pretrain(model: PreTrainedModel, blocks: TokenBlocks, folder: Any, **val
     return pretrain(model, **{"settings": settings, "blocks": blocks, "plan": plan, "run_dir": folder, **given})
 
 
+def spoil(model: PreTrainedModel, call: int, factor: float) -> PreTrainedModel:
+    """Let a GPT-NeoX's body multiply its output by ``factor`` in its ``call``-th forward pass of training."""
+    calls = []
+
+    def hook(module: Any, args: Any, output: Any) -> Any:
+        calls.extend([1] if module.training else [])
+        if module.training and len(calls) == call:
+            output.last_hidden_state = output.last_hidden_state * factor
+        return output
+
+    model.gpt_neox.register_forward_hook(hook)
+    return model
+
+
 def rates_of(settings: LoopSettings, steps: int) -> list[float]:
     """Return the learning rate of each step."""
     optimizer = build_optimizer(torch.nn.Linear(2, 2), settings)

@@ -38,13 +38,7 @@ class Ablation:
 
 @dataclass(frozen=True)
 class Ablations:
-    """The scores of a patched model, with the full patch and without parts of it.
-
-    Attributes:
-        score: of the full patch, the mean over items.
-        items: how many items were scored.
-        without: each layer in turn, then all.
-    """
+    """The mean score of the full patch over items, and the scores without each layer in turn, then without all."""
 
     score: float
     items: int
@@ -54,8 +48,8 @@ class Ablations:
 def ablate_layers(model: nn.Module, score: Score) -> Ablations:
     """Score a patched model as it is, with each block's adapters disabled in turn, and with all of them disabled.
 
-    Adapters of every method in a block are disabled, LoRA too, not removed; trainable flags and dropout stay as they
-    were. A layer without parameters, which only passes tensors to later ones, stays active.
+    Adapters of every method in a block are disabled, not removed; trainable flags and dropout stay as they were. A
+    layer without parameters, which only passes tensors to later ones, stays active.
 
     Args:
         model: a patched model.

@@ -27,15 +27,7 @@ from hfpatch.support.modes import hooked
 
 @dataclass(frozen=True)
 class HeadAttention:
-    """The attention weights of one head on text.
-
-    Attributes:
-        layer: index of the block.
-        head: index of the query head.
-        sink: the mean weight on the first token of the document, from 0 to 1.
-        entropy: of the weights, in nats.
-        distance: how many tokens back they lie.
-    """
+    """The means of one head of a block: sink from 0 to 1, entropy in nats, distance in tokens."""
 
     layer: int
     head: int
@@ -48,7 +40,7 @@ def head_attention(model: nn.Module, batches: Iterable[Batch]) -> list[HeadAtten
     """Run a model on batches and return the attention of each head, first layer first.
 
     Args:
-        model: patched or not; its mode, hooks and way of computing attention are left as they were.
+        model: patched or not; its mode, hooks and attention implementation are left as they were.
         batches: see :data:`hfpatch.analysis.running.Batch`.
 
     Raises:

@@ -16,13 +16,9 @@ from hfpatch.tuners.adapters import adapter_parameters, block_finder, name_in_bl
 
 @dataclass(frozen=True)
 class GradientNorm:
-    """The gradient of one added tensor.
+    """The norms ‖∂loss/∂w‖ and ‖w‖ of one added tensor, the loss in nats a predicted token over all of the text.
 
-    Attributes:
-        layer: index of the block; -1 outside the blocks.
-        tensor: the tensor's name below the block.
-        gradient: ‖∂loss/∂w‖, the loss in nats a predicted token over all of the text.
-        weight: ‖w‖.
+    ``layer`` is the index of the block, -1 outside the blocks, and ``tensor`` the name below it.
     """
 
     layer: int

@@ -48,8 +48,8 @@ def head_weights(model: nn.Module, *, patched: bool = True) -> list[HeadWeights]
 
     Args:
         model: patched or not.
-        patched: take linear adapters (such as LoRA) and temperatures into account, and a nonlinear query with
-            f = 0; False gives the base's matrices.
+        patched: with linear adapters (such as LoRA), temperatures, and a nonlinear query with f = 0; False gives the
+            base's matrices.
 
     Raises:
         HfpatchError: if a layer has no query and key matrix that read the hidden state (latent attention).
@@ -76,14 +76,14 @@ def layer_weights(site: AttentionSite, *, patched: bool) -> HeadWeights:
 
 @torch.no_grad()
 def norm_gains(site: AttentionSite) -> tuple[Tensor, Tensor] | None:
-    """Return the gains of the norms that queries and keys pass between their projections and RoPE (Qwen 3, Gemma 3).
+    """Return the gains of the norms between the projections of queries and keys and RoPE (Qwen 3, Gemma 3).
 
-    With q = g_Q ⊙ (x W_Q) / ‖x W_Q‖ (up to a constant) and k likewise, the logit is x W_Q diag(g_Q) R diag(g_K) W_Kᵀ yᵀ
-    but for a positive factor of each query and one of each key.
+    With q = g_Q ⊙ (x W_Q) / ‖x W_Q‖, up to a constant, and the same for k, the logit is
+    x W_Q diag(g_Q) R diag(g_K) W_Kᵀ yᵀ up to a positive factor of each query and of each key.
 
     Returns:
-        fp64 of ``(1 or heads, 1, head size)`` and ``(1 or key heads, 1, head size)``; None where there are no such
-        norms, or they do more than divide by a size and multiply by a gain.
+        fp64 of ``(1 or heads, 1, head size)`` and ``(1 or key heads, 1, head size)``; None without such norms, or if
+        they do more than divide by a size and multiply by a gain.
     """
     gains = []
     for norm in query_and_key_norms(site.attention) or ():
@@ -104,22 +104,15 @@ def split_heads(matrix: Tensor, size: int) -> Tensor:
 
 
 def head_size(site: AttentionSite) -> int:
-    """Return the width of one head.
-
-    Raises:
-        HfpatchError: if no projection computes the query.
-    """
+    """Return the width of one head; an error if no projection computes the query."""
     if site.heads is None:
         raise HfpatchError(f"layer {site.layer}: no projection computes only the query")
     return site.projections["query"].columns.size // site.heads.count
 
 
 def weight_matrix(module: nn.Module) -> Tensor:
-    """Return the matrix of a linear projection in fp64, ``(in, out)``, of a Linear or a Conv1D.
-
-    A module whose weights have another form (quantised) is called with the identity.
-    """
-    if isinstance(module, MixedProjection):  # of a model from scratch: its f counts as 0, as that of a patch does
+    """Return the fp64 matrix ``(in, out)`` of a Linear, a Conv1D, or (by the identity's image) a quantised module."""
+    if isinstance(module, MixedProjection):  # of a model from scratch: with f = 0, as for a patch
         return module.linear_part(unwrapped)[0].cpu().double()
     weight = getattr(module, "weight", None)
     inputs, outputs = features(module)

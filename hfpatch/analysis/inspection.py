@@ -23,13 +23,7 @@ from hfpatch.surgery.patch import PatchSummary
 
 @dataclass(frozen=True)
 class Text:
-    """The text that an inspection measured on.
-
-    Attributes:
-        source: the requested source.
-        documents: how many were read, the beginning of each.
-        tokens: how many tokens they have.
-    """
+    """The source of the text that an inspection measured on, with the number of documents and tokens read of it."""
 
     source: str
     documents: int
@@ -38,29 +32,27 @@ class Text:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The results of `inspect`; an analysis that could not be made is empty, and ``notes`` gives the reason.
+    """The results of `inspect`; an analysis that was not possible is empty, and ``notes`` gives the reason.
 
     Attributes:
         base: the model.
         patch: the patch's folder, or None.
-        sites: where its attention branches are.
-        summary: its parameters and those of the patch.
-        text: the text of the measurements, or None.
-        relations: the Q-K relation of every head of the base.
-        relations_patched: the same with the patch, its linear approximation where the query is not linear.
-        attention: the attention weights of every head of the base, on the text.
-        attention_patched: the same with the patch.
+        sites: the model's attention branches.
+        summary: the parameters of the model and of the patch.
+        text: the text on which everything from ``attention`` to ``gradients`` was measured, or None.
+        relations: of every head of the base.
+        relations_patched: with the patch, of its linear approximation where the query is not linear.
+        attention: of every head of the base.
+        attention_patched: with the patch.
         gauge: the largest relative change of the relations under a random change of gauge.
-        skip_norms: of the content skips.
-        skip_sizes: relative to the attention's output, on the text.
-        pre_projection_sizes: on the text.
-        query_sizes: of the patch, or of a model pretrained with an f of its own, on the text.
-        linearised: how much of the logits the linear approximation explains, on the text.
-        ablations: each layer's injection removed in turn, nats per token on the text.
-        gradients: of the patch's tensors, on the text.
-        movement: how far the patch's tensors moved since their initialisation.
+        skip_norms, skip_sizes, pre_projection_sizes: of the patch.
+        query_sizes: of the patch, or of a model pretrained with an f of its own.
+        linearised: the share of the logits that the linear approximation explains.
+        ablations: with each layer's adapters disabled in turn, in nats per token.
+        gradients: of the patch's tensors.
+        movement: of the patch's tensors since their initialisation.
         run: the records of the patch's run, if the patch is in a run folder.
-        reparametrisation: of each layer, where it was asked for.
+        reparametrisation: of each layer, on request.
         notes: a sentence for each missing analysis, with the reason.
     """
 
@@ -91,27 +83,22 @@ class Inspection:
         differently = ("base", "patch", "sites", "summary", "linearised")
         names = [each.name for each in fields(self) if each.name not in differently]
         shares = ("layer", "explained", "explained_change", "fit_tokens")  # not the fitted matrices
-        plain: dict[str, Any] = _plain(
-            {
-                "model": {"name": self.base.name, "revision": self.base.revision, "sha256": self.base.sha256},
-                "model_type": self.base.model.config.model_type,
-                "patch": str(self.patch) if self.patch else None,
-                "sites": [
-                    {
-                        "layer": site.layer,
-                        "family": site.family,
-                        "attention": site.path,
-                        **{target: projection.path for target, projection in site.projections.items()},
-                        "exit": site.exit_path,
-                    }
-                    for site in self.sites
-                ],
-                "parameters": self.summary,
-                **{name: getattr(self, name) for name in names},
-                "linearised": [{name: getattr(each, name) for name in shares} for each in self.linearised],
-            }
-        )
-        return plain
+        sites = [
+            {"layer": site.layer, "family": site.family, "attention": site.path}
+            | {target: projection.path for target, projection in site.projections.items()}
+            | {"exit": site.exit_path}
+            for site in self.sites
+        ]
+        found = {
+            "model": {"name": self.base.name, "revision": self.base.revision, "sha256": self.base.sha256},
+            "model_type": self.base.model.config.model_type,
+            "patch": str(self.patch) if self.patch else None,
+            "sites": sites,
+            "parameters": self.summary,
+            **{name: getattr(self, name) for name in names},
+            "linearised": [{name: getattr(each, name) for name in shares} for each in self.linearised],
+        }
+        return {name: _plain(value) for name, value in found.items()}
 
 
 def _plain(value: Any) -> Any:

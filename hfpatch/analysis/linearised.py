@@ -2,9 +2,9 @@
 
 With a pre-projection or a nonlinear query, q(x) is not a matrix product. Its best linear approximation on text is the W
 that minimises E‖q(x) − xW − b‖² over the tokens' x, the attention's input before any patch. (For a Gaussian x that is
-the mean Jacobian E[∂q/∂x] too, by Stein's lemma; the fit needs no such assumption, and variance explained refers to
-it.) Only the unknown part is fitted: q(x) − xW_0, where W_0 is the base's matrix with linear adapters added and the
-anchor of a nonlinear query at its weight in f = 0. So a linear patch, or a no-op, gives W_0 itself.
+also the mean Jacobian E[∂q/∂x], by Stein's lemma; the fit does not assume it.) Only the unknown part is fitted:
+q(x) − xW_0, where W_0 is the base's matrix with linear adapters added and the anchor of a nonlinear query at its weight
+in f = 0. So a linear patch, or a no-op, gives W_0 itself.
 
 The fit is ridge regression on centred data, W = W_0 + (XᵀX + λI)⁻¹XᵀR, where λ minimises the generalised
 cross-validation score RSS(λ) / (1 − df(λ)/n)² (Golub, Heath and Wahba, 1979) on the tokens of the fit. The logits are
@@ -62,7 +62,7 @@ class Linearised:
 
 
 def linearise(model: nn.Module, fit: Iterable[Batch], held_out: Iterable[Batch]) -> list[Linearised]:
-    """Fit the linear approximation of every layer with a nonlinear patch; none where there is no such patch.
+    """Fit the linear approximation of every layer with a nonlinear patch.
 
     Args:
         model: a patched model; its mode and hooks are left as they were.
@@ -94,7 +94,7 @@ def linearise(model: nn.Module, fit: Iterable[Batch], held_out: Iterable[Batch])
 
 
 def is_nonlinear(site: AttentionSite) -> bool:
-    """Return whether a working patch makes the layer's query or key other than linear in the attention's input."""
+    """Return whether a working patch makes the layer's query or key nonlinear in the attention's input."""
     pre, query = method_layer(site, PreProjectionConfig), method_layer(site, NonlinearQueryConfig)
     return (pre is not None and pre.acts("entered")) or (
         query is not None and (query.acts("query") or query.acts("key"))
@@ -115,7 +115,7 @@ class _Affine:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer: where it is, how its heads turn, the base's map, and the known part of the patched one (W_0)."""
+    """A layer's site and rotation, the base's map, and the known part of the patched map (W_0)."""
 
     site: AttentionSite
     rotary: Rotary | None
@@ -225,7 +225,7 @@ def _ridge(xx: Tensor, xr: Tensor, rr: float, count: int) -> Tensor:
 
 
 class _Explained:
-    """Sums of squares within the rows of the logit matrix: of the logits, their change, and the residual."""
+    """Sums of squares within the rows of the logit matrix, of the logits, their change, and the residual."""
 
     def __init__(self, layer: _Layer, fitted: _Affine, fit_tokens: int) -> None:
         self.layer, self.fitted, self.fit_tokens = layer, fitted, fit_tokens

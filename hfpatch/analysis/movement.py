@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
+from hfpatch.results.records import read_whole_lines
 from hfpatch.support.files import read_json
 from hfpatch.surgery.folder import load_patch
 from hfpatch.surgery.patch import patch, unpatch
@@ -23,16 +22,10 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Movement:
-    """How far one tensor of a patch moved.
+    """The change of one tensor of a patch, in Frobenius norms.
 
-    Attributes:
-        layer: index of the block; -1 outside the blocks.
-        tensor: the tensor's name below the block.
-        weights: how many numbers it has.
-        unmoved: how many of them are the same, bit for bit.
-        distance: ‖after − before‖ in the Frobenius norm.
-        before: ‖before‖.
-        after: ‖after‖.
+    ``layer`` is the index of the block, -1 outside the blocks, and ``tensor`` the name below it. ``unmoved`` of its
+    ``weights`` are the same, bit for bit. ``distance`` is ‖after − before‖.
     """
 
     layer: int
@@ -48,10 +41,8 @@ class Movement:
 class RunRecord:
     """The records of a training; missing ones are None or empty.
 
-    Attributes:
-        steps: optimiser steps.
-        final_loss: nats a token at the last step.
-        update_survival: share of weights that an optimiser step really changed, by tensor group and for ``all``.
+    ``final_loss`` is in nats a token at the last step. ``update_survival`` is the share of weights that an optimiser
+    step changed, by tensor group and for ``all``.
     """
 
     steps: int | None = None
@@ -103,15 +94,12 @@ def patch_tensors(
 def initial_tensors(
     model: nn.Module, directory: str | Path, *, seed: int | None = None, allow_other_base: bool = False
 ) -> dict[str, Tensor]:
-    """Return the tensors that a saved patch began with: its configurations, initialised again with the same seed.
-
-    The seed of hfpatch's own methods is in the patch. Other methods draw from the seed of the run, so their tensors
-    are left out unless it is given.
+    """Return the initial tensors of a saved patch: its configurations, initialised again with the same seed.
 
     Args:
         model: the base, without adapters; left as it was.
         directory: a folder written by ``save_patch``.
-        seed: the run's seed.
+        seed: the run's seed, from which methods that are not hfpatch's draw; without it their tensors are left out.
         allow_other_base: take a patch whose base had other weights.
 
     Raises:
@@ -143,12 +131,7 @@ def read_run(run_dir: str | Path) -> RunRecord:
     outcome, metrics = folder / "training.json", folder / "metrics.jsonl"
     if not outcome.is_file() and not metrics.is_file():
         raise HfpatchError(f"{folder}: no run here (neither training.json nor metrics.jsonl); give runs/METHOD/seed-N")
-    steps = []
-    if metrics.is_file():
-        for line in metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(json.JSONDecodeError):  # a line that a crash cut off
-                steps.append(json.loads(line))
-    steps = [step for step in steps if isinstance(step, dict)]
+    steps = [step for step in read_whole_lines(metrics) if isinstance(step, dict)]
     read: Any = read_json(outcome) if outcome.is_file() else {}
     recorded = read if isinstance(read, dict) else {}
     survival = recorded.get("update_survival")

@@ -12,13 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hfpatch.analysis.heads import head_size
-from hfpatch.analysis.running import Batch, TokenMeans, block_of, method_layers, norm_ratio, run
+from hfpatch.analysis.running import Batch, TokenMeans, method_layers, norm_ratio, run
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.models.paths import PathOutput, observed
 from hfpatch.nn.preprojection import PAPER_SKIP_STD
 from hfpatch.sites import AttentionSite, base_model, find_sites
 from hfpatch.support.modes import hooked
+from hfpatch.tuners.adapters import block_of
 from hfpatch.tuners.hidden_state import hidden_argument
+from hfpatch.tuners.hooks import apply_method
 from hfpatch.tuners.layer import MethodLayer
 
 OWN = "own"
@@ -27,14 +29,7 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class SkipNorm:
-    """The content skip of one layer.
-
-    Attributes:
-        layer: index of the block.
-        adapter: the adapter's name.
-        norm: ‖W_skip‖ in the Frobenius norm.
-        at_paper_init: the norm after ``init="paper"``, before training, 1e-4·d, to compare learned skips with.
-    """
+    """‖W_skip‖ of one layer and adapter, and the norm after ``init="paper"``, before training, 1e-4·d."""
 
     layer: int
     adapter: str
@@ -44,13 +39,7 @@ class SkipNorm:
 
 @dataclass(frozen=True)
 class LayerSize:
-    """The size of what all working adapters of one layer do together.
-
-    Attributes:
-        layer: index of the block.
-        size: relative to the activations that they change, the mean over tokens; see `skip_sizes` and
-            `pre_projection_sizes`.
-    """
+    """The change by all working adapters of a layer together, relative to the changed activations, mean over tokens."""
 
     layer: int
     size: float
@@ -58,7 +47,7 @@ class LayerSize:
 
 @dataclass(frozen=True)
 class QuerySize:
-    """How large the nonlinear term of one layer is beside its anchor, and whether it points the same way.
+    """Size and direction of the nonlinear term of one layer relative to its anchor.
 
     Attributes:
         layer: index of the block.
@@ -68,10 +57,10 @@ class QuerySize:
             literal form once. A is x for an identity anchor, so that this is ‖f(x)‖ / ‖x‖, and x W_Q for a weight
             anchor. f of a pretrained residual path Q = x + xW is xW.
         cosine: the cosine between f(x) and A(x), the mean over tokens; 0 where one of them is 0.
-        head_sizes: the same ratio of the part of each head.
-        head_cosines: the same cosine of the part of each head.
-        position_sizes: the same ratio, the mean over the tokens at each position of a document, from the first.
-        position_cosines: the same cosine at each position.
+        head_sizes: ``size`` of each head.
+        head_cosines: ``cosine`` of each head.
+        position_sizes: ``size`` over the tokens at each position of a document, from the first.
+        position_cosines: ``cosine`` at each position.
     """
 
     layer: int
@@ -86,7 +75,7 @@ class QuerySize:
 
 
 def skip_norms(model: nn.Module) -> list[SkipNorm]:
-    """Return the norm of every content skip of a model, first layer first; none where there is no skip."""
+    """Return the norm of every content skip of a model, first layer first."""
     return [
         SkipNorm(site.layer, adapter, float(weight.detach().norm()), PAPER_SKIP_STD * site.hidden_size)
         for site, layer in method_layers(model, PreProjectionConfig)
@@ -96,7 +85,7 @@ def skip_norms(model: nn.Module) -> list[SkipNorm]:
 
 
 def skip_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[LayerSize]:
-    """Run a patched model on batches and return the size of each layer's content skips beside the attention's output.
+    """Run a patched model on batches and return the size of each layer's content skips.
 
     The size is ‖x~ W_skip‖ / ‖attention output‖, the mean over tokens; the attention output is taken where it joins the
     residual stream, after its norm if there is one.
@@ -123,7 +112,7 @@ def skip_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[LayerSize]:
             # Some attention modules add the residual themselves (BLOOM), so the branch is read before they return.
             inside = site.exit is site.attention
             branch = base_model(model).get_submodule(site.output_path) if inside else site.exit
-            # Hooks that are put before all others run in the reverse order.
+            # Prepended hooks run in reverse order.
             last = site.attention if inside else site.exit
             handles.append(last.register_forward_hook(partial(compare, site, layer), prepend=True))
             handles.append(branch.register_forward_hook(partial(keep_branch, site), prepend=True))
@@ -147,7 +136,7 @@ def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[Lay
 
     def measure(index: int, layer: MethodLayer, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         x = hidden_argument(args, kwargs)
-        means.add(index, norm_ratio(layer.entered(x) - x, x)[..., None])
+        means.add(index, norm_ratio(layer.apply_at("entered", x) - x, x)[..., None])
 
     for site, layer in method_layers(model, PreProjectionConfig):
         if not layer.acts("entered"):  # only a skip
@@ -182,7 +171,7 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
                 anchor = x if config.anchor == "identity" else projected
                 f = config.nonlinear(target, parts, x)
                 means.add((index, adapter, target), _compared(f, anchor, head_sizes.get(index, f.shape[-1])))
-                projected = layer.projected_by(config, target, parts, x, projected, layer.sites[adapter])
+                projected = apply_method(layer.scaled(adapter), target, parts, projected, x, site=layer.sites[adapter])
 
     def measure_own(heard: PathOutput) -> None:
         index = block_of(heard.at)

@@ -4,7 +4,7 @@ The logit of a query at x and a key at y is x B yᵀ (up to the softmax's scale)
 through B, so the pair (W_Q A, W_K A⁻ᵀ) is the same head for every invertible A (the gauge). With RoPE the logit at the
 relative offset Δ = i − j is x B(Δ) yᵀ with B(Δ) = W_Q R(Δ) W_Kᵀ; the gauge is then the A that commute with every R(Δ).
 Where queries and keys are normed in between (Qwen 3, Gemma 3), B(Δ) = W_Q diag(g_Q) R(Δ) diag(g_K) W_Kᵀ has the norms'
-gains, and the logit is x B(Δ) yᵀ but for a positive factor of each query and of each key, which B cannot have.
+gains, and the logit is x B(Δ) yᵀ up to a positive factor of each query and of each key, which B cannot have.
 
 B = S + N with S = (B + Bᵀ)/2 symmetric ("tokens like each other attend to each other", or avoid each other where an
 eigenvalue is negative) and N = (B − Bᵀ)/2 antisymmetric (direction: x looks at y as y does not look at x).
@@ -57,14 +57,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class HeadRelation:
-    """The Q-K relation of one head.
-
-    Attributes:
-        layer: index of the block.
-        head: index of the query head.
-        key_head: index of the key head that it reads.
-        by_offset: the relation at each relative offset; only offset 0 without rotary positions.
-    """
+    """The Q-K relation of a query head with the key head that it reads, by offset; only 0 without rotary positions."""
 
     layer: int
     head: int
@@ -83,9 +76,9 @@ def head_relations(
     """Return the relation of every head.
 
     Args:
-        model: says whether and how fast heads turn.
-        weights: of the layers to look at, from :func:`hfpatch.analysis.heads.head_weights` (before or after patching)
-            or :func:`hfpatch.analysis.linearised.linearise`.
+        model: gives the rotation of the heads.
+        weights: of the layers, from :func:`hfpatch.analysis.heads.head_weights` (before or after patching) or
+            :func:`hfpatch.analysis.linearised.linearise`.
         offsets: relative offsets, not below zero.
 
     Raises:
@@ -97,8 +90,7 @@ def head_relations(
     found = []
     for layer in weights:
         rotary = rotary_of(model, sites[layer.layer], layer.query.shape[-1])
-        gains = norm_gains(sites[layer.layer])
-        if gains is not None:
+        if (gains := norm_gains(sites[layer.layer])) is not None:
             layer = HeadWeights(layer.layer, layer.query * gains[0], layer.key * gains[1])
         span = _in_span(layer.query, layer.key_by_query_head)
         rotations = {0: None} if rotary is None else {offset: rotary.matrix(offset) for offset in sorted(set(offsets))}
@@ -110,12 +102,9 @@ def head_relations(
 
 
 def relations(query: Tensor, key: Tensor, rotation: Tensor | None = None) -> list[Relation]:
-    """Return the relation of each pair of matrices.
+    """Return the relation of each pair of matrices ``(heads, hidden, head size)``.
 
-    Args:
-        query: ``(heads, hidden, head size)``.
-        key: ``(heads, hidden, head size)``.
-        rotation: R(Δ) ``(head size, head size)``; None is the identity.
+    ``rotation`` is R(Δ) ``(head size, head size)``; None is the identity.
     """
     return _relations(*_in_span(query, key), rotation)
 
@@ -126,10 +115,10 @@ def change_gauge(query: Tensor, key: Tensor, gauge: Tensor) -> tuple[Tensor, Ten
 
 
 def random_gauge(size: int, rotary: Rotary | None = None, seed: int = 0) -> Tensor:
-    """Return a random A that leaves the relation as it is at every offset.
+    """Return a random A that does not change the relation at any offset; its condition number is below about 10.
 
     Without RoPE that is any invertible matrix; with it, in each turning pair a rotation and a factor, and any
-    invertible matrix among the columns that do not turn. Condition numbers stay below about 10.
+    invertible matrix among the columns that do not turn.
     """
     generator = torch.Generator().manual_seed(seed)
     free = torch.ones(size, dtype=torch.bool)
@@ -150,7 +139,7 @@ def random_gauge(size: int, rotary: Rotary | None = None, seed: int = 0) -> Tens
 
 
 def gauge_deviation(model: nn.Module, weights: HeadWeights, offset: int = 1, seed: int = 0) -> float:
-    """Return the largest relative change of a layer's relations under a random gauge: rounding, if all is well."""
+    """Return the largest relative change of a layer's relations under a random gauge, which should be rounding."""
     site = next(site for site in find_sites(model) if site.layer == weights.layer)
     size = weights.query.shape[-1]
     rotary = rotary_of(model, site, size)
@@ -178,7 +167,7 @@ def _relations(query: Tensor, key: Tensor, rotation: Tensor | None) -> list[Rela
         zero = ZERO * float(sizes.max())
         total = float(squares.sum())
         shares = sizes[sizes > zero] / sizes.sum()
-        one = Relation(
+        relation = Relation(
             norm=energy**0.5,
             symmetric=total / energy if energy else float("nan"),
             positive=int((eigenvalues > zero).sum()),
@@ -186,5 +175,5 @@ def _relations(query: Tensor, key: Tensor, rotation: Tensor | None) -> list[Rela
             positive_energy=float(squares[eigenvalues > 0].sum()) / total if total else float("nan"),
             effective_rank=float(torch.exp(-(shares * shares.log()).sum())) if total else 0.0,
         )
-        found.append(one)
+        found.append(relation)
     return found

@@ -4,12 +4,12 @@ An attention layer reads its input only through W_Q, W_K and W_V, so for every i
 the matrices Θ⁻¹W give the same queries, keys and values, hence the same output. With Θ = W_Q the query matrix becomes
 the identity: Q = X', X' = X W_Q. Sources: arXiv 2510.23912; equation 1 of arXiv 2603.13381.
 
-That removes W_Q exactly if all of these are true:
+That removes W_Q exactly if
 
-1. d_q = d (heads · head size = hidden size) and W_Q is invertible; a bias b_Q stays as it is.
-2. X is the output of a linear map that can absorb Θ: X = Z E becomes X' = Z (EΘ). This is an embedding, or an output
-   matrix, if no norm, activation or residual sum is between it and the attention.
-3. All other readers of X absorb Θ⁻¹.
+1. d_q = d (heads · head size = hidden size) and W_Q is invertible; a bias b_Q stays as it is,
+2. X is the output of a linear map that can absorb Θ: X = Z E becomes X' = Z (EΘ), an embedding, or an output matrix
+   without a norm, activation or residual sum between it and the attention,
+3. all other readers of X absorb Θ⁻¹.
 
 Rounding grows with the condition number of W_Q. See :data:`WHY_NOT` for the models at hand.
 """
@@ -59,8 +59,8 @@ class LayerReparametrisation:
             that cannot be done.
         obstacle: why it cannot, or an empty string.
         removed: parameters of the removed W_Q.
-        norm_error: ‖norm(hΘ) − norm(h)Θ‖ / ‖norm(h)Θ‖ for the block's own norm, the h that it saw, and Θ = W_Q. It
-            prevents the conversion of the whole model. None where no norm feeds the attention, or W_Q is not square.
+        norm_error: ‖norm(hΘ) − norm(h)Θ‖ / ‖norm(h)Θ‖ for the block's own norm, its input h, and Θ = W_Q. It prevents
+            the conversion of the whole model. None where no norm feeds the attention, or W_Q is not square.
         orthogonal_distance: ‖W_Q/s − U‖ / ‖U‖ for the nearest orthogonal U and best factor s: 0 if W_Q could be moved
             through an RMSNorm without gain, but for the factor. None where W_Q is not square.
     """
@@ -130,7 +130,7 @@ def random_theta(hidden: int, seed: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class _Call:
-    """How an attention was called, and the norm whose output it was given, with that norm's input."""
+    """The arguments of an attention, and the norm that computed its input, with the norm's own input."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -217,7 +217,7 @@ def _not_matrices(site: AttentionSite, readers: Mapping[str, nn.Module]) -> str:
 def _error(
     site: AttentionSite, call: _Call, theta: Tensor, readers: Mapping[str, nn.Module], *, eliminate: bool = False
 ) -> float:
-    """Run the attention with X and its own weights and with XΘ and Θ⁻¹W in all that reads X, and compare.
+    """Compare the attention's outputs with X and W and with XΘ and Θ⁻¹W in all readers of X.
 
     With ``eliminate`` Θ is W_Q, and the query's matrix is the identity, exactly.
     """

@@ -27,7 +27,7 @@ class Rotary:
         first: ``(pairs,)`` the columns a.
         second: ``(pairs,)`` the columns b.
         angles: ``(pairs,)`` fp64, θ in radians a position.
-        gain: factor on the turned columns of query and of key (YaRN's and LongRoPE's attention scaling), else 1.
+        gain: factor on the turned columns of query and of key (YaRN's and LongRoPE's attention scaling).
     """
 
     head_size: int
@@ -57,11 +57,10 @@ class Rotary:
 
 
 def rotary_of(model: nn.Module, site: AttentionSite, head_size: int) -> Rotary | None:
-    """Return the rotation of a layer, or None where position enters otherwise.
+    """Return the rotation of a layer, or None without RoPE (ALiBi, or ``use_rope`` is False).
 
-    Angles are those of the model's own buffers (``inv_freq``, or GPT-J's table), so every scaling of RoPE is in them
-    as for short texts; which columns pair up is asked of the model's own function. A model with ALiBi has
-    none, nor a layer that says that it leaves RoPE out (``use_rope``).
+    Angles are in the model's own buffers (``inv_freq``, or GPT-J's table), with every scaling of RoPE for short texts;
+    the pairs of columns come from the model's own function.
     """
     base: Any = base_model(model)
     config = base.config.get_text_config()

@@ -1,4 +1,4 @@
-"""Running a model on batches of text: which tokens count, their losses, means over them, the layers of a method."""
+"""Run a model on batches of text: counted tokens, their losses, means over them, and the layers of a method."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from hfpatch.sites import AttentionSite, base_model, find_sites
 from hfpatch.support.modes import evaluating
-from hfpatch.tuners.adapters import block_of as block_of
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.layer import MethodLayer, method_layer
 
@@ -26,19 +25,16 @@ _INPUTS = ("input_ids", "attention_mask", "position_ids")
 
 @dataclass(frozen=True)
 class Tokens:
-    """Which tokens of a batch count, and their positions.
-
-    Attributes:
-        counted: ``(batch, seq)`` bool, False for padding.
-        positions: ``(batch, seq)`` long, from 0 in each document; padding has 0 too.
-    """
+    """The tokens of a batch, ``(batch, seq)`` each."""
 
     counted: Tensor
+    """bool, False for padding."""
     positions: Tensor
+    """long, from 0 in each document; padding has 0 too."""
 
     @property
     def pairs(self) -> Tensor:
-        """Which key (last axis) each query may see: ``(batch, seq, seq)`` bool, causal and inside one document."""
+        """The keys (last axis) that each query sees: ``(batch, seq, seq)`` bool, causal and inside one document."""
         document = ((self.positions == 0) & self.counted).cumsum(-1)
         same = document[:, :, None] == document[:, None, :]
         length = self.positions.shape[1]
@@ -73,7 +69,7 @@ def run(model: nn.Module, batches: Iterable[Batch], begin: Callable[[Batch], Non
 
 
 def next_token_losses(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the loss of each predicted token in nats ``(count,)``, and which they are, ``(batch, seq - 1)`` bool."""
+    """Return the losses of predicted tokens in nats ``(count,)`` and their mask ``(batch, seq - 1)`` bool."""
     inputs = {name: value.to(model.device) for name, value in batch.items() if name != "labels"}
     tokens = tokens_of(inputs)
     predicted = (tokens.counted & (tokens.positions > 0))[:, 1:]
@@ -113,7 +109,7 @@ class TokenMeans(Generic[Key]):
         self._sums[key] = (sums, counts)
 
     def seen(self) -> list[Key]:
-        """Return the keys in the order of their first values, those without any token left out."""
+        """Return the keys with tokens in the order of their first values."""
         return [key for key, (_, counts) in self._sums.items() if counts.sum()]
 
     def mean(self, key: Key) -> list[float]:

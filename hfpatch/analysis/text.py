@@ -15,10 +15,10 @@ _CHARACTERS_PER_TOKEN = 16  # an upper bound for ordinary text, so that a book i
 
 
 def token_rows(texts: Iterable[str], tokenizer: Any, *, tokens: int, length: int) -> list[list[int]]:
-    """Return the heads of the first documents, until they have ``tokens`` tokens together.
+    """Return the beginnings of the first documents, until they have ``tokens`` tokens together.
 
     Args:
-        texts: documents; those of fewer than two tokens are left out.
+        texts: documents; documents of fewer than two tokens are left out.
         tokenizer: of the model.
         tokens: how many tokens to gather.
         length: the most tokens of one document.

@@ -1,4 +1,4 @@
-"""The options that say where runs take place, for ``compare`` and ``pretrain``."""
+"""Options of ``compare`` and ``pretrain`` for concurrent runs and for ``--dry-run``."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def with_address(words: list[str]) -> list[str]:
 
 
 def print_preview_of(recipe: Recipe | StudyRecipe, out: Path, **options: Any) -> None:
-    """Print what a command would do, after what `hfpatch.runs.preview` measures for it."""
+    """Print a preview of a command, see `hfpatch.runs.preview`."""
     from hfpatch.cli.progress import choose_progress
     from hfpatch.runs import preview
 

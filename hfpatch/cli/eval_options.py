@@ -1,4 +1,4 @@
-"""The options of ``eval``, as one dataclass; those that lm-eval has too have its names."""
+"""The options of ``eval``, as one dataclass; options that lm-eval has too have its names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OUTPUT = "Output"
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """What ``hfpatch eval`` was asked for, before it is read."""
+    """The options of ``hfpatch eval`` as they were given."""
 
     model: Annotated[
         list[str] | None,
@@ -203,7 +203,7 @@ class EvalOptions:
 
 
 def command_of(run: Callable[[EvalOptions], None]) -> Callable[..., None]:
-    """Return a function with a parameter for each option, as typer reads them, which calls ``run`` with all in one."""
+    """Return a function with a parameter for each option, as typer needs it, which calls ``run``."""
 
     def command(**given: Any) -> None:
         run(EvalOptions(**given))

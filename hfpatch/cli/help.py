@@ -8,11 +8,11 @@ from typer import BadParameter
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
 CommandLineError: type[Exception] = next(kind for kind in BadParameter.__mro__ if kind.__name__ == "ClickException")
-"""What typer raises where a command line is wrong; it has no public name for it."""
+"""The error that typer raises for a wrong command line; it has no public name."""
 
 
 def show_mistake(error: Exception) -> None:
-    """Print what is wrong with a command line, as typer does."""
+    """Print a mistake in a command line, as typer does."""
     from typer.rich_utils import rich_format_error
 
     rich_format_error(error)  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ class Group(TyperGroup):
 
 
 def prepare_completion() -> None:
-    """Let this process answer a shell's request for completions; it then ends, so that no value needs conversion."""
+    """Let this process answer a shell's request for completions and then end; values need no conversion."""
     from typer import _completion_classes
 
     _completion_classes.completion_init()

@@ -33,7 +33,7 @@ REFUSED = {
     "--wandb-config-args": _WHOLE,
     "--write-out": "the samples of --log-samples have each prompt",
 }
-"""Options that lm-eval 0.4.13 has and ``eval`` has not, with what to do instead."""
+"""Options of lm-eval 0.4.13 that ``eval`` does not have, each with the alternative."""
 
 
 class EvalCommand(TyperCommand):
@@ -45,7 +45,7 @@ class EvalCommand(TyperCommand):
 
 
 def as_hfpatch(words: Sequence[str]) -> list[str]:
-    """Return the words of a command with hfpatch's names of options, and one value after each that takes one.
+    """Return the words of a command with hfpatch's names of options, and one value after each option that takes one.
 
     Raises:
         HfpatchError: if there is an option that only lm-eval has.
@@ -75,10 +75,7 @@ def as_hfpatch(words: Sequence[str]) -> list[str]:
 def read_arguments(text: str | None, option: str, *, names: Collection[str] = ()) -> dict[str, Any]:
     """Return lm-eval's ``key=value,key=value``, or a JSON object, with values of the types that they show.
 
-    Args:
-        text: what was given.
-        option: the option that it was given to.
-        names: keys whose values are names, and stay text where they look like numbers: ``revision=1.10``.
+    ``names`` are keys whose values stay text where they look like numbers: ``revision=1.10``.
 
     Raises:
         HfpatchError: if it is neither.
@@ -104,7 +101,7 @@ def read_arguments(text: str | None, option: str, *, names: Collection[str] = ()
 
 
 def _split(text: str) -> list[str]:
-    """Return the parts between commas that are in no brackets and quotes."""
+    """Return the parts between commas outside of brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for char in text:
         if quote:

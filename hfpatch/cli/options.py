@@ -76,18 +76,28 @@ def with_options(
     return [*(overrides or []), *(f"{key}={json.dumps(str(value))}" for key, value in given.items() if value)]
 
 
+def read_comparison(
+    recipe: str,
+    overrides: list[str] | None,
+    data_dir: Path | None,
+    model: str | None,
+    gguf_file: str | None,
+    trust_code: bool,
+) -> Recipe:
+    """Return the recipe of a comparison that a command line names."""
+    from hfpatch.recipes.comparison import load_recipe
+
+    given = with_options(overrides, data_dir, model=model, gguf_file=gguf_file)
+    return load_recipe(recipe, given, trust_code=trust_code)
+
+
 def split_names(names: str) -> list[str]:
     """Return the names in a list with commas between them."""
     return [name for name in map(str.strip, names.split(",")) if name]
 
 
 def only_methods(recipe: Recipe, methods: str | None, also: Collection[str] = ()) -> Recipe:
-    """Return the recipe with the methods that ``--methods`` names, and print what they are not compared with.
-
-    Args:
-        recipe: the whole recipe.
-        methods: the option; None keeps all.
-        also: methods to keep beside them.
+    """Return the recipe with the methods that ``--methods`` names, and ``also``; print the comparisons left out.
 
     Raises:
         HfpatchError: as `Recipe.only`.

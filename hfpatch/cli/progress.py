@@ -1,4 +1,4 @@
-"""Progress: live bars, or a table of runs that go on at the same time, in a terminal; plain lines elsewhere."""
+"""Progress: live bars, or a table of concurrent runs, in a terminal; plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ _NAMED = 6  # runs that one plain line names
 
 @contextmanager
 def choose_progress(*, parallel: bool = False) -> Iterator[Progress]:
-    """Yield live bars in a terminal and plain lines elsewhere, on standard error; only the first process shows them.
+    """Yield live bars, of ``parallel`` runs a table, in a terminal and plain lines elsewhere, on standard error.
 
-    Args:
-        parallel: whether several runs go on at the same time; they are shown as a table then.
+    Only the first process shows them.
     """
     console = Console(stderr=True)
     if not is_first_process():
@@ -150,7 +149,7 @@ class LiveProgress(Progress):
 
 @dataclass
 class _Row:
-    """A run at work; ``done`` of ``total`` requests of a task, ``record`` of its last step."""
+    """A run at work: ``done`` of ``total`` requests of a task, ``record`` of its last step."""
 
     node: str
     action: str
@@ -161,7 +160,7 @@ class _Row:
     total: int = 0
 
     def cells(self) -> tuple[str, str, str]:
-        """Return what it does, how far it is in steps or requests, and the loss of the last step."""
+        """Return the action, the progress in steps or requests, and the loss of the last step."""
         step = f"{self.record.step if self.record else 0:,} / {self.steps:,}" if self.steps else ""
         return (
             f"{self.action} {self.task}".strip(),
@@ -171,67 +170,55 @@ class _Row:
 
 
 class _Rows(Progress):
-    """The runs at work, and how many units are left; subclasses say how they and single lines are shown."""
+    """The runs at work and the units left; events as in `Progress`. Subclasses show the runs and single lines."""
 
     def __init__(self) -> None:
         self.rows: dict[str, _Row] = {}
         self.units = self.units_left = 0
 
     def opened(self, engine: str, units: int) -> None:
-        """Say how runs are worked on."""
         self.units = self.units_left = units
         self.say(f"{units} units of work, {engine}")
 
     def placed(self, run: str, action: str, node: str) -> None:
-        """Show a run on its node."""
         self.rows[run] = _Row(node, action)
 
     def started(self, run: str, steps: int) -> None:
-        """Note how many steps there are."""
         self.rows[run].steps = steps
 
     def stepped(self, run: str, record: StepRecord) -> None:
-        """Show the last step."""
         self.rows[run].record = record
 
     def scored(self, run: str, task: str, done: int, total: int) -> None:
-        """Show how far a task is."""
         row = self.rows[run]
         row.task, row.done, row.total = task, done, total
 
     def left(self, run: str, units: int) -> None:
-        """Show a run no more."""
         self.rows.pop(run, None)
         self.units_left = units
 
     def waiting(self, reason: str) -> None:
-        """Say why nothing moves."""
         self.say(f"waiting: {reason}")
 
     def lost(self, run: str, reason: str) -> None:
-        """Say that a run goes on elsewhere."""
         self.rows.pop(run, None)
         self.say(f"{run}: its worker ended ({reason}); another one goes on from the newest checkpoint")
 
     def failed(self, error: str) -> None:
-        """Say that a run failed."""
         self.say(f"failed: {error}")
 
     def finished(self, run: str, summary: str) -> None:
-        """Say what a run gave."""
         self.say(_done_text(run, summary))
 
     def units_done(self) -> str:
-        """Return how many units are done."""
         return f"{self.units - self.units_left} of {self.units} units done"
 
     def say(self, text: str) -> None:
-        """Print one line."""
         print(text, file=sys.stderr, flush=True)
 
 
 class PlainTable(_Rows):
-    """A line when a unit begins or a run ends, and every half minute one on all that are at work."""
+    """A line when a unit begins or a run ends, and every half minute one on all runs at work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +252,7 @@ class PlainTable(_Rows):
 
 
 class TableProgress(_Rows):
-    """A table of the runs at work, shown while ``live`` is entered; what is done scrolls away above it as text."""
+    """A table of the runs at work, shown while ``live`` is entered; finished runs scroll away above it as text."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What commands share: quiet libraries, and how a command that fills a run folder ends."""
+"""Shared by the commands: quiet libraries, the printed report, and one line when a command is interrupted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def quiet_libraries() -> None:
 
 
 def methods_there(folder: Path) -> list[str]:
-    """Return the methods of the comparison in a folder; none where there is no comparison.
+    """Return the methods of the comparison in a folder, if there is one.
 
     Raises:
         HfpatchError: if its recipe cannot be read.
@@ -55,7 +55,7 @@ def print_report(folder: Path) -> None:
 def interruptible(advice: str) -> Iterator[None]:
     """Turn Ctrl-C and SIGTERM into one line that says how to continue.
 
-    Under a launcher SIGTERM acts as before outside of a training: a process that waits for others cannot answer it.
+    Under a launcher SIGTERM acts as before outside of training: a process that waits for others cannot handle it.
     """
     from hfpatch.training.interruption import Terminated, leave
 

@@ -50,11 +50,7 @@ class Part:
 
 
 class JoinedRows:
-    """Arrays of rows as one, read like an array: by an index, or by an array of indices.
-
-    Args:
-        arrays: (rows, block_size) each, in memory, mapped or broadcast.
-    """
+    """Arrays (rows, block_size), in memory, mapped or broadcast, read as one: by an index or an array of indices."""
 
     def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
         self.arrays = list(arrays)
@@ -100,8 +96,8 @@ class TokenBlocks:
         sha256: hash of the rows and their pieces; of a stream, of all its tokens and of the rows' places in it.
         learned: (blocks, block_size) which tokens are predicted, but for the first of each piece; None if all are.
         parts: the sources that the rows are from, one after the other; none if there is one.
-        owners: (blocks, block_size) int32, the document that each token is from, -1 where there is none; None if that
-            is not known, as of text to train on.
+        owners: (blocks, block_size) int32, the document that each token is from, -1 in padding; None where it is not
+            kept, as for text to train on.
     """
 
     rows: TokenArray | JoinedRows
@@ -174,7 +170,7 @@ class TokenBlocks:
         return sum(int(self._pieces(int(index)).sum()) for index in indices)
 
     def count_predicted(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> int:
-        """Tokens that the rows with these indices predict: those to be learned, the first of each piece never."""
+        """Tokens that the rows with these indices predict: the learned ones, but never the first of a piece."""
         if self.learned is None:
             return self.count_tokens(indices) - sum(len(self._pieces(int(index))) for index in indices)
         total = 0
@@ -185,7 +181,7 @@ class TokenBlocks:
         return total
 
     def to_json(self) -> dict[str, Any]:
-        """Return the facts about the data that results record."""
+        """Return the data's entry in results."""
         facts: dict[str, Any] = {
             "source": self.source,
             "revision": self.revision,
@@ -222,38 +218,54 @@ def blocks_from_stream(
         stream: the documents.
         settings: block size and layout.
         pad_token_id: the padding of rows.
-        revision: the hub revision that the documents are from.
-        file: write the rows there, a few thousand at a time, and map them; None holds them in memory. The rows of a
-            stream are a view of its tokens.
+        revision: the hub revision of the documents.
+        file: rows are written there and mapped; None holds them in memory. Rows of a stream are a view of its tokens.
         with_owners: keep which document each token is from.
         sha256: hash of all tokens of the stream, if it is known.
 
     Raises:
-        HfpatchError: if a stream is shorter than a block, or the file cannot be written.
+        HfpatchError: if a stream is shorter than a block, no example is learned, or the file cannot be written.
     """
-    size, owners = settings.block_size, None
-    places = "".join(f"[{start}:{stop}]" for start, stop in stream.ranges())
-    if with_owners:
-        stream = stream.compact()
+    size, owners, ranges = settings.block_size, None, stream.ranges()
+    if with_owners:  # the documents one after the other: a view if they are so already
+        learned = None if stream.learned is None else gather(stream.learned, ranges)
+        stream = TokenStream(gather(stream.tokens, ranges), stream.lengths, learned)
         owners = np.repeat(np.arange(len(stream.lengths), dtype=np.int32), stream.lengths)
     if settings.layout == "stream":
+        places = "".join(f"[{start}:{stop}]" for start, stop in ranges)
         identity = f"{sha256 or _hash_arrays(stream.tokens)} {places}"
         return _cut_blocks(stream, settings, revision, identity, owners)
+
+    # Pieces of at most a row: a start and a length each; examples keep their first tokens, if one of them is learned.
     if stream.learned is not None:
-        pieces = _pieces_to_learn(stream, size, settings.source)
+        kept = has_something_to_learn(stream, size)
+        if not kept.any():
+            raise HfpatchError(
+                f"{settings.source}: no example has a token to learn among its first {size} (data.block_size); use "
+                "longer blocks"
+            )
+        cut, out = int((stream.lengths > size).sum()), int((~kept).sum())
+        if cut or out:
+            warnings.warn(
+                f"{settings.source}: of {len(kept)} examples {cut} are longer than data.block_size ({size}) and keep "
+                f"its first tokens; {out} have none to learn and are left out",
+                stacklevel=1,
+            )
+        pieces = _truncated(stream, size)[kept]
     elif settings.layout == "packed":
         pieces = split_pieces(stream.begins, stream.lengths, size)
     else:
         pieces = _truncated(stream, size)
+
+    # Rows of pieces.
     offsets = np.arange(len(pieces) + 1, dtype=np.int64)
     if settings.layout == "packed":
         order, offsets = pack(pieces[:, 1], size)
         pieces = pieces[order]
     rows: TokenArray = _lay_out(stream.tokens, pieces, offsets, size, pad_token_id, file)
-    learned: Mask | None = None
+    learned = None
     if stream.learned is not None:
-        mask_file = file and file.with_suffix(".learned")
-        learned = _lay_out(stream.learned, pieces, offsets, size, False, mask_file)
+        learned = _lay_out(stream.learned, pieces, offsets, size, False, file and file.with_suffix(".learned"))
     if owners is not None:
         owners = _lay_out(owners, pieces, offsets, size, -1, None)
     sizes = pieces[:, 1].astype(np.int32)
@@ -272,13 +284,13 @@ def blocks_from_stream(
 
 
 def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> TokenBlocks:
-    """Return the blocks of several sources of one layout and block size, one source after the other, uncopied."""
+    """Return the blocks of several sources of one layout and block size, one after the other, without a copy."""
     rows: list[TokenArray] = []
     for each in blocks:
         rows += each.rows.arrays if isinstance(each.rows, JoinedRows) else [each.rows]
     starts = np.cumsum([0, *(len(each.sizes) for each in blocks)])[:-1]
     learned = None
-    if any(each.learned is not None for each in blocks):  # of a text all tokens are, for which one value is enough
+    if any(each.learned is not None for each in blocks):  # of plain text all tokens are learned: one broadcast value
         shapes = [(len(each), each.block_size) for each in blocks]
         masks = [np.True_ if each.learned is None else np.asarray(each.learned) for each in blocks]
         learned = JoinedRows([np.broadcast_to(mask, shape) for mask, shape in zip(masks, shapes, strict=True)])
@@ -308,7 +320,7 @@ def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> Toke
 
 
 def has_something_to_learn(stream: TokenStream, size: int) -> Mask:
-    """Return (documents,) which have a token that is learned among the first ``size``; the very first is not."""
+    """Return (documents,) which have a learned token among the first ``size``, apart from the very first."""
     if stream.learned is None:
         return stream.lengths > 1
     counts = np.concatenate([[0], np.cumsum(stream.learned, dtype=np.int64)])
@@ -320,28 +332,6 @@ def has_something_to_learn(stream: TokenStream, size: int) -> Mask:
 def _truncated(stream: TokenStream, size: int) -> Integers:
     """Return (documents, 2) the start and the length of each document's first ``size`` tokens."""
     return np.stack([stream.begins, np.minimum(stream.lengths, size)], axis=1)
-
-
-def _pieces_to_learn(stream: TokenStream, size: int, source: str) -> Integers:
-    """Return `_truncated` without examples that keep no token to learn; a warning counts them and those that are cut.
-
-    Raises:
-        HfpatchError: if none is left.
-    """
-    kept = has_something_to_learn(stream, size)
-    if not kept.any():
-        raise HfpatchError(
-            f"{source}: no example has a token to learn among its first {size} (data.block_size); use longer blocks"
-        )
-    cut, out = int((stream.lengths > size).sum()), int((~kept).sum())
-    if cut or out:
-        warnings.warn(
-            f"{source}: of {len(kept)} examples {cut} are longer than data.block_size ({size}) and keep its first "
-            f"tokens; {out} have none to learn and are left out",
-            stacklevel=2,
-        )
-    chosen: Integers = _truncated(stream, size)[kept]
-    return chosen
 
 
 def _lay_out(
@@ -377,8 +367,8 @@ def _cut_blocks(
 ) -> TokenBlocks:
     """Cut documents one after the other into consecutive rows; a rest shorter than a row is left out.
 
-    The rows are a view of the tokens up to the first document that is not in the stream, and a copy from there.
-    ``identity`` says which tokens these are, ``owners`` the document of each token where they follow one another.
+    The rows are a view of the tokens up to the first gap in the stream, and a copy from there. ``identity`` identifies
+    the tokens, ``owners`` is the document of each token in a stream without gaps.
 
     Raises:
         HfpatchError: if there are fewer tokens than one row has.
@@ -421,8 +411,8 @@ def _hash_arrays(*arrays: npt.NDArray[Any] | JoinedRows | None) -> str:
 def collate(rows: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Stack rows of (block_size,) to (batch, block_size).
 
-    Position ids that only count up from zero, and masks without padding, are a model's defaults; without them it takes
-    its fast causal path.
+    Position ids that only count up from zero, and masks without padding, are left out: without them a model takes its
+    fast causal path.
     """
     batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     positions = batch.get("position_ids")

@@ -21,7 +21,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from hfpatch.data.copies import LONG, Digester, Digests
 from hfpatch.data.rows import ASSISTANT
 from hfpatch.data.tokenizer import TokenStream, batches, end_of_text, join_rows
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, first_line
 from hfpatch.recipes.data import DataSettings
 
 _GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
@@ -32,8 +32,8 @@ class Example(NamedTuple):
     """An example as text.
 
     Attributes:
-        text: all of it.
-        learned: the first character and the one after the last of each stretch that is learned.
+        text: the whole text.
+        learned: the start and end of each stretch of characters that is learned.
         templated: whether a chat template wrote it, special tokens and ends of turns included.
         says: the text of each message, or of the prompt and the completion, and whether it is learned.
     """
@@ -65,8 +65,8 @@ class Completions:
     A token is learned if any of its characters is.
 
     Raises:
-        HfpatchError: if the tokenizer does not give the characters of a token, an end-of-text token is wanted
-            and it has none, or the template cannot be read.
+        HfpatchError: if the tokenizer does not give the characters of a token or has no end-of-text token where one is
+            wanted, or the template cannot be read.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: DataSettings) -> None:
@@ -164,7 +164,7 @@ class Completions:
                 **{**self.tokenizer.special_tokens_map, **given},
             )
         except Exception as error:  # a template may raise anything
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            reason = first_line(error)
             raise HfpatchError(f"the chat template refuses a conversation ({reason}): {_short(messages)}") from error
         return texts[0], [tuple(pair) for pair in marked[0]] if marks else []
 
@@ -201,9 +201,9 @@ def tokenize_completions(
     settings: DataSettings,
     unread: AbstractSet[str] = frozenset(),
 ) -> Iterator[TokenStream]:
-    """Tokenize examples in parts like :func:`hfpatch.data.tokenizer.tokenize_in_parts`, with which tokens are learned.
+    """Tokenize examples in parts, as :func:`hfpatch.data.tokenizer.tokenize_in_parts`, with a mask of learned tokens.
 
-    ``documents`` are examples as JSON, see :mod:`hfpatch.data.rows`. A warning names those ``unread`` columns of their
+    ``documents`` are examples as JSON, see :mod:`hfpatch.data.rows`. A warning names the ``unread`` columns of their
     source that the chat template would use.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Finds equal documents, as a model reads them: by digests of their text and of their token ids."""
+"""Equal documents, found by digests of their text and of their token ids."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ several prompts."""
 class Digests:
     """Digests of documents and of their parts.
 
-    Two documents are equal if the whole of one is the whole or a part of the other. Common parts, such as a system
-    prompt, do not make them equal.
+    Two documents are equal if the whole of one is the whole or a part of the other; common parts, such as a system
+    prompt, are not enough.
 
     Attributes:
         values: (n,) 64 bits each.
         documents: (n,) int64, the document that each is of.
-        whole: (n,) whether it is of all of the document, or of a part that counts as a document.
+        whole: (n,) whether it is of the whole document, or of a part that counts as one.
     """
 
     values: Values
@@ -36,7 +36,7 @@ class Digests:
 
     @classmethod
     def of(cls, documents: Sequence[Iterable[tuple[int, bool]]]) -> Digests:
-        """Return the digests of documents, each given with whether it is of the whole."""
+        """Return the digests of documents, each given with its flag ``whole``."""
         found = [(value, place, whole) for place, each in enumerate(documents) for value, whole in each]
         values, places, flags = zip(*found, strict=True) if found else ((), (), ())
         return cls(np.array(values, np.uint64), np.array(places, np.int64), np.array(flags, np.bool_))
@@ -58,7 +58,7 @@ class Digests:
 
     def repeated(self, count: int) -> Flags:
         """Return which of ``count`` documents equal another one."""
-        order = np.lexsort((~self.whole, self.documents, self.values))  # of a document the whole before its parts
+        order = np.lexsort((~self.whole, self.documents, self.values))  # a document's whole before its parts
         values, documents, whole = self.values[order], self.documents[order], self.whole[order]
         first = np.ones(len(order), np.bool_)
         first[1:] = (values[1:] != values[:-1]) | (documents[1:] != documents[:-1])
@@ -75,12 +75,7 @@ class Digests:
 
 
 class Digester:
-    """Digests texts and token ids.
-
-    Args:
-        tokenizer: the tokenizer, whose normalizer (lower case, Unicode forms) decides which texts are one; None
-            compares them as they are.
-    """
+    """Digests token ids, and texts after the tokenizer's normalizer (lower case, Unicode forms), if it has one."""
 
     def __init__(self, tokenizer: Any = None) -> None:
         self._tokenizer = tokenizer
@@ -107,7 +102,7 @@ class Digester:
         return self.document(self._tokenizer.decode(self._inner(ids), clean_up_tokenization_spaces=False), ids)
 
     def _inner(self, ids: npt.NDArray[Any] | Sequence[int]) -> npt.NDArray[Any] | Sequence[int]:
-        """Return ids without those that begin and end a document."""
+        """Return ids without the tokens that begin and end a document."""
         start, stop = 0, len(ids)
         while start < stop and int(ids[start]) in self._ends:
             start += 1
@@ -116,7 +111,7 @@ class Digester:
         return ids[start:stop]
 
     def texts(self, texts: Collection[str], *, with_ids: bool) -> dict[str, list[int]]:
-        """Return the digests of each of some texts; those of their ids take ten times as long."""
+        """Return the digests of each text, and of its ids if asked, which takes ten times as long."""
         found = {text: [self.text(text)] for text in texts}
         if with_ids and found:
             encoded = self._tokenizer(list(found), add_special_tokens=False, verbose=False)["input_ids"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import re
@@ -15,7 +16,7 @@ from typing import Any, Literal
 
 from hfpatch.data.readers import SUFFIXES, is_readable, read_rows
 from hfpatch.data.rows import Rows
-from hfpatch.errors import HfpatchError, nearest
+from hfpatch.errors import HfpatchError, first_line, nearest
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.sources import SplitPart, split_parts
 from hfpatch.support.files import check_data_dir, sha256_file
@@ -34,10 +35,10 @@ class Corpus:
 
     Attributes:
         read: yields every document before filtering.
-        compute_digest: returns a hash that changes when the documents do, if necessary by reading them.
+        compute_digest: returns a hash that changes with the documents, if necessary by reading them.
         revision: the hub revision that was read, or None.
         cacheable: whether caching is worthwhile, and the digest is known without reading all documents.
-        unread: the columns that were found and are not read; known once the documents have been read.
+        unread: the columns that are not read; known once the documents have been read.
     """
 
     read: Callable[[], Iterator[str]]
@@ -57,8 +58,8 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
 
     Args:
         settings: the recipe's data section.
-        data_dir: a folder with hub data sets as ``<name after the slash>/<config>/<split>.jsonl``, or another ending
-            that can be read; others are loaded from the hub.
+        data_dir: a folder with hub data sets as ``<name after the slash>/<config>/<split>.jsonl``, or another readable
+            ending; others are loaded from the hub.
 
     Raises:
         HfpatchError: if there is no such file, folder, ``data_dir`` or hub data set, or it cannot be reached.
@@ -177,8 +178,9 @@ def _saved(path: Path, settings: DataSettings) -> Corpus:
     try:
         found = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise HfpatchError(f"{path}: cannot be read as a data set of save_to_disk ({reason}); save it again") from error
+        raise HfpatchError(
+            f"{path}: cannot be read as a data set of save_to_disk ({first_line(error)}); save it again"
+        ) from error
     splits = found if isinstance(found, datasets.DatasetDict) else {part.name: found}
     if part.name not in splits:
         hint = nearest(part.name, splits) or f"; there are {', '.join(splits)}"
@@ -205,12 +207,13 @@ def _table_documents(table: Any, rows: Rows, name: str) -> Iterator[str]:
     try:
         yield from rows.documents(numbered(), name)
     except (DatasetsError, OSError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise HfpatchError(f"{name}: cannot be read beyond row {number} ({reason}); check the network") from error
+        raise HfpatchError(
+            f"{name}: cannot be read beyond row {number} ({first_line(error)}); check the network"
+        ) from error
 
 
 def _hub(settings: DataSettings, copy: Path | None) -> Corpus:
-    """Return the documents of a hub data set; ``copy`` is where a local copy was looked for, without its ending."""
+    """Return the documents of a hub data set; ``copy`` is the missing local copy, without its ending."""
     with needing_lab():
         import datasets
 
@@ -220,17 +223,24 @@ def _hub(settings: DataSettings, copy: Path | None) -> Corpus:
             settings.source, settings.config, split=settings.split, revision=settings.revision, **options
         )
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
         where = f"; {copy}.jsonl does not exist either" if copy is not None else ""
         raise HfpatchError(
             f"data set {settings.source} (config {settings.config}, split {settings.split}): "
-            f"cannot be loaded ({reason}){where}; check the name and the network, or set data_dir"
+            f"cannot be loaded ({first_line(error)}){where}; check the name and the network, or set data_dir"
         ) from error
     name, rows = f"data set {settings.source}", Rows.of(settings)
     if dataset.column_names is not None:  # a stream may not know them before it is read
         rows.select_columns(name, dataset.column_names)
     read = partial(_table_documents, dataset, rows, name)
-    commit = _commit(settings, dataset)
+
+    # The commit that was read, whose files never change, where it is known.
+    downloaded = _REVISION.search(" ".join(dataset.info.download_checksums or {}))
+    commit: str | None = downloaded[1] if downloaded else None
+    if commit is None and settings.streaming:
+        import huggingface_hub
+
+        with contextlib.suppress(huggingface_hub.errors.HfHubHTTPError, OSError):
+            commit = huggingface_hub.dataset_info(settings.source, revision=settings.revision).sha
     return Corpus(
         read,
         lambda: commit or _digest(read()),
@@ -238,21 +248,6 @@ def _hub(settings: DataSettings, copy: Path | None) -> Corpus:
         cacheable=commit is not None or not settings.streaming,
         unread=rows.unread,
     )
-
-
-def _commit(settings: DataSettings, dataset: Any) -> str | None:
-    """Return the hub commit that was read, or None if it is unknown; the files of a commit never change."""
-    if found := _REVISION.search(" ".join(dataset.info.download_checksums or {})):
-        return found[1]
-    if not settings.streaming:
-        return None
-    import huggingface_hub
-
-    try:
-        commit: str | None = huggingface_hub.dataset_info(settings.source, revision=settings.revision).sha
-    except (huggingface_hub.errors.HfHubHTTPError, OSError):
-        return None
-    return commit
 
 
 def _digest(texts: Iterable[str]) -> str:

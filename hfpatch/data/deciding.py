@@ -1,4 +1,4 @@
-"""Documents of tasks, held-out documents and documents for tuning; training text excludes their text."""
+"""Documents of tasks, held-out documents and documents for tuning, which are kept out of the training text."""
 
 from __future__ import annotations
 
@@ -34,19 +34,6 @@ class TaskDocument(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TaskDigests:
-    """Digests of the documents of tasks.
-
-    Attributes:
-        copies: by task, digests of texts that are not trained on.
-        values: digests of all texts of tasks, which are not used for tuning.
-    """
-
-    copies: Mapping[str, Digests]
-    values: Values
-
-
-@dataclass(frozen=True)
 class Candidates:
     """The documents of one source: which are ``usable`` to decide, which equal a task's text, and how many to take."""
 
@@ -70,7 +57,7 @@ class Chosen:
 def choose_documents(sources: Sequence[Candidates], excluded: Values) -> list[Chosen]:
     """Choose documents to hold out and to tune on: the last ones of each source that equal no other document.
 
-    Those for tuning come before the held-out ones, and have none of the digests ``excluded``. Text of tasks is not
+    Documents for tuning come before the held-out ones and have none of the digests ``excluded``. Text of tasks is not
     trained on.
 
     Raises:
@@ -123,14 +110,14 @@ def _last(source: Candidates, usable: Flags, wanted: int, key: str, also: str) -
 
 def digest_tasks(
     tasks: Mapping[str, Iterable[TaskDocument]], digester: Digester, *, with_ids: bool = False
-) -> TaskDigests:
-    """Return digests of the documents of tasks, and of those of their texts that are not trained on.
+) -> tuple[dict[str, Digests], Values]:
+    """Return digests of the texts, by task, that are not trained on, and of all texts, which are not tuned on.
 
     A copy of a task's document is a training document that equals its prompt with an answer, or one of its texts or
     lines of `LONG` characters. A training document that contains such a text or line is a copy, too, if only one
     document of the task has it, unlike an instruction.
 
-    With ``with_ids`` token ids are compared, too, as token files need it.
+    With ``with_ids`` token ids are compared, too, which token files need.
     """
     said = {
         name: [({_valid(text) for text in read} - {""}, _lines(texts)) for read, texts in documents]
@@ -151,7 +138,7 @@ def digest_tasks(
                 for read, parts in documents
             ]
         )
-    return TaskDigests(copies, np.array(sorted(set(chain.from_iterable(known.values()))), np.uint64))
+    return copies, np.array(sorted(set(chain.from_iterable(known.values()))), np.uint64)
 
 
 def _lines(texts: Iterable[str]) -> set[str]:
@@ -173,7 +160,7 @@ def copies_of_tasks(digests: Digests, count: int, tasks: Mapping[str, Digests]) 
 
 
 def tokenizer_documents(sources: Sequence[tuple[Corpus, DataSettings]]) -> Iterator[str]:
-    """Yield the plain texts that a tokenizer may be trained on: of each source those before the first held-out one.
+    """Yield the plain texts that a tokenizer may be trained on: of each source the ones before the first held-out one.
 
     Raises:
         HfpatchError: if there are too few to hold out.

@@ -20,8 +20,8 @@ class Documents:
     """The documents of some blocks.
 
     Attributes:
-        hashes: 16 hex digits of each, of its tokens in the blocks and of which of them are predicted.
-        bytes: (documents,) int64, the UTF-8 bytes of the text of each one's predicted tokens.
+        hashes: 16 hex digits for each, over its tokens in the blocks and which of them are predicted.
+        bytes: (documents,) int64, the UTF-8 bytes of the text of its predicted tokens.
     """
 
     hashes: list[str]
@@ -32,11 +32,7 @@ def describe_documents(blocks: TokenBlocks, tokenizer: PreTrainedTokenizerBase) 
     """Return the hashes and bytes of the documents of blocks.
 
     A token's text is its addition to the text of the tokens before it in its row and document. Special tokens have
-    none; a character of several tokens counts with the last one.
-
-    Args:
-        blocks: blocks with ``owners``.
-        tokenizer: the tokenizer that made them.
+    none; a character of several tokens counts with the last one. ``tokenizer`` is the one that made the blocks.
 
     Raises:
         ValueError: if the blocks do not know their documents.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +36,7 @@ from hfpatch.recipes.data import DataSettings, split_by_weight
 from hfpatch.support.files import (
     atomic_directory,
     check_manifest,
+    hash_values,
     read_json,
     remove_leftovers,
     temporary_path,
@@ -54,10 +54,10 @@ _SCALARS = ("layout", "documents", "source", "revision", "sha256")
 
 @dataclass(frozen=True)
 class Splits:
-    """Blocks to train on, those to measure the loss on if the settings hold documents out, and those of tuning.
+    """Blocks to train on, held-out blocks to measure the loss on, and blocks for tuning.
 
-    ``cautions`` are sentences about tasks' documents in the training text; ``retained`` are texts beside it that are
-    measured, by name.
+    ``cautions`` are sentences about tasks' documents in the training text; ``retained`` are more texts to measure, by
+    name.
     """
 
     train: TokenBlocks
@@ -107,29 +107,27 @@ def load_splits(
         data_dir: local copies of hub data sets, see :func:`hfpatch.data.corpora.open_corpus`.
         cache_dir: cache the tokens and the blocks here, under the hash of settings, tokenizer and text, and map them
             into memory on the next call. The embedded language is not cached: it is generated quickly.
-        tuning: how many documents are taken away for tuning.
+        tuning: the number of documents for tuning.
         tasks: the documents of the evaluation tasks, by task. Their text is not trained on or tuned on; a warning
             counts the excluded documents, see :func:`hfpatch.data.deciding.digest_tasks`.
         evaluation: the text to measure the loss on instead of the held-out documents of ``settings``: its held-out
             documents, or else all. It may be the text that is trained on, with another layout or block size; see
             :func:`hfpatch.recipes.data.overlap_mistake`. Documents that are trained on are left out, with a warning.
-        retained: more texts to measure, by the name that ``retention.texts`` gives each; likewise without documents
-            that are trained on.
+        retained: more texts to measure, by their names in ``retention.texts``, without documents that are trained on.
 
     Raises:
-        HfpatchError: if the text is missing, malformed, empty or shorter than a block, or has too few documents that
-            can decide, or all of a source is in the tasks, or the token file is damaged or was made with another
-            tokenizer.
+        HfpatchError: if the text is missing, malformed, empty or shorter than a block, or has too few documents to hold
+            out or tune on, or all of a source is in the tasks, or the token file is damaged or of another tokenizer.
     """
     load = {"tokenizer": tokenizer, "data_dir": data_dir, "cache_dir": cache_dir}
     parts = settings.parts()
     texts = [_load_text(part, **load) for part in parts]
     shares = split_by_weight(tuning, settings.weights)
     with_ids, cautions = any(part.is_token_file for part in parts), list[str]()
-    told = digest_tasks(tasks or {}, Digester(tokenizer), with_ids=with_ids)
-    known = [_in_tasks(*each, told.copies, cautions) for each in zip(texts, parts, strict=True)]
+    copies, told = digest_tasks(tasks or {}, Digester(tokenizer), with_ids=with_ids)
+    known = [_in_tasks(*each, copies, cautions) for each in zip(texts, parts, strict=True)]
     candidates = [_candidates(*each) for each in zip(texts, parts, known, shares, strict=True)]
-    chosen = choose_documents(candidates, told.values)
+    chosen = choose_documents(candidates, told)
     for caution in cautions:
         warnings.warn(caution, stacklevel=2)
     found = [_lay_out(*each, tokenizer) for each in zip(texts, parts, chosen, strict=True)]
@@ -172,7 +170,7 @@ def _in_tasks(text: _Text, settings: DataSettings, tasks: Mapping[str, Digests],
 def _untrained(
     key: str, text: _Text, settings: DataSettings, trained: Sequence[_Text], chosen: Sequence[Chosen]
 ) -> npt.NDArray[np.int64]:
-    """Return the places of the documents to evaluate on: those whose text is not trained on."""
+    """Return the places of the documents to evaluate on, whose text is not trained on."""
     own = choose_documents([_candidates(text, settings, np.zeros(len(text.file), np.bool_))], NOTHING)[0]
     places = own.held_out if settings.held_out else own.train
     digests = [each.file.digests.take(part.train) for each, part in zip(trained, chosen, strict=True)]
@@ -188,7 +186,7 @@ def _untrained(
 
 
 def _join(splits: Sequence[Mapping[str, TokenBlocks]], weights: Sequence[float]) -> dict[str, TokenBlocks]:
-    """Return the splits of a mixture; a source with a small weight may have no held-out documents."""
+    """Return the splits of a mixture, in which a source with a small weight may have no held-out documents."""
     joined: dict[str, TokenBlocks] = {}
     for name in vars(Chosen(NONE)):
         given = [(each[name], weight) for each, weight in zip(splits, weights, strict=True) if name in each]
@@ -222,7 +220,8 @@ def _load_text(
     chosen = settings.describe_text()
     if settings.format != "text":
         chosen["chat_template"] = chat_template(tokenizer, settings)
-    folder = cache_dir / _key(corpus.digest, corpus.revision, hash_tokenizer(tokenizer), chosen)
+    key = hash_values([_CACHE_FORMAT, corpus.digest, corpus.revision, hash_tokenizer(tokenizer), chosen])
+    folder = cache_dir / key[:32]
     if (cached := _cached_tokens(folder, tokenizer)) is not None:
         return _Text(cached, cache_dir)
     try:
@@ -247,7 +246,8 @@ def _lay_out(
             return _build(text.file, settings, chosen, pad, Path(rows))
     places = [hashlib.sha256(each.tobytes()).hexdigest() for each in vars(chosen).values()]
     layout = [settings.layout, settings.block_size, pad]
-    folder = text.cache_dir / _key(text.file.info.model_dump(mode="json"), layout, places)
+    key = hash_values([_CACHE_FORMAT, text.file.info.model_dump(mode="json"), layout, places])
+    folder = text.cache_dir / key[:32]
     if folder.is_dir() and (cached := _read_cache(folder)) is not None:
         return cached
     scratch = temporary_path(folder, "tmp")  # removed below, or after a crash at the next start
@@ -301,10 +301,6 @@ def _cached_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFil
 
 def _warn_of_damage(folder: Path, error: Exception) -> None:
     warnings.warn(f"{folder}: the cached tokens cannot be read ({error}) and are made again", stacklevel=2)
-
-
-def _key(*parts: Any) -> str:
-    return hashlib.sha256(json.dumps([_CACHE_FORMAT, *parts], sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _read_cache(folder: Path) -> dict[str, TokenBlocks] | None:

@@ -38,12 +38,12 @@ def split_pieces(begins: Integers, lengths: Integers, block_size: int) -> Intege
     """Cut documents into pieces of at most ``block_size`` tokens.
 
     Args:
-        begins: (documents,) where each begins in a flat array of tokens.
+        begins: (documents,) start of each in a flat array of tokens.
         lengths: (documents,) tokens of each.
         block_size: the longest piece.
 
     Returns:
-        (pieces, 2) start in the flat array and length. Pieces of a single token are left out.
+        (pieces, 2) start in the flat array and length; pieces of a single token are left out.
     """
     counts = -(-lengths // block_size)
     documents = np.repeat(np.arange(len(lengths)), counts)
@@ -94,21 +94,17 @@ def packing_obstacle(model: PreTrainedModel, block_size: int) -> str | None:
     """Run the model to test whether each document has the same features in a packed row as when run separately.
 
     Two rows of two random documents, a long one with a short one and two halves, go through the model separately,
-    packed with position ids that restart, and packed with position ids that continue. The last shows how different
-    features are if the second document attends to the first; packing is exact if restarting position ids remove all
-    of that difference except rounding. Models that take no position ids (BLOOM) or use them for the embedding only
-    fail, as do those whose rotary frequencies depend on the longest document of a batch (longrope).
+    packed with position ids that restart, and packed with position ids that continue. The last shows the difference if
+    the second document attends to the first; packing is exact if restarting position ids remove all of that difference
+    except rounding. Models without position ids (BLOOM) or with position ids in the embedding only fail, and models
+    whose rotary frequencies depend on the longest document of a batch (longrope).
 
-    LLM.int8 rounds a layer's input by columns that it chooses over the whole batch, so that a text has other features
-    in another batch. For the test such layers are computed with their dequantised weights and inputs as they are. If a
-    text still depends on its batch as much as on packing, the test is inconclusive.
+    LLM.int8 rounds a layer's input by columns that it chooses over the whole batch, so a text has other features in
+    another batch. For the test such layers compute with dequantised weights and unrounded inputs. If a text still
+    depends on its batch as much as on packing, the test is inconclusive.
 
-    Args:
-        model: a causal language model.
-        block_size: tokens of a row in training; shorter rows are tried where they tell as much.
-
-    Returns:
-        Why the model cannot be trained on packed rows, or None if it can.
+    Returns why the model cannot be trained on packed rows of ``block_size`` tokens, or None if it can. Shorter rows are
+    tried where they show as much.
     """
     try:
         with evaluating(model), _inputs_unrounded(model):
@@ -116,8 +112,29 @@ def packing_obstacle(model: PreTrainedModel, block_size: int) -> str | None:
             config = model.config.get_text_config()
             ropes = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
             types = {kind for rope in ropes if isinstance(rope, dict) for kind in _rope_types(rope)}
-            size = min(block_size, _ENOUGH) if types <= _FIXED_ROPE else block_size
-            return _obstacle(model, max(_SHORTEST_ROW, size))
+            size = max(_SHORTEST_ROW, min(block_size, _ENOUGH) if types <= _FIXED_ROPE else block_size)
+
+            # The documents alone, packed with restarting and packed with running position ids.
+            generator = torch.Generator().manual_seed(0)
+            rows, others = torch.randint(config.vocab_size, (2, 2, size), generator=generator).to(model.device)
+            splits = [[size - _SHORT, _SHORT], [size // 2, size - size // 2]]
+            documents = [torch.split(row[None], lengths, dim=1) for row, lengths in zip(rows, splits, strict=True)]
+            alone = torch.cat(
+                [torch.cat([_features(model, part, None) for part in parts], dim=1) for parts in documents]
+            )
+            restart = torch.stack([torch.cat([torch.arange(length) for length in lengths]) for lengths in splits])
+            running = torch.arange(size).expand(2, -1)
+            packed = (_features(model, rows, restart.to(model.device)) - alone).abs().max()
+            leaked = (_features(model, rows, running.to(model.device)) - alone).abs().max()
+            share = _SHARE_OF_LEAK.get(model.dtype, _SHARE_OF_LEAK_LOW_PRECISION)
+            if packed <= share * leaked:
+                return None
+
+            # The longest document in another batch: whether that changes it as much.
+            longest = documents[0][0]
+            accompanied = _features(model, torch.cat([longest, others[:1, : longest.shape[1]]]), None)[0]
+            noise = (accompanied - alone[0, : longest.shape[1]]).abs().max()
+            return _HIDDEN if packed <= _TIMES_NOISE * noise else _CROSSING
     except (TypeError, ValueError):
         return _CROSSING
 
@@ -129,26 +146,6 @@ def _rope_types(rope: dict[str, Any]) -> Iterator[str]:
     for value in rope.values():
         if isinstance(value, dict):
             yield from _rope_types(value)
-
-
-def _obstacle(model: PreTrainedModel, size: int) -> str | None:
-    generator = torch.Generator().manual_seed(0)
-    words = model.config.get_text_config().vocab_size
-    rows, others = torch.randint(words, (2, 2, size), generator=generator).to(model.device)
-    splits = [[size - _SHORT, _SHORT], [size // 2, size - size // 2]]
-    documents = [torch.split(row[None], lengths, dim=1) for row, lengths in zip(rows, splits, strict=True)]
-    alone = torch.cat([torch.cat([_features(model, part, None) for part in parts], dim=1) for parts in documents])
-    restart = torch.stack([torch.cat([torch.arange(length) for length in lengths]) for lengths in splits])
-    running = torch.arange(size).expand(2, -1)
-    packed = (_features(model, rows, restart.to(model.device)) - alone).abs().max()
-    leaked = (_features(model, rows, running.to(model.device)) - alone).abs().max()
-    share = _SHARE_OF_LEAK.get(model.dtype, _SHARE_OF_LEAK_LOW_PRECISION)
-    if packed <= share * leaked:
-        return None
-    longest = documents[0][0]
-    accompanied = _features(model, torch.cat([longest, others[:1, : longest.shape[1]]]), None)[0]
-    noise = (accompanied - alone[0, : longest.shape[1]]).abs().max()
-    return _HIDDEN if packed <= _TIMES_NOISE * noise else _CROSSING
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The batch plan: the blocks of every optimiser step, and the blocks that the loss is measured on, drawn once."""
+"""The batch plan: the blocks of every optimiser step and of every evaluation, drawn once."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class BatchPlan:
 
     Attributes:
         indices: (steps, batch_size) int64.
-        blocks: how many blocks it was drawn for.
-        seed: the seed it was drawn from.
+        blocks: the number of blocks of the data.
+        seed: the seed of the draw.
     """
 
     indices: npt.NDArray[np.int64]
@@ -56,11 +56,7 @@ class BatchPlan:
         return digest.hexdigest()
 
     def check(self, blocks: int) -> None:
-        """Check that the plan was drawn for this number of blocks.
-
-        Raises:
-            HfpatchError: if it was not.
-        """
+        """Refuse another number of blocks than the plan was drawn for."""
         if blocks != self.blocks:
             raise HfpatchError(
                 f"the batch plan was drawn for {self.blocks} blocks and the data has {blocks}: "
@@ -68,7 +64,7 @@ class BatchPlan:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan's entry in plan.json; its indices are in the file beside it."""
+        """Return the plan's entry in plan.json, without its indices."""
         shape = {"steps": self.steps, "batch_size": self.batch_size}
         return {"seed": self.seed, "blocks": self.blocks, **shape, "sha256": self.sha256}
 
@@ -76,7 +72,7 @@ class BatchPlan:
 def write_plans(folder: Path, plans: Mapping[int, BatchPlan]) -> None:
     """Write the plan of each seed: a description to ``plan.json``, the indices to ``plan.safetensors``.
 
-    There each seed has a tensor (steps, batch_size), with 32 bits per index if that is enough.
+    The indices of a seed are one tensor (steps, batch_size), with 32 bits per index if that is enough.
 
     Raises:
         HfpatchError: if they cannot be written.
@@ -130,9 +126,9 @@ def draw_plan(
 ) -> BatchPlan:
     """Draw a plan: complete permutations of the blocks, one after the other, cut into batches.
 
-    Every block is seen once before any is seen again; of a mixture, every block of a source before any of it again.
-    Each source then has its share of all places by its weight, to the nearest block, and the places are drawn too. The
-    generator is numpy's PCG64.
+    Every block is seen once before any is seen again; in a mixture this holds for each source. Each source has its
+    share of all places by its weight, to the nearest block, and the places are drawn too. The generator is numpy's
+    PCG64.
 
     ``parts`` are the number of blocks and the weight of each source of a mixture, in the order of their blocks.
 

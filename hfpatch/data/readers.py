@@ -44,15 +44,11 @@ def is_readable(path: Path) -> bool:
 
 
 def read_rows(path: Path, rows: Rows) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place, for messages, and the value of each row of a file; of all but .json one is in memory at a time.
+    """Yield the place, for messages, and the value of each row of a file; only .json is read into memory as a whole.
 
-    Each line of .jsonl, each object of the list that a .json contains, each row of .csv, whose first one has the names,
-    and each row of .parquet is a document. A .txt file is split at lines that consist of a separator such as
-    ``<|endoftext|>``; without such a line, each paragraph (blank lines between) is a document.
-
-    Args:
-        path: the file.
-        rows: how rows are read.
+    Each line of .jsonl, each object of the list in a .json, each row of .csv (its first row has the names) and of
+    .parquet is a document. A .txt file is split at lines that consist of a separator such as ``<|endoftext|>``; without
+    such a line, each paragraph (blank lines between) is a document.
 
     Raises:
         HfpatchError: if the file is empty, not UTF-8, or not of its format; the message has the line.

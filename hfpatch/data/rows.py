@@ -1,7 +1,7 @@
 """Rows of data sets as documents: a text, or a conversation or a prompt with its completion as JSON.
 
-Every document is one string, so that filtering, holding out and finding duplicates are the same for
-all; :mod:`hfpatch.data.completions` reads the JSON again.
+Every document is one string, so that all are filtered, held out and compared alike;
+:mod:`hfpatch.data.completions` reads the JSON again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hfpatch.recipes.sources import COLUMNS, Format, TextSource
 
 ASSISTANT = "assistant"
 FOR_TEMPLATE = ("tools", "chat_template_kwargs")
-"""The columns that go to the chat template beside the messages where a row has them, as in TRL."""
+"""Optional columns that the chat template gets beside the messages, as in TRL."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,10 @@ class Rows:
     def documents(self, rows: Iterable[tuple[str, dict[str, Any]]], source: str) -> Iterator[str]:
         """Yield the document of each row; rows with a null, or without text to learn, are left out, with a warning.
 
-        Args:
-            rows: the place of each row, for messages, and the row.
-            source: the name of the source, for messages.
+        Messages name the ``source`` and the place that is given with each row.
 
         Raises:
-            HfpatchError: if a column of a row is missing or of another format, with the place; or if every row is left
-                out.
+            HfpatchError: if a column of a row is missing or of another format, or every row is left out.
         """
         found, skipped = False, 0
         try:

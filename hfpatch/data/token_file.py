@@ -112,7 +112,7 @@ def write_token_file(
     """Tokenize documents into a token file, a few million characters at a time.
 
     The file, ``NAME.bin``, is written atomically, then its descriptions; none of them may exist. ``on_part`` is called
-    from time to time with how many documents and tokens are written.
+    from time to time with the numbers of documents and tokens so far.
 
     Raises:
         HfpatchError: if the file exists or cannot be written, or no token is predicted.
@@ -157,8 +157,8 @@ def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> Token
     """Describe a file from another tool, after reading all of it.
 
     It must have the format of :func:`write_token_file` with this tokenizer: uint16 ids if the vocabulary allows
-    it, else uint32, and an end-of-text after each document, which separates documents. Ids must be in the vocabulary;
-    whether they are of this tokenizer cannot be checked.
+    it, else uint32, and an end-of-text after each document. Ids must be in the vocabulary; whether they are of this
+    tokenizer cannot be checked.
 
     Raises:
         HfpatchError: if there is already a sidecar, or the file is missing, empty, or of another format.
@@ -195,10 +195,9 @@ def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> Token
 
 
 def _documents_between(ends: Integers, total: int) -> Integers:
-    """Return the lengths of documents that end with one id, by the places of that id.
+    """Return the lengths of documents of at least two tokens from the places of the id that ends each.
 
-    A document has at least two tokens. If the id comes twice, as with a tokenizer that begins documents with it, the
-    second one begins the next document.
+    If the id comes twice, as with a tokenizer that begins documents with it, the second one begins the next document.
     """
     fresh = np.ones(len(ends), np.bool_)
     fresh[1:] = ends[1:] != ends[:-1] + 1
@@ -282,11 +281,7 @@ def sidecar(path: Path) -> Path:
 
 
 def check_free(path: Path) -> None:
-    """Check that a token file can be written to a path, before the text is read.
-
-    Raises:
-        HfpatchError: if it is no ``.bin``, or it or its sidecar exists.
-    """
+    """Refuse a path of a token file that is no ``.bin``, or that exists or has a sidecar, before the text is read."""
     if path.suffix != TOKEN_FILE:
         raise HfpatchError(f"{path}: the name of a token file must end with {TOKEN_FILE}")
     for file in (path, sidecar(path), path.with_suffix(DOCUMENTS)):

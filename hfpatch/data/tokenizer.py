@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -52,21 +51,15 @@ class TokenStream:
         return replace(self, lengths=self.lengths[places], starts=self.begins[places], digests=None)
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Return where the documents are: stretches of documents that follow one another."""
+        """Return the start and end of each stretch of documents that follow one another."""
         begins = self.begins
         ends = begins + self.lengths
         breaks = np.flatnonzero(begins[1:] != ends[:-1])
         return list(zip(begins[[0, *breaks + 1]].tolist(), ends[[*breaks, -1]].tolist(), strict=True))
 
-    def compact(self) -> TokenStream:
-        """Return the documents one after the other: a view where they are, else a copy."""
-        ranges = self.ranges()
-        learned = None if self.learned is None else gather(self.learned, ranges)
-        return TokenStream(gather(self.tokens, ranges), self.lengths, learned)
-
 
 def gather(array: npt.NDArray[Any], ranges: Sequence[tuple[int, int]]) -> npt.NDArray[Any]:
-    """Return stretches of an array one after the other; of one stretch a view."""
+    """Return stretches of an array one after the other; a view if there is one stretch."""
     if len(ranges) == 1:
         return array[slice(*ranges[0])]
     return np.concatenate([array[:0], *(array[start:stop] for start, stop in ranges)])
@@ -77,7 +70,7 @@ def tokenize_in_parts(
 ) -> Iterator[TokenStream]:
     """Tokenize documents with the tokenizer's own special tokens and an end-of-text token at the end of each.
 
-    Documents of fewer than two tokens are left out. A part has a few million characters; one is in memory at a time.
+    Documents of fewer than two tokens are left out. One part, of a few million characters, is in memory at a time.
 
     Raises:
         HfpatchError: if an end-of-text token is wanted and the tokenizer has none, or no document is left.
@@ -99,22 +92,14 @@ def tokenize_in_parts(
 
 
 def end_of_text(tokenizer: PreTrainedTokenizerBase, *, append: bool) -> int | None:
-    """Return the end-of-text token to append, or None.
-
-    Raises:
-        HfpatchError: if there is none to append.
-    """
+    """Return the end-of-text token to append, or None; HfpatchError if the tokenizer has none to append."""
     if append and tokenizer.eos_token_id is None:
         raise HfpatchError("the tokenizer has no end-of-text token; set data.append_eos=false or set its eos_token")
     return tokenizer.eos_token_id if append else None
 
 
 def check_tokenizer(model: Any, tokenizer: Any) -> None:
-    """Check that a tokenizer has tokens, and an embedding for each.
-
-    Raises:
-        HfpatchError: if it does not.
-    """
+    """Refuse a tokenizer without tokens of its own, or with tokens that have no embedding."""
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise HfpatchError(
             "the tokenizer has only special tokens, like the one that transformers creates if the model's folder has "
@@ -128,11 +113,7 @@ def check_tokenizer(model: Any, tokenizer: Any) -> None:
 
 
 def join_rows(rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> TokenStream:
-    """Return documents of a tokenizer's ids as one stream.
-
-    Raises:
-        HfpatchError: if its vocabulary does not have one of the ids.
-    """
+    """Return documents of a tokenizer's ids as one stream; HfpatchError if its vocabulary does not have one of them."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     ids = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
     if (found := int(ids.max(initial=0))) > (largest := largest_id(tokenizer)):
@@ -166,16 +147,16 @@ def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     if backend is not None:
         rules = {name: value for name, value in rules.items() if name not in ("padding", "truncation")}
     special = {name: token for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"}
-    return hashlib.sha256(json.dumps([rules, special], sort_keys=True, default=str).encode()).hexdigest()
+    return hash_values([rules, special])
 
 
 def identify_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the SHA-256 of a tokenizer and its chat template, or templates: of all that turns messages into ids."""
+    """Return the SHA-256 of a tokenizer and its chat templates, which together turn messages into ids."""
     return hash_values([hash_tokenizer(tokenizer), getattr(tokenizer, "chat_template", None)])
 
 
 def _encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Return ``tokenizer(texts)["input_ids"]``, without computing offsets and masks if the backend is in Rust."""
+    """Return ``tokenizer(texts)["input_ids"]``; a backend in Rust then computes no offsets and masks."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         rows: list[list[int]] = tokenizer(texts, verbose=False)["input_ids"]

@@ -38,16 +38,11 @@ __all__ = [
 
 _HOMES = {
     "HfpatchLM": "model",
-    "all_aggregations": "run",
-    "check_comparable": "comparison",
-    "check_known_scores": "known_scores",
-    "compare": "comparison",
-    "compare_again": "comparison",
-    "evaluate": "run",
-    "kept_again": "retention",
     "load_tasks": "tasks",
-    "retention_again": "retention",
-    "unknown_base": "known_scores",
+    **dict.fromkeys(("all_aggregations", "evaluate"), "run"),
+    **dict.fromkeys(("check_comparable", "compare", "compare_again"), "comparison"),
+    **dict.fromkeys(("check_known_scores", "unknown_base"), "known_scores"),
+    **dict.fromkeys(("kept_again", "retention_again"), "retention"),
 }
 
 with needing_lab():

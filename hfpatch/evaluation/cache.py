@@ -1,8 +1,8 @@
 """A cache of log-likelihoods on disk: an interrupted evaluation resumes, a repeated one costs nothing.
 
 A score is stored by the tokens that were scored. They depend on everything that a task, its data, its few-shot
-examples, the tokenizer and the truncation of long rows decide. What else matters is the model, as `model_key` describes
-it: a file holds the scores of one model, and its name has the hash of the description.
+examples, the tokenizer and the truncation of long rows decide. A file holds the scores of one model, and its name has
+the hash of `model_key`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hfpatch.surgery.peft_registration import peft_is_imported
 
 FORMAT = 1
 COMPUTING = ("nn", "sites", "tuners", "methods", "models", "surgery", "evaluation/scorer", "evaluation/model.py")
-"""What of hfpatch computes log-likelihoods of given tokens; the caption of a report is none of them."""
+"""The sources of hfpatch that compute log-likelihoods of given tokens."""
 _TRAINING_ATTRIBUTES = ("training", "gradient_checkpointing")
 _REDUCED_PRECISION = (
     "allow_fp16_reduced_precision_reduction",
@@ -50,8 +50,8 @@ class ScoreCache:
         path: the file; it and its folder are created when the first score is added.
         key: the description of the model, see `model_key`.
         optional: continue with a warning, and without a file, if it cannot be read or written.
-        rank: which of several processes writes. The first one, 0, reads the file and what is left of the others'; each
-            other one adds to a file of its own beside it, so that its scores survive, and reads nothing.
+        rank: of the process that writes. Rank 0 reads the file, and takes over the files that other ranks left; each
+            other rank reads nothing and adds to its own file beside it, so that its scores survive.
 
     Raises:
         HfpatchError: if the file cannot be read or written and is not optional.
@@ -78,7 +78,7 @@ class ScoreCache:
         self._append({_digest(request): score for request, score in scores})
 
     def take_over(self, scores: Sequence[tuple[TokenRequest, Score]]) -> None:
-        """Add scores, those in the files of other processes included, and remove these files."""
+        """Add scores and those in the files of other ranks, and remove these files."""
         files = sorted(self.path.parent.glob(f"{glob.escape(self.path.stem)}.rank-*.jsonl"))
         before = set(self._scores)
         for file in files:
@@ -137,7 +137,7 @@ def open_cache(folder: Path, task: str, key: Mapping[str, Any], *, optional: boo
 
 
 def read_findings(folder: Path, key: Mapping[str, Any]) -> Findings:
-    """Return what trials have found about a model, as `keep_findings` wrote it; nothing where that cannot be read."""
+    """Return the results of trials that `keep_findings` wrote; none where they cannot be read."""
     try:
         kept = read_json(folder / f"trials-{_hash_key(key)}.json")
         if kept["key"] == key:
@@ -148,13 +148,7 @@ def read_findings(folder: Path, key: Mapping[str, Any]) -> Findings:
 
 
 def keep_findings(folder: Path, key: Mapping[str, Any], findings: Findings, *, optional: bool = False) -> None:
-    """Keep what trials have found about a model beside its answers.
-
-    Args:
-        folder: of the answers.
-        key: the description of the model, see `model_key`.
-        findings: what was found; a file that has it already is left as it is.
-        optional: do without the file if it cannot be written.
+    """Write the results of trials of a model beside its answers, unless they are there already.
 
     Raises:
         HfpatchError: if the file cannot be written and is not optional.
@@ -180,10 +174,10 @@ def _digest(request: TokenRequest) -> str:
 def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
     """Return everything that a model's log-likelihoods of given tokens depend on.
 
-    That is the parameters; the buffers, saved with the model (a router's bias) or not (rotary frequencies, VeRA's
+    These are the parameters; the buffers, saved with the model (a router's bias) or not (rotary frequencies, VeRA's
     projections); the classes of the modules, their code and their numeric attributes (a scale, an epsilon); the
-    configuration, the adapters; and what it is computed with. Hooks and methods replaced by hand on a single module of
-    a model in memory are not detected; do not cache scores of such a model.
+    configuration, the adapters; and `computed_with`. Hooks and methods replaced by hand on a single module of a model
+    in memory are not detected; do not cache scores of such a model.
 
     Args:
         model: a causal language model, with adapters or without.
@@ -192,9 +186,8 @@ def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
     modules = []
     for path, module in model.named_modules():
         public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-        numbers = {name: value for name, value in public.items() if _is_numeric(value)}
-        for name in _TRAINING_ATTRIBUTES:
-            numbers.pop(name, None)
+        counted = (each for each in public.items() if each[0] not in _TRAINING_ATTRIBUTES)
+        numbers = {name: value for name, value in counted if _is_numeric(value)}
         modules.append((path, type(module).__module__, type(module).__qualname__, numbers))
     return {
         "base_sha256": base_sha256 or hash_weights(model),
@@ -209,7 +202,7 @@ def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
 
 
 def computed_with(model: Any) -> dict[str, Any]:
-    """Return what a model's scores are computed with, see :data:`hfpatch.results.identity.COMPUTED_WITH`."""
+    """Return the fields of :data:`hfpatch.results.identity.COMPUTED_WITH` for a model's scores."""
     backends: Any = torch.backends
     fp32 = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
     autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
@@ -233,7 +226,7 @@ def computed_with(model: Any) -> dict[str, Any]:
 
 @cache
 def code_hash(parts: tuple[str, ...]) -> str:
-    """Return the SHA-256 of sources of hfpatch: files and packages below its own."""
+    """Return the SHA-256 of sources of hfpatch: files and packages below it."""
     package = Path(__file__).parents[1]
     places = [package / part for part in parts]
     files = sorted({file for place in places for file in ([place] if place.is_file() else place.rglob("*.py"))})

@@ -1,6 +1,6 @@
 """Documents that come in groups, such as several questions on one passage, whose scores vary together.
 
-Errors that take such documents for independent ones are too small. Here a group is what is independent: its terms and
+Standard errors that take such documents as independent are too small. The independent unit is the group: its terms and
 weights are summed, ``a_g = Σ aᵢ`` and ``c_g = Σ cᵢ`` over its documents (see `hfpatch.evaluation.metrics`).
 """
 
@@ -40,13 +40,9 @@ arXiv 2411.00640) names DROP and SQuAD. RACE is not here: lm-eval's ``race`` has
 
 
 def cluster_columns(tasks: Mapping[str, Any], given: Mapping[str, str | None]) -> dict[str, str]:
-    """Return by task the column whose value says which documents belong together; other tasks have none.
+    """Return by task the column that groups its documents, for the tasks that have one.
 
-    It is the one that is ``given`` (None for none), else the task's own ``metadata.cluster``, else the known one.
-
-    Args:
-        tasks: lm-eval's tasks, as `load_tasks` returns them.
-        given: what the settings say.
+    It is the one in ``given`` (None for none), else the task's own ``metadata.cluster``, else the known one.
 
     Raises:
         HfpatchError: if a task's documents have no such column.
@@ -68,19 +64,19 @@ def cluster_columns(tasks: Mapping[str, Any], given: Mapping[str, str | None]) -
 
 
 def grouped(clusters: Sequence[str | None]) -> Groups:
-    """Return the group of each document from the names of the groups; None is a group of its own."""
+    """Return the group of each document from its group's name; None is a group of one."""
     places: dict[object, int] = {}
     names = ((index,) if name is None else name for index, name in enumerate(clusters))
     return np.array([places.setdefault(name, len(places)) for name in names], dtype=np.int64)
 
 
 def count_groups(groups: Groups) -> int:
-    """Return how many groups there are."""
+    """Return the number of groups."""
     return int(groups.max()) + 1
 
 
 def clustered_error(terms: Array, weights: Array, groups: Groups | None) -> float:
-    """Return the standard error of ``Σ terms / Σ weights``, both (documents,), over groups or, for None, documents."""
+    """Return the standard error of ``Σ terms / Σ weights``, both (documents,), over groups, or over documents."""
     if groups is None or count_groups(groups) == len(groups):
         return ratio_error(terms, weights)
     return jackknife_error(group_sums(terms, groups), group_sums(weights, groups))
@@ -94,7 +90,7 @@ def group_sums(values: Array, groups: Groups) -> Array:
 def jackknife_error(terms: Array, weights: Array) -> float:
     """Return the standard error of ``θ = Σ a / Σ c`` over groups, from their sums ``a`` and ``c``, both (groups,).
 
-    It is the jackknife's, which leaves out one group after the other:
+    It is the jackknife's, which leaves out one group at a time:
 
         sqrt((G - 1)/G · Σ_g (θ₋g - θ)²),    θ₋g - θ = -(a_g - θ c_g) / (Σ c - c_g)
 

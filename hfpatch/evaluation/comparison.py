@@ -83,17 +83,14 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Measure:
-    """What is compared: a task's result, whose primary metric it is, and how that is computed."""
+    """A task's result and its primary metric, by which methods are compared."""
 
     result: TaskResult
     metric: Metric
     resampled: dict[Path, Array] = field(default_factory=dict)
 
     def scores(self, run: Path, values: Sequence[Any], groups: Groups | None) -> Array:
-        """Return a run's scores, (resamples,), on documents, or whole groups of them, drawn with replacement.
-
-        The draws are the same for every run, and the scores computed once per run.
-        """
+        """Return a run's scores, (resamples,), on documents or whole groups drawn alike for every run."""
         aggregate = self.metric.aggregate
         if run not in self.resampled and aggregate is not None:
             draws = _draws(np.random.default_rng(0), len(values), groups)
@@ -114,23 +111,21 @@ def compare(
 ) -> list[Comparison]:
     """Compare methods document by document, by the primary metric of each task and by its low-noise metrics.
 
-    The baseline has no seed: its one run is paired with every seed of a method. Other runs are paired by seed, using
-    only seeds that both have. If they share fewer than two, as when seeds of one diverged, all runs are used and only
-    documents are paired. Nothing is corrected here: :func:`hfpatch.results.verdicts.judge` decides.
+    The baseline has no seed: its one run is paired with every seed of a method. Other runs are paired by the seeds
+    that both have. If they share fewer than two, as when seeds of one diverged, all runs are used and only documents
+    are paired. Corrections for several tests are left to :func:`hfpatch.results.verdicts.judge`.
 
     Args:
         records: for each method and seed the folder with ``<task>.jsonl`` records.
-        tasks: any run's result of each task; it names the primary metric and its direction, and its metrics the
-            low-noise ones that the task has.
+        tasks: any run's result of each task; it names the primary metric, its direction, and the low-noise metrics.
         references: for each method the methods to compare it with.
         baseline: the reference without training.
         aggregations: each task's own functions from documents to a score, by metric; by default that of its name.
         without_low_noise: tasks that are compared by their primary metric alone.
 
     Returns:
-        One comparison for each method, reference, task and metric, those by primary metrics first; none with a method
-        that has no run. A task whose low-noise values are not all finite, as where a model finds an answer impossible,
-        has none by them of that pair.
+        One comparison for each method, reference, task and metric, primary metrics first; none with a method without
+        runs, and none by low-noise metrics where their values are not all finite (an answer is impossible).
 
     Raises:
         HfpatchError: if a record is missing or broken, or two runs were not scored on the same documents.
@@ -154,14 +149,8 @@ def compare(
 def compare_again(folder: str | Path) -> list[Comparison]:
     """Compute the paired differences of a comparison again, from ``values.safetensors`` in its folder.
 
-    Neither the runs' folders nor a model is needed. A measure that is no mean or ratio of the documents' values, such
-    as BLEU, has none here.
-
-    Args:
-        folder: what ``hfpatch compare`` wrote, or a published copy of it.
-
-    Returns:
-        The comparisons of its ``results.json``, as :func:`compare` returns them.
+    ``folder`` is that of ``hfpatch compare``, or a published copy, without the runs' folders or a model. Measures that
+    are no mean or ratio of the documents' values, such as BLEU, are left out.
 
     Raises:
         HfpatchError: if the folder has no results or no values.
@@ -270,9 +259,9 @@ def _compare(method: str, reference: str, measure: _Measure, runs: _Pairing, rea
 
 
 def _test_ratio(table: _Table, metric: Metric, runs: _Pairing) -> _Tested:
-    """Test a ratio: over seeds and documents, or over documents alone by McNemar's test or by permutation.
+    """Test a ratio over seeds and documents, or over documents alone by McNemar's test or by permutation.
 
-    Where documents come in groups, groups take the place of documents, in Student's t even with one seed.
+    If documents come in groups, the test is Student's t over groups, even with one seed.
     """
     difference, weights = table.difference, table.weights
     answers = np.isin(np.concatenate([table.method, table.reference]), (0.0, 1.0))
@@ -302,7 +291,7 @@ def _test_aggregate(
     scores: Sequence[Array],
     groups: Groups | None,
 ) -> _Tested | None:
-    """Test a score that is no ratio, with its standard error over documents by bootstrap; None if it has none."""
+    """Test a score that is no ratio, with a bootstrap standard error over documents; None if it has none."""
     replicates = [
         np.mean([measure.scores(run, values[run], groups) for run in side], axis=0)
         for side in (runs.method, runs.reference)
@@ -310,7 +299,7 @@ def _test_aggregate(
     differences = replicates[0] - replicates[1]
     unchanged = bool((differences == differences[0]).all())
     if not np.isfinite(differences).all() or (unchanged and differences[0] != 0):
-        return None  # the draws do not show how much the difference varies
+        return None  # the draws do not show the variance of the difference
     units = len(values[runs.method[0]]) if groups is None else count_groups(groups)
     documents = Part(float(differences.std(ddof=1)), min(units, RESAMPLES) - 1)
     seeds = over_seeds(scores[0], scores[1], paired=runs.paired)

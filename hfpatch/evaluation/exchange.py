@@ -1,8 +1,8 @@
 """The exchange rate of two methods: how many times the parameters of one the other needs for equal gain.
 
-Of each method the gain over the base is known at several parameter counts n, from the same documents and seeds. Its
-frontier g(x), x = log n, is Fritsch and Carlson's monotone cubic interpolation (PCHIP) of the gains after isotonic
-regression: gains do not fall as n grows. With x(γ) its inverse, the exchange rate of a method over a reference is
+Each method has gains over the base at several parameter counts n, from the same documents and seeds. Its frontier
+g(x), x = log n, is Fritsch and Carlson's monotone cubic interpolation (PCHIP) of the gains after isotonic regression:
+gains do not fall as n grows. With x(γ) its inverse, the exchange rate of a method over a reference is
 
     ρ = exp( mean over γ of  x_method(γ) - x_reference(γ) ),
 
@@ -13,11 +13,11 @@ The 95 % interval is that of log ρ: with the standard errors over documents and
 
     log ρ ± sqrt( (t(0.975, D - 1) · error_documents)² + (t(0.975, S - 1) · error_seeds)² ),
 
-as those of all differences (:class:`hfpatch.evaluation.stats.Estimate`). Documents, or whole groups of them, are drawn
-with replacement, the same ones for all methods and seeds. Seeds are drawn in the same way, the same ones for all
-methods and documents; their error is multiplied by sqrt(S / (S - 1)), which corrects the bootstrap of a small sample.
-There is a reason instead of a rate where the frontiers reach no common gain, in the data or in more than 5 % of the
-draws, or where the ends of the interval are further apart than the smallest and the largest size of either.
+as for all differences (:class:`hfpatch.evaluation.stats.Estimate`). Documents, or whole groups of them, are drawn
+with replacement, the same ones for all methods and seeds. Seeds are drawn in the same way; their error is multiplied
+by sqrt(S / (S - 1)), which corrects the bootstrap of a small sample. There is no rate, but a reason, where the
+frontiers reach no common gain, in the data or in more than 5 % of the draws, or where the ends of the interval are
+further apart than the smallest and the largest size of either.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Frontier:
     """A method at several sizes.
 
     Attributes:
-        parameters: the trainable parameters of each, ascending, (sizes,).
-        gains: what each document gains over the base, above 0 is better, (sizes, seeds, documents).
+        parameters: trainable parameters, ascending, (sizes,).
+        gains: of each document over the base, above 0 is better, (sizes, seeds, documents).
     """
 
     parameters: Array
@@ -70,13 +70,13 @@ class Rate:
 
 
 def exchange_rate(method: Frontier, reference: Frontier, weights: Array, groups: Groups | None = None) -> Rate | str:
-    """Return the exchange rate of a method over a reference, or why it cannot be told.
+    """Return the exchange rate of a method over a reference, or why there is none.
 
     Args:
-        method: the method; its seeds and documents are those of the reference, in the same order.
-        reference: what it is compared with, at two sizes at least.
-        weights: the weight of each document, (documents,); the gain at a size is ``Σ gains / Σ weights``.
-        groups: the group of each document, where they come in groups.
+        method: with the seeds and documents of the reference, in the same order.
+        reference: at two sizes at least.
+        weights: of the documents, (documents,); the gain at a size is ``Σ gains / Σ weights``.
+        groups: of the documents, if they come in groups.
     """
     both = np.concatenate([method.gains, reference.gains])
     if groups is not None:
@@ -130,13 +130,13 @@ def exchange_rates(
     result: TaskResult,
     aggregation: Aggregation | None = None,
 ) -> dict[str, Rate | str]:
-    """Return the exchange rate of each method over a reference, or why it cannot be told, from the runs' records.
+    """Return the exchange rate of each method over a reference, or why there is none, from the runs' records.
 
     It uses the seeds with which every size of the method and of the reference was trained.
 
     Args:
-        records: for each run's method and seed the folder of its records.
-        methods: for each method the names under which it has records, with the parameters of each.
+        records: by method and seed the folder of the records.
+        methods: by method its names in ``records``, with the parameters of each.
         reference: one of the methods.
         baseline: the base without training.
         result: any run's result on the task; ``primary`` is the measure.
@@ -178,16 +178,10 @@ def monotone(gains: Array) -> Array:
     """Return the isotonic regression of gains (..., sizes) along their last axis, by its min-max formula."""
     sizes = gains.shape[-1]
     sums = np.concatenate([np.zeros((*gains.shape[:-1], 1)), np.cumsum(gains, axis=-1)], axis=-1)
-    found = [
-        np.max(
-            [
-                np.min([(sums[..., j + 1] - sums[..., i]) / (j + 1 - i) for j in range(k, sizes)], axis=0)
-                for i in range(k + 1)
-            ],
-            axis=0,
-        )
-        for k in range(sizes)
-    ]
+    found = []
+    for k in range(sizes):
+        means = [[(sums[..., j + 1] - sums[..., i]) / (j + 1 - i) for j in range(k, sizes)] for i in range(k + 1)]
+        found.append(np.max([np.min(each, axis=0) for each in means], axis=0))
     return np.stack(found, axis=-1)
 
 

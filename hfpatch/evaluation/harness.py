@@ -17,7 +17,7 @@ _LOGGERS = ("lm_eval", "datasets", "transformers.tokenization_utils_base")
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let only errors of lm-eval and datasets through inside the ``with`` block; only for modules already imported."""
+    """Show only errors of lm-eval and datasets inside the ``with`` block, for modules already imported."""
     import datasets
 
     with ExitStack() as stack:
@@ -35,7 +35,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def templates_compiled_once() -> Iterator[None]:
-    """Let lm-eval cache its compiled templates; by itself it compiles a template again for every document."""
+    """Cache lm-eval's compiled templates, which it otherwise compiles again for every document."""
     env.from_string = lru_cache(maxsize=256)(env.from_string)
     try:
         yield
@@ -44,10 +44,9 @@ def templates_compiled_once() -> Iterator[None]:
 
 
 def run_lm_eval(arguments: Sequence[str]) -> None:
-    """Run ``lm_eval ARGUMENTS``; importing this package has registered ``--model hfpatch``.
+    """Run ``lm_eval ARGUMENTS`` with ``--model hfpatch`` registered.
 
-    lm-eval up to 0.4.13 knows only the models of its own package. Later ones find hfpatch by the entry point
-    ``lm_eval.models``, so that their own command does without this.
+    Only lm-eval up to 0.4.13 needs this; later versions find hfpatch by the entry point ``lm_eval.models``.
 
     Raises:
         SystemExit: as lm-eval ends, such as after its help or with wrong arguments.

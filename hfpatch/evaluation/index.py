@@ -1,4 +1,4 @@
-"""Where tasks, groups and tags are defined: in lm-eval, in hfpatch (``eval/``), or in a folder of the user's own."""
+"""Find task definitions by name: lm-eval's, hfpatch's (``eval/``), and those in a folder of the user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from lm_eval.tasks import TaskManager
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.evaluation.harness import quiet
-from hfpatch.evaluation.local import Stamp, file_stamp
 from hfpatch.support.folders import eval_dir
 
 TASKS = ("TASK", "PY_TASK")
@@ -26,10 +25,10 @@ LISTS = {
     "list_subtasks": {"list_groups": False, "list_tags": False},
     "list_tags": {"list_groups": False, "list_subtasks": False},
 }
-"""What ``--tasks`` takes to list tasks: what each leaves out of lm-eval's tables."""
-_OWN = ("tinyworld", "paper", "metamath")
+"""The values of ``--tasks`` that list tasks, with the options of ``TaskManager.list_all_tasks``."""
 _DEFINED = re.compile(r"""^(?:task|group|tag):[ \t]+["']?([\w.:-]+)["']?[ \t]*$""", re.MULTILINE)
 Index = dict[str, Any]
+Stamp = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -57,18 +56,17 @@ class AddedFolder:
             return cls()
         if not path.is_dir():
             raise HfpatchError(f"{path}: no such folder; include_path is a folder with task files")
-        sources = (file for file in sorted(path.rglob("*")) if file.suffix in (".yaml", ".py"))
-        stamp = file_stamp(sources)
+        stamp = file_stamp(file for file in sorted(path.rglob("*")) if file.suffix in (".yaml", ".py"))
         return cls(path.absolute(), stamp, _added(path.absolute(), stamp))
 
 
-def list_tasks(what: str, include_path: Path | None = None) -> str:
-    """Return the tables of all tasks, groups and tags that lm-eval's ``ls`` prints, hfpatch's and the user's included.
+def file_stamp(files: Iterable[Path]) -> Stamp:
+    """Return the modification time and size of each file that exists, which change when a file does."""
+    return tuple((file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file())
 
-    Args:
-        what: one of :data:`LISTS`.
-        include_path: a folder with more task files.
-    """
+
+def list_tasks(what: str, include_path: Path | None = None) -> str:
+    """Return lm-eval's tables of all tasks, groups and tags, one of :data:`LISTS`, with hfpatch's and the user's."""
     folders = [*_own_folders(), *([include_path] if include_path is not None else [])]
     with quiet():
         return str(TaskManager(include_path=folders).list_all_tasks(**LISTS[what]))
@@ -76,12 +74,12 @@ def list_tasks(what: str, include_path: Path | None = None) -> str:
 
 @lru_cache(maxsize=64)
 def entries_of(name: str, added: AddedFolder) -> Index:
-    """Return lm-eval's index entries, by name, that are needed to load a task, a group, a tag or a pattern.
+    """Return the index entries, by name, that lm-eval needs to load a task, a group, a tag or a pattern.
 
     They come from as few folders as possible; lm-eval's tags, and patterns, need the index of all tasks.
 
     Raises:
-        HfpatchError: if there is nothing of this name.
+        HfpatchError: if the name is unknown.
     """
     if not set("*?[").isdisjoint(name):
         everything = {**_everything(), **_own(), **added.index}
@@ -109,7 +107,7 @@ def entries_of(name: str, added: AddedFolder) -> Index:
     if name.endswith((".yaml", ".yml")):
         folder = Path(name).parent
         raise HfpatchError(f"--tasks {name}: name the task as the file does, with its folder as include_path {folder}")
-    # what may have been meant: the nearest of all names, and the nearest of the user's own
+    # suggest the nearest of all names, and the nearest of the user's own
     known = {defined for text in _texts().values() for defined in _DEFINED.findall(text)}
     hints = (nearest(name, [*sorted(added.index), *_own(), *_files(), *sorted(known)]), nearest(name, added.index))
     meant = dict.fromkeys(re.findall(r"'([^']+)'", "".join(hints)))
@@ -118,7 +116,7 @@ def entries_of(name: str, added: AddedFolder) -> Index:
 
 
 def kind_of(name: str, index: Mapping[str, Any]) -> str:
-    """Return what a name in an index is: TASK, PY_TASK, GROUP, TAG or PATTERN."""
+    """Return the kind of a name in an index: TASK, PY_TASK, GROUP, TAG or PATTERN."""
     entry = index[name]
     return "PATTERN" if entry is None else str(entry.kind.name)
 
@@ -131,7 +129,7 @@ def manager_of(index: Mapping[str, Any]) -> TaskManager:
 
 
 def _with_members(name: str, index: Index, added: AddedFolder) -> Index:
-    """Return an index with what a group is made of, at any depth; an unknown member is defined in the group itself."""
+    """Add the members of a group, at any depth, to an index; an unknown member is defined in the group itself."""
     for member in _members((index[name].cfg or {}).get("task")) if index[name].kind.name == "GROUP" else ():
         if member == name:
             continue
@@ -161,7 +159,7 @@ def _index(folders: Iterable[Path]) -> Index:
 
 @lru_cache(maxsize=8)
 def _added(path: Path, stamp: Stamp) -> Index:
-    """Return the entries of a folder; ``stamp`` is only part of the cache key, which changes with the files."""
+    """Return the entries of a folder; ``stamp`` is only part of the cache key."""
     return _index([path])
 
 
@@ -171,7 +169,7 @@ def _own() -> Index:
 
 
 def _own_folders() -> list[Path]:
-    return [eval_dir() / folder for folder in _OWN]
+    return [eval_dir() / folder for folder in ("tinyworld", "paper", "metamath")]
 
 
 @cache

@@ -1,11 +1,10 @@
-"""Published scores of base models, with which a base is compared before anything is compared with it.
+"""Published scores of base models, to check a base before methods are compared with it.
 
-A base far below its published score is broken (a wrong dtype, revision or tokenizer), and whatever fixes it looks like
-a gain.
+A base far below its published score is broken (a wrong dtype, revision or tokenizer), and anything that repairs it
+looks like a gain.
 
-Both were measured on the same test set, so sampling of documents does not matter: two correct evaluations of one
-checkpoint differ only where rounding changed an answer. A published score p of N documents therefore bounds a score of
-the first n of them by
+Both scores are of the same test set, so two correct evaluations of one checkpoint differ only where rounding changed an
+answer. A published score p of N documents therefore bounds a score of the first n of them by
 
     rounding + 3 · sqrt(f / n + p(1 - p)(1/n - 1/N)),
 
@@ -25,25 +24,15 @@ from hfpatch.results.schema import TaskResult
 
 _SIGMAS = 3.0
 _CHANGED = {"float32": 0.02, "float16": 0.02, "bfloat16": 0.05}
-"""Share of answers that the dtype and the kernels may change: an assumption. On all of LAMBADA it allows 0.006 in fp32
-and 0.010 in bf16."""
+"""Assumed share of answers that the dtype and the kernels may change. All of LAMBADA may differ by 0.006 in fp32 and by
+0.010 in bf16."""
 _ROUNDING = 0.0005
 _SNAPSHOT = re.compile(r"models--([^/\\]+)--([^/\\]+)[/\\]snapshots[/\\]([0-9a-f]{40})")
 
 
 @dataclass(frozen=True)
 class KnownScore:
-    """A published zero-shot accuracy on a whole test set.
-
-    Attributes:
-        model: hub id.
-        revisions: hub revisions that are this checkpoint.
-        task: lm-eval task.
-        metric: lm-eval metric.
-        value: the score.
-        documents: how many the test set has.
-        source: where it was published.
-    """
+    """A published zero-shot accuracy (``value``) of a hub model, at any of its ``revisions``, on a whole test set."""
 
     model: str
     revisions: tuple[str, ...]
@@ -54,7 +43,7 @@ class KnownScore:
     source: str
 
     def tolerance(self, documents: int, dtype: str) -> float:
-        """Return how far a correct evaluation on the first ``documents`` of the test set may be from the score."""
+        """Return the largest difference of a correct evaluation on the first ``documents`` of the test set."""
         missing = max(0.0, 1 / documents - 1 / self.documents)
         variance = _CHANGED[dtype] / documents + self.value * (1 - self.value) * missing
         return _ROUNDING + _SIGMAS * math.sqrt(variance)
@@ -122,10 +111,7 @@ def check_known_scores(
 def unknown_base(
     model_name: str, revision: str | None, dtype: str, results: Mapping[str, TaskResult], *, plain: bool = True
 ) -> str | None:
-    """Return a sentence that no result could be compared with a published score, None if one could.
-
-    The arguments are those of `check_known_scores`.
-    """
+    """Return a sentence if no result has a published score to compare with; arguments as in `check_known_scores`."""
     if plain and _known(model_name, revision, dtype, results):
         return None
     where = f" (revision {revision})" if revision else ""

@@ -1,4 +1,4 @@
-"""Low-noise metrics: what log-likelihoods say beyond the decision, from those that a task scores anyway.
+"""Low-noise metrics, from the log-likelihoods that a task scores for its decisions.
 
 An accuracy changes only where a decision does. With p(t) the probability that a model gives the text t of an answer
 after its context, R the right answers of a document, W its wrong ones, and |t| the number of UTF-8 bytes of t:
@@ -11,12 +11,12 @@ A margin is that of whole answers, as the probability is: where it is positive, 
 answers ``bits_per_byte`` takes all, so that its bytes are the same for every model, and the others their sum and the
 best of them, as lm-eval's accuracy counts any of them.
 
-|t| counts what p(t) is the probability of: the answer with lm-eval's delimiter before it, usually a space, and with the
+|t| counts the whole text that p(t) scores: the answer with lm-eval's delimiter before it, usually a space, and with the
 white space that the tokenizer takes over from the end of the context. lm-eval's ``acc_norm`` divides by the characters
-of the answer alone and ``acc_bytes`` by its bytes; to them the delimiter counts nothing, to p(t) it belongs.
+of the answer alone, and ``acc_bytes`` by its bytes, without the delimiter.
 
-Tasks that score one continuation (LAMBADA) or whole texts (WikiText) have ``bits_per_byte`` alone; of a whole text
-lm-eval's own is kept where the task has it.
+Tasks that score one continuation (LAMBADA) or whole texts (WikiText) have only ``bits_per_byte``, whole texts lm-eval's
+own where the task has it.
 """
 
 from __future__ import annotations
@@ -37,17 +37,20 @@ Values = dict[str, Any]
 
 
 def low_noise_values(task: Any, samples: Sequence[Mapping[str, Any]]) -> dict[int, Values]:
-    """Return the low-noise metrics of every document, by ``doc_id``, beside those that the task has itself.
+    """Return the low-noise metrics of every document, by ``doc_id``, that the task does not have itself.
 
-    All documents have the same ones: where one has no right answer among the choices, or no wrong one, none has any.
-
-    Args:
-        task: lm-eval's task.
-        samples: lm-eval's samples of it, with the arguments of all requests and the responses to them.
+    All documents have the same ones: if one has no right answer among the choices, or no wrong one, none has any.
+    ``samples`` are lm-eval's, with the arguments of all requests and the responses.
     """
     found: dict[int, Values] = {}
     for sample in samples:
-        values = _values(task, sample)
+        requests, scores = sample["arguments"], [responses[0] for responses in sample["resps"]]
+        if task.OUTPUT_TYPE == "loglikelihood" and len(requests) == 1:
+            values: Values | None = {BITS_PER_BYTE: (scores[0][0], scored_bytes(*requests[0][:2]))}
+        elif task.OUTPUT_TYPE == "loglikelihood_rolling" and isinstance(scores[0], float):
+            values = {BITS_PER_BYTE: (scores[0], scored_bytes("", requests[0][0]))}
+        else:
+            values = _of_choices(task, sample)
         if values is None:
             return {}
         found[sample["doc_id"]] = {name: value for name, value in values.items() if name not in sample["metrics"]}
@@ -55,34 +58,29 @@ def low_noise_values(task: Any, samples: Sequence[Mapping[str, Any]]) -> dict[in
 
 
 def low_noise_scores(values: Mapping[int, Values]) -> dict[str, float]:
-    """Return each metric over all documents; none where one is not finite, as where a right answer is impossible."""
+    """Return each metric over all documents; none if one is not finite, because a right answer is impossible."""
     names = next(iter(values.values()), {})
     scores = {name: metric_named(name).overall([each[name] for each in values.values()]) for name in names}
     return scores if all(map(math.isfinite, scores.values())) else {}
 
 
 def scored_bytes(context: str, continuation: str) -> int:
-    """Return the UTF-8 bytes of what a request scores: lm-eval moves white space from the end of the context to it."""
+    """Return the UTF-8 bytes that a request scores, with the white space that lm-eval moves from the context's end."""
     return len((context[len(context.rstrip()) :] + continuation).encode("utf-8"))
 
 
-def _values(task: Any, sample: Mapping[str, Any]) -> Values | None:
-    """Return the metrics of one document, or None if it has none."""
-    requests, scores = sample["arguments"], [responses[0] for responses in sample["resps"]]
-    if task.OUTPUT_TYPE == "loglikelihood" and len(requests) == 1:
-        return {BITS_PER_BYTE: (scores[0][0], scored_bytes(*requests[0][:2]))}
-    if task.OUTPUT_TYPE == "loglikelihood_rolling" and isinstance(scores[0], float):
-        return {BITS_PER_BYTE: (scores[0], scored_bytes("", requests[0][0]))}
+def _of_choices(task: Any, sample: Mapping[str, Any]) -> Values | None:
+    """Return the metrics of one document with choices, or None if it has none."""
     if task.OUTPUT_TYPE != "multiple_choice" or not isinstance(task, ConfigurableTask):
         return None
     answers = _number_of_choices(sample)
-    logs: Array = np.array([value for value, _ in scores[:answers]], dtype=np.float64)
-    sizes = np.array([scored_bytes(*request[:2]) for request in requests[:answers]])
+    logs: Array = np.array([responses[0][0] for responses in sample["resps"][:answers]], dtype=np.float64)
+    sizes = np.array([scored_bytes(*request[:2]) for request in sample["arguments"][:answers]])
     is_right = np.isin(np.arange(answers), _right_answers(task, sample))
     if not 0 < is_right.sum() < answers:
         return None
     if callable(task.config.process_results) and sample.get("acc") != float(is_right[logs.argmax()]):
-        return None  # to the task's own function another answer is right than its target: TruthfulQA, tests of bias
+        return None  # the task's own function takes another answer than its target as right: TruthfulQA, tests of bias
     with np.errstate(invalid="ignore"):  # if all answers are impossible
         shares = np.exp(logs - logs.max())
         return {
@@ -93,14 +91,10 @@ def _values(task: Any, sample: Mapping[str, Any]) -> Values | None:
 
 
 def chance(task: Any, samples: Sequence[Mapping[str, Any]], metric: str) -> float | None:
-    """Return what guessing scores: the mean over documents of the share of their choices that are right.
+    """Return the score of guessing: the mean over documents of the share of their choices that are right.
 
-    It is None for another kind of task, or one that scores with a function of its own.
-
-    Args:
-        task: lm-eval's task.
-        samples: lm-eval's samples of it.
-        metric: its primary metric; one whose name begins with ``acc`` counts how often a right choice is taken.
+    It is None for tasks of another kind, for tasks with their own scoring function, and for metrics (``metric`` is the
+    task's primary one) that are no ``acc``.
     """
     is_choice = task.OUTPUT_TYPE == "multiple_choice" and isinstance(task, ConfigurableTask)
     if not is_choice or callable(task.config.process_results) or not metric.startswith("acc"):
@@ -113,7 +107,7 @@ def chance(task: Any, samples: Sequence[Mapping[str, Any]], metric: str) -> floa
 
 
 def _number_of_choices(sample: Mapping[str, Any]) -> int:
-    """Return how many choices a document has; with ``acc_mutual_info`` each is scored without the context too."""
+    """Return the number of a document's choices; ``acc_mutual_info`` scores each without the context too."""
     return len(sample["arguments"]) // (2 if "acc_mutual_info" in sample["metrics"] else 1)
 
 

@@ -1,10 +1,9 @@
-"""How a task's score is computed from its documents: the form that all statistics work on.
+"""How a task's score is computed from its documents, in the form that all statistics use.
 
 Most metrics are a ratio of sums over documents, ``r = Σ aᵢ / Σ cᵢ``, or the exponential of one. An accuracy has ``aᵢ``
 0 or 1 and ``cᵢ = 1``; a word perplexity is ``exp(r)`` with ``aᵢ`` the negative log-likelihood of a document and ``cᵢ``
 its words. lm-eval gives one value per document and the function that aggregates them; that function decides, not the
-metric's name. Of all other metrics (F1, Matthews correlation, BLEU, median) only the function is known, which can be
-applied to resampled documents.
+metric's name. All other metrics (F1, Matthews correlation, BLEU, median) are functions of resampled documents.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hfpatch.results.held_out import NATS_PER_TOKEN
 from hfpatch.results.low_noise import GOLD_PROBABILITY, MARGIN
+from hfpatch.results.parts import NATS_PER_TOKEN
 from hfpatch.results.retention import AGREEMENT, FORGETTING, KL
 
 Array = NDArray[np.float64]
@@ -32,7 +31,7 @@ class Metric:
     Attributes:
         higher_is_better: the direction.
         exponential: the score is ``exp(r)``, so that models are compared by the difference of ``r``, a log ratio.
-        factor: what a document's (first) value is multiplied by to give ``aᵢ``.
+        factor: a document's (first) value times it is ``aᵢ``.
         weighted: a document's value is a pair, whose second part is ``cᵢ``; else ``cᵢ`` is 1.
         aggregate: lm-eval's function from the documents' values to the score where that is no ratio; else None.
     """
@@ -44,11 +43,7 @@ class Metric:
     aggregate: Aggregation | None = None
 
     def ratio_terms(self, values: Sequence[Any]) -> tuple[Array, Array]:
-        """Return ``a`` and ``c``, each (documents,), from the per-document values.
-
-        Raises:
-            ValueError: if they are pairs where the metric has numbers, or the reverse.
-        """
+        """Return ``a`` and ``c``, each (documents,), from values, whose shape must be the metric's (a `ValueError`)."""
         table = np.asarray(values, dtype=np.float64)
         if table.shape[1:] != ((2,) if self.weighted else ()):
             raise ValueError(f"values of shape {table.shape} are not those of a {'weighted ' * self.weighted}mean")
@@ -56,19 +51,16 @@ class Metric:
             return self.factor * table[:, 0], table[:, 1]
         return self.factor * table, np.ones(len(table))
 
-    def score(self, ratio: float) -> float:
-        """Return the metric's value for a ratio ``r``."""
-        return math.exp(ratio) if self.exponential else ratio
-
     def overall(self, values: Sequence[Any]) -> float:
         """Return the metric's value over documents, from their values."""
         if self.aggregate is not None:
             return float(self.aggregate(values))
         terms, weights = self.ratio_terms(values)
-        return self.score(float(terms.sum() / weights.sum()))
+        ratio = float(terms.sum() / weights.sum())
+        return math.exp(ratio) if self.exponential else ratio
 
     def shift(self, reference: float, difference: float) -> float:
-        """Return what a ``difference`` in ``r`` means in the metric's unit, from a ``reference`` value of ``r``."""
+        """Return a ``difference`` in ``r`` from a ``reference`` value of ``r``, in the metric's unit."""
         return math.exp(reference) * math.expm1(difference) if self.exponential else difference
 
 
@@ -102,13 +94,9 @@ def ratio_error(terms: Array, weights: Array) -> float:
 
 
 def metric_named(name: str, *, higher_is_better: bool = True, aggregation: Aggregation | None = None) -> Metric:
-    """Return the metric of this name.
+    """Return the metric of lm-eval's name.
 
-    Args:
-        name: lm-eval's name of the metric.
-        higher_is_better: its direction.
-        aggregation: the task's function from documents to score; None takes lm-eval's own of this name, a mean where
-            there is none.
+    ``aggregation`` is the task's function from documents to score; None takes lm-eval's for this name, else a mean.
     """
     from lm_eval.api.registry import get_metric_aggregation
 

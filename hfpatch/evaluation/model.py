@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +23,6 @@ from torch.utils._pytree import tree_leaves
 
 from hfpatch.data.tokenizer import check_tokenizer
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.asked import Prompts
 from hfpatch.evaluation.scorer import Findings, Score, Scorer, TokenRequest
 from hfpatch.evaluation.scorer.batching import BatchLimits, Unit
 from hfpatch.evaluation.windows import check_positions, long_windows, say_once
@@ -40,13 +42,38 @@ logger = logging.getLogger(__name__)
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
+class Prompts:
+    """Hashes of the prompts of one task, in order, whatever the batches and the processes.
+
+    They are hashed as they are sent, so that every setting of a task, a tokenizer or a template counts.
+    """
+
+    def __init__(self) -> None:
+        self._texts, self._tokens = hashlib.sha256(), hashlib.sha256()
+
+    def add_texts(self, requests: Iterable[Any]) -> None:
+        """Add lm-eval's requests as they are asked: contexts, continuations and arguments of generation."""
+        for request in requests:
+            asked = [request.request_type, *request.args]
+            self._texts.update(json.dumps(asked, sort_keys=True, default=str).encode() + b"\n")
+
+    def add_tokens(self, rows: Iterable[Sequence[int]]) -> None:
+        """Add the token ids of requests, after truncation."""
+        for row in rows:
+            self._tokens.update(array("q", (len(row), *row)).tobytes())
+
+    def to_json(self) -> dict[str, str]:
+        """Return the two hashes as fields of a task's result."""
+        return {"prompts_sha256": self._texts.hexdigest(), "tokens_sha256": self._tokens.hexdigest()}
+
+
 @dataclass
 class SharedGeneration:
-    """One pass over all batches of generation requests, of which each rank generates some, in an order that all share.
+    """One pass over all batches of generation requests; each rank generates some, in the order that all share.
 
     Attributes:
-        ranks: the processes that share the batches out.
-        known: whether the tokens of all batches are known already.
+        ranks: the processes that share the batches.
+        known: whether ``tokens`` has all batches.
         tokens: of batches, by their place in the order.
     """
 
@@ -57,11 +84,11 @@ class SharedGeneration:
     _loads: list[int] = field(default_factory=list)
 
     def next_batch(self, context: Tensor, max_length: int, generate: Callable[[], Tensor]) -> Tensor:
-        """Return the tokens (batch, seq) of the next batch; of one that another rank generates its contexts alone.
+        """Return the tokens (batch, seq) of the next batch, or its contexts alone if another rank generates it.
 
         Args:
             context: (batch, seq).
-            max_length: the most tokens of a row, which decide what a batch costs: where texts end is not known before.
+            max_length: the most tokens of a row, an upper bound of the cost: texts may end before.
             generate: generates the batch.
         """
         place, self._passed = self._passed, self._passed + 1
@@ -110,13 +137,13 @@ class HfpatchLM(HFLM):
 
     Attributes:
         score_cache: a cache that scores are read from and added to as they come; None is no cache.
-        prompts: the hashes of what was asked so far; another one may take its place at any time.
-        findings: what trials have found about the model, and what they are going to find.
+        prompts: the hashes of the requests so far; replace it to start again.
+        findings: the results of trials of the model, old and new.
         reused: how many scores came from the cache so far.
         on_scored: called during scoring with the number of requests scored so far and of all; where ranks share them,
             with those of this rank.
-        ranks: the processes that hold this model, or pieces of it, and answer the same requests together. Each does its
-            share of the batches that one process would make, and all have all answers afterwards.
+        ranks: the processes that hold this model, or pieces of it, and answer the same requests together. Each scores
+            its share of the batches that one process would make; all have all answers afterwards.
 
     Raises:
         HfpatchError: if an option is not supported, or the tokenizer or the patch does not fit the model.
@@ -180,8 +207,7 @@ class HfpatchLM(HFLM):
         """Return ``(log-likelihood, is greedy)`` of each continuation."""
         self.prompts.add_texts(requests)
         with _named_errors(requests), self._encoded_together([request.args for request in requests]):
-            scores: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
-        return scores
+            return cast("list[tuple[float, bool]]", super().loglikelihood(requests, disable_tqdm=True))
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each whole text, in windows of the longest row, each token predicted once."""
@@ -242,27 +268,25 @@ class HfpatchLM(HFLM):
         return [(*score, size) for score, size in zip(scores, sizes, strict=True)]
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return the generated text of each request; ranks share out the batches that one process would make.
+        """Return the generated text of each request; ranks share the batches that one process would make.
 
-        HFLM goes through all batches twice there: to generate this rank's, and to read what all ranks have generated.
+        HFLM then goes through all batches twice: to generate this rank's, and to read those of all ranks.
         """
         self._note_generation(requests)
         if not self.ranks.shares:
-            alone: list[str] = super().generate_until(requests, disable_tqdm)
-            return alone
+            return cast("list[str]", super().generate_until(requests, disable_tqdm))
         try:
             self._generated = SharedGeneration(self.ranks)
             super().generate_until(requests, disable_tqdm=True)
             parts = self.ranks.everyone(self._generated.tokens)
             tokens = {place: rows for part in parts for place, rows in part.items()}
             self._generated = SharedGeneration(self.ranks, known=True, tokens=tokens)
-            texts: list[str] = super().generate_until(requests, disable_tqdm=True)
+            return cast("list[str]", super().generate_until(requests, disable_tqdm=True))
         finally:
             self._generated = None
-        return texts
 
     def _note_generation(self, requests: list[Any]) -> None:
-        """Note contexts that are generated from, and the length at which they are truncated."""
+        """Add the contexts, and the length at which they are truncated, to the hashes."""
         self.prompts.add_texts(requests)
         self.prompts.add_tokens([self.max_length, *self.tok_encode(request.args[0])] for request in requests)
 
@@ -275,8 +299,7 @@ class HfpatchLM(HFLM):
         """Return a text's tokens, as HFLM does."""
         if not arguments and not options and string in self._encoded:
             return self._encoded[string]
-        tokens: list[int] = super().tok_encode(string, *arguments, **options)
-        return tokens
+        return cast("list[int]", super().tok_encode(string, *arguments, **options))
 
     def _score_tokens(self, requests: list[Any], encoded: list[Any]) -> list[tuple[float, int]]:
         with _named_errors(requests):
@@ -322,7 +345,7 @@ class HfpatchLM(HFLM):
         return [scores[index] for index in range(len(cut))]
 
     def _score(self, cut: Sequence[TokenRequest], known: Mapping[int, Score]) -> dict[int, Score]:
-        """Return the new scores of this process's share of the requests, by index, and keep them as they come."""
+        """Return the new scores of this process's share of the requests, by index; cache them as they come."""
         scores: dict[int, Score] = {}
         total = len(cut)
 
@@ -373,9 +396,9 @@ class HfpatchLM(HFLM):
         return self._probed[1]
 
     def _cut(self, requests: Sequence[Encoded]) -> list[TokenRequest]:
-        """Return what is scored for each request, truncated to the longest row; warn if contexts are truncated."""
+        """Return the requests truncated to the longest row; warn if contexts are truncated."""
         words = self.model.get_input_embeddings().weight.shape[0]
-        longest = self.max_length  # found in the configuration each time, which takes a while
+        longest = self.max_length  # HFLM looks for it in the configuration each time
         long = 0
         for index, (_, context, targets) in enumerate(requests):
             if not context or not targets:

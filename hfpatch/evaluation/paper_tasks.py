@@ -1,8 +1,8 @@
-"""The scoring of arXiv 2604.10791 as lm-eval tasks; the files in ``eval/paper`` name what is here.
+"""The scoring of arXiv 2604.10791 as lm-eval tasks, for the files in ``eval/paper``.
 
 It differs from lm-eval's own: 500 documents, raw contexts, choices by mean log-probability per token, and a perplexity
-that weighs paragraphs, not words. Counting tokens takes the ``hfpatch`` lm-eval model, which answers the two kinds of
-request used here.
+that weighs paragraphs, not words. Only the lm-eval model ``hfpatch`` answers its two kinds of request, which count
+tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def first_documents(dataset: Dataset) -> Dataset:
 
 
 def first_paragraphs(dataset: Dataset) -> Dataset:
-    """Return those of the first 300 lines that have 50 characters or more."""
+    """Return the lines of 50 characters or more among the first 300."""
     lines = dataset[:_LINES]["text"]
     return dataset.select([index for index, line in enumerate(lines) if len(line) >= _SHORTEST_CHARACTERS])
 
@@ -54,7 +54,7 @@ class _TokenTask(ConfigurableTask):
         super().__init__(config={key: value for key, value in config.items() if key != "class"})
 
     def construct_requests(self, doc: dict[str, Any], ctx: str, **options: Any) -> list[Any]:
-        """Return the requests of one document, with the request type that this task needs."""
+        """Return the requests of one document, with the request type of this task."""
         made = super().construct_requests(doc, ctx, **options)
         requests = made if isinstance(made, list) else [made]
         for request in requests:

@@ -1,11 +1,11 @@
-"""What a comparison can find before it is run: its power, by the tests that `compare` uses.
+"""The power of a comparison before it is run, by the tests that `compare` uses.
 
-The model: on document i with seed s the difference of a method and its reference is
+In the model, the difference of a method and its reference on document i with seed s is
 
     d[s, i] = θ + u[i] + v[s, i] + w[s]        Var(u) = σ²·κ,  Var(v) = σ²·(1 - κ),  Var(w) = τ²
 
 θ is the true difference, σ the standard deviation of a document's difference in one run, κ the share of its variance
-that all seeds have in common, and τ what a seed shifts all documents by. With n documents and S seeds the mean has the
+that all seeds have in common, and τ the shift of all documents by a seed. With n documents and S seeds the mean has the
 variance ``(σ²κ + σ²(1 - κ)/S)/n + τ²/S``. Tests estimate its parts as `hfpatch.evaluation.stats` does: over documents
 ``e₂² = σ²(κ + (1 - κ)/S)/n``, over seeds ``e₁² = (σ²(1 - κ)/n + τ²)/S`` times a chi-square with S - 1 degrees of
 freedom over S - 1, and find a difference where it is larger than their reach.
@@ -25,7 +25,7 @@ from hfpatch.results.verdicts import ALPHA, POWER
 
 MOST_DOCUMENTS = 10**8
 MOST_SEEDS = 1000
-_POINTS = 400  # of the distribution of what seeds are found to vary
+_POINTS = 400  # of the distribution of the estimated variance over seeds
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Assumed:
     shift: float
 
     def differences(self, reference_sd: float, *, accuracy: bool) -> Differences:
-        """Return the model of the differences, from the standard deviation of the reference's documents."""
+        """Return the model of the differences from the standard deviation of the reference's documents."""
         sd = reference_sd * np.sqrt(2 * (1 - self.correlation))
         return Differences(float(sd), shared=self.shared, shift=float(self.shift * sd), accuracy=accuracy)
 
@@ -85,22 +85,22 @@ class Differences:
         return float(np.mean(norm.cdf((effect - reach) / error) + norm.cdf((-effect - reach) / error)))
 
     def smallest_effect(self, documents: int, seeds: int, *, alpha: float = ALPHA) -> float | None:
-        """Return the difference that is found in 80 % of cases; None if no difference is, as with too few documents."""
+        """Return the difference that is found in 80 % of cases; None if there is none, as with too few documents."""
         largest = 1.0 if self.accuracy else 100 * (self.sd + self.shift)
         if documents < FEWEST_DOCUMENTS or self.power(largest, documents, seeds, alpha=alpha) < POWER:
             return None
         return float(brentq(lambda effect: self.power(effect, documents, seeds, alpha=alpha) - POWER, 0.0, largest))
 
     def documents_for(self, effect: float, seeds: int) -> int | None:
-        """Return how many documents find a difference in 80 % of cases; None if no number does."""
+        """Return the documents that find a difference in 80 % of cases; None if no number does."""
         return _first(lambda documents: self.power(effect, documents, seeds) >= POWER, FEWEST_DOCUMENTS, MOST_DOCUMENTS)
 
     def seeds_for(self, effect: float, documents: int) -> int | None:
-        """Return how many seeds find a difference in 80 % of cases, at least two; None if no number does."""
+        """Return the seeds, at least two, that find a difference in 80 % of cases; None if no number does."""
         return _first(lambda seeds: self.power(effect, documents, seeds) >= POWER, 2, MOST_SEEDS)
 
     def _mcnemar(self, effect: float, documents: int, alpha: float) -> float:
-        """Return the power of McNemar's exact test: over the numbers of changed answers that are likely."""
+        """Return the power of McNemar's exact test, summed over the likely numbers of changed answers."""
         discordance = max(self.sd**2, abs(effect))
         low, high = binom.ppf([1e-9, 1 - 1e-9], documents, min(discordance, 1.0)).astype(int)
         changed = np.unique(np.linspace(low, high, min(high - low + 1, 2000)).astype(int))
@@ -116,13 +116,12 @@ ASSUMED: dict[str, dict[bool, Assumed]] = {
     "much": {True: Assumed(0.45, shared=0.5, shift=0.0), False: Assumed(0.7, shared=0.7, shift=0.03)},
     "little": {True: Assumed(0.85, shared=0.75, shift=0.0), False: Assumed(0.97, shared=0.9, shift=0.03)},
 }
-"""How much a method changes the base -> accuracy or not -> what is assumed. Measured with two seeds on the quickstart's
-four tasks: ``much`` is how pre-projections and LoRA change the embedded model, ``little`` how the nonlinear query does.
-"""
+"""By how much a method changes the base, and by whether the metric is an accuracy. Measured with two seeds on the
+quickstart's four tasks: pre-projections and LoRA change the embedded model ``much``, the nonlinear query ``little``."""
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int | None:
-    """Return the least number from ``low`` to ``high`` that ``holds``, which all above it do; None if none does."""
+    """Return the least number from ``low`` to ``high`` for which a monotone condition holds; None if none does."""
     if not holds(high):
         return None
     while low < high:

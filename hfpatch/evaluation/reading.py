@@ -1,4 +1,4 @@
-"""Reading what runs were scored on, document by document, for comparisons of them."""
+"""Reading the records of runs, document by document, for comparisons."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Reader:
         self._values = {run: values for run, values in self._values.items() if run in runs}
 
     def read_runs(self, result: TaskResult, metric: Metric, runs: Sequence[Path]) -> dict[Path, Sequence[Any]]:
-        """Return one task's values of all runs, which must have the same documents with the same weights."""
+        """Return one task's values by run; all runs must have the same documents with the same weights."""
         read: dict[Path, tuple[str, Any]] = {}
         for run in runs:
             if run not in self._values and metric.aggregate is None:
@@ -52,7 +52,7 @@ class Reader:
         return {run: found for run, (_, found) in read.items()}
 
     def read_groups(self, run: Path, result: TaskResult) -> Groups | None:
-        """Return the group of each document, alike in all runs; None where there are no groups of several documents."""
+        """Return the group of each document, the same in all runs; None if every group has one document."""
         if result.clusters is None:
             return None
         known = self._values.get(run, {}).get(result.task)

@@ -17,8 +17,8 @@ from hfpatch.evaluation.comparison import Runs, compare
 from hfpatch.evaluation.metrics import Array, Metric, metric_named, ratio_error
 from hfpatch.evaluation.reading import Reader
 from hfpatch.results.folder import load_comparison
-from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.low_noise import BITS_PER_BYTE
+from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.records import hash_documents, published_runs
 from hfpatch.results.retention import AGREEMENT, FORGETTING, KL, RETENTION, kept_answers
 from hfpatch.results.schema import Comparison, KeptAnswers, RetentionPoint, TaskResult
@@ -30,11 +30,9 @@ _SHARE_OF_RIGHT = Metric()
 def held_out_result(losses: Array, documents: Documents, records_dir: Path | None = None) -> TaskResult:
     """Return the loss in nats per token over all documents, each token weighing the same, and write their records.
 
-    A document without a predicted token has no record.
-
     Args:
-        losses: (documents, 2) nats and predicted tokens of each.
-        documents: what identifies each, and its bytes.
+        losses: (documents, 2) nats and predicted tokens of each; documents without tokens are left out.
+        documents: their hashes and bytes.
         records_dir: where ``held_out_text.jsonl`` goes, one line a document: ``doc_id``, ``doc_hash``, the pair
             (log-likelihood, tokens) and the ``bytes`` of the text of these tokens. None writes nothing.
     """
@@ -46,12 +44,12 @@ def held_out_result(losses: Array, documents: Documents, records_dir: Path | Non
 
 
 def retained_result(task: str, changes: Array, documents: Documents, records_dir: Path | None = None) -> TaskResult:
-    """Return the scores on a text over all documents, and write their records; a document without tokens has none.
+    """Return the scores on a text over all documents with tokens, and write their records.
 
     Args:
         task: the name of the scores.
         changes: (documents, 5), see :func:`hfpatch.training.retention.document_changes`.
-        documents: what identifies each, and its bytes.
+        documents: their hashes and bytes.
         records_dir: where ``<task>.jsonl`` goes, one line a document: ``doc_id``, ``doc_hash``, and of each measure the
             pair of its sum (of ``bits_per_byte`` the log-likelihood) and the tokens or bytes. None writes nothing.
     """
@@ -73,7 +71,7 @@ def _text_result(
 ) -> TaskResult:
     """Return the scores by measures (name -> higher is better), the first one primary, and write the records.
 
-    ``rows`` has the values of each record by the document's place.
+    ``rows`` has the values of each record by the document's index.
     """
     hashes = [documents.hashes[place] for place in rows]
     if records_dir is not None:
@@ -103,7 +101,7 @@ def _text_result(
 
 
 def point_name(method: str, scale: float) -> str:
-    """Return what records call a method at a scale of its patch."""
+    """Return the name in records of a method at a scale of its patch."""
     return method if scale == 1 else f"{method} at {scale:g}"
 
 
@@ -118,8 +116,8 @@ def compare_points(
     """Return points with their differences from the base.
 
     Args:
-        points: the methods and scales; those without records are left out.
-        records: by `point_name` and seed the folder of the records; the baseline's, too.
+        points: methods and scales; points without records are left out.
+        records: by `point_name` and seed the folder of the records, the baseline's too.
         texts: any run's result of each text.
         held_out: the base's result on held-out text, if there is any.
         baseline: the method that is the base.
@@ -147,13 +145,13 @@ def compare_points(
 def kept_of(
     records: Mapping[str, Runs], *, tasks: Mapping[str, TaskResult], baseline: str, methods: Sequence[str]
 ) -> list[KeptAnswers]:
-    """Return what became of the answers of every task that each document gets right or wrong.
+    """Return the answers kept, gained and lost by each method, for every task whose answers are right or wrong.
 
     Args:
-        records: for each method and seed the folder with its records, the baseline's too.
+        records: by method and seed the folder of the records, the baseline's too.
         tasks: the base's result of each task.
         baseline: the method that is the base.
-        methods: the others, those without records are left out.
+        methods: the others; methods without records are left out.
     """
     reader, found = Reader(), []
     (base,) = records[baseline].values()

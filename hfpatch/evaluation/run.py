@@ -20,26 +20,27 @@ from lm_eval.utils import handle_non_serializable
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.asked import Prompts, hash_task
 from hfpatch.evaluation.cache import keep_findings, model_key, open_cache, read_findings
 from hfpatch.evaluation.clusters import clustered_error, count_groups, grouped
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.low_noise import chance, low_noise_scores, low_noise_values
 from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric
-from hfpatch.evaluation.model import HfpatchLM
-from hfpatch.evaluation.prompting import prompting, template_arguments
+from hfpatch.evaluation.model import HfpatchLM, Prompts
 from hfpatch.evaluation.sample_log import SampleLog
-from hfpatch.evaluation.selection import Selection, select
+from hfpatch.evaluation.selection import Selection, prompting, select, template_arguments
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.records import hash_documents, write_values
 from hfpatch.results.schema import Clusters, TaskResult
+from hfpatch.support.code import hash_code
 from hfpatch.support.files import write_text
 from hfpatch.support.modes import evaluating
 from hfpatch.support.ranks import Ranks, ended_together
 
-Record = dict[str, Any]
-OnTask = Callable[[str], None]
-OnScored = Callable[[str, int, int], None]
+_OF_DOCUMENTS = {
+    *("task", "task_alias", "tag", "dataset_path", "dataset_name", "dataset_kwargs", "custom_dataset"),
+    *("training_split", "validation_split", "test_split", "fewshot_split"),
+}
+"""Keys of a task that say where its documents are from; these have a hash of their own."""
 _SEEDING: tuple[Callable[[int], Any], ...] = (random.seed, np.random.seed, torch.manual_seed)
 
 
@@ -56,8 +57,8 @@ def evaluate(
     answers_dir: Path | None = None,
     answers_optional: bool = False,
     base_sha256: str | None = None,
-    on_task: OnTask | None = None,
-    on_scored: OnScored | None = None,
+    on_task: Callable[[str], None] | None = None,
+    on_scored: Callable[[str, int, int], None] | None = None,
     ranks: Ranks | None = None,
 ) -> dict[str, TaskResult]:
     """Score a model on tasks with lm-eval.
@@ -68,26 +69,26 @@ def evaluate(
         settings: which tasks, and how.
         data_dir: a folder with local copies of hub data; None takes the hub.
         selection: the tasks, if they are loaded already.
-        scored: results that are there already, with their records in ``records_dir``; they come first in the results.
-        log: where what lm-eval logs is written too.
+        scored: earlier results, with their records in ``records_dir``; they come first in the results.
+        log: writes lm-eval's own files too.
         records_dir: where ``<task>.jsonl`` goes as soon as a task is scored, one line a document: ``doc_id``,
             ``doc_hash``, ``target``, ``doc``, its ``cluster`` if documents come in groups, and each metric's value, a
-            number or a pair (log-likelihood, count). ``values.safetensors`` beside them has the numbers of all tasks.
+            number or a pair (log-likelihood, count). ``values.safetensors`` there has the numbers of all tasks.
         answers_dir: the folder of the cache of log-likelihoods (`hfpatch.evaluation.cache`), which are saved as they
-            come. What an interrupted evaluation, or one with a smaller limit, has scored is not scored again.
+            come. The scores of an interrupted evaluation, or of one with a smaller limit, are reused.
         answers_optional: continue without that cache if the folder cannot be written (the disk is full).
         base_sha256: the hash of the base's weights if it is known; it is part of the cache's key.
         on_task: called with each task's name before it is scored.
         on_scored: called with a task's name, its scored requests and all of them, while it is scored.
-        ranks: the processes that share the requests out, of which each calls this with the same arguments and has all
-            results in the end; the first one writes the records. None is this process alone.
+        ranks: the processes that share the requests. Each calls this with the same arguments and has all results in
+            the end; the first one writes the records. None is this process alone.
 
     Returns:
         The result of each task, in the order of ``settings.tasks``; those of a group or tag in its own order.
 
     Raises:
         HfpatchError: if a task, its data, the tokenizer or its chat template is unsuitable, a log-likelihood is NaN or
-            memory is too small; what was scored before is kept.
+            memory is too small; the answers so far are kept.
     """
     ranks = ranks or Ranks()
     if not ranks.is_first:
@@ -126,11 +127,7 @@ def evaluate(
 
 
 def scorer_options(tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings) -> dict[str, Any]:
-    """Return what `HfpatchLM` takes besides the model.
-
-    Raises:
-        HfpatchError: if the tokenizer has no such chat template.
-    """
+    """Return the arguments of `HfpatchLM` besides the model; an unknown chat template is an error."""
     return {
         "tokenizer": tokenizer,
         "batch_size": settings.batch_size,
@@ -143,11 +140,7 @@ def scorer_options(tokenizer: PreTrainedTokenizerBase, settings: EvaluationSetti
 def run_task(
     scorer: HfpatchLM, name: str, task: Any, settings: EvaluationSettings, limit: int | None
 ) -> Mapping[str, Any]:
-    """Let lm-eval run one task on its first documents, and return its output.
-
-    Raises:
-        HfpatchError: if the task has no documents, or its templates fail on one.
-    """
+    """Let lm-eval run one task on its first documents; a document that its templates do not fit is named."""
     if not len(task.eval_docs):
         raise HfpatchError(f"task {name}: has no documents; its data or its filter is empty")
     try:
@@ -234,13 +227,27 @@ def _score(
 
 
 def all_aggregations(tasks: Mapping[str, Any]) -> dict[str, dict[str, Aggregation]]:
-    """Return each task's own functions from documents to a score, by metric, as `compare` takes them."""
+    """Return each task's own functions from documents to a score, by metric."""
     return {name: dict(task.aggregation()) for name, task in tasks.items()}
 
 
-def _records(samples: Sequence[Mapping[str, Any]], cluster: str | None) -> list[Record]:
+def hash_task(task: Any, seed: Any = None) -> str:
+    """Return the SHA-256 of the code from answers to scores: a task's configuration, its class, metrics and filters.
+
+    Args:
+        task: lm-eval's task.
+        seed: the seeds of the evaluation, which decide text that is drawn.
+    """
+    config = [(key, value) for key, value in vars(task.config).items() if key not in _OF_DOCUMENTS]
+    made = [(name, vars(task).get(name)) for name in ("_metric_fn_list", "_aggregation_list", "_metric_fn_kwargs")]
+    used = [(name, *(found or {}).items()) for name, found in made]
+    drawn = seed if task.OUTPUT_TYPE == "generate_until" else None
+    return hash_code([("class", type(task)), *config, *used, ("filters", *vars(task).get("_filters", ())), (drawn,)])
+
+
+def _records(samples: Sequence[Mapping[str, Any]], cluster: str | None) -> list[dict[str, Any]]:
     """Return one record per document; lm-eval has one sample for each document and answer filter."""
-    records: dict[int, Record] = {}
+    records: dict[int, dict[str, Any]] = {}
     for sample in samples:
         identity = {key: sample[key] for key in ("doc_id", "doc_hash", "target", "doc")}
         if cluster is not None:

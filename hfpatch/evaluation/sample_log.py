@@ -13,8 +13,7 @@ import transformers
 from lm_eval.loggers.utils import add_tokenizer_info
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list, sanitize_model_name
 
-from hfpatch.evaluation.prompting import prompting
-from hfpatch.evaluation.selection import as_lm_eval
+from hfpatch.evaluation.selection import Selection, as_lm_eval, prompting
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.schema import TaskResult
 from hfpatch.support.files import write_text
@@ -22,10 +21,9 @@ from hfpatch.support.provenance import Clock, provenance
 
 if TYPE_CHECKING:
     from hfpatch.evaluation.model import HfpatchLM
-    from hfpatch.evaluation.selection import Selection
 
 FOLDER = "lm_eval"
-"""What of an evaluation's folder has lm-eval's files, a folder for each model as lm-eval calls it."""
+"""The part of an evaluation's folder for lm-eval's files, with a folder for each model as lm-eval calls it."""
 _DEFAULT_SEEDS = (0, 1234, 1234, 1234)
 _OF_TASKS = ("results", "configs", "versions", "n-shot", "higher_is_better", "n-samples")
 
@@ -65,11 +63,7 @@ class SampleLog:
         self._hashes[task] = hash_string("".join(hashes))
 
     def close(
-        self,
-        scorer: HfpatchLM,
-        settings: EvaluationSettings,
-        selection: Selection,
-        scores: Mapping[str, TaskResult],
+        self, scorer: HfpatchLM, settings: EvaluationSettings, selection: Selection, scores: Mapping[str, TaskResult]
     ) -> None:
         """Write the results of all tasks, with the standard errors of ``scores``."""
         parts = {part: dict(values) for part, values in self._parts.items()}
@@ -113,7 +107,7 @@ class SampleLog:
             "upper_git_hash": None,
         }
         add_tokenizer_info(results, scorer)
-        results |= {  # what lm-eval's tracker notes of an experiment
+        results |= {  # of lm-eval's tracker
             "task_hashes": self._hashes,
             "model_source": "hfpatch",
             "model_name": self._name,

@@ -1,4 +1,4 @@
-"""The tasks that settings ask for: single ones, and those of lm-eval's groups and tags."""
+"""The settings of an evaluation in lm-eval's terms: tasks, groups, limits and prompts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hfpatch.errors import HfpatchError
+from transformers import PreTrainedTokenizerBase
+
+from hfpatch.errors import HfpatchError, nearest
 from hfpatch.evaluation.clusters import cluster_columns
 from hfpatch.evaluation.tasks import load_named
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -20,9 +22,9 @@ class Selection:
 
     Attributes:
         tasks: lm-eval's task objects by name.
-        groups: lm-eval's groups that were asked for, and those in them.
+        groups: lm-eval's groups by name, nested ones included.
         limits: how many of the first documents of each task are scored; None is all.
-        clusters: by task the column that says which documents belong together; others have none.
+        clusters: by task the column that groups its documents.
     """
 
     tasks: dict[str, Any]
@@ -58,8 +60,8 @@ def select(settings: EvaluationSettings, data_dir: Path | None = None) -> Select
     """Load the tasks that settings name, each once.
 
     Raises:
-        HfpatchError: as `load_tasks`; if two names have a task in common, a task cannot be run as the settings say, or
-            its documents have no such column as ``cluster`` names.
+        HfpatchError: as `load_tasks`; if two names have a task in common, a task cannot be run with the settings, or
+            its documents have no column of the name in ``cluster``.
     """
     given: dict[str, Any] = settings.task_options
     tasks: dict[str, Any] = {}
@@ -73,7 +75,7 @@ def select(settings: EvaluationSettings, data_dir: Path | None = None) -> Select
         tasks |= named.tasks
         groups |= named.groups
 
-    # tasks that cannot be run as the settings say
+    # tasks that cannot be run with the settings
     for name, task in tasks.items():
         if getattr(task, "UNSAFE_CODE", False) and not settings.confirm_run_unsafe_code:
             raise HfpatchError(
@@ -98,3 +100,44 @@ def as_lm_eval(score: TaskResult | GroupResult) -> dict[str, Any]:
         suffix = answer_filter or "none"
         found |= {f"{name},{suffix}": value, f"{name}_stderr,{suffix}": score.stderr.get(metric, "N/A")}
     return found
+
+
+def prompting(settings: EvaluationSettings) -> dict[str, Any]:
+    """Return the arguments of lm-eval's ``evaluate`` that decide the prompts."""
+    as_turns = settings.fewshot_as_multiturn
+    return {
+        "apply_chat_template": settings.apply_chat_template,
+        "system_instruction": settings.system_instruction,
+        "fewshot_as_multiturn": bool(settings.apply_chat_template) if as_turns is None else as_turns,
+        "confirm_run_unsafe_code": settings.confirm_run_unsafe_code,
+    }
+
+
+def template_arguments(tokenizer: PreTrainedTokenizerBase, asked: bool | str) -> dict[str, Any] | None:
+    """Return the arguments of the tokenizer's ``apply_chat_template`` that select a template.
+
+    lm-eval 0.4.13 writes the name of a template in its results but applies the default one.
+
+    Args:
+        tokenizer: the model's tokenizer, which has no template, one, or several by name.
+        asked: a name; True is the only one or the one called ``default``, False is none.
+
+    Raises:
+        HfpatchError: if there is no such template.
+    """
+    templates: Any = tokenizer.chat_template
+    if not asked:
+        return None
+    if not templates:
+        raise HfpatchError("apply_chat_template: the tokenizer of this model has no chat template; leave it out")
+    if isinstance(templates, str):
+        if asked is not True:
+            raise HfpatchError(f"apply_chat_template {asked}: the tokenizer has one template; give no name")
+        return None
+    name = "default" if asked is True else asked
+    if name not in templates:
+        raise HfpatchError(
+            f"apply_chat_template: the tokenizer has no template {name!r}{nearest(name, templates)}; there are "
+            f"{', '.join(sorted(templates))}"
+        )
+    return {"chat_template": templates[name]}

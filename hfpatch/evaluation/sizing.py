@@ -1,4 +1,4 @@
-"""The size of an evaluation before it is run: its requests, the time of a batch, and how much documents vary."""
+"""The size of an evaluation before it is run: its requests, the time of a batch, and the variance of documents."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hfpatch.evaluation.asked import hash_task
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.metrics import metric_named, ratio_error
 from hfpatch.evaluation.model import Encoded, HfpatchLM
-from hfpatch.evaluation.run import evaluate, run_task, scorer_options
+from hfpatch.evaluation.run import evaluate, hash_task, run_task, scorer_options
 from hfpatch.evaluation.selection import Selection, select
 from hfpatch.evaluation.windows import long_windows, row_operations
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -27,20 +26,20 @@ _SAMPLE_TOKENS = {"cpu": 1 << 14}  # of the base's sample of each task
 _SAMPLE_TOKENS_ELSEWHERE = 1 << 18
 _BATCHES = 4  # that are timed
 _FEWEST, _MOST = 20, 400  # documents of a sample, where there is time
-_ENOUGH = 8  # documents, below which nothing is said of how they vary
+_ENOUGH = 8  # documents, below which their variance is not estimated
 _FIRST = 1 / 8  # of a batch, that is timed first
 
 
 @dataclass
 class TaskRequests:
-    """What a task asks of a model.
+    """The requests of a task.
 
     Attributes:
-        documents: its documents.
-        identity: what its scores are of, see :data:`hfpatch.results.identity.OF_TASK`.
-        encoded: its log-likelihood requests, a document's together.
-        generated: texts to generate.
-        windows: what is said of windows of whole texts that are as long as the model's longest row.
+        documents: number of documents.
+        identity: the fields of :data:`hfpatch.results.identity.OF_TASK`.
+        encoded: log-likelihood requests, a document's together.
+        generated: number of texts to generate.
+        windows: a warning about long windows of whole texts, or "".
     """
 
     documents: int
@@ -51,11 +50,11 @@ class TaskRequests:
 
     @property
     def tokens(self) -> int:
-        """Tokens of contexts and continuations, each request by itself."""
+        """Tokens of contexts and continuations, without sharing between requests."""
         return count_tokens(self.encoded)
 
     def first(self, tokens: int, longest: int) -> list[Encoded]:
-        """Return the first requests that have so many tokens together, in whole documents; rows are cut to longest."""
+        """Return the first whole documents that have so many tokens, with rows cut to ``longest``."""
         cut: list[Encoded] = []
         for texts, context, targets in self.encoded:
             if len(context) + len(targets) > longest:  # the last of the context, the first of the continuation
@@ -64,18 +63,12 @@ class TaskRequests:
             cut.append((texts, context, targets))
         sizes = np.cumsum([count_tokens([request]) for request in cut])
         each = max(1, len(self.encoded) // max(1, self.documents))
-        number = -(-(int(np.searchsorted(sizes, tokens)) + 1) // each) * each
-        return cut[:number]
+        return cut[: -(-(int(np.searchsorted(sizes, tokens)) + 1) // each) * each]
 
 
 @dataclass(frozen=True)
 class Timed:
-    """How long requests take.
-
-    Attributes:
-        seconds: of all, in proportion to the operations of those that were scored.
-        tokens: that were scored for it.
-    """
+    """The time of all requests, in proportion to the operations of the scored ones, and the tokens of the latter."""
 
     seconds: float
     tokens: int
@@ -83,7 +76,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Spread:
-    """How the documents of a task vary under a model.
+    """The variance of a task's documents under a model.
 
     Attributes:
         metric: the primary metric.
@@ -104,13 +97,13 @@ class Spread:
 
 
 class _Collector(HfpatchLM):
-    """Notes what it is asked for, and scores nothing."""
+    """Collects requests and scores nothing."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.encoded: list[Encoded] = []
         self.generated = 0
-        self._max_length = self.max_length  # long windows are then nothing to warn of
+        self._max_length = self.max_length  # as if given, so that long windows raise no warning
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Encoded], disable_tqdm: bool = False, override_bs: int | None = None
@@ -133,11 +126,7 @@ def count_tokens(requests: Sequence[Encoded]) -> int:
 def collect_requests(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings, data_dir: Path | None
 ) -> dict[str, TaskRequests]:
-    """Return what each task asks for, without scoring anything.
-
-    Raises:
-        HfpatchError: as `evaluate`.
-    """
+    """Return the requests of each task, without scoring anything; errors are those of `evaluate`."""
     found = {}
     with quiet(), templates_compiled_once():
         chosen = select(settings, data_dir)
@@ -159,16 +148,16 @@ def collect_requests(
 
 
 def scorer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings) -> HfpatchLM:
-    """Return what scores requests on a model as it is now."""
+    """Return the scorer of a model."""
     with quiet():
         return HfpatchLM(model, **scorer_options(tokenizer, settings))
 
 
 def time_requests(scorer: HfpatchLM, asked: Sequence[TaskRequests], seconds: float) -> Timed:
-    """Time requests of tasks together: more and more of them, as long as the seconds last; the last number counts.
+    """Time requests of tasks together, twice as many each time as long as the seconds last; the last time counts.
 
-    Before that some are scored once, in which the scorer finds out how the model may be run; as all of them are, for
-    which trials cost little.
+    The first batch is not timed: in it the scorer tries how the model may be run, as it does for all requests, where
+    these trials cost little.
     """
     asked = [each for each in asked if each.encoded]
     if not asked:
@@ -198,7 +187,7 @@ def time_requests(scorer: HfpatchLM, asked: Sequence[TaskRequests], seconds: flo
 
 
 def documents_within(asked: TaskRequests, each_s: float, seconds: float, device: str) -> int:
-    """Return how many documents of a task show how they vary, as far as there is time; 0 if that is too few."""
+    """Return how many documents to score for their variance in so many seconds; 0 if these are too few."""
     size = max(1, asked.tokens // asked.documents)
     wanted = max(_FEWEST, min(_MOST, _SAMPLE_TOKENS.get(device, _SAMPLE_TOKENS_ELSEWHERE) // size))
     number = min(asked.documents, wanted, int(seconds / each_s) if each_s else wanted)
@@ -206,12 +195,9 @@ def documents_within(asked: TaskRequests, each_s: float, seconds: float, device:
 
 
 def base_spread(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    settings: EvaluationSettings,
-    one: Selection,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings, one: Selection
 ) -> Spread:
-    """Return how the documents of the one task that is selected vary under the model."""
+    """Return the variance of the documents of a selection's only task."""
     (name,) = one.tasks
     with tempfile.TemporaryDirectory() as folder:
         result = evaluate(model, tokenizer, settings=settings, selection=one, records_dir=Path(folder))[name]

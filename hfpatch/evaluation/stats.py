@@ -83,11 +83,11 @@ def over_documents(differences: Array, weights: Array, *, shares: bool = False, 
     Args:
         differences: ``d``.
         weights: ``c``.
-        shares: differences are between -1 and 1, as those of right and wrong answers are. Then one document gained
-            and one lost are added (Bonett & Price 2012, J. Educ. Behav. Stat. 37, 479), without which few documents
-            that all agree would have no variation. Of groups, one gained and one lost are added, as large as the sums
-            of those that changed are in the root mean square.
-        groups: the group of each document, where they come in groups; then groups vary, not documents.
+        shares: differences are between -1 and 1, as for right and wrong answers. Then one document gained and one
+            lost are added (Bonett & Price 2012, J. Educ. Behav. Stat. 37, 479), without which a few documents that all
+            agree would have no variation. Of groups, one gained and one lost are added, as large as the root mean
+            square of the changed groups' sums.
+        groups: of the documents, if they come in groups; then groups vary, not documents.
     """
     if groups is not None:
         differences, weights = group_sums(differences, groups), group_sums(weights, groups)
@@ -105,8 +105,8 @@ def over_seeds(method: Array, reference: Array, *, paired: bool) -> Part | None:
     Args:
         method: each seed's score, (seeds,).
         reference: the same of the reference.
-        paired: ``reference`` has the method's seeds in their order, or is one score that no seed changes. Otherwise
-            both have the same variance over seeds, which is pooled.
+        paired: ``reference`` has the method's seeds in their order, or is one score without a seed. Otherwise both
+            have the same variance over seeds, which is pooled.
     """
     groups = [method - reference] if paired else [method, reference]
     freedom = sum(len(group) - 1 for group in groups)

@@ -1,4 +1,4 @@
-"""Lm-eval tasks by name: lm-eval's own, hfpatch's own, and those that read a local data folder; their texts."""
+"""Lm-eval tasks by name: lm-eval's own, hfpatch's own, and those of ``eval/local``, which read a local data folder."""
 
 from __future__ import annotations
 
@@ -6,32 +6,50 @@ import copy
 import fnmatch
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lm_eval.api.registry import get_metric_aggregation
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from hfpatch.data.deciding import TaskDocument
+from hfpatch.data.readers import read_json_lines
 from hfpatch.errors import HfpatchError, first_line
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
-from hfpatch.evaluation.index import TASKS, AddedFolder, entries_of, kind_of, manager_of
-from hfpatch.evaluation.local import Stamp, file_stamp, local_data, local_overrides
+from hfpatch.evaluation.index import TASKS, AddedFolder, Stamp, entries_of, file_stamp, kind_of, manager_of
 from hfpatch.recipes.evaluation import FEWSHOT_SEED
+from hfpatch.recipes.strict import Section, read_yaml, validate
 from hfpatch.support.files import check_data_dir
+from hfpatch.support.folders import eval_dir
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
+_SPLITS = {"train": "training_split", "validation": "validation_split", "test": "test_split"}
+
+
+class LocalData(Section):
+    """One file of ``eval/local``."""
+
+    tasks: tuple[str, ...]
+    """The tasks that read these files; everything else about them stays as it is."""
+    data_files: dict[Literal["train", "validation", "test"], str]
+    """A path below the data folder for each split; other splits are not used."""
+    fields: tuple[str, ...]
+    """The fields that every row must have."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """What one name stands for: a task, or the tasks of a group, a tag or a pattern.
+    """The task of a name, or the tasks of a group, a tag or a pattern.
 
     Attributes:
         tasks: lm-eval's task objects by name.
-        groups: lm-eval's groups by name, with those in them.
-        settings: by task what lm-eval's ``simple_evaluate`` changes in a task that it gets, as it is asked for.
+        groups: lm-eval's groups by name, nested ones included.
+        settings: by task the values that lm-eval's ``simple_evaluate`` may overwrite in the task object.
     """
 
     tasks: dict[str, Any]
@@ -51,8 +69,8 @@ def load_tasks(
     """Return lm-eval task objects by name, in the order given.
 
     Only the folder of a task is indexed: indexing all of lm-eval's tasks takes seconds, which only its tags and
-    patterns need. A task is built once in a process and shared by the calls that ask for it again, unless its local
-    data or its folder below ``include_path`` has changed in between.
+    patterns need. A task is built once in a process and shared by later calls, unless its local data or its folder
+    below ``include_path`` has changed in between.
 
     Args:
         names: lm-eval's tasks, groups and tags, patterns of them such as ``arc_*``, and hfpatch's own (``eval/``).
@@ -81,7 +99,7 @@ def load_named(
     gen_kwargs: Mapping[str, Any] | None = None,
     fewshot_seed: int = FEWSHOT_SEED,
 ) -> Named:
-    """Return the tasks that one name stands for, and its groups; otherwise as `load_tasks`."""
+    """Return the tasks and the groups of one name; the options are those of `load_tasks`."""
     check_data_dir(data_dir)
     with quiet():
         added = AddedFolder.at(include_path)
@@ -100,12 +118,7 @@ def load_named(
 
 
 def hub_dataset(name: str, include_path: Path | None = None) -> str | None:
-    """Return the hub data set that a task is defined on, whatever local copy is read; None if there is none.
-
-    Args:
-        name: the task's name.
-        include_path: a folder with more task files; it may be gone.
-    """
+    """Return the hub data set that a task is defined on, if any; ``include_path`` may be gone."""
     try:
         with quiet():
             added = AddedFolder.at(include_path if include_path is not None and include_path.is_dir() else None)
@@ -125,15 +138,12 @@ def _load(
     gen_kwargs: str,
     stamp: Stamp,
 ) -> Named:
-    """Build what a name stands for, the tasks ``local`` on files of ``data_dir``.
-
-    ``stamp`` is only part of the cache key, which changes with the data.
-    """
+    """Build the tasks of a name, those in ``local`` on files of ``data_dir``; ``stamp`` only extends the cache key."""
     index, generation = entries_of(name, added), json.loads(gen_kwargs)
     known = local_data() if local else {}
-    found = _build(name, index, {task: local_overrides(known[task], data_dir) for task in local if data_dir})
+    found = _build(name, index, {task: _local_overrides(known[task], data_dir) for task in local if data_dir})
     for task_name, task in found.tasks.items():
-        if task.get_config("process_results") is None:  # lm-eval would leave out a metric that it does not know
+        if task.get_config("process_results") is None:  # lm-eval would leave out an unknown metric
             for metric, function in getattr(task, "_metric_fn_list", {}).items():
                 if function is None:
                     where = _where(task_name, index.get(task_name))
@@ -153,13 +163,7 @@ def _load(
 
 
 def _build(name: str, index: Mapping[str, Any], overrides: Mapping[str, dict[str, Any]]) -> Named:
-    """Let lm-eval build a task, a group, the tasks of a tag, or whatever matches a pattern.
-
-    Args:
-        name: which of them.
-        index: lm-eval's entries.
-        overrides: by task the keys of its configuration that are replaced.
-    """
+    """Let lm-eval build a task, a group, or the tasks of a tag or pattern; ``overrides`` has keys by task."""
     entry, manager = index[name], manager_of(index)
     try:
         if kind_of(name, index) in TASKS:
@@ -194,12 +198,67 @@ def _where(name: str, entry: Any) -> str:
     return f"task {name} ({entry.yaml_path})" if entry is not None and entry.yaml_path else f"task {name}"
 
 
-def task_documents(tasks: Mapping[str, Any]) -> dict[str, list[TaskDocument]]:
-    """Return every document that tasks evaluate, whatever the limit, by task.
+def local_data() -> dict[str, LocalData]:
+    """Return the files of ``eval/local`` by task; a mistake in one is an error."""
+    found = [validate(read_yaml(file), LocalData, str(file)) for file in sorted((eval_dir() / "local").glob("*.yaml"))]
+    return {task: data for data in found for task in data.tasks}
 
-    Args:
-        tasks: lm-eval's tasks, as `load_tasks` returns them.
+
+def _local_overrides(data: LocalData, data_dir: Path) -> dict[str, Any]:
+    """Return the keys that make an lm-eval task configuration read local files instead of the hub."""
+
+    def load(**_metadata: Any) -> DatasetDict:
+        from datasets import Dataset, DatasetDict
+
+        found = DatasetDict()
+        for split, name in data.data_files.items():
+            file = data_dir / name
+            documents = read_documents(file, data.fields)
+            try:
+                found[split] = Dataset.from_list(documents)
+            except (ValueError, TypeError) as error:  # base classes of pyarrow's errors
+                odd = next((n for n, other in enumerate(documents) if not _same_types(documents[0], other)), 0)
+                raise HfpatchError(
+                    f"{file}, document {odd} (counted from 0): a field has another type than in document 0 ({error})"
+                ) from error
+        return found
+
+    unused = {key: None for split, key in _SPLITS.items() if split not in data.data_files}
+    return {**unused, "dataset_path": "json", "dataset_name": None, "custom_dataset": load}
+
+
+def _same_types(first: dict[str, Any], other: dict[str, Any]) -> bool:
+    from datasets import Dataset
+
+    try:
+        Dataset.from_list([first, other])
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def read_documents(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the documents of a ``.jsonl`` or ``.jsonl.gz`` file, reduced to ``fields``.
+
+    Raises:
+        HfpatchError: if the file is missing, unreadable or empty, or a line is not UTF-8, not a JSON object or lacks a
+            field; the message has the line's number, counted from 1.
     """
+    if not path.is_file():
+        raise HfpatchError(f"{path}: no such data file; put it there or leave out the data folder to use the hub")
+    documents = []
+    for place, row in read_json_lines(path):
+        missing = [field for field in fields if field not in row]
+        if missing:
+            raise HfpatchError(f"{place}: no field {missing[0]!r}; required fields: {', '.join(fields)}")
+        documents.append({field: row[field] for field in fields})
+    if not documents:
+        raise HfpatchError(f"{path}: contains no documents; use a file with one JSON object per line")
+    return documents
+
+
+def task_documents(tasks: Mapping[str, Any]) -> dict[str, list[TaskDocument]]:
+    """Return every document of tasks by task, whatever the limit."""
     with quiet(), templates_compiled_once():
         return {
             name: [TaskDocument(_prompts(task, each), list(_texts(each))) for each in task.eval_docs]
@@ -208,7 +267,7 @@ def task_documents(tasks: Mapping[str, Any]) -> dict[str, list[TaskDocument]]:
 
 
 def _prompts(task: Any, document: Mapping[str, Any]) -> list[str]:
-    """Return what a model reads of a document, no examples before it: the prompt with each answer."""
+    """Return the zero-shot prompt of a document with each answer."""
     try:
         prompt = task.doc_to_text(document)
         if task.OUTPUT_TYPE == "generate_until":
@@ -218,11 +277,11 @@ def _prompts(task: Any, document: Mapping[str, Any]) -> list[str]:
         if getattr(task, "multiple_input", False):
             prompt = task.doc_to_choice(document)
         made = task.construct_requests(document, prompt)
-    except Exception:  # templates can raise anything; the evaluation names a document that it cannot score
+    except Exception:  # templates can raise anything; the evaluation names the document
         return []
     requests = made if isinstance(made, list) else [made]
     given = [[each for each in request.arguments if isinstance(each, str)] for request in requests]
-    return ["".join(each) for each in given if each[0]]  # no answer without its prompt, as acc_mutual_info asks for
+    return ["".join(each) for each in given if each[0]]  # acc_mutual_info also scores answers without the prompt
 
 
 def _texts(value: Any) -> Iterator[str]:

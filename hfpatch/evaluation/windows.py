@@ -1,4 +1,4 @@
-"""How long rows of tokens may be, what they cost by their length, and what is said of windows of the longest."""
+"""The longest rows that a model takes, the cost of rows by their length, and a warning about long windows."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ _NOTABLE = 1.25  # times the operations of a token in a short window
 
 
 def check_positions(model: Any, max_length: int | None) -> None:
-    """Check that rows are no longer than the model's table of position embeddings; rotary positions have none.
-
-    Raises:
-        HfpatchError: with the longest row.
-    """
+    """Raise an `HfpatchError` if rows are longer than the model's table of position embeddings, if it has one."""
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if max_length is None or longest is None or max_length <= longest:
         return
@@ -46,7 +42,7 @@ def row_operations(model: Any, lengths: ArrayLike) -> NDArray[np.float64]:
     .. math::
         n (2 w + 4 d Σ_i min(n, r_i))      w: weights in matrix products; d: hidden size; r_i: reach of block i
 
-    An embedding's look-up is free. Attention computes whole squares, whose masked half is not left out.
+    Embeddings are free. Attention computes whole squares, with their masked half.
     """
     config, rows = model.config.get_text_config(), np.asarray(lengths, np.float64)
     head = getattr(model.get_output_embeddings(), "weight", None)
@@ -59,7 +55,7 @@ def row_operations(model: Any, lengths: ArrayLike) -> NDArray[np.float64]:
 
 
 def long_windows(model: Any, lengths: Sequence[int], longest: int) -> str:
-    """Return what windows of these tokens cost if some are as long as the longest row and that is dear; else ""."""
+    """Return a sentence on the cost of windows if some have the longest length and that is expensive; else ""."""
     number = sum(length >= longest for length in lengths)
     each, short = row_operations(model, [longest, _SHORT]) / [longest, _SHORT]
     if not number or each < _NOTABLE * short:

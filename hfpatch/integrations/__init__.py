@@ -1,1 +1,1 @@
-"""hfpatch inside other trainers; each module is imported by the tool that it is for, and by nothing else."""
+"""hfpatch inside other trainers; only the trainer imports its module."""

@@ -81,5 +81,5 @@ class LoReFTConfig(MethodConfig):
         return h + edit
 
     def refusal(self, site: AttentionSite) -> str | None:
-        """Return why there is no branch by itself to edit, if so."""
+        """Return why the branch cannot be edited alone, if so."""
         return site.refusals.get("branch") if self.at == "branch" else None

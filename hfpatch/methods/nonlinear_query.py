@@ -25,7 +25,7 @@ FORMS = ("preserving", "literal")
 class NonlinearQueryConfig(MethodConfig):
     """Q = (A(x) + f(x))/2 with f(x) = LN(g(RMSNorm(x) W_1) W_2).
 
-    Several adapters act one after the other, each anchored in what the one before it returned. In multi-head latent
+    Several adapters act one after the other, each anchored in the result of the one before it. In multi-head latent
     attention f reads what enters the attention, not the latent. Works in every PEFT call. See
     :class:`hfpatch.nn.NonlinearProjection` for the mathematics. Source: arXiv 2603.13381.
 

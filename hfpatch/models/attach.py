@@ -38,7 +38,7 @@ def attach(model: nn.Module, plan: Plan) -> None:
 
 
 def _forget(owners: list[Any], model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """Clear what a call that failed has left."""
+    """Clear the values that a failed call left."""
     for owner in owners:
         CALLS.values.pop(owner, None)
 
@@ -52,7 +52,7 @@ def reshape(model: nn.Module, plan: Plan) -> None:
         wide, depth = size * attention.num_heads, 2 * len(attentions)
         for part, (outputs, inputs), scale in (
             ("c_attn", (3 * wide, attention.embed_dim), std),
-            ("c_proj", (attention.embed_dim, wide), std / depth**0.5),  # GPT-2's rule for what joins the residual
+            ("c_proj", (attention.embed_dim, wide), std / depth**0.5),  # GPT-2's rule for outputs to the residual
         ):
             old = getattr(attention, part).weight
             weight = old.new_empty(outputs, inputs)
@@ -90,7 +90,7 @@ def _replace(model: nn.Module, item: dict[str, Any], plan: Plan) -> None:
     ).to(weight.dtype)
     new.train(stock.training)
     for name, (start, length) in new.spans.items():
-        # what has the place of the stock matrix takes its values, f the plan's own
+        # the anchor, or a linear f, takes the values of the stock matrix; other f are drawn
         columns, path, named = list(range(start, start + length)), new.paths[name], f"{item['at']}.{name}"
         f, drawn = path.f, {"seed": plan["seed"], "std": plan["std"]}
         if isinstance(path, WeightAnchoredQuery):

@@ -19,7 +19,7 @@ from hfpatch.recipes.models import MLP_WIDTHS, ScratchSettings
 def build_scratch(config: PreTrainedConfig, settings: ScratchSettings, *, seed: int = 0) -> PreTrainedModel:
     """Build a float32 model of a causal language model's configuration, with the query path of ``settings``.
 
-    All draws depend on ``seed`` alone, and what a variant has in common with the linear W_Q starts from the same
+    All draws depend on ``seed`` alone, and the parts that a variant shares with the linear W_Q start from the same
     weights. Where the settings ask for nothing that the stock class lacks, the stock class is built. On
     ``torch.device("meta")`` nothing is allocated.
 

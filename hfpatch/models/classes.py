@@ -138,7 +138,7 @@ def register_scratch(folder: str | Path) -> None:
 
 
 def load_scratch(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Load what such a model's ``save_pretrained`` wrote, in evaluation mode; no code of the folder is run.
+    """Load a saved model from scratch, in evaluation mode; no code of the folder is run.
 
     Raises:
         HfpatchError: if the folder holds no such model, or a tensor is missing or of another shape.

@@ -1,10 +1,11 @@
-"""Observing f of each query path, and what it is added to, while a model from scratch runs."""
+"""Observing f of each query path, and its anchor, while a model from scratch runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,9 +21,9 @@ class PathOutput:
     Attributes:
         at: where its projection is in the model.
         target: ``query``, ``key`` or ``value``.
-        x: what the projection reads, ``(batch, seq, hidden)``.
+        x: the input of the projection, ``(batch, seq, hidden)``.
         f: f(x), or xW of a residual path, ``(batch, seq, out)``.
-        anchor: A(x), what f is added to: x itself, or x W_Q with its bias, ``(batch, seq, out)``.
+        anchor: A(x), to which f is added: x itself, or x W_Q with its bias, ``(batch, seq, out)``.
     """
 
     at: str
@@ -62,7 +63,7 @@ def query_paths_with_f(model: nn.Module) -> list[QueryPath]:
 
 @contextmanager
 def observed(model: nn.Module, observe: Callable[[PathOutput], None]) -> Iterator[None]:
-    """Call ``observe`` with what every path computes in every forward pass, fused or not.
+    """Call ``observe`` with the outputs of every path in every forward pass, fused or not.
 
     Args:
         model: see :func:`query_paths_with_f`; left without hooks afterwards.
@@ -77,11 +78,8 @@ def observed(model: nn.Module, observe: Callable[[PathOutput], None]) -> Iterato
 def _observe(hooks: ExitStack, each: QueryPath, observe: Callable[[PathOutput], None]) -> None:
     seen: dict[str, Tensor] = {}
 
-    def remember(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            seen[name] = output
-
-        return hook
+    def remember(name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        seen[name] = output
 
     def done(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         x = args[0]
@@ -90,7 +88,7 @@ def _observe(hooks: ExitStack, each: QueryPath, observe: Callable[[PathOutput], 
     f: Any = each.path.f
     is_matrix = isinstance(each.path, IdentityAnchoredQuery) and each.path.is_linear
     last: nn.Module = f if is_matrix else f.norm_out  # whose output is f(x), whether W_1 is fused or not
-    hooks.callback(last.register_forward_hook(remember("f")).remove)
+    hooks.callback(last.register_forward_hook(partial(remember, "f")).remove)
     if isinstance(each.path, WeightAnchoredQuery):
-        hooks.callback(each.path.anchor.register_forward_hook(remember("anchor")).remove)
+        hooks.callback(each.path.anchor.register_forward_hook(partial(remember, "anchor")).remove)
     hooks.callback(each.projection.register_forward_hook(done).remove)

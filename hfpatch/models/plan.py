@@ -1,4 +1,4 @@
-"""From settings and the sites of a stock model to the plan that :func:`hfpatch.models.attach.attach` follows."""
+"""Query settings as the plan that :func:`hfpatch.models.attach.attach` follows, and as a line of maths."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ DOWN_PROJECTIONS = (
     "fc2",
 )  # fmt: skip
 _DEFAULT_STD = 0.02  # of matrices, where a configuration names none
+_ACTIVATIONS = {"gelu": "GELU", "relu": "ReLU", "relu2": "ReLU²", "silu": "SiLU", "identity": ""}
+_NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LN", "none": ""}
+_SYMBOLS = {"query": "Q", "key": "K", "value": "V"}
 _WITHOUT_MATRIX = {"identity": "path: identity", "residual": "path: residual", "nonlinear": "anchor: identity"}
 
 
@@ -29,7 +32,7 @@ def make_plan(outline: Any, settings: ScratchSettings, *, head_size: int | None,
 
     Args:
         outline: the stock model, on the meta device; head size and biases are changed in place.
-        settings: what to build.
+        settings: of the model to build.
         head_size: of an attention that has to be resized, else None.
         seed: seed of the initialisation.
 
@@ -128,18 +131,24 @@ def _joins(site: AttentionSite, at: str) -> list[str]:
 
 
 def _f(query: QuerySettings, reads: str | None, hidden: int) -> Plan:
-    """Return which f and its options."""
+    """Return the kind of f and its options."""
     if query.path != "nonlinear":
         return {"f": {"identity": "none", "residual": "linear"}[query.path], "options": {}}
+    input_norm, output_norm = _norms(query, from_mlp=bool(reads))
+    norms = {"input_norm": input_norm, "output_norm": output_norm}
     if reads:
-        norms = {"input_norm": query.input_norm or "none", "output_norm": query.output_norm or "none"}
         return {"f": "hidden", "options": norms}
-    norms = {"input_norm": query.input_norm or "rmsnorm", "output_norm": query.output_norm or "layernorm"}
     try:
         rank = bottleneck_rank(hidden, query.rank)
     except HfpatchError as error:
         raise HfpatchError(f"architecture.query: {error}") from error
     return {"f": "nonlinear", "options": {"rank": rank, "activation_name": query.activation, **norms}}
+
+
+def _norms(query: QuerySettings, *, from_mlp: bool) -> tuple[str, str]:
+    """Return input and output norm of f: the settings' own, or the defaults of an f that reads x or an MLP."""
+    defaults = ("none", "none") if from_mlp else ("rmsnorm", "layernorm")
+    return query.input_norm or defaults[0], query.output_norm or defaults[1]
 
 
 def _readers(outline: nn.Module, sites: list[AttentionSite]) -> dict[str, str]:
@@ -166,3 +175,34 @@ def _readers(outline: nn.Module, sites: list[AttentionSite]) -> dict[str, str]:
             )
         readers[site.name] = f"{block}.{name}"
     return readers
+
+
+def describe_query(settings: QuerySettings) -> str:
+    """Return how queries (keys, values) are computed: ``Q = (x + f(x))/2, f = LN(GELU(RMSNorm(x) W₁) W₂)``.
+
+    x: the input of the attention module; h: the hidden activations of the previous block's MLP.
+    """
+    symbols = [_SYMBOLS[target] for target in settings.targets]
+    left = ", ".join(symbols)
+    stock = f"x W_{symbols[0]}" if len(symbols) == 1 else "x W"
+    if settings.path == "linear":
+        return "Q = x W_Q"
+    if settings.path == "identity":
+        return f"{left} = x"
+    if settings.path == "residual":
+        return f"{left} = x + x W"
+    anchor = "x" if settings.anchor == "identity" else stock
+
+    # f reads x, or the hidden activations h of an MLP
+    from_mlp = settings.source == "mlp"
+    norm_in, norm_out = (_NORMS[name] for name in _norms(settings, from_mlp=from_mlp))
+    if from_mlp:
+        f = _applied(norm_out, f"{_applied(norm_in, 'h[0:d]')} W′")
+    else:
+        inner = _applied(_ACTIVATIONS[settings.activation], f"{_applied(norm_in, 'x')} W₁")
+        f = _applied(norm_out, f"{inner} W₂") + ("" if settings.rank is None else f", rank {settings.rank}")
+    return f"{left} = ({anchor} + f(x))/2, f = {f}"
+
+
+def _applied(function: str, argument: str) -> str:
+    return f"{function}({argument})" if function else argument

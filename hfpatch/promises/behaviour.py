@@ -1,21 +1,24 @@
-"""Promises about the patched model: its outputs, modes of running, and saved files."""
+"""Promises about the patched model: its outputs, the tensors of its method, modes of running, and saved files."""
 
 from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft import LoraConfig, PeftConfig
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from hfpatch.errors import HfpatchError
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.promises.common import (
     NEW_TOKENS,
+    NOT_OURS,
     changed_by,
     gradients,
     largest,
@@ -39,6 +42,7 @@ from hfpatch.tuners.hooks import MethodSite
 from hfpatch.tuners.places import method_site
 
 ALLOWED_FILES = {".safetensors", ".json", ".md"}
+OTHER = "meta"  # as any device but the CPU, it takes no tensor of the CPU, but it needs no hardware
 CHANGED_SHARE = 1e-7  # of the largest logit: below it a patch has no effect
 
 
@@ -55,6 +59,49 @@ def no_op(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
         return difference > 0, text
     advice = "" if difference == 0 else "; start from a no-op, such as a last matrix of zeros"
     return difference == 0, f"largest logit difference {difference:.2g}{advice}"
+
+
+class Call(NamedTuple):
+    """The first call of one of a method's places: its arguments after the parts, its result's dtype, its changes."""
+
+    given: tuple[Any, ...]
+    returned: torch.dtype
+    in_place: bool
+
+
+def results(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """Each place returns the dtype that it was given, and a new tensor: others may read the one that it was given."""
+    if not isinstance(config, MethodConfig):
+        return True, NOT_OURS
+    calls = _calls(model, config, tokens)
+    for place, call in calls.items():
+        if call.returned != call.given[0].dtype:
+            return False, f"{place} returns {call.returned} where it was given {call.given[0].dtype}"
+        if call.in_place:
+            return False, f"{place} changes its argument in place; return a new tensor"
+    return True, f"at {', '.join(calls)}"
+
+
+def devices(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """Each place takes its parts and tensors on any device, and puts none of another one beside them."""
+    if not isinstance(config, MethodConfig):
+        return True, NOT_OURS
+    site, calls = method_site(changed_by(model, config)[0]), _calls(model, config, tokens)
+    with FakeTensorMode(allow_non_fake_inputs=True):  # computes shapes, dtypes and devices only
+        with torch.device(OTHER):
+            parts = config.build(site, config.seed)
+        for place, call in calls.items():
+            if type(call.given[-1]) is not MethodSite:  # it holds tensors of the forward pass
+                continue
+            given = [torch.empty_like(each, device=OTHER) if isinstance(each, Tensor) else each for each in call.given]
+            try:
+                getattr(config, place)(parts, *given)
+            except (RuntimeError, HfpatchError) as error:
+                if "device" in str(error) and "cpu" in str(error):
+                    return False, f"{place} puts a tensor of the CPU beside its input; create it with device=x.device"
+            except Exception:  # such as a decision by a value, which a fake tensor lacks
+                continue
+    return True, f"at {', '.join(calls)}"
 
 
 def unpatch_restores(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
@@ -190,6 +237,32 @@ def init_independent(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bo
     return equal_names and not _different(*states), f"{len(states[0])} tensors, injected before and after a LoRA"
 
 
+def _calls(model: Any, config: MethodConfig, tokens: Tensor) -> dict[str, Call]:
+    """Run the model with the method and return the first call at each place where the method acts."""
+    calls: dict[str, Call] = {}
+
+    def recorded(place: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def record(self: MethodConfig, parts: Any, *given: Any) -> Tensor:
+            before = [each._version for each in given if isinstance(each, Tensor)]
+            result = function(self, parts, *given)
+            in_place = before != [each._version for each in given if isinstance(each, Tensor)]
+            calls.setdefault(place, Call(given, result.dtype, in_place))
+            return result
+
+        return record
+
+    original = {place: getattr(type(config), place) for place in config.acts_at()}
+    with perturbed(model, config):
+        for place, function in original.items():
+            setattr(type(config), place, recorded(place, function))
+        try:
+            logits(model, tokens)
+        finally:
+            for place, function in original.items():
+                setattr(type(config), place, function)
+    return calls
+
+
 def _built(config: MethodConfig, site: MethodSite, *, generator: int = 0, seed: int | None = None) -> dict[str, Tensor]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator)
@@ -201,7 +274,7 @@ def _different(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return the first of some names, and how many there are beside it."""
+    """Return the first of some names, and the number of the others."""
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 

@@ -12,6 +12,7 @@ import re
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,9 @@ from peft.utils.hotswap import hotswap_adapter
 from torch import Tensor, nn
 
 from hfpatch.nn import normal_
+from hfpatch.promises.common import NOT_OURS, in_one_line
 from hfpatch.sites import survey
+from hfpatch.support.modes import keeping_flags
 from hfpatch.surgery.budget import attention_modules
 from hfpatch.tuners.adapters import adapter_parameters
 from hfpatch.tuners.config import MethodConfig
@@ -57,7 +60,7 @@ class Broken(AssertionError):
 
 @dataclass(frozen=True)
 class Base:
-    """A tiny model, of which every entry takes copies, and tokens ``(batch, seq)`` for it."""
+    """A tiny model, which every entry copies, and tokens ``(batch, seq)`` for it."""
 
     model: Any
     tokens: Tensor
@@ -86,14 +89,9 @@ def moved(model: Any, seed: int = 0) -> Any:
 @torch.no_grad()
 def outputs(model: Any, tokens: Tensor, **options: Any) -> Tensor:
     """Return the first output of a model, with every gradient off: torch picks kernels by these flags."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad = False
-    try:
+    with keeping_flags(model):
+        model.requires_grad_(False)
         found: Tensor = model(tokens, **options)[0]
-    finally:
-        for parameter in trained:
-            parameter.requires_grad = True
     return found
 
 
@@ -141,10 +139,8 @@ def modes(base: Base, config: PeftConfig) -> str | None:
 
     def parts(model: Any) -> list[Any]:
         layers = [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
-        held = [
-            part for layer in layers for name in layer.adapter_layer_names for part in getattr(layer, name).values()
-        ]
-        return [part for part in held if isinstance(part, nn.Module)]
+        held = (getattr(layer, name).values() for layer in layers for name in layer.adapter_layer_names)
+        return [part for values in held for part in values if isinstance(part, nn.Module)]
 
     model = get_peft_model(base.new(), copy.deepcopy(config))
     require(all(part.training for part in parts(model)), "injection leaves parts in evaluation mode")
@@ -203,9 +199,8 @@ def several(base: Base, config: PeftConfig) -> str | None:
     model.set_adapter("second")
     moved(model, seed=1)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    require(
-        bool(trained) and all(".second" in name for name in trained), "other tensors than the active adapter's train"
-    )
+    only_second = bool(trained) and all(".second" in name for name in trained)
+    require(only_second, "other tensors than the active adapter's train")
     second = outputs(model, base.tokens)
     with model.disable_adapter():
         require(torch.equal(outputs(model, base.tokens), bare), "a disabled adapter acts")
@@ -305,9 +300,8 @@ def task_types(base: Base, config: PeftConfig) -> str | None:
         trained = [each for each, p in model.named_parameters() if p.requires_grad and "modules_to_save" in each]
         has_head = task in ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
         require(bool(trained) == has_head, f"{task}: the head is not trained")
-        require(
-            has_head or task is not None or type(model) is PeftModel, f"without a task it is a {type(model).__name__}"
-        )
+        if task is None:
+            require(type(model) is PeftModel, f"without a task it is a {type(model).__name__}")
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             loaded = PeftModel.from_pretrained(headed.new(), folder)
@@ -362,9 +356,8 @@ def unloading(base: Base, config: PeftConfig) -> str | None:
     """``unload`` restores the base bit for bit, and it can be wrapped again."""
     plain = base.wrapped(config).unload()
     require([n for n, _ in plain.named_modules()] == [n for n, _ in base.model.named_modules()], "modules are left")
-    require(
-        torch.equal(outputs(plain, base.tokens), outputs(base.new(), base.tokens)), "unloaded it computes otherwise"
-    )
+    equal = torch.equal(outputs(plain, base.tokens), outputs(base.new(), base.tokens))
+    require(equal, "unloaded it computes otherwise")
     get_peft_model(plain, copy.deepcopy(config))
     return None
 
@@ -452,19 +445,10 @@ def kept(base: Base, config: PeftConfig, name: str) -> str | None:
     return why
 
 
-def _lora_keeps(base: Base, name: str) -> bool:
-    """Return whether a LoRA on the attention keeps a promise on this model."""
-    try:
-        kept(base, LoraConfig(r=2, target_modules=attention_modules(base.model)), name)
-    except Exception:  # a model may raise any
-        return False
-    return True
-
-
 def peft_calls(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """PEFT's features work on a tiny random twin of the model."""
     if not isinstance(config, MethodConfig):
-        return True, "does not apply: PEFT's own method"
+        return True, NOT_OURS
     small = dataclasses.replace(
         copy.deepcopy(config), layers_to_transform=None, layers_pattern=None, target_modules=None, exclude_modules=None
     )
@@ -472,15 +456,16 @@ def peft_calls(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, st
         base = Base(twin(model.config), torch.arange(3, 3 + tokens.shape[1])[None].repeat(2, 1))
         outputs(get_peft_model(base.new(), copy.deepcopy(small)), base.tokens)
     except Exception as error:  # a rank as wide as the model, inputs other than tokens, ...
-        return True, f"does not apply: not on a tiny twin: {type(error).__name__}: {error}".splitlines()[0]
+        return True, f"does not apply: not on a tiny twin: {in_one_line(error)}"
     refused = []
     for name in CATALOGUE:
         try:
             if kept(base, small, name):
                 refused.append(name)
         except Exception as error:
-            if _lora_keeps(base, name):
-                return False, f"{name}: {type(error).__name__}: {error}".splitlines()[0]
+            with suppress(Exception):  # an entry that a LoRA breaks too, in any way, does not apply
+                kept(base, LoraConfig(r=2, target_modules=attention_modules(base.model)), name)
+                return False, f"{name}: {in_one_line(error)}"
             refused.append(f"{name} (as for a LoRA on this model)")
     done = f"{len(CATALOGUE) - len(refused)} of {len(CATALOGUE)} on a tiny twin"
     return True, done + (f"; refused, with the reason: {', '.join(refused)}" if refused else "")

@@ -1,4 +1,4 @@
-"""Shared by the promises: inputs, repeatable forward passes, and temporary patches."""
+"""Inputs, repeatable forward passes and temporary patches for the promises."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from hfpatch.tuners.model import changed_sites
 BATCH, LENGTH, NEW_TOKENS = 2, 9, 6
 ROUNDING = 1e-4  # relative to the largest logit or gradient, fp32
 COARSE = 0.05  # the same in half precision
+NOT_OURS = "does not apply: PEFT's own method"
 
 Test = Callable[[Any, PeftConfig, Tensor], tuple[bool, str]]
 
@@ -65,7 +66,7 @@ def loss(model: Any, tokens: Tensor) -> Tensor:
 
 
 def gradients(model: Any, tokens: Tensor) -> dict[str, Tensor]:
-    """Return the gradients of the added tensors; dropout, if it is on, drops the same entries in every call."""
+    """Return the gradients of the added tensors; dropout drops the same entries in every call."""
     config = text_config(model)
     if getattr(config, "axial_pos_embds", False):  # these take only one length in training
         length = math.prod(config.axial_pos_shape)
@@ -90,7 +91,7 @@ def perturbed(model: Any, config: PeftConfig) -> Iterator[None]:
 
 @contextmanager
 def training(model: Any) -> Iterator[None]:
-    """Put a model in training mode for a while."""
+    """Put a model in training mode inside a ``with`` block."""
     model.train()
     try:
         yield
@@ -119,8 +120,7 @@ def leak(model: Any, tokens: Tensor) -> float:
 def within(limit: float, text: str, patched: Callable[[], float], *unpatched: Callable[[], float]) -> tuple[bool, str]:
     """Return whether a measure of the patched model is within a limit, and the text with the number in it.
 
-    Where it is not, or cannot be measured, and the same is true of the model without hfpatch, the promise does not
-    apply.
+    If it is not, or an error prevents it, and the same holds for the model without hfpatch, the promise does not apply.
     """
     try:
         found = patched()
@@ -130,12 +130,16 @@ def within(limit: float, text: str, patched: Callable[[], float], *unpatched: Ca
     except HfpatchError:
         raise
     except Exception as error:  # a model may raise any
-        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        problem = in_one_line(error)
     for measure in unpatched:
         try:
             if not measure() <= limit:
                 return True, "does not apply: the model itself does not, without hfpatch"
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            return True, f"does not apply: the model itself cannot, without hfpatch: {reason}"
+            return True, f"does not apply: the model itself cannot, without hfpatch: {in_one_line(error)}"
     return False, problem
+
+
+def in_one_line(error: Exception) -> str:
+    """Return the class and the first line of an error."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]

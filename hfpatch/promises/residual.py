@@ -108,11 +108,11 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def nearest_difference(self, plain: AdditionTrace, silent: AdditionTrace, expected: Tensor) -> float:
         """Return how near the residual stream comes to differing from the plain trace's by ``expected``.
 
-        The branch joins the residual stream in the first sum of something that depends on the attention (it changes
-        where the attention is silent) and something that does not, but varies over tokens. From there to the next
-        product of matrices, which reads the residual stream, a result or an operand of a sum has to differ by
-        ``expected``. Where there is no such sum, the branch itself begins a new residual stream, and any sum counts.
-        Relative to ``expected``; infinite if no such sum was found.
+        The branch joins the residual stream in the first sum of a term that depends on the attention (it changes when
+        the attention is silent) and a term that does not, but varies over tokens. From there to the next product of
+        matrices, which reads the residual stream, a result or an operand of a sum has to differ by ``expected``.
+        Without such a sum, the branch itself begins a new residual stream, and any sum counts. Relative to
+        ``expected``; infinite without any sum.
         """
         wanted = expected.flatten()
         steps = list(zip(self.steps, plain.steps, silent.steps, strict=False))

@@ -16,8 +16,8 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.methods import PreProjectionConfig
-from hfpatch.promises import behaviour, catalogue, interface, residual, site
-from hfpatch.promises.common import Test, changed_by, example_tokens
+from hfpatch.promises import behaviour, catalogue, residual, site
+from hfpatch.promises.common import Test, changed_by, example_tokens, in_one_line
 from hfpatch.support.markup import html_table
 from hfpatch.support.modes import evaluating
 from hfpatch.surgery.bases import load_base, load_config
@@ -26,8 +26,8 @@ from hfpatch.twins import twin
 
 PROMISES: list[tuple[str, Test]] = [
     ("no-op at init", behaviour.no_op),
-    ("each place keeps dtype and input", interface.results),
-    ("each place works on any device", interface.devices),
+    ("each place keeps dtype and input", behaviour.results),
+    ("each place works on any device", behaviour.devices),
     ("unpatch restores, base never changes", behaviour.unpatch_restores),
     ("attention is where it is declared", site.anatomy),
     ("pure: only the attention sees the change", site.purity),
@@ -50,7 +50,7 @@ PROMISES: list[tuple[str, Test]] = [
 
 @dataclass(frozen=True)
 class Verdict:
-    """One promise: its name, whether it holds, and the measurement."""
+    """A promise's name, whether it holds, and the measurement."""
 
     promise: str
     holds: bool
@@ -64,8 +64,8 @@ class CheckReport:
     Args:
         model: name of the model.
         method: the configuration's class.
-        changed: how many blocks the method changes.
-        left_out: the blocks that it leaves out, by index, with the reason.
+        changed: number of blocks that the method changes.
+        left_out: the reasons for other blocks, by index.
         verdicts: one for each promise.
     """
 
@@ -113,8 +113,7 @@ def check(
     Args:
         model_or_id: a causal language model without adapters, or the name of one for :func:`hfpatch.load_base`.
         config: the method to inject; pre-projection with content skip by default.
-        config_only: check a tiny random twin of the model's configuration, without its weights; see
-            :func:`hfpatch.twins.twin`.
+        config_only: check a tiny random twin of the model's configuration; see :func:`hfpatch.twins.twin`.
         watch: called with ``(promise, done, total)`` before each promise is tested.
 
     Raises:
@@ -144,8 +143,8 @@ def check(
                 holds, seen = test(model, config, tokens)
             except HfpatchError:
                 raise
-            except Exception as error:  # a promise that breaks with an error is a verdict, not a crash
-                holds, seen = False, f"{type(error).__name__}: {error}".splitlines()[0]
+            except Exception as error:  # a verdict, too
+                holds, seen = False, in_one_line(error)
                 file = getattr(sys.modules.get(type(config).__module__), "__file__", None)
                 lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
                 if lines:  # in the method's own file

@@ -43,9 +43,7 @@ def anatomy(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
         if bool(args[0].any()):
             wrong.append(path)
 
-    paths = [
-        site.output_path for site in found.sites if site.output_path != site.path
-    ]  # else the attention computes it
+    paths = [s.output_path for s in found.sites if s.output_path != s.path]  # else the attention computes it
     handles = [unwrapped(model.get_submodule(p)).register_forward_pre_hook(partial(reads, p)) for p in paths]
     with hooked(handles), SoftmaxMode(attentions(found.sites), silence):
         logits(model, tokens)
@@ -112,14 +110,16 @@ def reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
 def query_columns(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """The declared columns of query, key and value are exactly those, at every site.
 
-    The scores q·k are read where the softmax reads them. Columns moved at one position change: a query,
-    only its row of the scores; a key, only its column; a value, only the output while the attention weights are fixed.
+    The scores q·k are read where the softmax reads them. Columns changed at one position change: for a query, only its
+    row of the scores; for a key, only its column; for a value, only the output while the attention weights are fixed.
     With the columns fixed, a changed hidden state no longer changes that part: there are no further columns.
     """
     if not isinstance(config, NonlinearQueryConfig):
         return True, "does not apply: tested with a nonlinear query"
     sites = changed_by(model, config)
-    plain = observe(model, sites, tokens, modules=lambda site: [m for t in config.targets for m in _modules(site, t)])
+    declared = {site.path: [site.projections[target] for target in config.targets] for site in sites}
+    modules = {path: [name for p in each for name in (p.path, *p.beside)] for path, each in declared.items()}
+    plain = observe(model, sites, tokens, modules=modules)
     for site in sites:
         seen = plain[site.path]
         if seen.scores is None:
@@ -175,16 +175,15 @@ def _wrong_heads(model: Any, site: AttentionSite, tokens: Tensor, plain: Tensor)
 
 @dataclass(frozen=True)
 class _Effect:
-    """The effect of a change at one position of a site, relative, with fixed attention weights.
+    """The largest changes by a change at one position of a site, relative, with fixed attention weights.
 
     Args:
-        row: the largest change of the scores of earlier keys where that position is the query, by head
-            ``(batch·heads,)``.
-        column: the largest change of the scores where it is the key, by head.
-        others: the largest change of the scores where it is neither.
-        earlier: the largest change of the scores of keys before it.
-        here: the largest change of the output at that position.
-        elsewhere: the same at the other positions.
+        row: of the scores of earlier keys where that position is the query, by head ``(batch·heads,)``.
+        column: of the scores where it is the key, by head.
+        others: of the scores where it is neither.
+        earlier: of the scores of keys before it.
+        here: of the output at that position.
+        elsewhere: of the output at the other positions.
     """
 
     row: Tensor
@@ -195,7 +194,7 @@ class _Effect:
     elsewhere: float
 
     def missing(self) -> list[str]:
-        """Return the targets that the change did not reach."""
+        """Return the targets that the change did not reach in every head."""
         reached = {"query": float(self.row.min()), "key": float(self.column.min()), "value": self.elsewhere}
         return [target for target, change in reached.items() if change <= MOVED]
 
@@ -212,10 +211,6 @@ class _Effect:
         if target == "key":  # a convolution over time may carry it to later keys
             return "key" not in self.missing() and max(self.earlier, self.here, self.elsewhere) <= limit
         return "value" not in self.missing() and max(row, column, self.others) <= limit
-
-    def left_in(self, target: str) -> float:
-        """Return the remaining change of a target."""
-        return {"query": float(self.row.max()), "key": float(self.column.max()), "value": self.elsewhere}[target]
 
 
 def _effect_of(model: Any, site: AttentionSite, tokens: Tensor, plain: Observation, handles: list[Any]) -> _Effect:
@@ -240,15 +235,10 @@ def _effect_of(model: Any, site: AttentionSite, tokens: Tensor, plain: Observati
     )
 
 
-def _modules(site: AttentionSite, target: str) -> list[str]:
-    """Return the paths of the modules that compute a target."""
-    projection = site.projections[target]
-    return [projection.path, *projection.beside]
-
-
 def _wrong_columns(model: Any, site: AttentionSite, target: str, tokens: Tensor, plain: Observation) -> str | None:
     """Return an error about the columns declared for a target; None if they are right."""
-    columns, projection, at = site.projections[target].columns, site.projection_module(target), plain.middle
+    declared, projection, at = site.projections[target], site.projection_module(target), plain.middle
+    columns = declared.columns
     moved, limit = _moved_at(at), rounding(model) / 10
 
     def move(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -265,9 +255,10 @@ def _wrong_columns(model: Any, site: AttentionSite, target: str, tokens: Tensor,
     if not effect.acts_as(target, limit):
         return f"columns do not act as {target}"
     handles = _at(site.attention, moved)
-    for path in _modules(site, target):
+    for path in (declared.path, *declared.beside):
         handles.append(site.inner_module(path).register_forward_hook(partial(fix, plain.projected[path])))
-    if _effect_of(model, site, tokens, plain, handles).left_in(target) > limit:
+    left = _effect_of(model, site, tokens, plain, handles)
+    if {"query": float(left.row.max()), "key": float(left.column.max()), "value": left.elsewhere}[target] > limit:
         return f"columns are not all of the {target}"
     return None
 

@@ -132,7 +132,7 @@ class Observation:
         middle: the position that is in most of the attention's sums, both as a query and as a key.
         weights: outputs of every softmax and logsumexp inside.
         output: the first output ``(batch, seq, hidden)``.
-        projected: the outputs of the modules below it that were asked for, by path.
+        projected: the outputs of chosen modules below it, by path.
     """
 
     scores: Tensor | None
@@ -147,7 +147,7 @@ def observe(
     sites: list[AttentionSite],
     tokens: Tensor,
     *,
-    modules: Callable[[AttentionSite], Iterable[str]] = lambda site: (),
+    modules: Mapping[str, Iterable[str]] | None = None,
     weights: Mapping[str, list[Tensor]] | None = None,
 ) -> dict[str, Observation]:
     """Run a model once and return the observation of each site, by path.
@@ -156,7 +156,7 @@ def observe(
         model: the model.
         sites: where to look.
         tokens: token ids ``(batch, seq)``.
-        modules: the paths of the modules below a site's attention whose output to keep.
+        modules: by the path of a site the paths of modules below its attention whose output to keep.
         weights: attention weights to use instead of the computed ones, by path.
     """
     lengths: dict[str, int] = {}
@@ -173,7 +173,7 @@ def observe(
     handles = []
     for site in sites:
         handles.append(site.attention.register_forward_hook(partial(around, site.path), with_kwargs=True))
-        for inner in modules(site):
+        for inner in (modules or {}).get(site.path, ()):
             handles.append(site.inner_module(inner).register_forward_hook(partial(behind, site.path, inner)))
     change = None if weights is None else lambda path, index, computed: weights[path][index]
     with hooked(handles), SoftmaxMode(attentions(sites), change) as mode:

@@ -1,7 +1,7 @@
 """Budgets: every method with a size at several parameter counts, each of them a method called ``lora@10k``.
 
 A recipe's ``budgets`` are replaced as it is read: ``lora`` becomes ``lora@10k``, with ``match: 10000`` in its part, and
-so on. From there on these are methods like all others; the names say what belongs together.
+so on. From then on these are methods like all others; their names show the family.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_budget(value: object) -> bool:
 
 
 def budget_text(budget: Budget) -> str:
-    """Return a budget as it is in names: ``10k``, ``65.5k``, ``1.5M``, ``1234``, ``0.1%``; different ones differ."""
+    """Return the unique text of a budget in names: ``10k``, ``65.5k``, ``1.5M``, ``1234``, ``0.1%``."""
     if isinstance(budget, str):
         return f"{share_of(budget):g}%"
     unit, letter = (100_000, "M") if budget >= 1_000_000 and not budget % 100_000 else (100, "k")
@@ -37,12 +37,12 @@ def budget_text(budget: Budget) -> str:
 
 
 def budget_of(parts: Parts) -> str | None:
-    """Return the budget that a method's size is solved for, as in names; None where there is none."""
+    """Return the budget that a method's size is solved for, as in names, or None."""
     return next((budget_text(part["match"]) for part in parts if is_budget(part.get("match"))), None)
 
 
 def family_of(name: str) -> str:
-    """Return the method of which a name is one budget: ``lora`` of ``lora@10k``, and of ``lora``."""
+    """Return a method's name without its budget: ``lora`` of ``lora@10k`` and of ``lora``."""
     return name.partition(_MARK)[0]
 
 
@@ -58,13 +58,13 @@ def points_of(family: str, methods: Mapping[str, Parts]) -> list[str]:
 
 
 def middle_of(name: str, methods: Mapping[str, Parts]) -> str:
-    """Return the method's middle budget, of an even number the lower one; of a method without budgets itself."""
+    """Return the name at the method's middle budget, the lower one of two; without budgets the name itself."""
     points = points_of(family_of(name), methods) if _MARK in name else []
     return points[(len(points) - 1) // 2] if points else name
 
 
 def name_of_point_mistake(name: str, parts: Parts) -> str | None:
-    """Return what is wrong with the name of one budget of a method, or None."""
+    """Return the mistake in the name of one budget of a method, or None."""
     if _MARK not in name or name == f"{family_of(name)}{_MARK}{budget_of(parts)}":
         return None
     return f"the name {name!r}: what follows {_MARK} is the budget in match, as {_MARK}10k is of match: 10000"
@@ -78,7 +78,7 @@ def with_points(values: Mapping[str, Any]) -> dict[str, Any]:
     repeated for each budget.
 
     Raises:
-        ValueError: if budgets are none, or it cannot be known which part they size.
+        ValueError: if budgets are malformed, or it is not known which part they size.
     """
     methods, shared = values.get("methods"), values.get("budgets")
     rest = {key: value for key, value in values.items() if key != "budgets"}
@@ -105,7 +105,7 @@ def with_points(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _points(name: str, parts: Parts, shared: Sequence[Budget]) -> dict[str, list[dict[str, Any]]]:
-    """Return the parts of a method at each of its budgets, by name; nothing where it stands where it is."""
+    """Return the parts of a method at each of its budgets, by name; nothing where it keeps its size."""
     said = [place for place, part in enumerate(parts) if "budgets" in part]
     found = said or [place for place, part in enumerate(parts) if shared and has_open_size(part) is not False]
     if len(found) > 1:
@@ -138,7 +138,7 @@ def _points(name: str, parts: Parts, shared: Sequence[Budget]) -> dict[str, list
 
 
 def _repeated(values: Mapping[str, Any], points: Mapping[str, Collection[str]]) -> dict[str, Any]:
-    """Return labels and the grid of tuning with what they say about a method said about each of its budgets."""
+    """Return labels and the grid of tuning with entries of a method repeated for each of its budgets."""
     found: dict[str, Any] = {}
     if isinstance(labels := values.get("labels"), dict):
         found["labels"] = {

@@ -1,4 +1,4 @@
-"""What a recipe names that is code from outside the installed packages, which runs only where the user said so."""
+"""Code from outside the installed packages that a recipe names: it runs only with the user's consent."""
 
 from __future__ import annotations
 
@@ -12,48 +12,42 @@ from hfpatch.errors import HfpatchError
 from hfpatch.support.plugins import is_installed, is_installed_path
 
 REFERENCE = re.compile(r"[\w.]+:\w+")
-"""How a method of one's own is named: ``package.module:Class``."""
+"""The name of a user's method: ``package.module:Class``."""
 _CONSENTS = ("trust_remote_code", "confirm_run_unsafe_code")
 
 
 def refuse_code(values: dict[str, Any], said: Collection[str], source: str) -> None:
-    """Refuse a recipe that names code outside the installed packages: whoever wrote it is not who runs it.
+    """Refuse a recipe that names code outside the installed packages, as its author may not be its user.
 
-    Such are methods of one's own (``module:Class``), task files (their templates are code, too, and ``!function`` names
-    more), the modelling code of a model or a tokenizer, attention kernels of the hub, and code that a model writes.
-
-    Args:
-        values: the recipe's content.
-        said: keys that were given beside the file, by who runs it.
-        source: the recipe's file.
-
-    Raises:
-        HfpatchError: naming each key.
+    Such code are a user's methods (``module:Class``), task files (their templates are code, too, and ``!function``
+    names more), the modelling code of a model or a tokenizer, attention kernels of the hub, and code that a model
+    writes. Keys that the user ``said`` beside the file ``source`` are allowed; the error names each other one.
     """
     below = tuple(f"{key}." for key in said)
-    found = {key: value for key, value in _leaves(values) if _is_code(key, value) and not f"{key}.".startswith(below)}
-    if named := [f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in found.items()]:
+    named = []
+    for key, value in _leaves(values):
+        last = key.rpartition(".")[2]
+        if last in _CONSENTS:
+            is_code = bool(value)
+        elif not isinstance(value, str):
+            is_code = False
+        elif last == "type":
+            is_code = REFERENCE.fullmatch(value) is not None and not is_installed(value.partition(":")[0])
+        elif last == "attn_implementation":
+            is_code = "/" in value
+        else:
+            is_code = last == "include_path" and not is_installed_path(Path(value))
+        if is_code and not f"{key}.".startswith(below):
+            named.append(f"{key}={value if isinstance(value, str) else json.dumps(value)}")
+    if named:
         raise HfpatchError(
             f"{source}: names code outside the installed packages ({', '.join(named)}); read that code, then add "
             "--trust-code (in Python: trust_code=True)"
         )
 
 
-def _is_code(key: str, value: object) -> bool:
-    *_, last = key.split(".")
-    if last in _CONSENTS:
-        return bool(value)
-    if not isinstance(value, str):
-        return False
-    if last == "type":
-        return REFERENCE.fullmatch(value) is not None and not is_installed(value.partition(":")[0])
-    if last == "attn_implementation":
-        return "/" in value
-    return last == "include_path" and not is_installed_path(Path(value))
-
-
 def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the dotted key and the value of all that is no mapping and no list."""
+    """Yield the dotted key and the value of every scalar."""
     if isinstance(value, dict | list):
         for name, each in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _leaves(each, f"{key}.{name}" if key else str(name))

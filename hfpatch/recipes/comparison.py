@@ -1,7 +1,7 @@
-"""Recipes: what to compare, on which model, trained and evaluated how.
+"""Recipes of comparisons: the base, the text, the methods, their training and their evaluation.
 
 A recipe is a YAML file, read strictly: an unknown key, a value of the wrong type and two options that contradict each
-other are errors of one line that says where. Reading one loads neither torch nor transformers.
+other are errors of one line with the place. Reading one loads neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ModelSettings(Section):
     revision: str | None = None
     """The hub revision; None takes the newest and records which one it was."""
     dtype: Dtype = "float32"
-    """The dtype the base is loaded in; of a quantised one what its products are computed in."""
+    """The dtype of the base; of a quantised one the dtype of its products."""
     load_in_8bit: bool = False
     """Quantise the linear layers of the base to 8 bits with bitsandbytes (LLM.int8)."""
     load_in_4bit: bool = False
@@ -73,7 +73,7 @@ class ModelSettings(Section):
     attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None = (
         None
     )
-    """How attention is computed; None leaves it to transformers."""
+    """The implementation of attention; None leaves it to transformers."""
     trust_remote_code: bool = False
     """Run code that comes with the model or its tokenizer, such as an exported one's; read it before."""
     device_map: str | dict[str, int | str] | None = None
@@ -108,16 +108,16 @@ class ModelSettings(Section):
 
     @property
     def loading(self) -> dict[str, Any]:
-        """All but the name, as `hfpatch.surgery.bases.load_base` takes it."""
+        """All settings but the name, as `hfpatch.surgery.bases.load_base` takes them."""
         return self.model_dump(exclude={"name"})
 
     def describe(self) -> dict[str, Any]:
-        """Return what is not at its default of how the base is loaded, name, revision and dtype aside."""
+        """Return the settings of loading that are not at their defaults, without name, revision and dtype."""
         return self.model_dump(mode="json", exclude={"name", "revision", "dtype"}, exclude_defaults=True)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What makes two models the same one: not where they are computed, nor by whose code."""
+        """The settings that identify the model: not its devices, nor the consent to its code."""
         own = self.model_dump(mode="json", include={"name", "revision", "dtype"})
         return own | {key: value for key, value in self.describe().items() if key not in PLACES}
 
@@ -138,7 +138,7 @@ class Recipe(Section):
     training: TrainingSettings = TrainingSettings()
     """The optimiser, its schedule and the seeds."""
     tuning: TuningSettings | None = None
-    """What every method is tried at before its final runs; None trains all at ``training.lr``."""
+    """The values that every method is tried at before its final runs; None trains all at ``training.lr``."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """The tasks."""
     retention: RetentionSettings | None = None
@@ -156,8 +156,8 @@ class Recipe(Section):
     methods: Annotated[dict[str, list[dict[str, Any]]], Field(min_length=1)]
     """Each method is a list of parts, ``{type: pre_projection, content_skip: true}``; the baseline is ``[]``."""
     labels: dict[str, str] = Field(default_factory=dict)
-    """What methods are called in the headline, tables, figures and LaTeX; a ``label`` in a method's first part says the
-    same. Files, folders and options use the names above."""
+    """The names of methods in the headline, tables, figures and LaTeX, which a ``label`` in a method's first part gives
+    too. Files, folders and options use the names above."""
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Recipe:
@@ -197,14 +197,14 @@ class Recipe(Section):
         return tuning_seed(self.training.seeds)
 
     def tuned_at(self, method: str) -> str:
-        """Return the method whose trials a method's rate is chosen by: itself, or its middle budget."""
+        """Return the method whose trials choose a method's rate: itself, or its middle budget."""
         return middle_of(method, self.methods) if self.tuning is not None and self.tuning.at == "middle" else method
 
     def only(self, methods: Collection[str]) -> Recipe:
         """Return the recipe with some of its methods, and the baseline; ``lora`` is every budget of it.
 
         Raises:
-            HfpatchError: if there is no such method, none is named, or one has the size or the rate of a method that is
+            HfpatchError: if there is no such method, none is named, or one needs the size or rate of a method that is
                 left out.
         """
         methods = [point for name in methods for point in (points_of(name, self.methods) or [name])]
@@ -257,7 +257,7 @@ class Recipe(Section):
         return Recipe.model_validate_json(json.dumps(changed), strict=True)
 
     def trial_mistake(self) -> str | None:
-        """Return what is wrong with a trial of tuning, or with a final run at its values, each as the run it is."""
+        """Return the mistake in a trial of tuning, or in a final run at its values, or None."""
         trained = {name: self.methods[name] for name in self.trained}
         runs = [(name, values) for name in trained if self.tuning for values in self.tuning.combinations(name, trained)]
         for where, recipe_of in (("tuning.grid: ", self.tuned), ("tuning, in a trial: ", self.trial)):
@@ -282,7 +282,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, trust_code: 
         `hfpatch.surgery.methods.validate_methods`, which needs PEFT.
 
     Raises:
-        HfpatchError: for each mistake a recipe can hold, naming the file, the key and what is allowed.
+        HfpatchError: for each mistake in a recipe, with the file, the key and the allowed values.
     """
     recipe = load_as(path, overrides, Recipe, trust_code=trust_code, rearranged=_rearranged)
     for override in overrides if recipe.tuning is not None else ():
@@ -351,13 +351,13 @@ def name_mistake(*names: str) -> str | None:
 
 
 def twice_mistake(key: str, values: Sequence[Any]) -> str | None:
-    """Return which value a list holds twice, or None."""
+    """Return the mistake of a list that holds a value twice, or None."""
     twice = [value for value in values if values.count(value) > 1]
     return f"{key} lists {twice[0]!r} twice; name each once" if twice else None
 
 
 def match_mistake(name: str, part: Mapping[str, Any], methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
-    """Return what is wrong with ``match`` in a part of the method ``name``, to follow the part's place, or None."""
+    """Return the mistake in ``match`` in a part of the method ``name``, to follow the part's place, or None."""
     if "match" not in part:
         return None
     target, others = part["match"], [other for other, parts in methods.items() if parts and other != name]

@@ -1,4 +1,4 @@
-"""What a recipe says about its training text."""
+"""The section ``data`` of a recipe: the training text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DataSettings(TextSource):
 
     source: PathText = "tinyworld/shifted"
     mixture: tuple[WeightedSource, ...] = ()
-    """Several sources in the place of one, each with its ``weight``; what says where a text is then belongs to each."""
+    """Several sources instead of one, each with its ``weight`` and its own keys of a source."""
     chat_template: PathText | None = None
     """A file with the Jinja template of conversations; None takes the tokenizer's own."""
     min_characters: NonNegativeInt = 1
@@ -44,8 +44,22 @@ class DataSettings(TextSource):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> DataSettings:
-        if self.mixture:
-            self._check_mixture()
+        if len(self.mixture) == 1:
+            raise ValueError("data.mixture has one source; list two at least, or write it as data.source")
+        if self.mixture and (changed := self.changed(_SOURCE)):
+            raise ValueError(
+                f"data.{changed[0]} is of a single text, and data.mixture has several; set it in each of them"
+            )
+        try:
+            parts = self.parts() if self.mixture else []
+        except ValidationError as error:
+            raise ValueError(f"data.mixture: {explain(error, DataSettings)}") from None
+        for (place, one), (later, other) in itertools.combinations(enumerate(parts), 2):
+            if self.held_out and _may_share(one, other):
+                raise ValueError(
+                    f"data.mixture.{place} and data.mixture.{later} are {one.split} and {other.split} of {one.source}, "
+                    "so one may train on what the other holds out; take slices that share nothing, or leave one out"
+                )
         if self.streaming and self.max_documents is None and self.layout != "stream":
             raise ValueError("data.streaming reads as far as it is needed; say how far with data.max_documents")
         if self.is_token_file and self.layout != "stream":
@@ -72,10 +86,10 @@ class DataSettings(TextSource):
         return [source.weight for source in self.mixture] or [1.0]
 
     def parts(self) -> list[DataSettings]:
-        """Return the settings of each source by itself, with its share of ``held_out``; without a mixture just these.
+        """Return the settings of each source, with its share of ``held_out``; without a mixture these alone.
 
         Raises:
-            ValidationError: if what a source says contradicts the other settings.
+            ValidationError: if a source contradicts the other settings.
         """
         if not self.mixture:
             return [self]
@@ -88,31 +102,13 @@ class DataSettings(TextSource):
         return found
 
     def describe_text(self) -> dict[str, Any]:
-        """Return the settings that decide which tokens there are, and not how they are laid out in blocks."""
+        """Return the settings that decide the tokens, but not their layout in blocks."""
         return self.model_dump(mode="json", include=set(_TEXT))
 
     def reset_text(self) -> list[str]:
-        """Return the overrides that undo what these settings say about reading text, which a token file refuses."""
+        """Return the overrides that reset the settings of reading text, which a token file refuses."""
         defaults = type(self).model_fields
         return [f"data.{name}={json.dumps(defaults[name].default)}" for name in self._changed()]
-
-    def _check_mixture(self) -> None:
-        if len(self.mixture) == 1:
-            raise ValueError("data.mixture has one source; list two at least, or write it as data.source")
-        if changed := self.changed(_SOURCE):
-            raise ValueError(
-                f"data.{changed[0]} is of a single text, and data.mixture has several; set it in each of them"
-            )
-        try:
-            parts = self.parts()
-        except ValidationError as error:
-            raise ValueError(f"data.mixture: {explain(error, DataSettings)}") from None
-        for (place, one), (later, other) in itertools.combinations(enumerate(parts), 2):
-            if self.held_out and _may_share(one, other):
-                raise ValueError(
-                    f"data.mixture.{place} and data.mixture.{later} are {one.split} and {other.split} of {one.source}, "
-                    "so one may train on what the other holds out; take slices that share nothing, or leave one out"
-                )
 
     def _changed(self) -> list[str]:
         return self.changed(tuple(name for name in (*_TEXT, "streaming") if name != "source"))
@@ -130,7 +126,7 @@ def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def overlap_mistake(training: DataSettings, evaluation: DataSettings) -> str | None:
-    """Return what is wrong where the settings show that documents are both trained and evaluated on, or None."""
+    """Return the mistake of settings by which documents are both trained and evaluated on, or None."""
     if evaluation.mixture:
         return "evaluation_data measures one text, and evaluation_data.mixture lists several; leave it out"
     shared = [part for part in training.parts() if _may_share(part, evaluation)]
@@ -162,7 +158,7 @@ def _may_share(one: DataSettings, other: DataSettings) -> bool:
 
 
 def plan_mistake(steps: int, batch_size: int) -> str | None:
-    """Return what is wrong where a batch plan of so many steps would not fit into memory."""
+    """Return the mistake of a batch plan with too many steps for the memory, or None."""
     if steps * batch_size <= PLAN_LIMIT:
         return None
     return (

@@ -1,4 +1,4 @@
-"""What a recipe says about evaluation."""
+"""The section ``evaluation`` of a recipe."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FEWSHOT_SEED = 1234
 
 
 class TaskOptions(Section):
-    """What is particular to one task, or to the tasks of one group."""
+    """Options of one task, or of the tasks of one group."""
 
     limit: Limit | None = None
     """Only its first documents, in place of the ``limit`` of all tasks."""
@@ -65,7 +65,7 @@ class EvaluationSettings(Section):
     batch_size: PositiveInt = 16
     """Rows of one batch in text generation; scoring counts tokens."""
     token_budget: PositiveInt | None = None
-    """Tokens that are scored at once; None takes what suits the device. It changes no decision."""
+    """Tokens that are scored at once; None chooses them for the device. It changes no decision."""
     max_length: PositiveInt | None = None
     """Longest row in tokens; None takes the model's own."""
     allow_unknown_base: bool = False
@@ -101,7 +101,7 @@ class EvaluationSettings(Section):
 
     @model_serializer(mode="wrap")
     def _write(self, write: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202
-        # What changes prompts is left out where it is not used, as in the files of versions that did not have it.
+        # Unused options of prompts are left out, as in the files of versions that did not have them.
         values, fields = write(self), type(self).model_fields
         unused = {key for key in _PROMPTING if values.get(key) == fields[key].get_default(call_default_factory=True)}
         return {key: value for key, value in values.items() if key not in unused}
@@ -113,7 +113,7 @@ class EvaluationSettings(Section):
 
     @property
     def task_options(self) -> dict[str, Any]:
-        """What loading the tasks depends on, besides their names and the data folder."""
+        """The options that tasks are loaded with, besides their names and the data folder."""
         return {
             "num_fewshot": self.num_fewshot,
             "include_path": self.include_path,
@@ -122,12 +122,7 @@ class EvaluationSettings(Section):
         }
 
     def limit_of(self, name: str, documents: int) -> int | None:
-        """Return how many of a task's documents are scored.
-
-        Args:
-            name: how ``tasks`` names the task, or the group or tag that has it.
-            documents: how many there are.
-        """
+        """Return how many of a task's documents are scored; ``tasks`` names it, its group or its tag ``name``."""
         own = self.tasks.get(name) if isinstance(self.tasks, Mapping) else None
         limit = self.limit if own is None or own.limit is None else own.limit
         return limit if limit is None or isinstance(limit, int) else math.ceil(documents * limit)

@@ -1,4 +1,4 @@
-"""What a recipe says about a model that is pretrained from scratch, beyond its configuration class."""
+"""The section ``architecture`` of a model pretrained from scratch, beyond the keys of its configuration class."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class QuerySettings(Section):
     anchor: Literal["identity", "weight"] = "identity"
     """``identity``: A = x and W_Q is gone, which needs d_q = d; ``weight``: A = x W_Q, trained too."""
     source: Literal["attention", "mlp"] = "attention"
-    """What f reads: ``attention`` is x; ``mlp`` is the first d hidden activations of the previous block's MLP, with
+    """The input of f: ``attention`` is x; ``mlp`` is the first d hidden activations of the previous block's MLP, with
     f = h[0:d] W'. The first block has none before it and reads x."""
     activation: Literal["gelu", "relu", "relu2", "silu", "identity"] = "gelu"
     """g; ``identity`` makes f linear, the capacity-matched control."""
@@ -83,7 +83,7 @@ class QuerySettings(Section):
 
 
 class ScratchSettings(Section):
-    """What an architecture section holds besides the keys of its configuration class."""
+    """The keys of an architecture section beside those of the configuration class."""
 
     query: QuerySettings = QuerySettings(path="linear")
     """The query path; left out, the linear W_Q."""
@@ -96,7 +96,7 @@ class ScratchSettings(Section):
 
 
 def split_architecture(architecture: Mapping[str, Any]) -> tuple[ScratchSettings, dict[str, Any]]:
-    """Return what hfpatch reads of an architecture section, and the keys that are left for its configuration class.
+    """Return hfpatch's settings in an architecture section, and the keys of its configuration class.
 
     Raises:
         HfpatchError: if a value is unknown or of the wrong type, or two contradict each other.

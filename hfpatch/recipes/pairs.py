@@ -1,22 +1,116 @@
-"""Which methods of a comparison are tested against which; what ``match`` makes comparable is decided here alone."""
+"""Which methods of a comparison are tested against which: methods of one size (``match``), and their controls."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from hfpatch.recipes.controls import LINEAR_QUERY, Parts, controls_of, has_its_budget, is_control, kind_of, targets_of
+from hfpatch.recipes.budgets import Parts, budget_of
 
 if TYPE_CHECKING:
     from hfpatch.recipes.comparison import Recipe
 
-
 Question = Literal["base", "lora", "parts", "models", "retention"]
-"""What a pair of methods is compared for; see :mod:`hfpatch.results.verdicts`."""
+"""The question that a pair of methods answers; see :mod:`hfpatch.results.verdicts`."""
+
+SKIP_ALONE = "the skip alone"
+LINEAR_PRE_PROJECTION = "the linear pre-projection"
+LINEAR_QUERY = "the linear query"
+QUERY_TEMPERATURE = "the query temperature"
+NO_SKIP = "the pre-projection without the skip"
+LINEAR_NO_SKIP = "the linear pre-projection without the skip"
+
+
+@dataclass(frozen=True)
+class Control:
+    """A method that keeps one part of another method alone, and so shows where the other one's effect comes from.
+
+    Attributes:
+        name: its name in the recipe.
+        keeps: the part that it keeps, in words.
+    """
+
+    name: str
+    keeps: str
+
+    @property
+    def has_its_size(self) -> bool:
+        """Whether it should have as many parameters as its method."""
+        return self.keeps in (LINEAR_PRE_PROJECTION, LINEAR_QUERY)
+
+
+def is_control(parts: Parts) -> bool:
+    """Return whether a method is a control by its form: the skip alone, a linear one, a temperature."""
+    return kind_of(parts) in (SKIP_ALONE, LINEAR_PRE_PROJECTION, LINEAR_QUERY, QUERY_TEMPERATURE)
+
+
+def controls_of(methods: Mapping[str, Parts]) -> dict[str, list[Control]]:
+    """Return the controls of every method that has any, in the order of the methods.
+
+    ====================================  ==========================================================================
+    a method that is one                  its controls
+    ====================================  ==========================================================================
+    nonlinear pre-projection              a linear one (``activation: identity``) without a skip
+    the same with a content skip          linear ones, the skip alone (``expansion: 0``), the one without the skip
+    nonlinear query, key or value         a linear one (``activation: identity``) of its form and targets
+    nonlinear query or key                the query temperature
+    ====================================  ==========================================================================
+
+    One budget of a method has the controls of that budget and controls without a budget.
+    """
+    found = {name: [*_controls(parts, methods)] for name, parts in methods.items() if not is_control(parts)}
+    return {name: controls for name, controls in found.items() if controls}
+
+
+def _controls(parts: Parts, methods: Mapping[str, Parts]) -> Iterator[Control]:
+    own = kind_of(parts)
+    with_skip = own == "pre_projection" and bool(parts[0].get("content_skip"))
+    for name, other in methods.items():
+        kind = kind_of(other)
+        if not has_its_budget(other, parts):
+            continue
+        if own == "nonlinear_query" and kind == QUERY_TEMPERATURE and targets_of(parts) != {"value"}:
+            yield Control(name, kind)
+        elif own == "nonlinear_query" and kind == LINEAR_QUERY:
+            forms = [each[0].get("form", "preserving") for each in (other, parts)]
+            if forms[0] == forms[1] and targets_of(other) == targets_of(parts):
+                yield Control(name, kind)
+        elif own == "pre_projection" and kind == LINEAR_PRE_PROJECTION and not other[0].get("content_skip"):
+            yield Control(name, LINEAR_NO_SKIP if with_skip else kind)
+        elif with_skip and kind in (SKIP_ALONE, LINEAR_PRE_PROJECTION):
+            yield Control(name, kind)
+        elif with_skip and kind == own and other[0] == {k: v for k, v in parts[0].items() if k != "content_skip"}:
+            yield Control(name, NO_SKIP)
+
+
+def has_its_budget(control: Parts, parts: Parts) -> bool:
+    """Return whether a control has the budget of a method, or none."""
+    return budget_of(control) in (None, budget_of(parts))
+
+
+def targets_of(parts: Parts) -> set[str]:
+    """Return which of query, key and value a nonlinear query of one part changes."""
+    targets = parts[0].get("targets", "query")
+    return {targets} if isinstance(targets, str) else set(targets)
+
+
+def kind_of(parts: Parts) -> str | None:
+    """Return the type of a method of one part, or the part that it keeps as a control; None for a stack."""
+    if len(parts) != 1:
+        return None
+    part, kind = parts[0], str(parts[0].get("type"))
+    is_linear = part.get("activation") == "identity" and not part.get("gated")
+    if kind == "pre_projection" and part.get("expansion") == 0:
+        return SKIP_ALONE
+    if kind == "query_temperature":
+        return QUERY_TEMPERATURE
+    linear = {"pre_projection": LINEAR_PRE_PROJECTION, "nonlinear_query": LINEAR_QUERY}
+    return linear.get(kind, kind) if is_linear else kind
 
 
 def references(recipe: Recipe) -> dict[str, list[str]]:
-    """Return what each method is compared with: the baseline first, then methods of its size, then its controls.
+    """Return the methods that each method is compared with: the baseline, then methods of its size, then its controls.
 
     Methods of its size are, in this order:
 
@@ -25,9 +119,8 @@ def references(recipe: Recipe) -> dict[str, list[str]]:
     2. of a nonlinear query, key or value the linear one of the same targets;
     3. where there is none of these, and it is not matched itself, the method named ``lora``.
 
-    Controls keep one part of it alone (:func:`hfpatch.recipes.controls.controls_of`). What is a control itself is
-    compared with the baseline and the LoRAs of its match group; a LoRA with the baseline alone, as the others are
-    compared with it.
+    A control itself is compared with the baseline and the LoRAs of its match group; a LoRA with the baseline alone, as
+    the others are compared with it.
     """
     methods, controls = recipe.methods, controls_of(recipe.methods)
     anchors = {name: {str(part["match"]) for part in parts if "match" in part} for name, parts in methods.items()}
@@ -65,13 +158,7 @@ def left_out_of_pairs(whole: Recipe, some: Recipe) -> list[str]:
 def by_question(
     made: Collection[tuple[str, str]], baseline: str | None, loras: Collection[str]
 ) -> dict[Question, list[tuple[str, str]]]:
-    """Return which pairs answer which question: with the baseline, with a LoRA, and all others.
-
-    Args:
-        made: each method with one that it is compared with.
-        baseline: the base alone.
-        loras: the methods that are LoRA and nothing else.
-    """
+    """Return the pairs of methods ``made`` by their question: with the baseline, with a method in ``loras``, others."""
     found: dict[Question, list[tuple[str, str]]] = {}
     for pair in made:
         question: Question = "base" if pair[1] == baseline else "lora" if pair[1] in loras else "parts"
@@ -80,16 +167,13 @@ def by_question(
 
 
 def in_one_group(anchors: Mapping[str, Collection[str]], one: str, other: str) -> bool:
-    """Return whether one method is matched to the other, or both are matched to a third or to one budget.
+    """Return whether one method is matched to the other, or both to a third or to one budget.
 
-    Args:
-        anchors: for each method those that its parts are matched to.
-        one: a method.
-        other: another one.
+    ``anchors`` are the methods and budgets that each method is matched to.
     """
     return not {one, *anchors[one]}.isdisjoint({other, *anchors[other]})
 
 
 def is_lora(parts: Parts) -> bool:
-    """Return whether a method is LoRA, of whatever variant, and nothing else."""
+    """Return whether all parts of a method are LoRA, of any variant."""
     return bool(parts) and all(part.get("type") == "lora" for part in parts)

@@ -49,7 +49,7 @@ class TokenizerSettings(Section):
 
 
 class _Pretraining(Section):
-    """What a single model and a study have in common."""
+    """The keys of a single model and of a study."""
 
     name: str
     """Names the run; ``runs/<name>`` is where it goes unless ``--out`` says otherwise."""
@@ -62,7 +62,7 @@ class _Pretraining(Section):
     data: DataSettings
     """The training text."""
     evaluation_data: DataSettings | None = None
-    """Text whose loss is measured, only what it holds out if it does so; None takes what ``data`` holds out."""
+    """Text whose loss is measured: its held-out documents, or else all of it; None takes those held out of ``data``."""
     evaluation_blocks: PositiveInt | None = None
     """Measure the loss on so many blocks of that text, drawn once for all runs; None takes all of it."""
     training: PretrainSettings = PretrainSettings()
@@ -117,7 +117,7 @@ class StudyRecipe(_Pretraining):
     baseline: str
     """The variant that all others are compared with."""
     variants: Annotated[dict[str, Variant], Field(min_length=2)]
-    """What is compared with each other; the reports keep their order."""
+    """The variants to compare, in the order of the reports."""
     sweep: dict[str, list[Any]] = Field(default_factory=dict)
     """Keys of ``training`` and the values that each variant is trained with, in every combination:
     ``{lr: [1e-3, 2e-3], weight_decay: [0.1, 0.03125]}``."""
@@ -142,7 +142,7 @@ class StudyRecipe(_Pretraining):
         return self
 
     def _check_run(self, variant: str, point: Point) -> None:
-        """Refuse a run that is no recipe, or does not see the same batches as all others."""
+        """Refuse a run whose values are no recipe, or that would not see the same batches as all others."""
         where = f"variants.{variant}{' at ' * bool(point)}{point_name(point)}"
         try:
             run = self.single(variant, point, self.seeds[0])
@@ -161,7 +161,7 @@ class StudyRecipe(_Pretraining):
         return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
     def single(self, variant: str, point: Point, seed: int) -> PretrainRecipe:
-        """Return the recipe of one run; by itself it trains the same model."""
+        """Return the recipe of one run, which trains the same model outside of the study."""
         values = self.model_dump(mode="json", exclude={"seeds", "baseline", "variants", "sweep"})
         chosen = self.variants[variant]
         values["architecture"] |= chosen.architecture
@@ -171,20 +171,13 @@ class StudyRecipe(_Pretraining):
         return PretrainRecipe.model_validate_json(json.dumps(values), strict=True)
 
 
-def load_pretrain_recipe(
-    path: Path | str, overrides: Sequence[str] = (), *, trust_code: bool = False
-) -> PretrainRecipe:
-    """Read the pretraining recipe of one model; otherwise as `hfpatch.recipes.comparison.load_recipe`."""
-    return load_as(path, overrides, PretrainRecipe, trust_code=trust_code)
-
-
 def load_pretrain_or_study(
     path: Path | str, overrides: Sequence[str] = (), *, trust_code: bool = False
 ) -> PretrainRecipe | StudyRecipe:
-    """Read a pretraining recipe: a study if it has ``variants``, else one model."""
+    """Read a pretraining recipe: a study if it has ``variants``, else one model; as `load_recipe` otherwise."""
     if "variants" in read_yaml(find_recipe(Path(path))):
         return load_as(path, overrides, StudyRecipe, trust_code=trust_code)
-    return load_pretrain_recipe(path, overrides, trust_code=trust_code)
+    return load_as(path, overrides, PretrainRecipe, trust_code=trust_code)
 
 
 def point_name(point: Point) -> str:

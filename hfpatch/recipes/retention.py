@@ -14,7 +14,7 @@ from hfpatch.recipes.sources import TextSource
 from hfpatch.recipes.strict import Section, explain
 
 OWN_LANGUAGE = "base_language"
-"""What the language that tinyworld's bases were trained on is called."""
+"""The name of the language that tinyworld's bases were trained on."""
 _PREFIX = "retention_"
 
 
@@ -40,7 +40,7 @@ class RetentionSettings(Section):
         """Return how each text is read: as the training text is, in packed rows where that is not padded.
 
         Raises:
-            ValidationError: if what a text says contradicts itself.
+            ValidationError: if the keys of a text contradict each other.
         """
         common = training.model_dump(include={"chat_template", "min_characters", "append_eos"})
         common |= {"block_size": self.block_size or training.block_size}
@@ -54,19 +54,19 @@ class RetentionSettings(Section):
 
 
 def task_of(text: str) -> str:
-    """Return the name under which results have the scores on a text."""
+    """Return the name of a text's scores in results."""
     return f"{_PREFIX}{text}"
 
 
 def text_of(task: str) -> str:
-    """Return what the recipe calls a text, from the name under which results have its scores."""
+    """Return a text's name in the recipe from the name of its scores in results."""
     return task.removeprefix(_PREFIX)
 
 
 def retention_mistake(
     settings: RetentionSettings | None, model: str, training: DataSettings, tasks: Collection[str]
 ) -> str | None:
-    """Return what is wrong with ``retention``, or None."""
+    """Return the mistake in ``retention``, or None."""
     if settings is None:
         return None
     if not settings.sources(model):
@@ -92,7 +92,7 @@ def retention_mistake(
 
 
 def rewind_mistake(scales: Sequence[float], given: Mapping[str, object]) -> str | None:
-    """Return what is wrong with ``rewind``, or None; ``given`` are the values of the keys that it needs."""
+    """Return the mistake in ``rewind``, or None; ``given`` are the values of the keys that it needs."""
     if not scales:
         return None
     for scale in scales:

@@ -1,9 +1,9 @@
-"""What ``match`` solves for: the option that is a tuner's size, and the values that it may have.
+"""The option of each tuner that ``match`` solves for, its size, and the values that it may have.
 
 This is the one table of sizes. A tuner's values come as runs, in each of which the parameter count never falls from one
 value to the next; the runs together hold every value. The counts themselves come from twins of the model
-(`hfpatch.surgery.budget`), which cannot say what the values are: PEFT takes another OFT block size than one that does
-not divide, DEFT ranks above the widest add nothing, and counts of LoKr and RandLoRA fall and rise.
+(`hfpatch.surgery.budget`), which do not show the values: PEFT replaces OFT block sizes that do not divide,
+DEFT ranks above the widest add nothing, and counts of LoKr and RandLoRA fall and rise.
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ NO_SIZE: dict[str, str] = {
 
 
 def has_open_size(part: Part) -> bool | None:
-    """Return whether a part has a size and says nothing of it; None where that is known only once its type is loaded.
+    """Return whether a part has a size that it leaves open; None where only loading its type would show that.
 
-    It does not depend on what has been loaded.
+    It does not depend on the types loaded so far.
     """
     kind = part.get("type")
     if kind in _REGISTERED or (kind not in SIZES and kind not in NO_SIZE):
@@ -155,7 +155,7 @@ def share_of(text: str) -> float | None:
 
 
 def size_mistake(part: Part) -> str | None:
-    """Return what is wrong with ``match`` in a part of a known type, to follow the part's place, or None."""
+    """Return the mistake in ``match`` in a part of a known type, to follow the part's place, or None."""
     kind = part["type"]
     if kind in NO_SIZE:
         return f".match: {kind} has no size to solve for: it {NO_SIZE[kind]}; leave match out"
@@ -164,7 +164,7 @@ def size_mistake(part: Part) -> str | None:
 
 
 def register_size(kind: str, key: str | None) -> None:
-    """Say which option of a method is its size, a whole number from 1 on, or that it has none (None)."""
+    """Register the option of a method that is its size, a whole number from 1 on; None for no size."""
     if kind in _REGISTERED or (kind not in SIZES and kind not in NO_SIZE):
         _REGISTERED.add(kind)
         NO_SIZE.pop(kind, None)

@@ -1,4 +1,4 @@
-"""What a recipe says about one source of text: where it is, which part of it, and what its rows are."""
+"""One source of text in a recipe: its place, the part of it that is read, and the format of its rows."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class TextSource(Section):
     revision: str | None = None
     """The hub data set's revision; None takes the newest and records which one it was."""
     format: Format = "text"
-    """What a row is: a ``text``; ``messages``, a conversation of which the assistant's turns are learned; or
-    ``prompt_completion``, of which the completion is. The loss counts what is learned only."""
+    """The format of a row: a ``text``; ``messages``, a conversation of which the assistant's turns are learned; or
+    ``prompt_completion``, of which the completion is learned. The loss counts learned tokens only."""
     text_column: str = "text"
     """The column that holds the text."""
     messages_column: str = "messages"

@@ -1,4 +1,4 @@
-"""Reading YAML strictly: every mistake becomes one line that names the file, the key, the value and what is allowed."""
+"""Reading YAML strictly: every mistake is one line with the file, the key, the value and the allowed values."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Model = TypeVar("Model", bound=BaseModel)
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 SEED_LIMIT = 2**32
+"""Seeds are below it, as NumPy's must be."""
 RATES = ("lr", "learning_rate")
 NO_OWN_RATE = (
     "; a method has no rate of its own: tuning: finds each method's best, training.learning_rates gives a group of "
     "tensors (lora, skip, query, ...) its own"
 )
-"""What a message says to one of :data:`RATES` in a method."""
-"""Seeds are below it, as NumPy's must be."""
+"""The hint where one of :data:`RATES` is given in a method."""
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
@@ -53,7 +53,7 @@ def expand(path: str) -> str:
 PathText = Annotated[str, AfterValidator(expand)]
 """A path, or a name that may be one; environment variables are replaced as the recipe is read."""
 ExpandedPath = Annotated[Path, BeforeValidator(lambda value: expand(value) if isinstance(value, str) else value)]
-"""A path, likewise."""
+"""A path whose environment variables are replaced."""
 
 
 class Section(BaseModel):
@@ -61,7 +61,7 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     instead_of: ClassVar[Mapping[str, str]] = {}
-    """Keys that take another's place: an override of one takes the other out."""
+    """Keys that replace each other: an override of one removes the other."""
 
 
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)$|^[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)$")
@@ -81,7 +81,7 @@ _AMOUNT = re.compile(r"^\w+ should have (at (?:least|most) \d+ items?) after val
 class _Loader(yaml.SafeLoader):
     """YAML in which ``1e-5`` is a number, a date is text and a key given twice is an error.
 
-    Aliases may repeat what an anchor names, but neither contain it nor repeat it into more than ``_NODES`` values.
+    An alias may not contain its anchor, and aliases may not expand to more than ``_NODES`` values.
     """
 
     def get_single_node(self) -> yaml.Node | None:
@@ -104,7 +104,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _count_nodes(node: yaml.Node, counts: dict[int, int]) -> int:
-    """Return how many values a node is when every alias is written out; ``counts`` holds those of nodes seen so far."""
+    """Return the number of values of a node with every alias expanded; ``counts`` are those of nodes seen so far."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in counts:
@@ -118,7 +118,7 @@ def _count_nodes(node: yaml.Node, counts: dict[int, int]) -> int:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what ``_Loader`` reads back unchanged."""
+    """Writes YAML that ``_Loader`` reads back unchanged."""
 
 
 for _kind in (_Loader, _Dumper):
@@ -139,7 +139,7 @@ def load_as(
 ) -> Model:
     """Read a recipe of the kind that ``model`` describes; otherwise as `hfpatch.recipes.comparison.load_recipe`.
 
-    ``rearranged`` brings what the file and the overrides say into the model's layout, or raises ValueError.
+    ``rearranged`` brings the values of file and overrides into the model's layout, or raises ValueError.
     """
     file = find_recipe(Path(path))
     values = read_yaml(file)
@@ -245,7 +245,7 @@ def _put(values: dict[str, Any], keys: list[str], value: object, override: str, 
     """Set ``value`` under the dotted ``keys``; below a mapping with free keys or a list any key goes."""
     known: type[BaseModel] | None = model
     place: Any = values
-    is_free = False  # whether the place is a field that is a mapping, out of which null takes an entry
+    is_free = False  # whether the place is a mapping with free keys, from which null removes an entry
     for depth, key in enumerate(keys):
         at: Any = key
         if known is not None and not isinstance(place, list) and key not in known.model_fields:
@@ -288,7 +288,7 @@ def section_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:
 
 
 def _check_plain(value: object, path: tuple[str, ...], source: str) -> None:
-    """Refuse what YAML can say and JSON cannot: keys that are not text, nan, infinity, sets and bytes."""
+    """Refuse values of YAML that JSON does not have: keys that are not text, nan, infinity, sets and bytes."""
     where = ".".join(path) or "the top level"
     if isinstance(value, dict):
         for key, item in value.items():
@@ -324,11 +324,12 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         message = message.replace(theirs, ours)
     if first["type"] == "value_error":
         return f"{path + ': ' if path else ''}{message}{others}"
-    return f"{path} is {_shown(first['input'])}; {message}{others}"
+    shown = json.dumps(first["input"], ensure_ascii=False)
+    return f"{path} is {shown if len(shown) <= 60 else f'{shown[:57]}...'}; {message}{others}"
 
 
 def _meant(key: str, place: type[BaseModel] | None, model: type[BaseModel]) -> str:
-    """Return `` (did you mean ...?)`` for an unknown key: one like it there, or one of its name elsewhere."""
+    """Return `` (did you mean ...?)`` for an unknown key: a similar one there, or the same name elsewhere."""
     near = list(place.model_fields) if place is not None else []
     paths = sorted(_paths_to(key, model), key=lambda path: path.count("."))
     if not paths or nearest(key, near, cutoff=0.75):
@@ -344,11 +345,6 @@ def _paths_to(key: str, model: type[BaseModel], prefix: str = "") -> list[str]:
         if section is not None:
             found += _paths_to(key, section, f"{prefix}{name}.")
     return found
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _kind_of(value: object) -> str:

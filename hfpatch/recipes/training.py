@@ -1,4 +1,4 @@
-"""What a recipe says about training."""
+"""The section ``training`` of a recipe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hfpatch.recipes.data import plan_mistake
 from hfpatch.recipes.strict import Dtype, Section
 
 Group = Literal["pre_projection", "skip", "query", "lora", "other"]
-"""Groups of trained tensors by what they do, each of which may have its own learning rate or dtype."""
+"""Groups of trained tensors by their role, each of which may have its own learning rate or dtype."""
 
 _MARKS: tuple[tuple[str, Group], ...] = (
     ("preproj_skip", "skip"),
@@ -50,14 +50,14 @@ NOT_IDENTITY = frozenset(
 
 
 class LoopSettings(Section):
-    """What every training run has: batches, optimiser, schedule, checkpoints."""
+    """Settings of every training run: batches, optimiser, schedule, checkpoints."""
 
     instead_of: ClassVar[Mapping[str, str]] = {"steps": "epochs", "epochs": "steps"}
 
     steps: PositiveInt
     """Optimiser steps."""
     epochs: PositiveFloat | None = None
-    """In the place of ``steps``: how often each block is seen, on average over a mixture; rounded up to whole steps."""
+    """Instead of ``steps``: how often each block is seen, on average over a mixture; rounded up to whole steps."""
     batch_size: PositiveInt = 16
     """Blocks that one optimiser step sees, over all processes and accumulation steps together."""
     micro_batch_size: PositiveInt | None = None
@@ -111,7 +111,7 @@ class LoopSettings(Section):
 
     @model_serializer(mode="wrap")
     def _one_of_both(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out whichever of ``steps`` and ``epochs`` does not count."""
+        """Leave out the one of ``steps`` and ``epochs`` that is not used."""
         values: dict[str, Any] = handler(self)
         values.pop("epochs" if self.epochs is None else "steps", None)
         return values
@@ -131,11 +131,11 @@ class TrainingSettings(LoopSettings):
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
     """One run per seed; a seed fixes initialisation and batch plan for every method alike."""
     on_bad_loss: Literal["record", "skip", "stop"] = "record"
-    """What a loss or a gradient that is NaN or infinite does. ``record``: the run ends there and counts as diverged,
+    """The answer to a loss or gradient that is NaN or infinite. ``record``: the run ends there and counts as diverged,
     which is a result: no patch, no scores, its step in the reports. ``skip``: the update is left out and counted.
     ``stop``: an error that names the blocks of the step."""
     trainable_dtype: Dtype = "float32"
-    """The dtype of what is trained. bfloat16 loses most small updates; it is here to reproduce results that used it."""
+    """The dtype of trained tensors. bfloat16 loses most small updates; it is here to reproduce results that used it."""
     trainable_dtypes: dict[Group, Dtype] = Field(default_factory=dict)
     """The dtype of single tensor groups (pre_projection, skip, query, lora, other) where it differs from
     ``trainable_dtype``."""
@@ -182,7 +182,7 @@ def group_of(name: str) -> Group:
 
 
 def by_group(names: Iterable[str]) -> dict[Group, list[str]]:
-    """Return the names of each group that is there."""
+    """Return the names by group."""
     found: dict[Group, list[str]] = {}
     for name in names:
         found.setdefault(group_of(name), []).append(name)
@@ -190,7 +190,7 @@ def by_group(names: Iterable[str]) -> dict[Group, list[str]]:
 
 
 def loop_mistake(training: LoopSettings) -> str | None:
-    """Return what contradicts itself in a training section, or None."""
+    """Return the contradiction in a training section, or None."""
     micro, batch = training.micro_batch_size, training.batch_size
     if micro is not None and batch % micro:
         return f"training.micro_batch_size is {micro}; must divide training.batch_size ({batch})"
@@ -202,7 +202,7 @@ def loop_mistake(training: LoopSettings) -> str | None:
 
 
 def with_steps(training: AnySettings, blocks: int) -> AnySettings:
-    """Return the settings with the steps that their epochs are on so many blocks; without epochs as they are.
+    """Return the settings with their epochs on so many blocks turned into steps.
 
     Raises:
         HfpatchError: if the steps contradict the other settings.
@@ -217,7 +217,7 @@ def with_steps(training: AnySettings, blocks: int) -> AnySettings:
 
 
 def held_out_mistake(training: LoopSettings, *, measured: bool) -> str | None:
-    """Return what needs held-out text where none is ``measured``, or None."""
+    """Return the mistake of a setting that needs held-out text where none is ``measured``, or None."""
     wanted = ("patience", "keep_best", "diagnose_every")
     key = next((name for name in wanted if getattr(training, name, None)), None)
     if measured or key is None:

@@ -1,4 +1,4 @@
-"""What a recipe says about tuning: the rates, and other values, that every method is tried at before it is compared."""
+"""The section ``tuning`` of a recipe: rates and other values to try for every method before the comparison."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hfpatch.recipes.strict import Section
 from hfpatch.recipes.training import NOT_IDENTITY, TrainingSettings
 
 Values: TypeAlias = dict[str, Any]
-"""What a trial is trained with: ``lr``, other keys of training, options of the method's parts as ``0.lora_alpha``."""
+"""The values of a trial: ``lr``, other keys of training, options of the method's parts as ``0.lora_alpha``."""
 Edge: TypeAlias = Literal["lowest", "highest"]
 
 _FIRST_SEED = 1000
@@ -119,7 +119,7 @@ def tuning_mistake(
     data: DataSettings,
     methods: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> str | None:
-    """Return what contradicts the rest of the recipe, or None; ``methods`` are those that are trained."""
+    """Return the contradiction with the rest of the recipe, or None; ``methods`` are the trained ones."""
     if tokens := [part.source for part in data.parts() if part.is_token_file]:
         return f"tuning takes documents away from a text, and data.source {tokens[0]} contains tokens; use the text"
     taken = tuning.held_out + (data.held_out or 0)

@@ -1,4 +1,4 @@
-"""Documents, figures and pages from what runs measured; importing it loads neither torch nor matplotlib."""
+"""Reports of results: documents, figures and pages. Importing the package loads neither torch nor matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model cards with what a run measured: one for the whole run, and one for each of its patches."""
+"""Model cards with results: one for a whole run, and one for each of its patches."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ from pathlib import Path
 
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting.comparison.answer import answer, headline_table
-from hfpatch.reporting.comparison.changes import change_of, scale_in, verdict_text
 from hfpatch.reporting.comparison.tables import score_table
 from hfpatch.reporting.comparison.tuning import chosen_facts
 from hfpatch.reporting.document import Table
 from hfpatch.reporting.facts import protocol_facts
-from hfpatch.reporting.numbers import NOTHING, change_text, count, documents_text, part_text, score
+from hfpatch.reporting.numbers import (
+    NOTHING,
+    change_of,
+    change_text,
+    count,
+    documents_text,
+    part_text,
+    scale_in,
+    score,
+    verdict_text,
+)
 from hfpatch.results.cautions import rates_sentence
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.support.files import write_text
@@ -51,7 +60,7 @@ def run_card(results: ComparisonResults) -> str:
         front(header),
         f"# {escape(results.name)}: patches for {escape(name)}",
         block(results.description),
-        f"## Answer\n\n{block(answer(results).sentence)}",
+        f"## Answer\n\n{block(answer(results))}",
         _shown(headline_table(results)),
         block(rates_sentence(results)),
         f"## Scores\n\n{_shown(score_table(results))}",

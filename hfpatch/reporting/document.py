@@ -1,7 +1,6 @@
-"""A report as plain data: parts of sections of blocks, which ``html``, ``markdown`` and ``terminal`` render once each.
+"""A report as plain data: parts of sections of blocks, which ``html``, ``markdown`` and ``terminal`` render.
 
-A comparison, a study, an inspection and an evaluation each build a :class:`Document`; none of them knows how it will
-be shown. All text is plain: renderers escape it.
+All text is plain: renderers escape it.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Sentences:
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence: ``subject`` names what is compared, ``rest`` follows it."""
+    """One sentence: ``subject``, such as a method, and ``rest``."""
 
     subject: str
     rest: str
@@ -53,7 +52,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Findings:
-    """A list of findings; of many, those beyond the first dozen are folded up as ``more {what}``."""
+    """A list of findings; after the first dozen they are folded up as ``more {what}``."""
 
     items: tuple[Finding, ...]
     title: str = ""
@@ -88,9 +87,9 @@ class Row:
     Attributes:
         cells: one for each column.
         strong: whether it is emphasised.
-        faint: whether it is greyed, because it says nothing.
+        faint: whether it is greyed.
         keys: its values under the keys of the table's filters.
-        href: what its first cell links to, as an address that is escaped already; empty for nothing.
+        href: the link of its first cell, escaped; empty for none.
         page_only: whether it is left out of Markdown.
     """
 
@@ -104,7 +103,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Filter:
-    """A choice that shows some rows of a table: those that have one of ``values`` under ``key``."""
+    """A choice of rows of a table by their values under ``key``, each one of ``values``."""
 
     key: str
     label: str
@@ -117,15 +116,15 @@ class Table:
 
     Attributes:
         name: its anchor.
-        title: what it shows.
-        columns: one a cell of a row.
+        title: its heading, or, without ``heading``, its name for screen readers.
+        columns: one for each cell of a row.
         rows: the lines.
         caption: how to read it.
-        heading: whether the title is shown as a heading; otherwise only screen readers get it.
+        heading: whether the title is shown.
         search: whether rows can be searched.
         filters: choices that show some rows only.
         folded: whether a page shows it only when asked, unless it is short.
-        narrow: tables that show the same in a terminal too narrow for this one.
+        narrow: its tables for a terminal too narrow for this one.
     """
 
     name: str
@@ -153,7 +152,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Download:
-    """A file that a page holds: its name, what the link says, and its content."""
+    """A file inside a page: its name, the text of its link, and its content."""
 
     name: str
     label: str
@@ -188,7 +187,7 @@ Block = Text | Facts | Sentences | Findings | Table | Figure | Download | Browse
 
 @dataclass(frozen=True)
 class Section:
-    """A section: its anchor, its heading, what the navigation calls it, and its blocks."""
+    """A section: its anchor, its heading, its blocks, and its name in the navigation."""
 
     name: str
     title: str
@@ -217,14 +216,14 @@ class Document:
 
     Attributes:
         title: its heading.
-        parts: one, or one for each run that is reported by itself.
-        kind: what it is, such as ``report`` or ``inspection``.
+        parts: one, or one for each run that is reported separately.
+        kind: such as ``report`` or ``inspection``.
         description: a paragraph below the title.
-        complete: whether everything that was planned is in it.
-        glance: the few facts that are shown above everything else.
+        complete: whether every planned run is in it.
+        glance: the few facts shown first.
         opening: sections before the parts.
-        closing: sections after them.
-        summary: what a terminal shows of it.
+        closing: sections after the parts.
+        summary: the blocks that a terminal shows.
     """
 
     title: str

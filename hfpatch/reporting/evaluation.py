@@ -10,30 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hfpatch.errors import listed
 from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.document import Cell, Column, Document, Fact, Facts, Part, Row, Section, Sentences, Table
 from hfpatch.reporting.facts import digest, evaluation_text, gguf_text, provenance_facts, settings_text
-from hfpatch.reporting.numbers import (
-    NOTHING,
-    count,
-    decimal,
-    documents_text,
-    interval,
-    listed,
-    p_text,
-    signed,
-    significant,
-)
+from hfpatch.reporting.numbers import NOTHING, count, decimal, documents_text, interval, p_text, signed, significant
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.cautions import PRODUCTS
-from hfpatch.results.identity import (
-    FREE_SETTINGS,
-    OF_BASE,
-    OF_TASK,
-    base_identity,
-    computed_differently,
-    task_identity,
-)
+from hfpatch.results.identity import FREE_SETTINGS, OF_BASE, OF_TASK, base_identity, computed_differently, task_identity
 from hfpatch.results.records import read_values
 from hfpatch.results.schema import (
     Clusters,
@@ -68,10 +52,20 @@ def evaluation_document(results: EvaluationResults) -> Document:
 
 
 def _sections(results: EvaluationResults) -> tuple[Section, ...]:
+    protocol: list[Fact] = [] if results.of_models else [("Model", _model_text(results.model))]
+    for label, variant in results.variants.items():
+        if variant.model is not None:
+            protocol.append((f"Model {label}", _model_text(variant.model)))
+        if variant.patch is not None:
+            protocol.append((f"Patch {label}", f"{variant.patch}, {count(variant.added)} parameters added"))
+    protocol.append(("Evaluation", evaluation_text(results.settings)))
+    for task, score in next(iter(results.variants.values())).scores.items():
+        settings = settings_text({"version": score.version, "few-shot examples": score.num_fewshot})
+        protocol.append((f"Task {task}", f"{settings}, data SHA-256 {digest(score.data_sha256)}"))
     sections = (
         Section("results", "Results", (*_compared(results), *_scores(results))),
         Section("warnings", "Warnings", (Sentences(tuple(results.warnings)),) if results.warnings else ()),
-        Section("protocol", "Protocol", (Facts(tuple(_protocol(results))),)),
+        Section("protocol", "Protocol", (Facts(tuple(protocol)),)),
         Section("environment", "Environment", (Facts(tuple(provenance_facts(results.provenance))),)),
     )
     return tuple(section for section in sections if section.blocks)
@@ -150,9 +144,9 @@ def _difference(found: Verdict | Comparison, other: str, *, several: bool) -> Ro
 
 
 def evaluation_csv(sources: Mapping[str, EvaluationResults]) -> str:
-    """Return every number of evaluations, by what each is called: a row for each model, task or group, and metric.
+    """Return every number of evaluations, by label: a row for each model, task or group, and metric.
 
-    Of several evaluations the first column names the one that a row is of.
+    Of several evaluations the first column is the label.
     """
     headings = ("model", "patch", "added", "task", "metric", "value", "stderr", "n", "groups", "grouped_by")
     if len(sources) == 1:
@@ -168,20 +162,6 @@ def _numbers(results: EvaluationResults) -> Iterator[tuple[Any, ...]]:
             yield label, variant.patch, variant.added, name, metric, value, error, result.n, *groups
 
 
-def _protocol(results: EvaluationResults) -> Iterator[Fact]:
-    if not results.of_models:
-        yield "Model", _model_text(results.model)
-    for label, variant in results.variants.items():
-        if variant.model is not None:
-            yield f"Model {label}", _model_text(variant.model)
-        if variant.patch is not None:
-            yield f"Patch {label}", f"{variant.patch}, {count(variant.added)} parameters added"
-    yield "Evaluation", evaluation_text(results.settings)
-    for task, score in next(iter(results.variants.values())).scores.items():
-        settings = settings_text({"version": score.version, "few-shot examples": score.num_fewshot})
-        yield f"Task {task}", f"{settings}, data SHA-256 {digest(score.data_sha256)}"
-
-
 def _model_text(model: Mapping[str, Any]) -> str:
     tokenizer = f", tokenizer SHA-256 {digest(model['tokenizer_sha256'])}" if "tokenizer_sha256" in model else ""
     others = {key: value for key, value in model.items() if key not in ("name", "gguf") and "sha256" not in key}
@@ -190,7 +170,7 @@ def _model_text(model: Mapping[str, Any]) -> str:
 
 
 class _Line(NamedTuple):
-    """What scores must have in common to share a line; ``data`` is what they are of, documents, prompts and task."""
+    """The key of a line of scores; ``data`` are hashes of documents, prompts and task."""
 
     task: str
     version: str
@@ -201,11 +181,10 @@ class _Line(NamedTuple):
 
 
 def score_table_of(sources: Mapping[str, EvaluationResults]) -> Table:
-    """Return all scores of one evaluation or of several, by what each is called, a column for each model or patch.
+    """Return all scores of one evaluation or of several, by their labels, a column for each model or patch.
 
-    Scores share a line where they are of the same documents, the same version of a task and as many examples. Of
-    several evaluations the prompts count too; within one they are as they were asked for, such as in the template of
-    each model.
+    Scores share a line where documents, version of the task and number of examples are the same. Of several evaluations
+    the prompts must be the same too; in one they may differ, as each model has its own template.
     """
     variants = {}
     for source, results in sources.items():
@@ -272,11 +251,11 @@ def value_text(value: float) -> str:
 def joint_evaluation_document(
     sources: Mapping[str, EvaluationResults], folders: Mapping[str, Path] | None = None
 ) -> Document:
-    """Return the scores of several evaluations in one table, what differs in how they were made, and each by itself.
+    """Return the scores of several evaluations in one table, their differences in method, and a part for each.
 
     Args:
-        sources: the evaluations, by what they are called.
-        folders: where their records are, by which decisions on the same documents are compared.
+        sources: label -> evaluation.
+        folders: label -> folder with the records, for comparing decisions on the same documents.
     """
     table, differing = score_table_of(sources), (*_differing(sources), *_decisions(sources, folders or {}))
     variants = [variant for each in sources.values() for variant in each.variants.values()]
@@ -302,7 +281,7 @@ def joint_evaluation_document(
 
 
 def _differing(sources: Mapping[str, EvaluationResults]) -> Iterator[str]:
-    """Yield what is not the same in all evaluations: models, settings that change scores, and documents."""
+    """Yield the differences between evaluations: models, settings that change scores, and documents."""
     yield from settings_differing({title: each.settings for title, each in sources.items()})
     models: dict[tuple[Any, ...], list[str]] = {}
     for title, each in sources.items():
@@ -310,7 +289,7 @@ def _differing(sources: Mapping[str, EvaluationResults]) -> Iterator[str]:
     if len(models) > 1:
         named = (f"{listed(titles)} {model[0]} in {model[2]}" for model, titles in models.items())
         yield f"The models differ: {'; '.join(named)}."
-    # what else is not the same in models of the same weights
+    # other differences between models of the same weights
     by_weights: dict[Any, dict[str, dict[str, Any]]] = {}
     for title, each in sources.items():
         for label, variant in each.variants.items():
@@ -343,7 +322,7 @@ def _differing(sources: Mapping[str, EvaluationResults]) -> Iterator[str]:
 
 
 def settings_differing(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the settings that change scores and are not the same in all evaluations, by what these are called."""
+    """Yield the settings that change scores and differ between evaluations, by label."""
     kept = {title: {k: v for k, v in each.items() if k not in FREE_SETTINGS} for title, each in settings.items()}
     for key in dict.fromkeys(key for each in kept.values() for key in each):
         values = {title: each.get(key) for title, each in kept.items()}
@@ -374,6 +353,6 @@ def _decisions(sources: Mapping[str, EvaluationResults], folders: Mapping[str, P
 
 
 def _numbers_of(results: EvaluationResults) -> str:
-    """Return in what numbers a model was computed: its dtype, and that of the products where it is another one."""
+    """Return the dtype of a model, and that of its products where it differs."""
     products = results.provenance.get("matmul") == "fp32"
     return f"{results.model.get('dtype')}{' with products in float32' if products else ''}"

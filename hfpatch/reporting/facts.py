@@ -1,4 +1,4 @@
-"""What a result must name: protocol, model, data, batches, settings and environment, as labelled lines."""
+"""The facts behind results, as labelled lines: protocol, model, data, batches, settings and environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROTOCOLS = {
 
 
 def protocol_facts(results: ComparisonResults) -> list[Fact]:
-    """Return what was compared on what: protocol, model, data, batch plans, training and evaluation settings."""
+    """Return protocol, model, data, batch plans, training and evaluation settings."""
     model, parameters = results.model, results.model.get("parameters")
     described = (
         _text(model.get("name")),
@@ -50,12 +50,12 @@ def protocol_facts(results: ComparisonResults) -> list[Fact]:
 
 
 def gguf_text(gguf: Mapping[str, Any]) -> str:
-    """Return what results say of the GGUF file that a model was loaded from."""
+    """Return the GGUF file of a model in words; nothing without one."""
     return f"{gguf['weights']} (SHA-256 of {gguf['file']} {digest(gguf['file_sha256'])})" if gguf else ""
 
 
 def environment_facts(results: ComparisonResults) -> list[Fact]:
-    """Return where and how the run was made; the commits of its runs where those of the results differ from them."""
+    """Return where and how the run was made, and the commits of its runs where they differ."""
     facts = provenance_facts(results.provenance)
     commits = {run.commit for method in results.methods.values() for run in method.runs.values() if run.commit}
     others = sorted(commits - {_text(results.provenance.get("commit"))})
@@ -113,7 +113,7 @@ def evaluation_text(settings: Mapping[str, Any]) -> str:
 
 
 def settings_text(settings: Any) -> str:
-    """Return settings as one line, what is not set left out; where a file has something else, that."""
+    """Return settings as one line without unset ones; any other value as text."""
     if not isinstance(settings, Mapping):
         return _value(settings)
     return ", ".join(f"{key} {_value(value)}" for key, value in settings.items() if value not in (None, [], {}))

@@ -1,4 +1,4 @@
-"""The page of ``hfpatch plan``: what will be run, how long it takes here, and what differences it could show."""
+"""The page of ``hfpatch plan``: the work, its time on this machine, and the differences it could show."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CAPTION = (
 
 
 def forecast_document(found: Forecast) -> Document:
-    """Return what ``hfpatch plan`` prints."""
+    """Return the page of ``hfpatch plan``."""
     device = found.provenance.get("device", "this machine")
     bound = "at most" if found.whole_steps else "or more, as only parts of steps were run"
     headline = (
@@ -34,8 +34,7 @@ def forecast_document(found: Forecast) -> Document:
     blocks: tuple[Block, ...] = (
         Text(headline, style="headline"),
         *_costs(found),
-        _tasks(found),
-        *([_needed(found, found.effect)] if found.effect is not None else []),
+        *_tasks(found),
         Sentences((*found.assumptions, *found.warnings)),
     )
     return Document(
@@ -55,7 +54,7 @@ def _table(
 
 
 def _costs(found: Forecast) -> Iterator[Table]:
-    """Yield what will be run, the methods, and how long their steps and evaluations were measured to take."""
+    """Yield tables of the work, of the methods, and of the measured times of steps and evaluations."""
     rows: list[Sequence[str | Cell]] = []
     for action, work in sorted(found.work.items(), key=lambda item: list(_ACTIONS).index(item[0])):
         steps, requests = (count(number) if number else NOTHING for number in (work.steps, work.requests))
@@ -84,7 +83,8 @@ def _costs(found: Forecast) -> Iterator[Table]:
     yield _table("kinds", "Measured", ("kind", "a step", "memory", "an evaluation", "memory"), rows, caption)
 
 
-def _tasks(found: Forecast) -> Table:
+def _tasks(found: Forecast) -> Iterator[Table]:
+    """Yield the smallest detectable differences, and the documents or seeds for the asked effect."""
     headings = ("task", "base", "smallest (much)", "after Holm", "smallest (little)")
     rows: list[Sequence[str | Cell]] = []
     for name, task in found.tasks.items():
@@ -99,21 +99,12 @@ def _tasks(found: Forecast) -> Table:
         rows.append((named, base, *sizes))
     seeds = f"{len(found.seeds)} seed{'s' if len(found.seeds) > 1 else ''}"
     title, caption = f"What the tasks can show with {seeds}", _CAPTION.format(count(found.comparisons))
-    return _table("tasks", title, headings, rows, caption)
-
-
-def _size(task: PlannedTask, value: float | None) -> str:
-    if value is None:
-        return "none"
-    if task.unit == "share":
-        return f"{significant(100 * value, 2)} points"
-    return f"{significant(100 * value, 2)} %" if task.unit == "log" else significant(value, 2)
-
-
-def _needed(found: Forecast, effect: float) -> Table:
+    yield _table("tasks", title, headings, rows, caption)
+    if (effect := found.effect) is None:
+        return
     headings = ("task", "documents (much)", "seeds (much)", "documents (little)", "seeds (little)")
     nothing = Detectable(sd=0, smallest=None, smallest_corrected=None)
-    rows: list[Sequence[str | Cell]] = []
+    rows = []
     for name, task in found.tasks.items():
         if task.detectable:
             much, little = (task.detectable.get(change, nothing) for change in ("much", "little"))
@@ -124,4 +115,12 @@ def _needed(found: Forecast, effect: float) -> Table:
         "Documents with the recipe's seeds, or seeds with the task's documents, that find it in 80 % of cases. Where "
         "the recipe's seeds are enough, their number."
     )
-    return _table("needed", f"What an effect of {effect:g} needs", headings, rows, caption)
+    yield _table("needed", f"What an effect of {effect:g} needs", headings, rows, caption)
+
+
+def _size(task: PlannedTask, value: float | None) -> str:
+    if value is None:
+        return "none"
+    if task.unit == "share":
+        return f"{significant(100 * value, 2)} points"
+    return f"{significant(100 * value, 2)} %" if task.unit == "log" else significant(value, 2)

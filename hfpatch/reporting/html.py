@@ -16,8 +16,7 @@ from hfpatch.reporting.document import Block, Cell, Document, Download, Explorer
 from hfpatch.reporting.theme import inline
 from hfpatch.support.version import __version__
 
-LONGEST_PLAIN = 4096
-"""Characters up to which a page holds a file as plain text."""
+LONGEST_PLAIN = 4096  # characters up to which a page holds a file as plain text
 
 
 def html(document: Document) -> str:

@@ -1,33 +1,31 @@
-"""Numbers and names as a reader wants them: units that fit the metric, few digits, a real minus sign."""
+"""Numbers and names as text: units that fit the metric, few digits, a real minus sign."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from statistics import fmean
 from typing import Any
 
-from hfpatch.results.held_out import NATS_PER_TOKEN
-from hfpatch.results.low_noise import is_share
-from hfpatch.results.schema import Clusters, Verdict
+from hfpatch.errors import listed
+from hfpatch.results.cautions import level_at
+from hfpatch.results.low_noise import LOW_NOISE, is_share
+from hfpatch.results.parts import NATS_PER_TOKEN
+from hfpatch.results.schema import Clusters, Comparison, ComparisonResults, Verdict
 
 MINUS = "−"
-NOTHING = "–"
-"""What stands where there is no number."""
-MOST_METHODS = 24
-"""How many methods a figure shows at most, beside the baseline."""
+NOTHING = "–"  # shown where there is no number
+MOST_METHODS = 24  # that a figure shows, beside the baseline
 
 
 class Scale(Enum):
     """The unit in which differences of a metric are reported."""
 
-    POINTS = "points"
-    """The metric is a share: differences in percentage points."""
-    RELATIVE = "%"
-    """The metric is a positive size, such as a perplexity: differences relative to the reference."""
-    RAW = ""
-    """Neither: differences in the metric's own unit."""
+    POINTS = "points"  # of a share: percentage points
+    RELATIVE = "%"  # of a positive size, such as a perplexity: relative to the reference
+    RAW = ""  # of anything else: the metric's own unit
 
 
 def scale_of(metric: str, higher_is_better: bool) -> Scale:
@@ -56,21 +54,52 @@ class Change:
 def change(
     difference: float, low: float, high: float, smallest: float | None, *, scale: Scale, reference: float | None
 ) -> Change:
-    """Convert a difference in the metric's unit to the unit in which it is reported.
+    """Convert a difference, its interval and the smallest visible one from the metric's unit to that of ``scale``.
 
-    Args:
-        difference: method minus reference.
-        low: lower end of its interval.
-        high: upper end of its interval.
-        smallest: the smallest difference that the data can show.
-        scale: the scale of the metric.
-        reference: the reference's own value; without it a relative change is reported in the metric's unit.
+    Without ``reference``, the reference's own value, a relative change stays in the metric's unit.
     """
     if scale is Scale.RELATIVE and not reference:
         scale = Scale.RAW
     factor = {Scale.POINTS: 100.0, Scale.RELATIVE: 100.0 / (reference or 1.0), Scale.RAW: 1.0}[scale]
     visible = None if smallest is None else smallest * factor
     return Change(difference * factor, low * factor, high * factor, visible, scale)
+
+
+def scale_in(results: ComparisonResults, task: str, metric: str) -> Scale:
+    """Return the scale in which differences of a task's metric are reported."""
+    info = results.tasks.get(task)
+    return scale_of(metric, LOW_NOISE.get(metric, info.higher_is_better if info else True))
+
+
+def change_of(results: ComparisonResults, found: Verdict | Comparison, *, plain: bool = True) -> Change:
+    """Return a difference in its reported unit with its 95 % interval; not ``plain``, with that of the verdict."""
+    other = found.other if isinstance(found, Verdict) else found.reference
+    ends, visible = (found.low, found.high), None
+    if isinstance(found, Verdict):
+        visible = found.smallest_visible
+        ends = ends if plain else (found.simultaneous_low, found.simultaneous_high)
+    values = results.values(other, found.task, found.metric) if found.task in results.tasks else []
+    scale = scale_in(results, found.task, found.metric)
+    return change(found.difference, *ends, visible, scale=scale, reference=fmean(values) if values else None)
+
+
+def gain_of(results: ComparisonResults, verdict: Verdict, *, plain: bool = False) -> Change | None:
+    """Return a difference as a gain, above 0 is better, with its simultaneous interval; None if nothing is known."""
+    if math.isnan(verdict.difference):
+        return None
+    found = change_of(results, verdict, plain=plain)
+    return found if verdict.higher_is_better else found.turned
+
+
+def verdict_text(results: ComparisonResults, verdict: Verdict) -> str:
+    """Return a verdict in words: with why nothing was tested, or that the reference is at floor or at chance."""
+    if verdict.why:
+        return f"{verdict.verdict} ({verdict.why})"
+    info = results.tasks.get(verdict.task)
+    if verdict.verdict == "no difference shown" and info is not None and verdict.metric == info.primary:
+        level = level_at(results, verdict.other, verdict.task)
+        return f"{verdict.verdict} ({verdict.other} {level})" if level else verdict.verdict
+    return verdict.verdict
 
 
 def signed(value: float, digits: int) -> str:
@@ -116,6 +145,8 @@ def change_text(change: Change, *, unit: bool = True) -> str:
 
 def size_text(change: Change) -> str:
     """Format a change with its interval and without its sign, which a verb has said, as ``3.1 points [1.2, 5.0]``."""
+    if not math.isfinite(change.high - change.low):
+        return significant(abs(change.difference), 3)
     sign = 1 if change.difference > 0 else -1
     low, high = sorted((sign * change.low, sign * change.high))
     digits, unit = digits_for(change), f" {change.scale.value}".rstrip()
@@ -199,11 +230,6 @@ def part_text(part: dict[str, Any]) -> str:
 
 def _option(value: Any) -> str:
     return "+".join(map(_option, value)) if isinstance(value, list) else str(value)
-
-
-def listed(items: Sequence[str]) -> str:
-    """Join as ``a``, ``a and b``, ``a, b and c``; nothing is an empty text."""
-    return "".join(items) if len(items) < 2 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def diverged_text(diverged: Mapping[int, int]) -> str:

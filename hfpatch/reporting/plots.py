@@ -18,25 +18,22 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from hfpatch.reporting.numbers import Change, Scale, short_count, signed, significant
+from hfpatch.reporting.numbers import Change, Scale, signed, significant
 from hfpatch.reporting.theme import BAND, BLUE, GREY, INK, MUTED, PAPER, VERMILLION, Style, shade, short, to_svg
 
 Floats = NDArray[np.float64]
 
-COLUMNS = 4
-"""How many panels, and entries of a key, are side by side at most."""
-LARGEST = 1e30
-"""What is larger is drawn at the edge, as infinities are."""
-_VERDICTS = {
+COLUMNS = 4  # of panels, and of entries of a key
+LARGEST = 1e30  # larger values are drawn at the edge, as infinities are
+_VERDICTS = {  # colour, marker and the face of the marker
     "better": (BLUE, "o", BLUE),
     "worse": (VERMILLION, "D", VERMILLION),
     "no difference shown": (GREY, "o", PAPER),
     "not tested": (GREY, "x", GREY),
 }
-"""Colour, marker and the marker's face."""
 _SHADES = 48  # from 49 on, matplotlib turns a colour bar into a picture
 _DIVERGING = LinearSegmentedColormap.from_list("hfpatch", [VERMILLION, "#f4f4f4", BLUE], N=_SHADES)
 _RISING = LinearSegmentedColormap.from_list("hfpatch_rising", ["#f4f4f4", BLUE], N=_SHADES)
@@ -94,19 +91,6 @@ def integer_axis(ax: Axes, label: str, ticks: int | Literal["auto"] = "auto") ->
     """Make the horizontal axis one of whole numbers, such as steps or layers, with at most ``ticks`` intervals."""
     ax.xaxis.set_major_locator(MaxNLocator(ticks, integer=True))
     ax.set_xlabel(label)
-
-
-def parameter_axis(ax: Axes, counts: Sequence[int]) -> None:
-    """Make the horizontal axis one of trainable parameters, logarithmic where they differ much."""
-    if max(counts) > 20 * min(counts):
-        ax.set_xscale("log")
-        ax.xaxis.set_minor_formatter(NullFormatter())
-        ax.set_xlim(min(counts) / 2, max(counts) * 2)
-    else:
-        ax.set_xlim(0, 1.12 * max(counts))
-        ax.xaxis.set_major_locator(MaxNLocator(4))
-    ax.xaxis.set_major_formatter(lambda value, _: short_count(value))
-    ax.set_xlabel("trainable parameters")
 
 
 def named_rows(ax: Axes, names: Sequence[str]) -> None:
@@ -234,8 +218,10 @@ def method_key(figure: Figure, looks: Mapping[str, Style], *, points: bool = Fal
     figure.legend(handles=handles, loc="outside lower center", ncols=min(COLUMNS, len(handles)), columnspacing=1.8)
 
 
-def smooth(values: Floats, window: int) -> Floats:
-    """Return the centred running mean over ``window`` values, at most all; at the ends over what there is."""
+def smooth(values: ArrayLike) -> Floats:
+    """Return the centred running mean over a 25th of the values; at the ends over fewer of them."""
+    values = np.asarray(values)
+    window = values.size // 25
     if window <= 1:
         return values
     ones = np.ones(window)

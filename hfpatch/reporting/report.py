@@ -13,21 +13,20 @@ from matplotlib.figure import Figure
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting.cards import write_patch_cards
 from hfpatch.reporting.comparison.answer import answer, headline_table
-from hfpatch.reporting.comparison.data import results_csv
 from hfpatch.reporting.comparison.document import RunData, comparison_document, missing, read_material
 from hfpatch.reporting.comparison.figures import differences, draw
 from hfpatch.reporting.comparison.merging import Check, merge
 from hfpatch.reporting.comparison.samples import Samples
-from hfpatch.reporting.comparison.tables import score_table
+from hfpatch.reporting.comparison.tables import results_csv, score_table
 from hfpatch.reporting.document import Document
 from hfpatch.reporting.evaluation import evaluation_csv, evaluation_document, joint_evaluation_document, score_table_of
 from hfpatch.reporting.html import html
 from hfpatch.reporting.markdown import markdown
 from hfpatch.reporting.plots import to_svgs
-from hfpatch.reporting.study.data import study_csv
 from hfpatch.reporting.study.document import study_document
 from hfpatch.reporting.study.figures import differences as study_differences
 from hfpatch.reporting.study.figures import draw as draw_study
+from hfpatch.reporting.study.tables import study_csv
 from hfpatch.reporting.tabular import latex
 from hfpatch.reporting.theme import to_pdf, to_png
 from hfpatch.results.folder import load_comparison, load_evaluation, load_results
@@ -38,13 +37,12 @@ _HEADLINE = (
     "Gains are against the frozen base, in brackets the simultaneous 95 % intervals of their verdicts; × is the number "
     "of trainable parameters over that of the LoRA named; – stands for what was not measured."
 )
-"""What the marks of the headline table mean."""
 _RUN_FILES = ("results.json", "recipe.yaml")
 
 
 @dataclass(frozen=True)
 class Report:
-    """A report as it was written: its files, and the document that they show."""
+    """A written report: its files and its document."""
 
     html: Path
     markdown: Path
@@ -69,7 +67,7 @@ def document_of(folder: Path) -> Document:
     if isinstance(results, ComparisonResults):
         nothing = Samples((), {}, ())
         material = RunData("", results, (), nothing, [*missing(results)], {"": results})
-        return comparison_document([_labelled(material)])
+        return comparison_document([material.labelled()])
     return study_document(results) if isinstance(results, StudyResults) else evaluation_document(results)
 
 
@@ -78,14 +76,14 @@ def write_report(
 ) -> Report:
     """Write ``report.html``, ``report.md``, ``results.csv`` and ``figures/`` from the results in ``run_dir``.
 
-    ``results.tex`` too, but of a study, which has the headline and the scores as tables for a paper. The same results
-    give the same bytes. An incomplete run is reported as far as it got, and what is missing is named. The model cards
-    of a comparison's patches are written again, with the results in them.
+    Of comparisons and evaluations also ``results.tex``, with tables for a paper. The same results give the same bytes.
+    The report of an incomplete run names what is missing. In place, the model cards of a comparison's patches are
+    written again with their results.
 
     Args:
-        run_dir: what ``hfpatch compare``, ``pretrain`` or ``eval --output`` wrote.
+        run_dir: a folder written by ``hfpatch compare``, ``pretrain`` or ``eval --output``.
         out: the folder of the report; None takes ``run_dir``.
-        pdf: also write each figure as PDF; those that are there are written again anyway.
+        pdf: also write each figure as PDF; existing PDFs are always written again.
         methods: the methods of a comparison to report, with the verdicts of the whole; None reports all.
 
     Raises:
@@ -102,7 +100,11 @@ def write_report(
     if isinstance(results, EvaluationResults):
         return _write_evaluations({run_dir.name: results}, evaluation_document(results), place)
     material = read_material("", run_dir, results)
-    report = _write(place, [material if methods is None else _only(material, methods)], (), pdf=pdf)
+    if methods is not None:
+        shown = results.only(methods)
+        material = material.renamed(shown, {name: name for name in shown.methods})
+        material = replace(material, sources={"": shown}, note=shown.warnings[0])
+    report = _write(place, [material], (), pdf=pdf)
     if out is None:
         write_patch_cards(run_dir, results)
     return report
@@ -113,8 +115,7 @@ def write_joint_report(
 ) -> Report:
     """Write one report of several comparisons or evaluations, or of one folder of any kind, to ``out``.
 
-    Comparisons share the tables where they measured the same frozen model on the same documents, and are reported side
-    by side where they did not. What they have in common is checked and shown.
+    Comparisons of the same frozen model on the same documents share the tables, others are reported side by side.
 
     Raises:
         HfpatchError: if one has no results, one is named twice, several are of different kinds or studies, ``out`` is a
@@ -134,8 +135,19 @@ def write_joint_report(
         return _write_evaluations(sources, joint_evaluation_document(sources, folders), out)
     each = [read_material(label, path, load_comparison(path)) for label, path in labels(run_dirs).items()]
     merged = merge({one.title: one.results for one in each})
-    joined = None if merged.results is None else _joined(each, merged.results, merged.names)
-    return _write(out, each if joined is None else [joined], merged.checks, pdf=pdf)
+    if (union := merged.results) is None:
+        return _write(out, each, merged.checks, pdf=pdf)
+    # the runs as one, every method by its name in the union
+    renamed = [one.renamed(union, merged.names[one.title]) for one in each]
+    documents: dict[str, dict[str, Mapping[str, str]]] = {}
+    for one in each:
+        for task, known in one.samples.documents.items():
+            documents[task] = {**documents.get(task, {}), **known}
+    samples = Samples(tuple(side for one in renamed for side in one.samples.sides), documents, ())
+    layers = [pair for one in renamed for pair in one.layers]
+    absent = [f"{one.title}: {sentence}" for one in each for sentence in one.missing]
+    joined = RunData("", union, layers, samples, absent, {one.title: one.results for one in each})
+    return _write(out, [joined], merged.checks, pdf=pdf)
 
 
 def _write_evaluations(sources: Mapping[str, EvaluationResults], document: Document, out: Path) -> Report:
@@ -169,46 +181,14 @@ def labels(run_dirs: Sequence[Path]) -> dict[str, Path]:
     return dict(zip(map(printable, names), run_dirs, strict=True))
 
 
-def _only(material: RunData, methods: Sequence[str]) -> RunData:
-    """Return what is known of some methods of a run."""
-    results = material.results.only(methods)
-    layers = [(name, series) for name, series in material.layers if name in results.methods]
-    sides = tuple(side for side in material.samples.sides if side.method in results.methods)
-    samples, sources = replace(material.samples, sides=sides), dict.fromkeys(material.sources, results)
-    note = results.warnings[0]
-    return replace(material, results=results, layers=layers, samples=samples, sources=sources, note=note)
-
-
-def _labelled(material: RunData) -> RunData:
-    """Return what is known of a run with its methods under their labels, and as it was for its CSV files."""
-    results, labels = material.results.labelled(), material.results.labels
-    layers = [(labels[name], series) for name, series in material.layers]
-    sides = tuple(replace(side, method=labels[side.method]) for side in material.samples.sides)
-    samples = replace(material.samples, sides=sides)
-    return replace(material, results=results, layers=layers, samples=samples, unlabelled=material)
-
-
-def _joined(each: Sequence[RunData], results: ComparisonResults, names: Mapping[str, Mapping[str, str]]) -> RunData:
-    """Return the runs as one, every method by its name in the union."""
-    layers = [(names[one.title][method], series) for one in each for method, series in one.layers]
-    sides = [replace(side, method=names[one.title][side.method]) for one in each for side in one.samples.sides]
-    documents: dict[str, dict[str, Mapping[str, str]]] = {}
-    for one in each:
-        for task, known in one.samples.documents.items():
-            documents[task] = {**documents.get(task, {}), **known}
-    absent = [f"{one.title}: {sentence}" for one in each for sentence in one.missing]
-    sources = {one.title: one.results for one in each}
-    return RunData("", results, layers, Samples(tuple(sides), documents, ()), absent, sources)
-
-
 def _write(out: Path, material: Sequence[RunData], checks: Sequence[Check], *, pdf: bool) -> Report:
     csv = results_csv({each.title: each.results for each in material})
-    material = [_labelled(each) for each in material]
-    # the headline and the scores of each run, as tables of their own with what their marks mean
+    material = [each.labelled() for each in material]
+    # the headline and the scores of each run, as tables with the meaning of their marks
     tables = ["% needs \\usepackage{booktabs}\n"]
     for place, each in enumerate(material, 1):
         first, scores = headline_table(each.results), score_table(each.results)
-        for table, words in ((first, f"{answer(each.results).sentence} {_HEADLINE}"), (scores, scores.caption)):
+        for table, words in ((first, f"{answer(each.results)} {_HEADLINE}"), (scores, scores.caption)):
             table = replace(table, name=f"{table.name}-{place}" if len(material) > 1 else table.name)
             title = f"{each.title or each.results.name}: {table.title.lower()}."
             tables.append(latex(table, caption=" ".join(filter(None, (title, words, each.note)))))
@@ -239,9 +219,8 @@ def write_document(document: Document, out: Path, *, csv: str, tex: str = "", su
         document: the report.
         out: the folder.
         csv: the content of ``results.csv``.
-        tex: the content of ``results.tex``, which is not written without any.
-        summary: the figure that is understood by itself, in a README say; it becomes ``figures/summary.png`` and
-            ``summary.pdf``.
+        tex: the content of ``results.tex``; empty for no such file.
+        summary: a figure to show alone, written as ``figures/summary.png`` and ``summary.pdf``.
 
     Raises:
         HfpatchError: if ``out`` cannot be written.

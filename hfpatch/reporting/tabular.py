@@ -15,7 +15,7 @@ _SPECIAL = {
     ">": r"\textgreater{}", "−": "$-$", "×": r"$\times$", "∞": r"$\infty$", "–": "--",
     "†": r"\dag{}", "…": r"\dots{}", "±": r"$\pm$", "[": "{[}", "]": "{]}", "*": "{*}",
 }  # fmt: skip
-"""``[`` and ``*`` after a line's end would be its argument; ``−``, ``×`` and the like are what reports write."""
+"""``[`` and ``*`` after a line's end would be its argument; reports write ``−``, ``×`` and other signs."""
 
 
 def csv_text(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -32,9 +32,9 @@ def latex(table: Table, *, comments: Iterable[str] = (), caption: str = "") -> s
     """Return a table as a ``tabular``, or with a caption as a ``table`` that floats.
 
     Args:
-        table: what to show; lines of a heading become lines of the head, those of a cell are joined.
+        table: the table; lines of a heading become lines of the head, lines of a cell are joined.
         comments: lines above it that LaTeX does not set.
-        caption: what stands above the table, which then has the label ``tab:`` and its name.
+        caption: set above the table, which then has the label ``tab:`` and its name.
     """
     alignment = "".join("r" if column.number else "l" for column in table.columns)
     heads = [(column.name, *column.notes) for column in table.columns]

@@ -50,12 +50,10 @@ def _table(content: doc.Table, width: int) -> Table:
     title = {"title": content.title, "title_justify": "left", "title_style": "bold"} if content.heading else {}
     table = Table(*columns, **title)  # type: ignore[arg-type]
     for row in content.rows:
-        table.add_row(*map(_cell, row.cells))
+        cells = []
+        for cell in row.cells:
+            *first, last = cell.lines if isinstance(cell, doc.Cell) else (cell,)
+            tone = cell.tone if isinstance(cell, doc.Cell) else None
+            cells.append(Styled("\n").join([*map(Styled, first), Styled(last, style=_COLOURS.get(tone or "", ""))]))
+        table.add_row(*cells)
     return table
-
-
-def _cell(cell: str | doc.Cell) -> Styled:
-    if isinstance(cell, str):
-        return Styled(cell)
-    *first, last = cell.lines
-    return Styled("\n").join([*map(Styled, first), Styled(last, style=_COLOURS.get(cell.tone or "", ""))])

@@ -66,10 +66,7 @@ class Style:
 
 
 def styles(methods: Sequence[str], baseline: str | None, shown: Container[str] | None = None) -> dict[str, Style]:
-    """Return the colour, marker and dash of each method, by its place in the run; the baseline is grey and first.
-
-    With ``shown``, only those of the methods in it.
-    """
+    """Return the style of each method (or of the ``shown`` ones) by its place in the run; the baseline is grey."""
     given = {} if baseline is None else {baseline: Style(GREY, "_", "-")}
     for i, method in enumerate(method for method in methods if method != baseline):
         dash = _DASHES[i // len(_COLOURS) % len(_DASHES)]
@@ -154,14 +151,12 @@ _VARIABLES = {
 
 
 def inline(svg: str, prefix: str, label: str) -> str:
-    """Return an SVG document as an element for an HTML page.
+    """Return an SVG document of :func:`to_svg` as an element for an HTML page, in the colours of its scheme.
 
     Args:
-        svg: the document, from :func:`to_svg`.
+        svg: the document.
         prefix: put before every id, so that one page can hold several figures.
-        label: what the figure shows, for those who cannot see it; it must hold no HTML.
-
-    Colours become the page's CSS variables, so the figure follows its light or dark scheme.
+        label: the name of the figure for screen readers; it must hold no HTML.
     """
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)

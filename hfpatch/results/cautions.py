@@ -1,4 +1,4 @@
-"""Cautions of a comparison that its results and its reports share: the level of the base, and rates not tuned.
+"""Cautions of a comparison, one sentence each, for its results, its reports and the terminal.
 
 Where a base scores nothing, or no better than guessing, a task cannot distinguish methods: that no difference is shown
 says nothing of them there. A difference that is found is one wherever the base is.
@@ -11,7 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from hfpatch.errors import listed
+from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pairs import controls_of, references
 from hfpatch.recipes.training import group_of
+from hfpatch.results.comparison import MATCHED
+from hfpatch.results.identity import computed_differently
 from hfpatch.results.low_noise import is_share
 from hfpatch.results.schema import ComparisonResults, TaskResult, Tuning
 
@@ -26,6 +30,107 @@ FLOOR = 0.01
 """The share of right answers up to which a base is at floor."""
 _Z = 1.645
 """One-sided at 5 %: how many standard errors above guessing a base must be."""
+SURVIVAL = 0.9
+"""Share of trained weights that an update must really change."""
+
+
+def comparison_cautions(recipe: Recipe, results: ComparisonResults) -> Iterator[str]:
+    """Yield every caution that a recipe and its complete results show."""
+    methods, tuning, training = results.methods, results.tuning, recipe.training
+    for run in methods[recipe.baseline].runs.values():
+        yield from floor_cautions(run.evaluation)
+
+    # How the learning rates were chosen
+    if tuning is None:
+        yield from filter(None, [rates_sentence(results)])
+    else:
+        for name, choice in tuning.chosen.items():
+            if not choice.is_tuned:
+                yield f"{name}: all {choice.trials} trials of tuning diverged; its runs take the lowest rate, untuned."
+            elif choice.edge is not None and choice.at is None:
+                rate, beyond = choice.values.get("lr"), "lower" if choice.edge == "lowest" else "higher"
+                yield (
+                    f"{name}: its best learning rate, {rate:g}, is the {choice.edge} of the "
+                    f"{len(tuning.rates_of(name))} that were tried, so a {beyond} one may be better."
+                )
+
+    # Sizes, trainings and tests
+    yield from _size_cautions(recipe, results)
+    yield from _training_cautions(results)
+    untested = [
+        each.task if each.clusters is None else f"{each.task} ({each.clusters.groups} groups of {each.clusters.column})"
+        for each in results.verdicts
+        if each.why.startswith("too few")
+    ]
+    if untested:
+        yield f"Too few documents to test any difference: {', '.join(dict.fromkeys(untested))}."
+
+    # Forms, dtypes, code and machines
+    for name, method in methods.items():
+        if method.form == "literal":
+            yield (
+                f"{name} is the literal form Q = (xW_Q + f(x))/2, which halves the pretrained attention logits at "
+                "step 0; it does not start from the base model."
+            )
+    if training.trainable_dtype != "float32":
+        others = ", ".join(f"{group} in {dtype}" for group, dtype in training.trainable_dtypes.items())
+        kept = f"{training.trainable_dtype} ({others})" if others else training.trainable_dtype
+        yield f"What is trained is kept in {kept}, which loses small updates."
+    if results.provenance.get("matmul") == "fp32":
+        yield f"Matrix products: {PRODUCTS['fp32']}."
+    runs = {f"{name}, seed {seed}": run for name, each in methods.items() for seed, run in each.runs.items()}
+    commits = {each.commit or "unknown" for each in (*runs.values(), *(tuning.trials if tuning is not None else ()))}
+    if len(commits) > 1:
+        yield f"The runs were made with several commits of hfpatch: {', '.join(sorted(commits))}."
+    yield from computed_differently({name: run.computed_with for name, run in runs.items() if run.computed_with})
+
+
+def _size_cautions(recipe: Recipe, results: ComparisonResults) -> Iterator[str]:
+    """Yield a sentence for each method whose size does not match that of methods compared with it."""
+    own = controls_of(recipe.methods)
+    smaller = {(name, each.name) for name, controls in own.items() for each in controls if not each.has_its_size}
+    sizes = {name: method.trainable for name, method in results.methods.items()}
+    unmatched: dict[str, list[str]] = {}
+    for name, others in references(recipe).items():
+        for other in others:
+            is_smaller_by_design = (name, other) in smaller  # a part of the method
+            if is_smaller_by_design or other == results.baseline:
+                continue
+            if abs(sizes[other] - sizes[name]) > MATCHED * sizes[name]:
+                ratio = f"{name} ({sizes[name]:,}, a ratio of {sizes[other] / sizes[name]:.2f})"
+                unmatched.setdefault(other, []).append(ratio)
+    for other, names in unmatched.items():
+        yield (
+            f"{other} has {sizes[other]:,} trainable parameters, which does not match {', '.join(names)}: "
+            "a difference between them may be one of size."
+        )
+
+
+def _training_cautions(results: ComparisonResults) -> Iterator[str]:
+    """Yield a sentence for small updates, diverged runs, updates left out and early stops."""
+    trained = [
+        (name, seed, run.train)
+        for name, method in results.methods.items()
+        for seed, run in method.runs.items()
+        if run.train is not None
+    ]
+    shares: dict[str, list[float]] = {}
+    for name, _, train in trained:
+        shares.setdefault(name, []).extend(train.update_survival.values())
+    for name, own in shares.items():
+        if own and min(own) < SURVIVAL:
+            yield (
+                f"{name}: as little as {min(own):.0%} of a tensor's weights really changed in an optimiser step; "
+                "the other updates were too small for the weights' dtype."
+            )
+    for name, seed, train in trained:
+        run = f"{name}, seed {seed}"
+        if train.diverged_step is not None:
+            yield f"{run}: diverged at step {train.diverged_step}; it has no scores, and no comparison counts it."
+        if train.skipped_steps:
+            yield f"{run}: {train.skipped_steps} updates were left out, their loss or gradient not being finite."
+        if train.stopped_early:
+            yield f"{run}: stopped early after {train.steps} steps, so it saw less text."
 
 
 def level_of(score: TaskResult | None) -> Level | None:

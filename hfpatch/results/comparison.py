@@ -5,22 +5,30 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, computed_field
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes import pairs
 from hfpatch.results.frontier import Frontier
-from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.low_noise import BITS_PER_BYTE
-from hfpatch.results.parts import SCHEMA, Clusters, Comparison, Number, Part, TaskResult, TrainResult, Values
+from hfpatch.results.parts import (
+    HELD_OUT,
+    NATS_PER_TOKEN,
+    SCHEMA,
+    Clusters,
+    Comparison,
+    Measured,
+    Number,
+    Part,
+    TaskResult,
+    TrainResult,
+    Values,
+)
 from hfpatch.results.retention import KeptAnswers, Retention, Rewound
-from hfpatch.results.tuning import Tuning
+from hfpatch.results.tables import Tabular
 from hfpatch.results.verdicts import Measure, Pairs, Verdict, deciding, judge
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 AnyPart = TypeVar("AnyPart", bound=Part)
 
@@ -49,7 +57,7 @@ class LayerSeries(Part):
     """One quantity of one method, layer by layer, the mean over seeds.
 
     Attributes:
-        quantity: what it is.
+        quantity: the name of the quantity.
         group: what distinguishes several series of one quantity (an adapter, a target), or nothing.
         points: layer -> value.
         reference: a value to compare them with, such as that at the paper's init.
@@ -136,7 +144,7 @@ def read_match(values: Values) -> Match | SizeMatch:
 
 
 class Method(Part):
-    """One method: its parts, what it trains, its runs by seed, and over seeds its loss curve and layers.
+    """One method: its parts, its parameters, its runs by seed, and over seeds its loss curve and layers.
 
     ``label`` is what reports call it; None is the name under which the results have it.
     """
@@ -179,7 +187,7 @@ class Method(Part):
 
 
 class Task(Part):
-    """What a task measures."""
+    """A task: its metric and its documents."""
 
     written_if_set = frozenset({"clusters", "prompts_sha256", "tokens_sha256", "task_sha256"})
 
@@ -199,28 +207,119 @@ class Task(Part):
         return any(name in self.primary for name in ("perplexity", BITS_PER_BYTE, NATS_PER_TOKEN))
 
 
-class ComparisonResults(Part):
-    """What ``hfpatch compare`` wrote.
+class Trial(Part):
+    """One method trained at one learning rate with the seed of tuning.
+
+    Attributes:
+        method: the method.
+        seed: the seed, the same for all trials and of no final run.
+        values: ``lr``, and other values of the grid.
+        loss: nats per token on the text of tuning after the last step; None where the trial diverged, which counts as
+            infinite.
+        diverged_step: the step at which it diverged, or None.
+        plan: SHA-256 of its batch plan, the same for all trials.
+        commit: the commit of hfpatch that made it.
+    """
+
+    method: str
+    seed: int
+    values: Values
+    loss: Measured = None
+    diverged_step: int | None = None
+    plan: str | None = None
+    commit: str | None = None
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate, or None if it is no number."""
+        rate = self.values.get("lr")
+        return float(rate) if isinstance(rate, int | float) and rate > 0 else None
+
+
+class Choice(Part):
+    """The values that a method's final runs are trained with.
+
+    Attributes:
+        values: those of its trial of the lowest loss.
+        loss: that loss; None where all its trials diverged, so that the method is not tuned.
+        trials: how many trials it had.
+        edge: whether the rate is the lowest or the highest that was tried, so that a better one may lie beyond; None
+            where all diverged.
+        at: the method whose trials these are, where it is another budget of it; None is its own.
+    """
+
+    written_if_set = frozenset({"at"})
+
+    values: Values
+    loss: Measured = None
+    trials: int
+    edge: Literal["lowest", "highest"] | None = None
+    at: str | None = None
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether a trial came to its end, so that there is a best one."""
+        return self.loss is not None
+
+
+class Tuning(Part):
+    """The trials of a comparison.
+
+    Attributes:
+        seed: the seed of all trials.
+        steps: optimiser steps of each.
+        learning_rates: the rates that every method was tried at, ascending.
+        added: those of them that the recipe does not list: beyond an edge that was some method's best.
+        text: the text whose loss decides: documents, tokens, hash.
+        trials: every trial that is complete.
+        chosen: the values of each method's final runs.
+    """
+
+    seed: int
+    steps: int
+    learning_rates: list[float] = Field(default_factory=list)
+    added: list[float] = Field(default_factory=list)
+    text: Values = Field(default_factory=dict)
+    trials: list[Trial] = Field(default_factory=list)
+    chosen: dict[str, Choice] = Field(default_factory=dict)
+
+    def of(self, method: str) -> list[Trial]:
+        """Return the trials of a method."""
+        return [trial for trial in self.trials if trial.method == method]
+
+    def rates_of(self, method: str) -> list[float]:
+        """Return the learning rates that a method was tried at, ascending; without its trials those of all."""
+        rates = {trial.rate for trial in self.of(method) if trial.rate is not None}
+        return sorted(rates) or self.learning_rates
+
+    def is_chosen(self, trial: Trial) -> bool:
+        """Whether a trial is its method's best, at whose values the final runs are trained."""
+        choice = self.chosen.get(trial.method)
+        return choice is not None and choice.is_tuned and choice.values == trial.values
+
+
+class ComparisonResults(Tabular):
+    """The results of ``hfpatch compare``.
 
     Attributes:
         schema_version: :data:`SCHEMA`, as ``schema`` in the file.
         kind: what sort of results these are.
-        name: the recipe's name; likewise ``description`` and ``protocol``.
+        name, description, protocol: those of the recipe.
         complete: whether every run of the recipe is there.
         provenance: commit, versions, device, times.
         model: the base: name, revision, hash, dtype, type and size.
         data: the training text and its blocks.
         plan: the batch plan of each seed: hash, steps, batch size.
-        training: the recipe's section, without the rate where it was tuned; likewise ``evaluation``.
-        tuning: what every method was tried at, and what was chosen; None where nothing was tuned.
-        tasks: what each task measures.
+        training, evaluation: the recipe's sections, without the rate where it was tuned.
+        tuning: the trials of every method and the chosen values; None where nothing was tuned.
+        tasks: the metric and the documents of each task.
         methods: each method with its runs.
         questions: the pairs that each question compares, as the recipe declares them, before anything has run.
         comparisons: the paired differences by every measure; empty until the comparison is complete.
-        verdicts: what is known of each pair on each task, by the measure that decides it.
-        retention: what training changed on text that it should not change; None where the recipe names none.
-        kept: what became of the answers of tasks that are right or wrong; None where an older version did not say.
-        warnings: what a reader must know before believing a number.
+        verdicts: the verdict of each pair on each task, by the measure that decides it.
+        retention: the changes on text that training should not change; None where the recipe names none.
+        kept: the right answers that each method kept and won; None where an older version did not have them.
+        warnings: the cautions.
         left_out: methods of the recipe that reach no size near their budget, with the reason; None without any.
         frontier: the methods by budget, where the recipe has budgets and is complete.
         joined: the verdicts of whole runs, where a report joins several runs, or has some methods or other names.
@@ -255,7 +354,7 @@ class ComparisonResults(Part):
     @computed_field  # type: ignore[prop-decorator]
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """What is known of each pair on each task: the one list that every report reads."""
+        """The verdict of each pair on each task: the one list that every report reads."""
         return (
             self.joined
             if self.joined is not None
@@ -268,31 +367,11 @@ class ComparisonResults(Part):
         return {key: value for key, value in super().to_json().items() if key not in absent}
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
-        """Return a copy, which finds its own comparisons and not those of the original."""
+        """Return a copy, without the cached comparisons of the original."""
         copy = super().model_copy(update=update, deep=deep)
         for name in ("_index", "_decided", "_pairs", "deciding", "verdicts"):
             copy.__dict__.pop(name, None)
         return copy
-
-    def to_pandas(self, table: str | None = None) -> DataFrame:
-        """Return a table of the results as a pandas DataFrame.
-
-        Args:
-            table: ``scores``, ``methods``, ``verdicts``, ``comparisons``, ``curves``, ``layers``, ``trials`` or
-                ``retention``; the first if not given.
-
-        Raises:
-            HfpatchError: if there is no such table.
-        """
-        from hfpatch.results.frames import data_frame
-
-        return data_frame(self, table)
-
-    def _repr_html_(self) -> str:
-        """Return the methods and their scores as an HTML table, as a notebook shows the results."""
-        from hfpatch.results.frames import notebook_table
-
-        return notebook_table(self)
 
     def only(self, methods: Collection[str]) -> ComparisonResults:
         """Return the results of some methods and the baseline, with the p-values and verdicts of the whole comparison.
@@ -375,7 +454,7 @@ class ComparisonResults(Part):
 
     @property
     def baseline(self) -> str | None:
-        """The method that adds nothing: what the others are compared with."""
+        """The method that adds nothing, with which the others are compared."""
         if "baseline" in self.methods and not self.methods["baseline"].parts:
             return "baseline"
         return next((name for name, method in self.methods.items() if not method.parts), None)
@@ -417,7 +496,7 @@ class ComparisonResults(Part):
         return self._index.get((method, reference, task, metric))
 
     def verdict(self, method: str, task: str, other: str | None) -> Verdict | None:
-        """Return what is known of a pair on a task; None where no question compares the pair."""
+        """Return the verdict of a pair on a task; None where no question compares the pair."""
         return self._decided.get((method, other, task))
 
     def answers(self, question: pairs.Question, method: str | None = None) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""Reading the ``results.json`` of a folder that hfpatch wrote, and what a run's folder holds beside it."""
+"""Reading the ``results.json`` of a folder that hfpatch wrote."""
 
 from __future__ import annotations
 

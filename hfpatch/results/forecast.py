@@ -1,4 +1,4 @@
-"""What ``hfpatch plan`` finds: a comparison's size, its time, and what it could show."""
+"""The results of ``hfpatch plan``: a comparison's size, its time, and the differences that it could show."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hfpatch.results.parts import Part, Values
 
 
 class PlannedMethod(Part):
-    """A method: what it trains, and the kind that its times are those of."""
+    """A method: its trained parameters, and the kind that its times are those of."""
 
     kind: str
     trainable: int
@@ -17,7 +17,7 @@ class PlannedMethod(Part):
 
 
 class MeasuredKind(Part):
-    """What parts of a step and of the tasks took on this machine with a kind of method.
+    """The times of a step and of the tasks on this machine with a kind of method.
 
     Attributes:
         method: the method that was measured, the largest of its kind.
@@ -25,7 +25,7 @@ class MeasuredKind(Part):
         step_share: the share of the step's blocks that was run to measure it.
         training_memory_bytes: the peak while it was.
         evaluation_s: seconds of each task's evaluation: the base's, in proportion to a forward pass of one row.
-        evaluation_memory_bytes: the base's peak while it was measured, and what the method adds.
+        evaluation_memory_bytes: the base's peak while it was measured, plus the method's parameters.
     """
 
     method: str
@@ -37,7 +37,7 @@ class MeasuredKind(Part):
 
 
 class Detectable(Part):
-    """What a task can show of a method that changes the base as much as assumed.
+    """The differences that a task can show if a method changes the base as much as assumed.
 
     Attributes:
         sd: the standard deviation of a document's difference in one run that is assumed.
@@ -55,7 +55,7 @@ class Detectable(Part):
 
 
 class PlannedTask(Part):
-    """A task: what is scored, how the base did on a sample, and what differences it can show.
+    """A task: its size, the base's score on a sample, and the differences that it can show.
 
     Attributes:
         metric: the primary metric; None where its differences cannot be planned for.
@@ -95,20 +95,20 @@ class Work(Part):
 
 
 class Forecast(Part):
-    """What ``hfpatch plan`` found.
+    """The results of ``hfpatch plan``.
 
     Attributes:
         name: the recipe's name.
         model: the base: name, revision, hash, dtype, size.
         seeds: the seeds.
         methods: every method but the baseline.
-        kinds: what was measured; ``base`` is the base itself.
+        kinds: the measurements by kind; ``base`` is the base itself.
         tasks: the tasks.
         work: by action: ``tune``, ``train``, ``evaluate``, ``retain``, ``rewind``.
         comparisons: tests with the base, over which Holm's correction goes.
         effect: the difference that was asked about.
-        assumptions: what the estimates rest on.
-        warnings: what a reader must know before starting.
+        assumptions: the assumptions of the estimates.
+        warnings: the cautions.
         provenance: the machine and the versions.
     """
 

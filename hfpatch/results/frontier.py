@@ -1,4 +1,4 @@
-"""Methods at several budgets: which results are points of one frontier, and what is known of it beside LoRA's.
+"""Methods at several budgets: which results are points of one frontier, and how it compares with LoRA's.
 
 The exchange rate is computed with the results (:mod:`hfpatch.evaluation.exchange`); what is better or worse at a budget
 is a verdict like all others. :func:`sentence` says both, and every report reads it.
@@ -26,8 +26,8 @@ class Exchange(Part):
 
     Attributes:
         rate: the rate, the mean over the gains that both reach; None where it cannot be told.
-        low: lower end of its 95 % interval; likewise ``high``.
-        lowest: the gains that it is the mean over begin here, in the metric's unit; likewise ``highest``.
+        low, high: ends of its 95 % interval.
+        lowest, highest: the range of the gains that it is the mean over, in the metric's unit.
         why: why it cannot be told.
     """
 
@@ -102,7 +102,7 @@ def against_reference(results: ComparisonResults, line: FrontierLine) -> dict[st
 
 
 def sentence(results: ComparisonResults, line: FrontierLine) -> str:
-    """Say in one sentence, without its subject, what is known of a method beside the reference."""
+    """Compare a method with the reference in one sentence, without its subject."""
     frontier, exchange = results.frontier, line.exchange
     if frontier is None or frontier.reference is None:
         return "is compared with no LoRA of several budgets"

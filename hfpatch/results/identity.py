@@ -1,8 +1,9 @@
-"""What decides a score: the one list by which scores that are not of the same thing are told apart.
+"""The identity of a score: the one list of everything that decides it.
 
 A resumed or grown run, the cache of answers, reports of several runs and the explorer all take it from here.
-What a run is *of* is compared before anything is kept: the base, its tokenizer, its task, the method. What it was
-computed *with* changes scores by rounding as a rule: it is part of the cache's key, and reports show where it differs.
+The base, its tokenizer, its task and the method are compared before anything is kept. Hardware and libraries
+(:data:`COMPUTED_WITH`) as a rule change scores by rounding: they are part of the cache's key, and reports show
+differences.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ OF_TASK = {
     "tokens_sha256": "tokens of the prompts",
     "task_sha256": "metrics, filters or code of the task",
 }
-"""A task, by the fields of its result: what it is made of, what the model is sent, and what becomes of its answers."""
+"""A task, by the fields of its result: its documents, its prompts, and the scoring of its answers."""
 COMPUTED_WITH = {
     "class": "class of the model",
     "dtype": "dtype",
@@ -50,15 +51,15 @@ def facts_of_base(shared: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def task_identity(score: Any) -> dict[str, str | None]:
-    """Return what a result of a task, or the task of a comparison, is of; None where an older file does not say."""
+    """Return the identity of a result of a task, or of a comparison's task; None where an older file has none."""
     return {name: getattr(score, name) for name in OF_TASK}
 
 
 def base_identity(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the facts about a model in ``results.json`` say of its identity; None where an older file does not.
+    """Return the identity in the facts about a model in ``results.json``; None where an older file has none.
 
-    A quantised or otherwise loaded base is another one: ``loading`` is what was not at its default. By which file its
-    weights were named is not part of it: they have a hash.
+    A quantised base is another one: ``loading`` has the options that are not at their defaults. The name of the file of
+    its weights is not part of it, as they have a hash.
     """
     known = model.get("identity")
     identity = known if isinstance(known, Mapping) else {}
@@ -73,7 +74,7 @@ def base_identity(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def computed_differently(computed: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield in what runs, by their names, were not computed alike: a sentence for each.
+    """Yield a sentence for each way in which runs were computed differently.
 
     Args:
         computed: by run the values of :data:`COMPUTED_WITH`, of those that have them.

@@ -1,9 +1,9 @@
-"""What all results share: numbers as JSON can hold them, a training's outcome, a task's scores, a paired difference."""
+"""The parts of all results: numbers in JSON, a training's outcome, a task's scores, a paired difference."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -16,8 +16,16 @@ from pydantic import (
     model_serializer,
 )
 
+if TYPE_CHECKING:
+    pass
+
 SCHEMA: Literal[2] = 2
 """The version of the layout; a file of another one is refused."""
+
+HELD_OUT = "held_out_text"
+"""The task under which results have the loss on the documents that ``data.held_out`` keeps out of training."""
+NATS_PER_TOKEN = "nats_per_token"
+"""Its metric: of a document the pair (log-likelihood, tokens); the score is ``-Σ log-likelihood / Σ tokens``."""
 
 Values = dict[str, Any]
 """Settings, versions and the like, as they are in recipes and libraries."""
@@ -45,9 +53,9 @@ def _or_null(value: float | None) -> float | None:
 
 
 Numbers = Annotated[dict[str, float], BeforeValidator(_numbers)]
-"""Names and numbers; what is not a number is left out (lm-eval writes "N/A" for a standard error that is not known)."""
+"""Names and numbers; other values are left out (lm-eval writes "N/A" for a standard error that is not known)."""
 
-# Each reads what it writes as the value that it had: JSON has no number that is not finite.
+# Each reads the value that it wrote: JSON has no number that is not finite.
 
 
 def _or(other: float) -> BeforeValidator:
@@ -86,7 +94,7 @@ class Part(BaseModel):
 
 
 class TrainResult(Part):
-    """What a finished run reports.
+    """The outcome of a finished training.
 
     Attributes:
         steps: optimiser steps, the one at which a run diverged included.
@@ -96,7 +104,7 @@ class TrainResult(Part):
         tokens_per_s: ``tokens / wall_s``.
         peak_memory_bytes: CUDA's peak, or the process's resident peak; of the last session only.
         update_survival: share of weights that an optimiser step really changed, by group and for ``all``;
-            see :class:`hfpatch.training.survival.UpdateSurvival`.
+            see :func:`hfpatch.training.diagnostics.counting_survival`.
         final_eval_loss: nats per token on the evaluation blocks at the end, where there are any.
         best_eval_loss: the lowest of all evaluations, where there were any.
         best_step: the step after which it was measured.
@@ -152,8 +160,8 @@ class TaskResult(Part):
         higher_is_better: the direction of the primary metric.
         num_fewshot: examples before each question.
         data_sha256: hash of the scored documents, in order.
-        prompts_sha256: hash of what the model was asked, in order, as text; None where an older version did not say.
-            Likewise what follows.
+        prompts_sha256: hash of the prompts, in order, as text. This and the next two are None where an older version
+            did not have them.
         tokens_sha256: hash of the token ids of that, as they were computed.
         task_sha256: hash of what turns answers into scores: the task's configuration and code.
         version: the task definition's version.
@@ -215,7 +223,7 @@ class Comparison(Part):
 
     Attributes:
         method: the method.
-        reference: what it is compared with.
+        reference: the method that it is compared with.
         task: the task.
         metric: the task's primary metric, or a low-noise one.
         n: documents.
@@ -223,7 +231,7 @@ class Comparison(Part):
         seeds: seeds of the method.
         difference: method minus reference; for a perplexity ``reference · (exp(mean log ratio) - 1)``.
         low: lower end of the 95 % interval of this difference alone; -inf where there are too few documents for one.
-        high: upper end of that interval; inf likewise.
+        high: upper end of that interval; inf where there are too few documents.
         p: two-sided p-value of no difference, by ``test``; below 0.05 where the interval leaves out 0.
         test: the name of the test.
         errors: the standard error and the degrees of freedom of each source of variation, documents and seeds; of a

@@ -4,7 +4,7 @@
 has the metrics alone, so that comparisons of very many runs read little. It follows from the records and is left out of
 account where they have changed since.
 
-``values.safetensors`` beside ``results.json`` has what the paired tests of a whole comparison need, without any text: a
+``values.safetensors`` beside ``results.json`` has the values for the paired tests of a comparison, without any text: a
 tensor ``<method>/<task>/<metric>``, (seeds, documents), and the documents' weights once. With it a run folder can be
 published without its runs, and every interval still be computed again (:func:`hfpatch.evaluation.compare_again`).
 """
@@ -29,7 +29,7 @@ from hfpatch.support.files import atomic_file
 
 VALUES = "values.safetensors"
 IDENTITY = ("doc_id", "doc_hash", "target", "doc", "cluster")
-"""What a record has beside its metrics."""
+"""The keys of a record beside its metrics."""
 _GROUPS, _WEIGHTS = "/groups", "/weights"  # no method is called so
 _HEADER = "tasks"  # the one key of the file's metadata: several would be written in an order that varies
 
@@ -63,38 +63,32 @@ def read_lines(path: Path) -> list[Any]:
         OSError: if it cannot be read.
         ValueError: if a line is not JSON.
     """
-    lines = _lines(path.read_text(encoding="utf-8"))
-    values = _at_once(lines)
-    return [json.loads(line) for line in lines] if values is None else values
+    return _values(path.read_text(encoding="utf-8"), skip_broken=False)
 
 
 def read_whole_lines(path: Path) -> list[Any]:
     """Return the JSON value of each line that is whole; half-written ones are left out, and a missing file has none."""
-    lines = _lines(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else []
-    values = _at_once(lines)
-    if values is None:
-        values = []
-        for line in lines:
-            with suppress(json.JSONDecodeError):
-                values.append(json.loads(line))
+    return _values(path.read_text(encoding="utf-8", errors="replace"), skip_broken=True) if path.is_file() else []
+
+
+def _values(text: str, *, skip_broken: bool) -> list[Any]:
+    lines = [line for line in text.split("\n") if line]  # text of documents may have other line ends
+    with suppress(json.JSONDecodeError):  # all at once, which is much faster
+        values: list[Any] = json.loads(f"[{','.join(lines)}]")
+        if len(values) == len(lines):
+            return values
+    values = []
+    for line in lines:
+        try:
+            values.append(json.loads(line))
+        except json.JSONDecodeError:
+            if not skip_broken:
+                raise
     return values
 
 
-def _lines(text: str) -> list[str]:
-    return [line for line in text.split("\n") if line]  # text of documents may have other line ends
-
-
-def _at_once(lines: Sequence[str]) -> list[Any] | None:
-    """Return the JSON value of each line, much faster than line by line; None where one is no whole value."""
-    try:
-        values: list[Any] = json.loads(f"[{','.join(lines)}]")
-    except json.JSONDecodeError:
-        return None
-    return values if len(values) == len(lines) else None
-
-
 def write_values(folder: Path, tasks: Iterable[str]) -> None:
-    """Write the numbers of the records of some tasks; what is neither a number nor a pair of them is left out."""
+    """Write the numbers of the records of some tasks; other values are left out."""
     tensors: dict[str, Array] = {}
     header: dict[str, Any] = {}
     for task in tasks:

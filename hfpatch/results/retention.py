@@ -15,7 +15,7 @@ from hfpatch.results.verdicts import ALPHA, Measure, Verdict, judge, reach
 
 KL, AGREEMENT, FORGETTING = "kl", "top1_agreement", "forgetting"
 RETENTION = {BITS_PER_BYTE: False, KL: False, AGREEMENT: True, FORGETTING: False}
-"""What is measured on text that should be kept, and whether a higher value is better; see `hfpatch.training.retention`.
+"""The measures on text that should be kept, and whether a higher value is better; see `hfpatch.training.retention`.
 
 ``kl`` is KL(base ‖ patched) in nats per token, ``top1_agreement`` the share of tokens before which both find the same
 token the most likely one, ``forgetting`` the patched model's cross-entropy minus the base's in nats per token: what
@@ -40,7 +40,7 @@ class RetentionPoint(Part):
 
     Attributes:
         method: the method.
-        scale: what its change is multiplied by; 1 is the method.
+        scale: the factor of its change; 1 is the method.
         tuning_loss: the mean over seeds of nats per token on the text of tuning; None where nothing is rewound.
         comparisons: paired differences from the base: by each measure on each text, and below scale 1 on held-out text.
     """
@@ -56,10 +56,10 @@ class RetentionPoint(Part):
 
 
 class Retention(Part):
-    """What training changed on text that it should not change.
+    """The changes on text that training should not change.
 
     Attributes:
-        texts: by the name of its scores, what each text is: source, documents, tokens, hash.
+        texts: the source, documents, tokens and hash of each text, by the name of its scores.
         tasks: the tasks whose right answers should be kept.
         points: each method, at each scale of its patch; the scales of a method ascending.
         joined: the verdicts of a whole comparison, where this has some of its methods or other names.
@@ -72,7 +72,7 @@ class Retention(Part):
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """What is known of each method on each text, by bits per byte; a question of its own, corrected over it."""
+        """The verdict on each method on each text, by bits per byte: one question, over which it is corrected."""
         if self.joined is not None:
             return self.joined
         own = [point for point in self.points if point.scale == 1]
@@ -98,10 +98,12 @@ class Retention(Part):
 
 
 class KeptAnswers(Part):
-    """What became of a task's answers: of those that the base has right, and of those that it has wrong.
+    """The answers of a task that a method kept, of those that the base has right, and won, of the others.
 
     Attributes:
-        method: the method; likewise ``task`` and ``seeds``.
+        method: the method.
+        task: the task.
+        seeds: seeds of the method.
         right: how many answers the base has right.
         wrong: how many it has wrong.
         kept: the share of the right ones that the method has right, too, the mean over seeds; NaN of none.
@@ -126,7 +128,7 @@ class KeptAnswers(Part):
 def kept_answers(
     method: str, task: str, base: NDArray[np.float64], answers: NDArray[np.float64], *, grouped: bool = False
 ) -> KeptAnswers:
-    """Return what became of a task's answers.
+    """Return the kept and won answers of a task.
 
     Args:
         method: the method's name.
@@ -173,7 +175,7 @@ def _share(answers: NDArray[np.float64], grouped: bool) -> tuple[float, float, f
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points (forgetting, gain) that no other one betters in both, those that forget least first."""
+    """Return the points (forgetting, gain) of the Pareto front, by ascending forgetting."""
     found: list[tuple[float, float]] = []
     for point in sorted(points, key=lambda each: (each[0], -each[1])):
         if not found or point[1] > found[-1][1]:

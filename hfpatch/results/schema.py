@@ -8,11 +8,12 @@ other tools.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, computed_field
 
 from hfpatch.results.comparison import (
+    Choice,
     ComparisonResults,
     Curve,
     LayerSeries,
@@ -22,6 +23,8 @@ from hfpatch.results.comparison import (
     Run,
     SizeMatch,
     Task,
+    Trial,
+    Tuning,
 )
 from hfpatch.results.parts import (
     SCHEMA,
@@ -48,11 +51,8 @@ from hfpatch.results.study import (
     Variant,
     VariantParameters,
 )
-from hfpatch.results.tuning import Choice, Trial, Tuning
+from hfpatch.results.tables import Tabular
 from hfpatch.results.verdicts import Measure, Verdict, deciding, judge
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 __all__ = [
     "SCHEMA", "AtStep", "ByStep", "Choice", "Clusters", "Comparison", "ComparisonResults", "Curve", "Diagnostic",
@@ -69,7 +69,7 @@ class EvaluatedVariant(Part):
     Attributes:
         model: one of several models: name, revision, hashes, dtype, size and longest row; None is the base.
         patch: the patch's folder; None is the bare base.
-        scale: what the patch's change was multiplied by; None is 1.
+        scale: the factor of the patch's change; None is 1.
         added: parameters that the patch added.
         scores: the result of each task.
         groups: the score of each group of tasks that was asked for and has one; None where there is none.
@@ -85,19 +85,19 @@ class EvaluatedVariant(Part):
     groups: dict[str, GroupResult] | None = None
 
 
-class EvaluationResults(Part):
-    """What ``hfpatch eval`` found.
+class EvaluationResults(Tabular):
+    """The results of ``hfpatch eval``.
 
     Attributes:
         schema_version: :data:`SCHEMA`, as ``schema`` in the file.
         kind: what sort of results these are.
         model: the base, or the first of several models: name, revision, hash, dtype.
         settings: the tasks and how they were run.
-        variants: what was evaluated, by label; the bare base is ``base``.
+        variants: the models, by label; the bare base is ``base``.
         comparisons: each patch compared with the base, where the base was evaluated too, by every measure; of several
             models each compared with all before it.
-        verdicts: what is known of each pair on each task, by the measure that decides it.
-        warnings: what a reader must know before believing the scores.
+        verdicts: the verdict of each pair on each task, by the measure that decides it.
+        warnings: the cautions.
         provenance: where the numbers come from.
     """
 
@@ -110,29 +110,10 @@ class EvaluationResults(Part):
     warnings: list[str] = Field(default_factory=list)
     provenance: Values = Field(default_factory=dict)
 
-    def to_pandas(self, table: str | None = None) -> DataFrame:
-        """Return a table of the results as a pandas DataFrame.
-
-        Args:
-            table: ``scores``, ``verdicts`` or ``comparisons``; the first if not given.
-
-        Raises:
-            HfpatchError: if there is no such table.
-        """
-        from hfpatch.results.frames import data_frame
-
-        return data_frame(self, table)
-
-    def _repr_html_(self) -> str:
-        """Return the models and their scores as an HTML table, as a notebook shows the results."""
-        from hfpatch.results.frames import notebook_table
-
-        return notebook_table(self)
-
     @computed_field  # type: ignore[prop-decorator]
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """What is known of each pair on each task: the one list that every report reads."""
+        """The verdict of each pair on each task: the one list that every report reads."""
         scores = next(iter(self.variants.values())).scores
         primary = {task: Measure(score.primary, score.higher_is_better) for task, score in scores.items()}
         measures = deciding(primary, {(each.task, each.metric) for each in self.comparisons})

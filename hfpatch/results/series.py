@@ -1,13 +1,13 @@
-"""What a run folder says of its training: loss curves, and what is known layer by layer."""
+"""Series of a run folder: loss curves, and measurements of each layer."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -61,32 +61,27 @@ def patch_norms(patch: Path) -> list[LayerSeries]:
 
     A file that cannot be read, or whose dtype numpy does not know, as bfloat16, has none.
     """
-    found: list[LayerSeries] = []
+    series: list[LayerSeries] = []
     for path in sorted(patch.glob("*/adapter_model.safetensors")):
-        try:
-            found += _file_norms(path)
-        except (SafetensorError, OSError, TypeError):
-            continue
-    return found
-
-
-def _file_norms(path: Path) -> Iterator[LayerSeries]:
-    points: dict[str, dict[int, float]] = {}
-    reference: dict[str, float] = {}
-    with safe_open(path, framework="numpy") as file:
-        for name in file.keys():  # noqa: SIM118 - not a mapping
-            kind = next((kind for kind in _MATRICES if f".{kind}." in name), None)
-            found = _LAYER.search(name)
-            if kind is None or found is None:
-                continue
-            layer, values = int(found[1]), points.setdefault(kind, {})
-            squares = float(np.sum(np.square(file.get_tensor(name), dtype=np.float64)))
-            values[layer] = math.hypot(values.get(layer, 0.0), math.sqrt(squares))
-            if kind == "preproj_skip":
-                reference[kind] = _PAPER_SKIP_STD * file.get_slice(name).get_shape()[0]
-    group = printable(path.parent.name)
-    for kind, values in points.items():
-        yield LayerSeries(quantity=_MATRICES[kind], group=group, points=values, reference=reference.get(kind))
+        points: dict[str, dict[int, float]] = {}
+        reference: dict[str, float] = {}
+        with suppress(SafetensorError, OSError, TypeError), safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                kind = next((kind for kind in _MATRICES if f".{kind}." in name), None)
+                found = _LAYER.search(name)
+                if kind is None or found is None:
+                    continue
+                layer, values = int(found[1]), points.setdefault(kind, {})
+                squares = float(np.sum(np.square(file.get_tensor(name), dtype=np.float64)))
+                values[layer] = math.hypot(values.get(layer, 0.0), math.sqrt(squares))
+                if kind == "preproj_skip":
+                    reference[kind] = _PAPER_SKIP_STD * file.get_slice(name).get_shape()[0]
+            group = printable(path.parent.name)
+            series += [
+                LayerSeries(quantity=_MATRICES[kind], group=group, points=values, reference=reference.get(kind))
+                for kind, values in points.items()
+            ]
+    return series
 
 
 def analysed(path: Path) -> list[LayerSeries]:
@@ -100,7 +95,12 @@ def analysed(path: Path) -> list[LayerSeries]:
     for (name, field), quantity in _MEASUREMENTS.items():
         points: dict[str, dict[int, float]] = {}
         reference = None
-        for record in _records(measurements.get(name)):
+        records = measurements.get(name)
+        if isinstance(records, dict):  # of which the first list has the layers
+            records = next((each for each in records.values() if isinstance(each, list)), None)
+        for record in records if isinstance(records, list) else ():
+            if not isinstance(record, dict):
+                continue
             value, layer = record.get(field), record.get("layer")
             if isinstance(value, int | float) and isinstance(layer, int):
                 group = ", ".join(value for value in record.values() if isinstance(value, str))
@@ -111,15 +111,8 @@ def analysed(path: Path) -> list[LayerSeries]:
     return series
 
 
-def _records(measurement: Any) -> list[dict[str, Any]]:
-    """Return a measurement's records: itself, or the first list that it has."""
-    if isinstance(measurement, dict):
-        measurement = next((value for value in measurement.values() if isinstance(value, list)), None)
-    return [each for each in measurement if isinstance(each, dict)] if isinstance(measurement, list) else []
-
-
 def read_analyses(run_dir: Path, method: str) -> tuple[list[LayerSeries], list[str]]:
-    """Return the mean over seeds of what the analyses of a method's runs say, and name those that cannot be read."""
+    """Return the mean over seeds of the analyses of a method's runs, and name the files that cannot be read."""
     found: list[LayerSeries] = []
     broken: list[str] = []
     for path in sorted((run_dir / "runs" / method).glob(f"seed-*/{ANALYSIS}")) if "/" not in method else ():
@@ -131,7 +124,7 @@ def read_analyses(run_dir: Path, method: str) -> tuple[list[LayerSeries], list[s
 
 
 MOST_STEPS = 2000
-"""A curve of more steps is thinned out to at most so many, those with a loss on held-out text aside."""
+"""A curve of more steps is thinned out to about as many; steps with a loss on held-out text are kept."""
 
 
 def mean_curve(paths: Iterable[Path]) -> Curve | None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, computed_field, model_validator
 
 from hfpatch.results.parts import SCHEMA, Comparison, Part, TrainResult, Values
+from hfpatch.results.tables import Tabular
 from hfpatch.results.verdicts import Measure, Verdict, judge
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 VALIDATION_LOSS = "validation loss"
-"""What a study's variants are compared by."""
+"""The task by which a study's variants are compared."""
 Count = Annotated[int, Field(gt=0)]
 Point = Values
 """A point of a sweep: dotted key -> value; empty without a sweep."""
@@ -25,14 +23,14 @@ ByStep = list[AtStep]
 
 
 class VariantParameters(Part):
-    """How many parameters a variant trains; the embeddings and what is tied to them left out of the second."""
+    """How many parameters a variant trains; the second count is without embeddings and tied weights."""
 
     total: Count
     non_embedding: Count
 
 
 class Variant(Part):
-    """One configuration: its query path in a line of maths, its architecture, and what it trains differently."""
+    """One configuration: its query path in a line of maths, its architecture, and its training settings."""
 
     query: str = ""
     description: str = ""
@@ -117,8 +115,8 @@ class StudyRun(Part):
     diagnostics: list[Diagnostic] = Field(default_factory=list)
 
 
-class StudyResults(Part):
-    """What ``hfpatch pretrain`` wrote of a study; rows and runs are in the order of the recipe."""
+class StudyResults(Tabular):
+    """The results of a study of ``hfpatch pretrain``; rows and runs are in the order of the recipe."""
 
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")
     kind: Literal["pretraining"] = "pretraining"
@@ -151,7 +149,7 @@ class StudyResults(Part):
     @computed_field  # type: ignore[prop-decorator]
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """What is known of each variant at its best point against the baseline's; the task is the validation loss."""
+        """The verdict on each variant at its best point against the baseline's; the task is the validation loss."""
         rows = {name: self.chosen.get(name) for name in self.others}
         made = [self._compared(row, row.improvement) for row in rows.values() if row and row.improvement]
         pairs = [(name, self.baseline) for name in self.others]
@@ -183,25 +181,6 @@ class StudyResults(Part):
             choices=found.choices,
         )
 
-    def to_pandas(self, table: str | None = None) -> DataFrame:
-        """Return a table of the results as a pandas DataFrame.
-
-        Args:
-            table: ``rows``, ``verdicts``, ``runs`` or ``curves``; the first if not given.
-
-        Raises:
-            HfpatchError: if there is no such table.
-        """
-        from hfpatch.results.frames import data_frame
-
-        return data_frame(self, table)
-
-    def _repr_html_(self) -> str:
-        """Return every variant at every point as an HTML table, as a notebook shows the results."""
-        from hfpatch.results.frames import notebook_table
-
-        return notebook_table(self)
-
     @property
     def others(self) -> list[str]:
         """The variants that are compared with the baseline."""
@@ -213,16 +192,17 @@ class StudyResults(Part):
 
         The lowest is taken among the rows with the most seeds; without any loss it is the first.
         """
-        found: dict[str, Row] = {}
-        for row in self.rows:
-            known = found.get(row.variant)
-            if known is None or (row.best and not known.best) or (not known.best and _rank(row) < _rank(known)):
-                found[row.variant] = row
-        return {name: found[name] for name in self.variants if name in found}
+
+        def rank(row: Row) -> tuple[bool, bool, int, float]:
+            mean = math.inf if row.loss is None else row.loss.mean
+            return not row.best, row.loss is None, len(row.missing) + len(row.diverged), mean
+
+        rows = {name: [row for row in self.rows if row.variant == name] for name in self.variants}
+        return {name: min(own, key=rank) for name, own in rows.items() if own}
 
     @property
     def common_architecture(self) -> Values:
-        """What all architectures share; all of it where there is one variant."""
+        """The settings that all architectures share; all of them where there is one variant."""
         first, *others = (variant.architecture for variant in self.variants.values())
         return {
             key: value for key, value in first.items() if all(key in other and other[key] == value for other in others)
@@ -234,7 +214,7 @@ class StudyResults(Part):
 
     @cached_property
     def tried_counts(self) -> dict[str, int]:
-        """How many points each variant was tried at, of those that were."""
+        """How many points each variant was tried at, without variants that were not."""
         counts = {name: len(self.tried(name)) for name in self.variants}
         return {name: count for name, count in counts.items() if count}
 
@@ -251,8 +231,3 @@ class StudyResults(Part):
         shared = sorted(base.loss.values.keys() & row.loss.values.keys())
         known = {seed: (base.loss.values[seed], row.loss.values[seed]) for seed in shared}
         return {seed: (there - here) / there for seed, (there, here) in known.items() if there}
-
-
-def _rank(row: Row) -> tuple[bool, int, float]:
-    """Rows with a loss first, of those the one with the most seeds, then the lowest loss."""
-    return row.loss is None, len(row.missing) + len(row.diverged), math.inf if row.loss is None else row.loss.mean

@@ -45,26 +45,30 @@ QUESTIONS: dict[Question, str] = {
 
 
 class Measure(NamedTuple):
-    """What decides a task: a metric, and whether a higher value is better."""
+    """A metric, and whether a higher value is better."""
 
     metric: str
     higher_is_better: bool
 
 
 class Verdict(Part):
-    """What is known of one pair on one task.
+    """The verdict on one pair on one task.
 
     Attributes:
-        question: the question that it answers; likewise ``method``, ``other`` and ``task``.
+        question: the question that it answers.
+        method, other: the pair.
+        task: the task.
         metric: the measure that decides the task.
-        verdict: what the corrected test says; ``why`` says why nothing was tested.
+        verdict: the outcome of the corrected test; ``why`` says why nothing was tested.
         difference: method minus other, in the metric's own unit; NaN where nothing was measured.
-        low: lower end of the plain 95 % interval, of this difference alone; likewise ``high``.
-        simultaneous_low: lower end of the interval that belongs to the verdict; likewise ``simultaneous_high``.
+        low, high: ends of the plain 95 % interval, of this difference alone.
+        simultaneous_low, simultaneous_high: ends of the interval that belongs to the verdict.
         p: two-sided p-value of no difference, by ``test``; None where nothing was tested.
         p_corrected: ``p`` corrected by Holm's method over the family.
         family: how many tests the family has.
-        n: documents; likewise ``clusters``, the groups that they come in, and ``seeds``, those of the method.
+        n: documents.
+        clusters: the groups that they come in, if any.
+        seeds: seeds of the method.
         smallest_visible: the true difference that is found with a probability of about 80 % by a test at the level
             α/m, the first that Holm's correction asks for; None where there is none.
     """

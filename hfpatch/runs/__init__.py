@@ -8,7 +8,8 @@ from hfpatch.support.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hfpatch.runs.checking import check
-    from hfpatch.runs.comparison import compare
+    from hfpatch.runs.comparison import compare, train
+    from hfpatch.runs.corpus import tokenize
     from hfpatch.runs.evaluation import evaluate, evaluate_models
     from hfpatch.runs.forecasting import forecast
     from hfpatch.runs.inspection import inspect
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from hfpatch.runs.previewing import preview
     from hfpatch.runs.progress import Progress
     from hfpatch.runs.study import pretrain_study
-    from hfpatch.runs.tokens import tokenize
-    from hfpatch.runs.training import train
 
 __all__ = [
     "Progress",
@@ -45,8 +44,8 @@ _HOMES = {
     "pretrain": "pretraining",
     "pretrain_study": "study",
     "preview": "previewing",
-    "tokenize": "tokens",
-    "train": "training",
+    "tokenize": "corpus",
+    "train": "comparison",
 }
 
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""`check`: what one model promises, with one method or with every kind of method."""
+"""`check`: the promises of one model, with one method or with every kind of method."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERY_KIND: list[Part] = [{"type": "pre_projection", "content_skip": True}, {"ty
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """The reports on one model, and what its architecture refuses; ``str()`` is a table.
+    """The reports on one model, and the methods that its architecture refuses; ``str()`` is a table.
 
     Args:
         reports: one for each method that could be injected.
@@ -53,7 +53,7 @@ def check(
     Args:
         model: the model.
         part: a method's part, as a recipe writes it; None runs pre-projection with content skip and the nonlinear
-            query, and reports what the architecture refuses.
+            query, and reports which of them the architecture refuses.
         config_only: run them on a tiny random twin of the model's configuration, without its weights.
         progress: shown each promise before it is tested.
 
@@ -74,12 +74,17 @@ def check(
         name, loaded = f"a tiny random twin of {model.full_name}", twin(config)
     else:
         name, loaded = model.full_name, load_model(model).model
+
+    def show(method: str, promise: str, done: int, total: int) -> None:
+        progress.evaluating(method, promise)
+        progress.scored(method, promise, done, total)
+
     reports: list[CheckReport] = []
     refused: dict[str, str] = {}
     for each in parts:
         try:
             method = build_method(loaded, {"checked": [each]}, "checked")
-            report = run_promises(loaded, method.configs[0], watch=partial(_show, progress, str(each["type"])))
+            report = run_promises(loaded, method.configs[0], watch=partial(show, str(each["type"])))
             reports.append(replace(report, model=name))
             progress.finished(str(each["type"]), "" if report.passed else "broken promises")
         except HfpatchError as error:
@@ -89,8 +94,3 @@ def check(
     if not reports:
         raise HfpatchError(next(iter(refused.values())))
     return CheckOutcome(reports, refused)
-
-
-def _show(progress: Progress, method: str, promise: str, done: int, total: int) -> None:
-    progress.evaluating(method, promise)
-    progress.scored(method, promise, done, total)

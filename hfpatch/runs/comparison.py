@@ -1,4 +1,4 @@
-"""`compare`: a recipe in, a run folder out."""
+"""`compare`: a recipe in, a run folder out; and `train`, the trainings of one of its methods."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.folder import load_comparison
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
-from hfpatch.runs.folder import RunFolder
-from hfpatch.runs.plan import plan_comparison
+from hfpatch.runs.folder import RunFolder, RunPaths, changes, diverged_step
+from hfpatch.runs.plan import plan_comparison, plan_training
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.recipe_changes import changes
-from hfpatch.runs.reports import write_report
-from hfpatch.runs.results import compares_what_it_should
 from hfpatch.runs.session import check_start, open_runs, resumed_clock
 from hfpatch.runs.train_eval import ComparisonSession
+from hfpatch.support.files import read_json
 from hfpatch.training.processes import start_processes
 from hfpatch.training.sharding import cuts_tensors
 
@@ -34,7 +32,7 @@ def compare(
 
     The base is evaluated first, and compared with its known scores before anything is trained. Each run leaves its
     result when it is complete; with ``resume`` such runs are not repeated, also where the recipe has got more methods
-    or seeds since: what is new is trained, and compared with all the rest. Where an earlier version made other
+    or seeds since: the new runs are trained, and compared with all others. Where an earlier version made other
     comparisons in a finished folder, they are made again from the runs' records. A run that diverges is a result like
     others, without scores: the reports name its step, and the comparisons leave it out. On several processes every
     training and every evaluation is shared by all of them.
@@ -52,6 +50,9 @@ def compare(
     Raises:
         HfpatchError: if ``out`` cannot take this run, or something that the recipe names cannot be loaded or used.
     """
+    from hfpatch import reporting  # `train` needs neither of these
+    from hfpatch.runs.results import compares_what_it_should
+
     state, plan, folder = start_processes(), plan_comparison(recipe, out), RunFolder(out)
     if state.num_processes > 1 and cuts_tensors():
         raise HfpatchError(
@@ -62,10 +63,10 @@ def compare(
     done = folder.is_complete() and not changes(out, recipe)[0]
     if done and compares_what_it_should(recipe, load_comparison(out)):  # nothing is left but the report
         if state.is_main_process:
-            write_report(out)
+            reporting.write_report(out)
         state.wait_for_everyone()
         return folder.read_results()
-    session = ComparisonSession(recipe, plan, progress, resumed_clock(out))
+    session = ComparisonSession(plan, progress, resumed_clock(out))
     with closing(make_engine(engine or EngineSettings())) as executor:
         executor.connect()
         with open_runs(session, resume=resume, holder=executor.holder):
@@ -73,6 +74,39 @@ def compare(
                 executor.execute(session)
             session.write_results(complete=True)
             if state.is_main_process:
-                write_report(out)
+                reporting.write_report(out)
             state.wait_for_everyone()
     return folder.read_results()
+
+
+def train(
+    recipe: Recipe, method: str, out: Path, *, resume: bool = False, progress: Progress | None = None
+) -> list[Path]:
+    """Train one method of a recipe with each of its seeds; `compare` with ``resume`` continues from there.
+
+    Where the recipe tunes, the method is tuned first, by its own trials alone. If `compare` later extends the rates for
+    another method and this one then has a better rate, it says which runs to delete.
+
+    Args:
+        recipe: the recipe that has the method.
+        method: its name.
+        out: the run folder.
+        resume: continue the runs in ``out``.
+        progress: called at every step; None shows nothing.
+
+    Returns:
+        The folder of each seed's patch; a seed that diverged has none.
+
+    Raises:
+        HfpatchError: as `compare`, and if there is no such method or nothing in it to train.
+    """
+    plan = plan_training(recipe, out, method)
+    check_start(plan, resume=resume)
+    session = ComparisonSession(plan, progress)
+    with open_runs(session, resume=resume):
+        if method in session.setup.left_out:
+            raise HfpatchError(f"{method} is left out: {session.setup.left_out[method]}")
+        for unit in plan.units:
+            session.complete(unit)
+    trained = [RunPaths(unit.run.folder) for unit in plan.units if unit.action == "train"]
+    return [paths.patch for paths in trained if diverged_step(read_json(paths.training)) is None]

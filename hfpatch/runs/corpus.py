@@ -1,21 +1,24 @@
-"""What a pretraining trains on: a tokenizer and token blocks."""
+"""The tokenizer and the token blocks of a pretraining; and `tokenize`, which writes its text as a token file."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from hfpatch.data.blocks import TokenBlocks
-from hfpatch.data.corpora import open_corpus
+from hfpatch.data.corpora import filtered_documents, open_corpus
 from hfpatch.data.deciding import tokenizer_documents
 from hfpatch.data.load import load_splits
 from hfpatch.data.plan import draw_evaluation
+from hfpatch.data.token_file import TokenFileInfo, check_free, describe_token_file, write_token_file
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
@@ -100,3 +103,72 @@ def recipe_tokenizer(recipe: PretrainRecipe | StudyRecipe) -> PreTrainedTokenize
             warnings.warn(f"the tokenizer is not kept for the next run: {error}", stacklevel=2)
             return trained
     return load_tokenizer(str(kept))
+
+
+@dataclass(frozen=True)
+class Tokenized:
+    """A token file that was written.
+
+    Attributes:
+        file: the file of ids.
+        info: its sidecar.
+        tokenizer: the folder of the tokenizer, where it was trained on the same text; else None.
+        overrides: what to change in the recipe to train on the file.
+    """
+
+    file: Path
+    info: TokenFileInfo
+    tokenizer: Path | None = None
+    overrides: tuple[str, ...] = ()
+
+
+def tokenize(
+    recipe: PretrainRecipe | StudyRecipe,
+    out: Path | None = None,
+    *,
+    on_part: Callable[[int, int], None] | None = None,
+) -> Tokenized:
+    """Tokenise the text that ``recipe.data`` names into a token file, in bounded memory.
+
+    A tokenizer that the recipe trains is trained on the same text first, and saved beside the file as
+    ``NAME-tokenizer``. A ``data.source`` that is itself a token file, of another tool, only gets its sidecar.
+
+    Args:
+        recipe: names text and tokenizer.
+        out: the file, ``NAME.bin``; by default the recipe's name in the working directory.
+        on_part: called now and then with how many documents and tokens are written.
+
+    Raises:
+        HfpatchError: if there is such a file, it cannot be written, or text or tokenizer are not as the recipe says.
+    """
+    if recipe.data.is_token_file:
+        file = Path(recipe.data.source)
+        if out not in (None, file):
+            raise HfpatchError(
+                f"data.source: {file} contains tokens already and gets only its sidecar; leave out --out {out}"
+            )
+        described = describe_token_file(file, recipe_tokenizer(recipe))
+        return Tokenized(file, described, overrides=(f"data.source={file}", "data.layout=stream"))
+    if recipe.data.mixture or recipe.data.format != "text":
+        key, what = ("mixture", "has several") if recipe.data.mixture else ("format", "learns a part of it")
+        raise HfpatchError(
+            f"data.{key}: a token file is one text, all of which is learned, and this data {what}; tokenize each text "
+            "by itself, whose file a mixture may name, or train on the recipe as it is"
+        )
+    file = out or Path(f"{recipe.name}.bin")
+    folder = file.with_name(f"{file.stem}-tokenizer")
+    trained = recipe.tokenizer.train_vocab_size is not None
+    check_free(file)
+    if trained and folder.exists():
+        raise HfpatchError(f"{folder}: is there already; delete it or choose another --out")
+    tokenizer = recipe_tokenizer(recipe)
+    corpus = open_corpus(recipe.data, recipe.data_dir)
+    texts = filtered_documents(corpus, recipe.data)
+    info = write_token_file(file, texts, tokenizer, recipe.data, revision=corpus.revision, on_part=on_part)
+    changes = [f"data.source={file}", "data.layout=stream", *recipe.data.reset_text()]
+    if not trained:
+        return Tokenized(file, info, overrides=tuple(changes))
+    with atomic_directory(folder) as temporary:
+        tokenizer.save_pretrained(temporary)
+    changes += ["tokenizer.train_vocab_size=null", f"tokenizer.path={folder}"]
+    return Tokenized(file, info, folder, tuple(changes))

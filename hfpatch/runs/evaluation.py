@@ -28,7 +28,7 @@ from hfpatch.support.files import read_json, write_json
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.surgery.placement import Placement
 
-IDENTITY = "evaluation.json"  # what the folder's evaluation is of, written before its first answer
+IDENTITY = "evaluation.json"  # identifies the folder's evaluation; written before its first answer
 _NOT_IDENTITY = {"allow_unknown_base", "batch_size", "token_budget"}  # change no number, but for rounding
 
 
@@ -52,7 +52,7 @@ def evaluate(
     Args:
         model: the base.
         patches: folders that `save_patch` or PEFT wrote; without any, the bare base is evaluated.
-        scales: what each patch's change is multiplied by, see :func:`hfpatch.scale_patch`; each is a variant.
+        scales: factors of each patch's change, see :func:`hfpatch.scale_patch`; each is a variant.
         allow_other_base: take patches whose base had other weights.
         baseline: evaluate the bare base too, first, and compare every patch with it.
         settings: the tasks.
@@ -85,7 +85,7 @@ def evaluate_models(
     progress: Progress | None = None,
     placement: Placement | None = None,
 ) -> EvaluationResults:
-    """Evaluate whole models, each with its own tokenizer, and compare every one with all before it.
+    """Evaluate whole models, each with its own tokenizer, and compare each with all before it.
 
     Each model is loaded twice: before anything is scored, so that one that cannot be loaded shows then, and to be
     scored. Only one is in memory at a time. ``models`` are two or more; the other arguments are those of `evaluate`.
@@ -207,7 +207,7 @@ def check_base(
     *,
     compared: str,
 ) -> list[str]:
-    """Return what is odd about the base's scores.
+    """Return the cautions about the base's scores.
 
     Args:
         model: the base.
@@ -215,7 +215,7 @@ def check_base(
         scores: the base's.
         records: the folder of its records.
         tasks: lm-eval's tasks.
-        compared: what is to be compared with it, in words; empty for nothing.
+        compared: the models compared with it, as messages call them; empty for none.
 
     Raises:
         HfpatchError: if something is to be compared with it and its scores are not known ones, unless the settings

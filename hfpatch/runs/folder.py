@@ -1,18 +1,37 @@
-"""The run folder: where each file of a run is, and which folder may take a run."""
+"""The run folder: where each file of a run is, and which recipe it may take: its own, or one that adds to it."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from hfpatch.data.plan import BatchPlan, write_plans
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes import training as training_settings
+from hfpatch.recipes.comparison import Recipe, load_recipe
+from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_or_study
+from hfpatch.recipes.strict import flatten
+from hfpatch.recipes.tuning import tuning_seed
 from hfpatch.runs.locks import held_by_others
-from hfpatch.runs.recipe_changes import AnyRecipe, changes
-from hfpatch.support.files import read_json, remove_leftovers
+from hfpatch.support.files import read_json, remove_leftovers, write_json, write_text
+
+AnyRecipe: TypeAlias = Recipe | PretrainRecipe | StudyRecipe
+Changes: TypeAlias = dict[str, tuple[Any, Any]]
+"""Dotted key of a recipe -> its value in the folder's recipe and in the one that is about to run."""
+
+NOT_IDENTITY = {
+    *("description", "data_dir", "evaluation.allow_unknown_base", "model.device_map", "model.trust_remote_code"),
+    *(f"training.{key}" for key in training_settings.NOT_IDENTITY - {"seeds"}),
+}
+"""Keys of a recipe that may differ between a run and its continuation, with all that is below them: they change no
+number, but for rounding."""
+ABSENT = "absent"
+_LIMIT = re.compile(r"evaluation\.(tasks\.[^.]+\.)?limit")
 
 
 @dataclass(frozen=True)
@@ -47,10 +66,10 @@ class RunPaths:
         patch: what `save_patch` writes.
         training: the training's outcome; written after the patch, so that it marks the training as complete.
         metrics: a line a step of the training.
-        checkpoints: what an interrupted training is resumed from.
+        checkpoints: an interrupted training is resumed from these.
         evaluations: a file of records for each task.
-        answers: what the model answered so far, for an evaluation that is interrupted or gets more documents.
-        retention: what was measured on the texts of ``retention``.
+        answers: the model's answers so far, for an evaluation that is interrupted or gets more documents.
+        retention: the scores on the texts of ``retention``.
         result: the whole run's outcome; written last, so that it marks the run as complete.
     """
 
@@ -66,7 +85,7 @@ class RunPaths:
         self.result = root / "result.json"
 
     def rewound(self, scale: float) -> Path:
-        """What was measured at a scale of ``rewind``, or of 1 on tuning's text; the records are beside it."""
+        """The scores at a scale of ``rewind``, at 1 on tuning's text alone; the records are beside it."""
         return self.root / "rewind" / f"{scale:g}" / "result.json"
 
 
@@ -75,7 +94,7 @@ def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None
 
     Args:
         out: the folder; it need not exist.
-        recipe: what is about to run.
+        recipe: the recipe that is about to run.
         resume: continue the runs that are there.
         part: the method or variant that is about to run; None if all of them are.
 
@@ -108,7 +127,7 @@ def check_place(folder: Path, option: str) -> None:
     """Refuse a path where no folder can be.
 
     Args:
-        folder: what is to be written.
+        folder: the path.
         option: by which the user chose it.
 
     Raises:
@@ -123,7 +142,7 @@ def check_place(folder: Path, option: str) -> None:
 
 @contextmanager
 def discard_failed_start(out: Path, locks: Collection[str]) -> Iterator[None]:
-    """Empty a folder again that was empty, if what runs in it fails before there is anything to resume from.
+    """Empty a folder that was empty before, if a command fails before there is anything to resume from.
 
     Args:
         out: the folder.
@@ -145,6 +164,76 @@ def discard_failed_start(out: Path, locks: Collection[str]) -> Iterator[None]:
 
 def _is_empty(out: Path) -> bool:
     return all(entry.name.startswith(".") for entry in out.iterdir())
+
+
+def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
+    """Return how a recipe differs from that of a folder: its additions, and its changes to something that exists.
+
+    More seeds are an addition, unless the trials of tuning would take place with another seed. So are more documents of
+    a task, labels, retention where there was none, more numbers to rewind by, and all that is said about a method or a
+    variant that has no run in the folder.
+
+    Raises:
+        HfpatchError: if the recipe in the folder cannot be read.
+    """
+    load = load_recipe if isinstance(recipe, Recipe) else load_pretrain_or_study
+    old: AnyRecipe = load(out / "recipe.yaml", trust_code=True)  # its code is not run
+    there, here = (flatten(each.model_dump(mode="json")) for each in (old, recipe))
+    unrun = [name for name in {**_parts(old), **_parts(recipe)} if not (out / "runs" / name).exists()]
+    added: Changes = {}
+    changed: Changes = {}
+    for key in [*there, *(key for key in here if key not in there)]:
+        before, now = there.get(key, ABSENT), here.get(key, ABSENT)
+        if before == now or any(key == name or key.startswith(f"{name}.") for name in NOT_IDENTITY):
+            continue
+        if key in ("training.seeds", "seeds"):
+            tunes = isinstance(recipe, Recipe) and recipe.tuning is not None
+            fits = set(before) < set(now) and not (tunes and tuning_seed(before) != tuning_seed(now))
+        elif _LIMIT.fullmatch(key):
+            fits = now is None or (ABSENT not in (before, now) and before is not None and before < now)
+        elif key == "rewind":
+            fits = set(before) < set(now)
+        else:
+            begins = key.partition(".")[0] == "retention" and there.get("retention", ABSENT) is None
+            start, _, rest = key.removeprefix("tuning.grid.").partition(".")
+            is_unrun = any(rest == name or rest.startswith(f"{name}.") for name in unrun)
+            fits = begins or key.startswith("labels.") or (start in ("methods", "variants") and is_unrun)
+        (added if fits else changed)[key] = (before, now)
+    if isinstance(old, Recipe) and isinstance(recipe, Recipe):
+        for name in [name for name in old.trained if name in recipe.methods and name not in unrun]:
+            if (before := old.tuned_at(name)) != (now := recipe.tuned_at(name)):  # another budget is the middle one
+                changed.setdefault(f"the budget that {name} is tuned at", (before, now))
+    return added, changed
+
+
+def adds_documents(added: Changes) -> bool:
+    """Return whether tasks get more documents, so that finished evaluations are to be repeated."""
+    return any(_LIMIT.fullmatch(key) for key in added)
+
+
+def reopen(out: Path, recipe: AnyRecipe, plans: Mapping[int, BatchPlan], added: Changes) -> None:
+    """Let a folder take a recipe's additions: its results are incomplete, and it gets a plan for each new seed.
+
+    Where tasks get more documents, the scores on fewer are removed; the answers are kept beside the
+    records. If it is killed in between, the next call does it again: the recipe is written last.
+    """
+    if adds_documents(added):
+        for pattern in ("seed-*/result.json", "seed-*/rewind/*/result.json"):
+            for result in (out / "runs").glob(f"*/{pattern}"):
+                result.unlink()
+    results = out / "results.json"
+    if results.is_file():
+        write_json(results, {**read_json(results), "complete": False})
+    if plans:
+        write_plans(out, plans)
+    write_text(out / "recipe.yaml", recipe.to_yaml())
+
+
+def _parts(recipe: AnyRecipe) -> Mapping[str, Any]:
+    """Return the methods or variants, which have folders below ``runs``."""
+    if isinstance(recipe, PretrainRecipe):
+        return {}
+    return recipe.methods if isinstance(recipe, Recipe) else recipe.variants
 
 
 def diverged_step(trained: Mapping[str, Any] | None) -> int | None:

@@ -1,4 +1,4 @@
-"""`forecast`: what a comparison will take and what it can show, from one measured step and batch of each kind."""
+"""`forecast`: a comparison's time and the differences it can show, from one measured step and batch of each kind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hfpatch.training.processes import start_processes
 def forecast(
     recipe: Recipe, *, effect: float | None = None, seconds: float = SECONDS, progress: Progress | None = None
 ) -> Forecast:
-    """Plan a comparison: what will be run, how long it takes here, and what differences it could show.
+    """Plan a comparison: its runs, their time on this machine, and the differences that it could show.
 
     As much of an optimiser step and of each task as there is time for is run for each kind of method, and the base is
     scored on some documents of each task. Nothing is kept but caches.
@@ -32,7 +32,7 @@ def forecast(
         recipe: the comparison.
         effect: a difference (of accuracies, of the logarithms of perplexities) to find the documents and seeds for.
         seconds: about how long to measure, beside loading; a first batch and a block of each kind are always run.
-        progress: shown what is measured.
+        progress: called at each measurement.
 
     Raises:
         HfpatchError: if the recipe cannot be run, or the effect is no positive number.
@@ -93,7 +93,7 @@ def _task(
     for change, assumed in ASSUMED.items() if spread.sd is not None else ():
         model = assumed[spread.accuracy].differences(spread.sd or 0.0, accuracy=spread.accuracy)
         needed: dict[str, int | None] = {}
-        if effect is not None:  # the recipe's seeds where they are enough, as one may be
+        if effect is not None:  # the recipe's seeds where they are enough
             suffices = model.power(effect, *enough) >= POWER
             needed["documents"] = model.documents_for(effect, seeds)
             needed["seeds"] = seeds if suffices else model.seeds_for(effect, asked.documents)

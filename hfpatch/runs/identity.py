@@ -1,8 +1,8 @@
-"""The identity of a run: the hashes of everything that it is made from, which whatever continues it must share.
+"""The identity of a run: the hashes of all its inputs, which a continuation must share.
 
-A run folder's ``identity.json`` has what all its runs share. What a single run leaves (its training, its result, its
-checkpoints) has the run's own identity under ``identity``. Everything is compared before anything is run or written,
-so results of two bases or two texts never mix in one folder.
+A run folder's ``identity.json`` has the hashes that all its runs share. The files of a single run (its training, its
+result, its checkpoints) have the run's own identity under ``identity``. Everything is compared before anything is run
+or written, so results of two bases or two texts never mix in one folder.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NAMES = {
     "architecture": "architecture",
     "training": "training settings",
 }
-"""What each hash of an identity is of; if several differ, an error names the first of them."""
+"""The name of each hash in messages; if several differ, an error names the first of them."""
 
 _OUTCOMES = ("training.json", "result.json")
 _CONFIG_WITHOUT = {"_name_or_path", "_from_model_config", "transformers_version", "dtype", "torch_dtype"}
@@ -68,7 +68,7 @@ def identify_base(base: Base) -> Identity:
 
 
 def describe_base(base: Base, settings: ModelSettings) -> dict[str, Any]:
-    """Return the facts about an evaluated base that results have: what it is called, and its identity."""
+    """Return the facts about an evaluated base that results have: its name, dtype, type and identity."""
     loading = settings.describe()
     return {
         **base.facts,
@@ -138,7 +138,7 @@ def check_run(folder: Path, identity: Identity) -> None:
 
 
 def check_measured(path: Path, identity: Identity) -> dict[str, Any]:
-    """Return what was measured on the texts of ``retention``, unless it is of something else.
+    """Return the scores on the texts of ``retention``, unless they have another identity.
 
     Raises:
         HfpatchError: as `check_shared`, or if the file cannot be read.
@@ -165,7 +165,7 @@ def check_scores(result: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
 
     Args:
         result: the outcome of a run; it need not exist, or have scores.
-        found: by task what is scored now, see :func:`hfpatch.results.identity.task_identity`.
+        found: the identity of each task now, see :func:`hfpatch.results.identity.task_identity`.
 
     Raises:
         HfpatchError: naming the file, the task and what differs.
@@ -193,7 +193,7 @@ def write_shared(
     plans: Mapping[int, BatchPlan],
     matmul: MatmulLibrary | None = None,
 ) -> None:
-    """Write what all runs of a folder share, where it is missing; the recipe first, as it marks the folder as a run."""
+    """Write the files that all runs of a folder share, if missing; the recipe first, as it marks a run folder."""
     if not (out / "recipe.yaml").is_file():
         write_text(out / "recipe.yaml", recipe)
     if plans and not (out / PLAN).is_file():

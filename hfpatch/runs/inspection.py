@@ -1,4 +1,4 @@
-"""`inspect`: where a model's attention branches are, and what they do."""
+"""`inspect`: a model's attention branches, and the effect of a patch on them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def inspect(
     data_dir: Path | None = None,
     reparametrisation: bool = False,
 ) -> Inspection:
-    """Look at a model's attention: its sites and parameters, the Q-K relation of every head, and what a patch does.
+    """Look at a model's attention: its sites and parameters, the Q-K relation of every head, and the effect of a patch.
 
     Args:
         model: the base.
@@ -94,7 +94,7 @@ def inspect(
 def _rows(
     base: Base, hidden_size: int, source: str | None, tokens: int | None, data_dir: Path | None
 ) -> tuple[str, list[list[int]]]:
-    """Return what the text is called and its tokens; tinyworld's own is one that nothing is trained on."""
+    """Return the name of the text and its tokens; tinyworld's own text is not trained on."""
     texts: Iterable[str]
     if source is not None:
         texts = documents(DataSettings(source=source), data_dir=data_dir)

@@ -6,7 +6,7 @@ stale once its process has ended, which a process on the same machine sees at on
 minutes; so the next command can continue after a crash.
 
 A process that has others work for it lends them the locks that it holds (``lender`` of `hold`): a worker
-replaces its lender's lock by its own and puts it back afterwards, so that no other process can take the run meanwhile.
+replaces its lender's lock and puts it back afterwards, so that no other process can take the run meanwhile.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ GRACE_S = 30.0
 STALE_S = 300.0
 """How long a lock of another machine stays valid without being renewed."""
 ORPHAN_S = 75.0
-"""How long it stays valid if its holder worked for a process that is gone: such workers end themselves."""
+"""How long it stays valid if its holder worked for a process that has ended: such workers end, too."""
 UNREADABLE_S = 10.0
 """How long a lock without the name of its holder stays valid: the holder is about to write it."""
 FOLDER = ".locks"
 SHARED = "folder"
-"""The name of the lock on what all runs of a folder share; it is held briefly."""
+"""The name of the lock on the files that all runs of a folder share; it is held briefly."""
 WHOLE = "run"
 """The name of the lock on a folder that is itself one run."""
 _POLL_S = 0.05
@@ -56,13 +56,13 @@ def hold(
     """Hold several locks of a folder, or none of them.
 
     If another process takes one of them over, which can happen after this one was suspended for minutes, the main
-    thread is interrupted as by Ctrl-C. A worker whose lender is gone is waited for, as it ends itself.
+    thread is interrupted as by Ctrl-C. A worker whose lender has ended is waited for, as it ends, too.
 
     Args:
         out: the folder; it and its parents are created if needed, and removed again if they are left empty.
         names: the names of the locks, see `run_lock`.
         wait_s: how long to wait for other processes to release them.
-        own: what the locks name as their holder, as `new_holder` returns it, for one that lends them; None makes one.
+        own: the holder that the locks name, from `new_holder`, if it lends them; None makes one.
         lender: the holder that lends them; its locks are replaced, and put back afterwards.
 
     Raises:
@@ -96,7 +96,7 @@ def hold(
 
 
 def new_holder() -> Holder:
-    """Return what names this process in the locks that it is about to take."""
+    """Return the name of this process for the locks that it is about to take."""
     return {
         "host": socket.gethostname(),
         "machine": _machine(),
@@ -116,7 +116,7 @@ def take_back(out: Path, name: str, lender: Holder) -> None:
 
 
 def hold_shared(out: Path) -> AbstractContextManager[None]:
-    """Hold the lock on what all runs of a folder share, after waiting for any other process that holds it."""
+    """Hold the lock on the files that all runs of a folder share, after waiting for other processes."""
     return hold(out, [SHARED], wait_s=STALE_S + RENEW_S)
 
 
@@ -180,18 +180,14 @@ def _renew(held: list[Path], holder: Holder, ended: threading.Event) -> None:
                 else:
                     taken = f"the lock on {_locked(path)} was taken over by {_describe(other)}"
                     print(f"hfpatch: {taken} while this process was suspended, so it ends", file=sys.stderr)
-                    _end(ended)
+                    # Interrupt the main thread as Ctrl-C does, which background jobs ignore; then end the process
+                    if hasattr(signal, "pthread_kill"):
+                        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                    else:
+                        _thread.interrupt_main()
+                    if not ended.wait(GRACE_S):
+                        os._exit(2)
                     return
-
-
-def _end(ended: threading.Event) -> None:
-    """Interrupt the main thread as Ctrl-C does; end the process if that is ignored, as it is in background jobs."""
-    if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-    else:
-        _thread.interrupt_main()
-    if not ended.wait(GRACE_S):
-        os._exit(2)
 
 
 def _read(path: Path) -> Holder | None:
@@ -213,7 +209,7 @@ def _replace(path: Path, holder: Holder) -> None:
 
 
 def _lender(holder: Holder) -> Holder:
-    """Return who lent a lock to its holder; an empty one if it was not lent."""
+    """Return the lender of a holder's lock; an empty one if it was not lent."""
     lender = holder.get("lender")
     return lender if isinstance(lender, dict) else {}
 
@@ -224,7 +220,7 @@ def _is_lent(current: Holder | None, lender: Holder) -> bool:
 
 
 def _remove_stale(path: Path, holder: Holder) -> None:
-    """Remove the lock of a holder that is gone, unless another process does so or has taken a lock of its own since.
+    """Remove the lock of a holder that has ended, unless another process has done so or has taken the lock since.
 
     A file that is created exclusively admits one process at a time, which looks again before it removes anything.
     """

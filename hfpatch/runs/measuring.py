@@ -56,11 +56,11 @@ def kind_of(method: Method) -> str:
 
 @dataclass
 class Measured:
-    """What was measured of a comparison.
+    """The measurements of a comparison.
 
     Attributes:
         setup: the comparison.
-        asked: what each task asks for.
+        asked: the requests of each task.
         timed: how long the base takes for each task.
         spreads: how documents vary under the base, of the tasks where that was measured.
         kinds: the times and the memory of each kind of method.
@@ -82,7 +82,7 @@ class Measured:
         return f"Measured were {' and '.join(said)}; the rest in proportion to its operations."
 
     def work(self, units: Iterable[Unit]) -> dict[str, Work]:
-        """Return what all units of each action take together."""
+        """Return the work of all units by action."""
         found: dict[str, Work] = {}
         for unit in units:
             if unit.action != "check_baseline" and unit.run.variant not in self.setup.left_out:
@@ -92,7 +92,7 @@ class Measured:
         return found
 
     def work_of(self, unit: Unit) -> Work:
-        """Return what one unit takes, which trains or measures something; nothing of a method that is left out."""
+        """Return the work of one unit that trains or measures; none for a method that is left out."""
         setup, training = self.setup, self.setup.recipe.training
         if unit.run.variant in setup.left_out:
             return Work()
@@ -137,12 +137,12 @@ def _range(values: Sequence[float], form: str) -> str:
 
 
 def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool) -> Measured:
-    """Set a comparison up, and measure its parts for about so many seconds.
+    """Set a comparison up, and measure its parts for about ``seconds``.
 
     Args:
         recipe: the comparison.
         seconds: for the base on each task, a step of each kind of method, and the spreads; loading comes on top.
-        progress: shown what is measured.
+        progress: called at each measurement.
         spread: whether to score documents of each task with the base, too.
 
     Raises:
@@ -240,7 +240,7 @@ def _time_step(setup: ComparisonSetup, model: PreTrainedModel, token_s: float, s
 
 
 def _take_steps(setup: ComparisonSetup, model: PreTrainedModel, steps: int, blocks: int) -> tuple[float, int]:
-    """Return the seconds of the last of several optimiser steps of so many blocks, and their peak memory."""
+    """Return the seconds of the last of several optimiser steps of ``blocks`` blocks, and their peak memory."""
     training, records = setup.recipe.training, list[StepRecord]()
     micro = training.micro_batch_size if blocks >= (training.micro_batch_size or 1) else None
     changed = {"steps": steps, "warmup_steps": 0, "save_every": None, "evaluate_every": None, "report_to": ()}

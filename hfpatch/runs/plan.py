@@ -1,10 +1,9 @@
-"""What a recipe asks for, as plain data: its runs, and the units of work that complete them.
+"""The plan of a recipe as plain data: its runs, and the units of work that complete them.
 
 A comparison is [evaluate the baseline -> check it], then, where its recipe tunes, [tune] for each method and rate, then
 [train -> evaluate] for each method and seed; where the recipe asks, [retain] and [rewind] follow an evaluation. A study
 is [pretrain] for each variant, point of its sweep and seed.
-Whoever executes units, in whatever order their ``needs`` allow, finds in each what to do, where it writes, which lock
-to hold and which file marks it as complete.
+Engines execute the units in any order that their ``needs`` allow.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import Point, PretrainRecipe, StudyRecipe, point_name
 from hfpatch.recipes.tuning import Edge
-from hfpatch.runs.folder import RunPaths
+from hfpatch.runs.folder import AnyRecipe, RunPaths
 from hfpatch.runs.locks import WHOLE, run_lock
-from hfpatch.runs.recipe_changes import AnyRecipe
 
 Action: TypeAlias = Literal["tune", "train", "evaluate", "retain", "rewind", "check_baseline", "pretrain"]
 MEASURING = ("evaluate", "retain", "rewind")
@@ -30,7 +28,7 @@ MEASURING = ("evaluate", "retain", "rewind")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run: a method of a comparison or a variant of a study, with one seed, in a folder of its own.
+    """One run: a method of a comparison or a variant of a study, with one seed, in its folder.
 
     Attributes:
         name: how progress and messages call it.
@@ -67,7 +65,7 @@ class Unit:
         marker: the file that is written last, so that it marks the unit as complete; None for a check, which is
             repeated in every session.
         needs: the units that must be complete before this one starts.
-        scale: what a ``rewind`` multiplies the patch's change by.
+        scale: the factor of the patch's change in a ``rewind``.
     """
 
     action: Action
@@ -97,13 +95,13 @@ class Round:
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a recipe in one folder, and what one command does of them.
+    """The runs of a recipe in one folder, and the units of one command.
 
     Attributes:
         recipe: the recipe.
         out: the folder.
         runs: all runs of the recipe.
-        units: what the command does; each unit comes after those that it needs.
+        units: the units of the command, each after those that it needs.
         part: the method or variant that the command is limited to; None for all.
         tuning: the trials of all methods, in the order in which they are decided on.
     """
@@ -145,7 +143,7 @@ def plan_comparison(recipe: Recipe, out: Path) -> Plan:
 
 
 def _further(recipe: Recipe, evaluated: Unit) -> list[Unit]:
-    """Return what is measured of a run after its evaluation, one after the other as they share its lock."""
+    """Return the units that follow an evaluation, one after the other as they share its lock."""
     run, paths = evaluated.run, RunPaths(evaluated.run.folder)
     units = [evaluated]
     if recipe.retention is not None:
@@ -188,7 +186,7 @@ def plan_pretraining(recipe: PretrainRecipe | StudyRecipe, out: Path, variant: s
 
 
 def planned_runs(recipe: AnyRecipe, out: Path) -> tuple[PlannedRun, ...]:
-    """Return every run of a recipe, seed by seed, so that what is unfinished has paired runs.
+    """Return every run of a recipe, seed by seed, so that an unfinished comparison has paired runs.
 
     A comparison's baseline comes first and once: nothing in it depends on a seed.
     """

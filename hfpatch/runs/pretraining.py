@@ -7,19 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import Any
 
 import torch
 
 from hfpatch.data.plan import BatchPlan, draw_plans
 from hfpatch.errors import HfpatchError
 from hfpatch.models import non_embedding_parameters
+from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.recipes.training import with_steps
 from hfpatch.runs.corpus import Corpus, load_corpus
 from hfpatch.runs.folder import summarise
 from hfpatch.runs.identity import Identity, identify_training, write_shared
-from hfpatch.runs.plan import Plan, PlannedRun, Unit, plan_pretraining, planned_runs
+from hfpatch.runs.plan import PlannedRun, Unit, plan_pretraining, planned_runs
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.session import Session, check_start, open_runs, resumed_clock
 from hfpatch.support.files import hash_values, read_json, write_json
@@ -30,12 +31,10 @@ from hfpatch.training.pretrain import pretrain as run_pretraining
 from hfpatch.training.processes import start_processes
 from hfpatch.training.run import check_blocks, check_context
 
-AnyPretraining = TypeVar("AnyPretraining", bound=PretrainRecipe | StudyRecipe)
-
 
 @dataclass(frozen=True)
-class PretrainingSetup(Generic[AnyPretraining]):
-    """What all runs of a study share, or a single run has; everything is checked before any of them.
+class PretrainingSetup:
+    """The inputs that all runs of a study share, or those of a single run, checked before any of them.
 
     Attributes:
         recipe: the recipe.
@@ -46,7 +45,7 @@ class PretrainingSetup(Generic[AnyPretraining]):
         clock: the wall time of all sessions.
     """
 
-    recipe: AnyPretraining
+    recipe: PretrainRecipe | StudyRecipe
     out: Path
     corpus: Corpus
     plans: Mapping[int, BatchPlan]
@@ -68,23 +67,17 @@ class PretrainingSetup(Generic[AnyPretraining]):
         return {**self.corpus.identity, "architecture": hash_values(recipe.architecture), **training}
 
 
-StudySetup: TypeAlias = PretrainingSetup[StudyRecipe]
-
-
-class PretrainingSession(Session, Generic[AnyPretraining]):
+class PretrainingSession(Session):
     """The training of one model, or those of a study."""
 
-    setup: PretrainingSetup[AnyPretraining]
-
-    def __init__(self, recipe: AnyPretraining, plan: Plan, progress: Progress | None = None) -> None:
-        super().__init__(plan, progress)
-        self._recipe = recipe
+    setup: PretrainingSetup
 
     def set_up(self) -> None:
         """Load the text and try every model on the meta device, so that a mistake shows before any training."""
-        recipe, out, corpus = self._recipe, self.plan.out, load_corpus(self._recipe)
-        training = with_steps(recipe.training, len(corpus.train))
-        recipe = cast("AnyPretraining", recipe.model_copy(update={"training": training}))
+        assert not isinstance(self.plan.recipe, Recipe)
+        out, corpus = self.plan.out, load_corpus(self.plan.recipe)
+        training = with_steps(self.plan.recipe.training, len(corpus.train))
+        recipe = self.plan.recipe.model_copy(update={"training": training})
         runs = planned_runs(recipe, out)
         plans = draw_plans(recipe.training, corpus.train, dict.fromkeys(run.seed for run in runs))
         parameters: dict[str, dict[str, int]] = {}
@@ -100,15 +93,17 @@ class PretrainingSession(Session, Generic[AnyPretraining]):
             except HfpatchError as error:
                 where = f"variants.{run.variant}: " if isinstance(recipe, StudyRecipe) else ""
                 raise HfpatchError(f"{where}{error}") from error
-            counts = {"total": model.num_parameters(), "non_embedding": non_embedding_parameters(model)}
-            parameters[run.variant] = counts
+            parameters[run.variant] = {
+                "total": model.num_parameters(),
+                "non_embedding": non_embedding_parameters(model),
+            }
         self.setup = PretrainingSetup(recipe, out, corpus, plans, parameters, resumed_clock(out))
 
     def write_results(self, *, complete: bool = False) -> None:
         """Do nothing: the result of a single model is that of its run."""
 
     def complete(self, unit: Unit) -> None:
-        """Bring a unit to its end, if it is not complete yet."""
+        """Complete a unit."""
         try:
             if not unit.is_complete():
                 self.train(unit.run)
@@ -177,7 +172,7 @@ def pretrain(
     (unit,) = plan.units
     check_start(plan, resume=resume)
     if not unit.is_complete():
-        session = PretrainingSession(recipe, plan, progress)
+        session = PretrainingSession(plan, progress)
         with open_runs(session, resume=resume):
             session.train(unit.run)
     result: dict[str, Any] = read_json(unit.run.result)
@@ -185,5 +180,5 @@ def pretrain(
 
 
 def single_recipe(recipe: PretrainRecipe | StudyRecipe, run: PlannedRun) -> PretrainRecipe:
-    """Return the recipe that trains one run by itself."""
+    """Return the recipe of one run."""
     return recipe if isinstance(recipe, PretrainRecipe) else recipe.single(run.variant, run.point, run.seed)

@@ -22,7 +22,7 @@ class Step:
     """One unit of a preview.
 
     Attributes:
-        unit: what is done.
+        unit: the unit.
         needs: the places of the units that must be complete before, counted from 1.
         seconds: how long it takes; None where nothing is known of it.
         optional: whether it may turn out not to be needed.
@@ -36,12 +36,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Preview:
-    """What a command would do.
+    """The units that a command would complete.
 
     Attributes:
         steps: the units, each after those that it needs.
         devices: how many runs the engine works on at a time.
-        source: what the times are from; None where nothing is known.
+        source: the source of the times; None where none is known.
     """
 
     steps: tuple[Step, ...]
@@ -49,7 +49,7 @@ class Preview:
     source: str | None
 
     def duration(self, devices: int) -> float | None:
-        """Return about how many seconds the units take on so many devices, without those that may not be needed.
+        """Return about how many seconds the units take on ``devices`` devices, without optional units.
 
         It is the longest chain of units that need each other, or all units shared by the devices, whichever takes
         longer. None where a unit's time is not known.
@@ -75,8 +75,8 @@ def preview(
 ) -> Preview:
     """Plan a comparison or a study as `compare` and `pretrain_study` do, and write nothing but caches.
 
-    The times of trainings are those of finished runs in ``out``, where there are any. What is left of a comparison is
-    measured: a part of a step and of the tasks, of each kind of method. Of a study nothing else is known.
+    The times of trainings are those of finished runs in ``out``, where there are any. The other units of a comparison
+    are measured: a part of a step and of the tasks, of each kind of method. Those of a study are not known.
 
     Args:
         recipe: what would be run.
@@ -84,7 +84,7 @@ def preview(
         engine: where the runs would take place.
         variant: of a study, the one whose runs alone would take place.
         resume: whether ``out`` may hold runs of this recipe.
-        progress: shown what is measured.
+        progress: called at each measurement.
 
     Raises:
         HfpatchError: as the command itself does before it trains anything.

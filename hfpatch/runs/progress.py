@@ -1,33 +1,36 @@
-"""What is reported while runs are in progress."""
+"""Callbacks that report the progress of runs."""
 
 from __future__ import annotations
 
-from hfpatch.training.records import StepRecord
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hfpatch.training.records import StepRecord
 
 
 class Progress:
     """Callbacks for each event, which do nothing; the command line overrides them to show progress."""
 
     def opened(self, engine: str, units: int) -> None:
-        """Called when runs are about to be worked on beside each other: how, and how many units are left."""
+        """Called before runs are started on several workers, with the engine and the number of open units."""
 
     def placed(self, run: str, action: str, node: str) -> None:
-        """Called when a worker begins with a unit of a run, or goes on with it."""
+        """Called when a worker starts or continues a unit of a run."""
 
     def left(self, run: str, units: int) -> None:
-        """Called when no worker is at a run any more: its unit is complete or failed; so many units are left of all."""
+        """Called when a unit of a run is complete or failed, with the number of open units."""
 
     def waiting(self, reason: str) -> None:
-        """Called now and then while nothing can be worked on."""
+        """Called now and then while no unit can be started."""
 
     def lost(self, run: str, reason: str) -> None:
-        """Called when the worker of a run ended before the unit did, which is begun again from its checkpoint."""
+        """Called when the worker of a run ended early; its unit is started again from its checkpoint."""
 
     def failed(self, error: str) -> None:
-        """Called when a run failed and others go on; the error names it."""
+        """Called when a run failed and others continue; the error names it."""
 
     def started(self, run: str, steps: int) -> None:
-        """Called when the training of a run starts, of so many steps."""
+        """Called when the training of a run starts."""
 
     def stepped(self, run: str, record: StepRecord) -> None:
         """Called after one optimiser step."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hfpatch.evaluation import Comparison, all_aggregations
+from hfpatch.evaluation import Comparison, all_aggregations, check_known_scores, unknown_base
 from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.exchange import Rate, exchange_rates
 from hfpatch.evaluation.metrics import Aggregation
@@ -16,14 +16,14 @@ from hfpatch.evaluation.selection import select
 from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pairs import Question, by_question, is_lora, references
+from hfpatch.results.cautions import comparison_cautions
 from hfpatch.results.comparison import read_match
 from hfpatch.results.frontier import Exchange, Frontier, FrontierLine
-from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.identity import facts_of_base
+from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.records import write_published
 from hfpatch.results.schema import ComparisonResults, LayerSeries, Method, Parameters, Run, Task
 from hfpatch.results.series import mean_curve, mean_series
-from hfpatch.runs.cautions import cautions, form_of
 from hfpatch.runs.folder import RunFolder, RunPaths
 from hfpatch.runs.plan import PlannedRun, planned_runs
 from hfpatch.runs.retention import collect_retention, retention_of_run, retention_records
@@ -55,7 +55,7 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
     comparisons, kept = list[Comparison](), None
     if complete:
         records, of_base = _records(folder, methods), methods[baseline].runs[0].evaluation
-        aggregations = all_aggregations(tasks_of(recipe))
+        aggregations = all_aggregations(select(recipe.evaluation, recipe.data_dir).tasks)
         given: dict[str, Any] = {"tasks": of_base, "baseline": baseline}
         compared = _compared(recipe, methods)
         comparisons = compare_records(records, references=compared, aggregations=aggregations, **given)
@@ -89,10 +89,14 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
         retention=collect_retention(setup, folder, methods, complete=complete),
         kept=kept,
     )
-    warned = cautions(recipe, results, references(recipe)) if complete else []
-    of_data = [f"{caution}." for caution in setup.cautions]
-    missed = [f"{name} is left out: {reason}." for name, reason in setup.left_out.items()]
-    found: dict[str, Any] = {"warnings": [*of_data, *missed, *warned], "left_out": setup.left_out or None}
+    warnings = [f"{caution}." for caution in setup.cautions]
+    warnings += [f"{name} is left out: {reason}." for name, reason in setup.left_out.items()]
+    if complete:
+        of_model, plain = (recipe.model.full_name, recipe.model.revision, recipe.model.dtype), recipe.evaluation.plain
+        warnings += check_known_scores(*of_model, of_base, plain=plain)
+        warnings += filter(None, [unknown_base(*of_model, of_base, plain=plain)])
+        warnings += comparison_cautions(recipe, results)
+    found: dict[str, Any] = {"warnings": warnings, "left_out": setup.left_out or None}
     if results.comparisons:
         found["frontier"] = _frontier(results, records, aggregations)
     return results.model_copy(update=found)
@@ -115,6 +119,14 @@ def _method(setup: ComparisonSetup, name: str, runs: Sequence[PlannedRun]) -> Me
     )
 
 
+def form_of(parts: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the form of a method's nonlinear query with a weight anchor, or None where it has none."""
+    for part in parts:
+        if part["type"] == "nonlinear_query" and part.get("anchor", "weight") == "weight":
+            return str(part.get("form", "preserving"))
+    return None
+
+
 def _questions(recipe: Recipe) -> dict[Question, list[tuple[str, str]]]:
     """Return the pairs of each question, all that the recipe declares."""
     declared = [(name, other) for name, others in references(recipe).items() for other in others]
@@ -123,7 +135,7 @@ def _questions(recipe: Recipe) -> dict[Question, list[tuple[str, str]]]:
 
 
 def publish_values(folder: RunFolder, results: ComparisonResults) -> None:
-    """Write the values of all documents beside complete results, for whoever has the folder without its runs."""
+    """Write the values of all documents beside complete results, so that a folder can be published without its runs."""
     records = {**_records(folder, results.methods), **retention_records(folder, results.methods)}
     reader, (path, *_) = Reader(), [path for own in records.values() for path in own.values()]  # documents are alike
     scores = next(iter(run.evaluation for method in results.methods.values() for run in method.runs.values()))
@@ -198,8 +210,3 @@ def compares_what_it_should(recipe: Recipe, results: ComparisonResults) -> bool:
     made = {(each.method, each.reference) for each in results.comparisons}
     same = made == due and results.questions == _questions(recipe) and results.kept is not None
     return not results.tasks or same
-
-
-def tasks_of(recipe: Recipe) -> dict[str, Any]:
-    """Return lm-eval's tasks of a recipe by name."""
-    return select(recipe.evaluation, recipe.data_dir).tasks

@@ -20,7 +20,7 @@ from hfpatch.data.blocks import TokenBlocks
 from hfpatch.models.attention import fast_attention
 from hfpatch.nn.matmul import fast_matmul
 from hfpatch.recipes.retention import task_of
-from hfpatch.results.held_out import HELD_OUT
+from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.records import write_values
 from hfpatch.results.retention import KL
 from hfpatch.results.schema import Method, Retention, RetentionPoint, Rewound, TaskResult
@@ -40,7 +40,7 @@ Array = npt.NDArray[np.float64]
 
 
 def measure_further(unit: Unit, setup: ComparisonSetup, progress: Progress) -> str:
-    """Complete a ``retain`` or a ``rewind`` where it is not complete, and return what was found in a line."""
+    """Complete a ``retain`` or a ``rewind``, and return its scores in a line."""
     run, marker, ranks = unit.run, unit.marker, start_ranks()
     assert marker is not None
     identity = setup.identify_retention(run)
@@ -61,7 +61,7 @@ def measure_further(unit: Unit, setup: ComparisonSetup, progress: Progress) -> s
 
 
 def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Ranks) -> dict[str, Any]:
-    """Measure what a unit asks for, and write its records."""
+    """Measure the texts of a unit, and write its records."""
     from hfpatch.evaluation.retention import held_out_result, retained_result
 
     run, paths = unit.run, RunPaths(unit.run.folder)
@@ -117,7 +117,7 @@ def _passes(setup: ComparisonSetup, ranks: Ranks) -> dict[str, Any]:
 
 
 def retention_of_run(setup: ComparisonSetup, run: PlannedRun) -> dict[str, Any]:
-    """Return the fields of a run's results that it has from here: those that are measured.
+    """Return the fields ``retention`` and ``rewound`` of a run's results, where they are measured.
 
     Raises:
         HfpatchError: if a file is damaged, or of another run or text.

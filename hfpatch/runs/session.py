@@ -1,4 +1,4 @@
-"""`Session`: what a command does on a run folder, and how it starts or resumes there."""
+"""`Session`: one command on a run folder, and how it starts or resumes there."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from hfpatch.runs.folder import check_folder, discard_failed_start
+from hfpatch.runs.folder import adds_documents, changes, check_folder, discard_failed_start, reopen
 from hfpatch.runs.identity import check_run, check_scores, check_shared, stored_library, write_shared
 from hfpatch.runs.locks import Holder, hold, hold_shared
 from hfpatch.runs.plan import Plan, Unit
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.recipe_changes import adds_documents, changes, reopen
 from hfpatch.support.cpu import pinned_library
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock
@@ -63,16 +62,14 @@ class Throttled:
 
 
 class Session(ABC):
-    """What one command does on a folder: the units of a plan, and how each is brought to its end.
+    """One command on a run folder: it completes the units of a plan.
 
     Args:
         plan: the units.
-        progress: what is shown; None shows nothing.
+        progress: called at every step; None shows nothing.
 
     Attributes:
-        setup: what all runs share, once `set_up` has loaded it: the recipe, with what is known of it once the data are
-            loaded, the batch plans by seed, the library for matrix products and the identities, see `ComparisonSetup`
-            and `PretrainingSetup`.
+        setup: the inputs that all runs share, loaded by `set_up`: a `ComparisonSetup` or a `PretrainingSetup`.
         throttle: writes results.json now and then while runs finish.
     """
 
@@ -84,7 +81,7 @@ class Session(ABC):
 
     @abstractmethod
     def set_up(self) -> None:
-        """Load what all runs share and check it, so that a mistake shows before any training.
+        """Load and check the inputs of all runs, so that a mistake shows before any training.
 
         Raises:
             HfpatchError: if something cannot be loaded or used.
@@ -92,7 +89,7 @@ class Session(ABC):
 
     @abstractmethod
     def complete(self, unit: Unit) -> None:
-        """Bring a unit to its end in this process, doing only what is not done yet.
+        """Complete a unit in this process, without repeating finished parts.
 
         Raises:
             HfpatchError: if it fails, naming the run.
@@ -129,14 +126,14 @@ def check_start(plan: Plan, *, resume: bool) -> None:
 
 @contextmanager
 def open_runs(session: Session, *, resume: bool, holder: Holder | None = None) -> Iterator[None]:
-    """Lock the runs of a plan and set them up, and go on if everything in the folder comes from the same inputs.
+    """Lock the runs of a plan, set them up, and continue if everything in the folder comes from the same inputs.
 
     Everything is compared before anything is written. A start that fails leaves no folder behind.
 
     Args:
-        session: what the command does; `check_start` has accepted its folder.
+        session: the command; `check_start` has accepted its folder.
         resume: whether the folder may hold runs of this recipe.
-        holder: what the locks name as their holder, for one that lends them to workers.
+        holder: the holder that the locks name, if it lends them to workers.
 
     Raises:
         HfpatchError: if another process has one of the locks, the set-up fails, or something in the folder was made

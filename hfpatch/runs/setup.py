@@ -1,4 +1,4 @@
-"""What all runs of a comparison share: the base, the training blocks, the batch plans and the methods."""
+"""The inputs that all runs of a comparison share: the base, the training blocks, the batch plans and the methods."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ from hfpatch.training.trackers import check_trackers
 
 @dataclass(frozen=True)
 class ComparisonSetup:
-    """What all runs of a comparison share; everything is checked before any of them.
+    """The inputs that all runs of a comparison share, checked before any of them.
 
     Attributes:
         recipe: the recipe.
         base: the frozen model and its tokenizer.
-        blocks: what is trained on.
-        held_out: what the loss is measured on, if anything.
+        blocks: the training text.
+        held_out: the text that the loss is measured on, if any.
         plans: the batch plan of each seed, that of tuning included.
-        methods: what each method puts into the base; where it is tuned, `method_of` says what a run puts in.
+        methods: the adapters of each method; those of one run of a tuned method are found by `method_of`.
         sizes: the parameters that each method adds and trains.
         shared: the hashes of base, tokenizer and text.
         matmul: the library for matrix products of all runs; None where the base is not on the CPU.
         tuning: the trials; none where the recipe does not tune.
-        tuning_text: what the loss of the trials is measured on.
-        cautions: what the tasks have of the training text.
+        tuning_text: the text that the loss of the trials is measured on.
+        cautions: which documents of the training text are in the tasks, too.
         left_out: methods of the recipe that reach no size near their budget, with the reason; ``recipe``, ``methods``
             and ``sizes`` are without them.
         retained: the texts of ``retention``, by name.
@@ -77,21 +77,21 @@ class ComparisonSetup:
     retained: Mapping[str, TokenBlocks] = field(default_factory=dict)
 
     def recipe_of(self, run: PlannedRun) -> Recipe:
-        """Return the recipe as one run is trained by it: a trial at its values, a final run at the chosen ones."""
+        """Return the recipe of one run: a trial's with its values, a final run's with the chosen ones."""
         if run.point:
             return self.recipe.trial(run.variant, run.point)
         values = self.tuning.chosen(self.recipe.tuned_at(run.variant))
         return self.recipe.tuned(run.variant, values) if values else self.recipe
 
     def method_of(self, run: PlannedRun) -> Method:
-        """Return what one run puts into the base."""
+        """Return the method of one run."""
         parts = self.recipe_of(run).methods
         if parts == self.recipe.methods:
             return self.methods[run.variant]
         return build_method(self.base.model, parts, run.variant)
 
     def measured_on(self, run: PlannedRun) -> TokenBlocks | None:
-        """Return what the loss of one run is measured on."""
+        """Return the text that the loss of one run is measured on."""
         return self.tuning_text if run.point else self.held_out
 
     def identify(self, run: PlannedRun) -> Identity:
@@ -106,23 +106,23 @@ class ComparisonSetup:
 
     @cached_property
     def held_out_documents(self) -> Documents:
-        """What identifies the held-out documents."""
+        """The hashes and lengths of the held-out documents."""
         if self.held_out is None:
             raise ValueError("nothing is held out")
         return describe_documents(self.held_out, self.base.tokenizer)
 
     @cached_property
     def retained_documents(self) -> dict[str, Documents]:
-        """What identifies the documents of each text of ``retention``."""
+        """The same of each text of ``retention``."""
         return {name: describe_documents(blocks, self.base.tokenizer) for name, blocks in self.retained.items()}
 
     def identify_retention(self, run: PlannedRun) -> Identity:
-        """Return the identity of what is measured on the texts of ``retention`` with one run."""
+        """Return the identity of one run's scores on the texts of ``retention``."""
         texts = hash_values({name: blocks.sha256 for name, blocks in self.retained.items()})
         return {**self.identify(run), "retention_text": texts}
 
     def identify_scores(self) -> dict[str, dict[str, str]]:
-        """Return what scores of each task are of: the prompts of the bare base, which are those of all methods."""
+        """Return the hashes of each task and of its prompts, which are the same for all methods."""
         from hfpatch.evaluation.sizing import collect_requests
 
         asked = collect_requests(self.base.model, self.base.tokenizer, self.recipe.evaluation, self.recipe.data_dir)
@@ -135,7 +135,7 @@ class ComparisonSetup:
         Args:
             run: the run; nothing is put in for the baseline.
             saved: the patch to load; None puts in new modules.
-            scale: what a saved patch's change is multiplied by.
+            scale: the factor of a saved patch's change.
 
         Raises:
             HfpatchError: if the base's own weights changed meanwhile.
@@ -165,7 +165,7 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
     Args:
         recipe: the recipe.
         tuning: its trials. Where they are of one method and there are none, as in `train` without tuning, the tasks are
-            not loaded: a text that says what they say is trained on then, and `compare` refuses such a folder.
+            not loaded: documents of the tasks are then trained on, and `compare` refuses such a folder.
 
     Raises:
         HfpatchError: if the base, the data or the tasks cannot be loaded, or a method does not fit the base.
@@ -215,7 +215,7 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
     if recipe.tuning is not None and splits.tuning is not None:
         plans |= draw_plans(trial_training(recipe.training, recipe.tuning), splits.train, [recipe.tuning_seed])
         shared["tuning_text"] = splits.tuning.sha256
-    if not cuts_tensors():  # what is cut in pieces goes to the devices piece by piece
+    if not cuts_tensors():  # sharded weights are placed shard by shard
         place_base(base, PartialState().device)
     return ComparisonSetup(
         recipe=recipe,
@@ -266,7 +266,7 @@ def _without_unreachable(recipe: Recipe, methods: Mapping[str, Method]) -> tuple
 
 
 def _check_methods(recipe: Recipe, base: Base, methods: Mapping[str, Method]) -> dict[str, PatchSummary]:
-    """Try every method on the base, also at what the grid of tuning says, and return the sizes.
+    """Try every method on the base, also with the values of tuning's grid, and return the sizes.
 
     Raises:
         HfpatchError: if a method does not fit the base; if its change is no sum that ``rewind`` can scale; or if the

@@ -1,6 +1,6 @@
 """The units of a comparison: tune a method, train it, evaluate it, check the baseline's scores.
 
-lm-eval and what it imports, seconds of it, are imported where an evaluation begins.
+lm-eval, whose import takes seconds, is imported when an evaluation starts.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.identity import task_identity
+from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.series import patch_norms
 from hfpatch.runs.folder import RunFolder, RunPaths, diverged_step, summarise
 from hfpatch.runs.identity import check_run, check_scores, check_seeds
@@ -37,24 +37,22 @@ class ComparisonSession(Session):
     """The units of a comparison, or those that train one of its methods.
 
     Args:
-        recipe: the recipe.
         plan: the units.
-        progress: what is shown; None shows nothing.
+        progress: called at every step; None shows nothing.
         clock: gives results.json its times; None starts one.
     """
 
     setup: ComparisonSetup
 
-    def __init__(
-        self, recipe: Recipe, plan: Plan, progress: Progress | None = None, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, plan: Plan, progress: Progress | None = None, clock: Clock | None = None) -> None:
         super().__init__(plan, progress)
-        self._recipe, self._folder, self._clock = recipe, RunFolder(plan.out), clock or Clock()
+        self._folder, self._clock = RunFolder(plan.out), clock or Clock()
 
     def set_up(self) -> None:
         """Load the base and the data, and try each method on the base."""
-        part = self.plan.part
-        self.setup = set_up(self._recipe, Tuning(self.plan.tuning, part and self._recipe.tuned_at(part)))
+        recipe, part = self.plan.recipe, self.plan.part
+        assert isinstance(recipe, Recipe)
+        self.setup = set_up(recipe, Tuning(self.plan.tuning, part and recipe.tuned_at(part)))
 
     def record(self, unit: Unit) -> None:
         """Note that a unit is complete; a training changes nothing in results.json until it is evaluated."""
@@ -80,7 +78,7 @@ class ComparisonSession(Session):
         return unit.action in MEASURING or not unit.run.result.is_file()
 
     def complete(self, unit: Unit) -> None:
-        """Bring a unit to its end, doing only what is not done yet; a method that was left out has nothing to do."""
+        """Complete a unit; a method that was left out has none."""
         run, setup, progress = unit.run, self.setup, self.progress
         if run.variant in setup.left_out:
             return
@@ -211,20 +209,19 @@ class ComparisonSession(Session):
         PartialState().wait_for_everyone()
 
     def _check_baseline(self, run: PlannedRun) -> None:
-        """Stop before any training if the base scores outside what is known of it, unless the recipe allows that.
-
-        Likewise if a task's metric cannot be used to compare methods.
-        """
-        from hfpatch.evaluation import all_aggregations, check_comparable
+        """Stop if a metric allows no comparison, or the base's scores are not the published ones."""
+        from hfpatch.evaluation import all_aggregations, check_comparable, check_known_scores
+        from hfpatch.evaluation.selection import select
         from hfpatch.results.schema import TaskResult
-        from hfpatch.runs.cautions import known_score_surprises
-        from hfpatch.runs.results import tasks_of
 
+        recipe, model = self.setup.recipe, self.setup.recipe.model
         stored = read_json(run.result)["evaluation"]
         scores = {task: TaskResult.model_validate(score) for task, score in stored.items()}
-        check_comparable(RunPaths(run.folder).evaluations, scores, all_aggregations(tasks_of(self.setup.recipe)))
-        surprises = known_score_surprises(self.setup.recipe, scores)
-        if surprises and not self.setup.recipe.evaluation.allow_unknown_base:
+        tasks = select(recipe.evaluation, recipe.data_dir).tasks
+        check_comparable(RunPaths(run.folder).evaluations, scores, all_aggregations(tasks))
+        plain = recipe.evaluation.plain
+        surprises = check_known_scores(model.full_name, model.revision, model.dtype, scores, plain=plain)
+        if surprises and not recipe.evaluation.allow_unknown_base:
             raise HfpatchError(f"{' '.join(surprises)} evaluation.allow_unknown_base=true continues anyway")
 
 

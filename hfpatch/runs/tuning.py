@@ -14,7 +14,7 @@ from hfpatch.data.plan import BatchPlan
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import point_name
 from hfpatch.recipes.tuning import Edge, Values
-from hfpatch.results import tuning as results
+from hfpatch.results import schema as results
 from hfpatch.runs.folder import RunPaths, diverged_step
 from hfpatch.runs.plan import PlannedRun, Round
 from hfpatch.support.files import read_json
@@ -51,7 +51,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The trials of a comparison; what one found is read from its folder again only where that has changed.
+    """The trials of a comparison; the outcome of each is read again only if its file has changed.
 
     Args:
         rounds: the trials in the order in which they are decided on; none where the recipe does not tune.
@@ -63,10 +63,10 @@ class Tuning:
     _read: dict[Path, tuple[int, Outcome]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def needs(self, run: PlannedRun) -> bool:
-        """Whether a trial takes place, judged by the rounds before its own."""
+        """Whether a trial takes place, by the outcomes of the rounds before."""
         known: list[Outcome] = []
         for each in self.rounds:
-            needed = _is_needed(each, known)
+            needed = each.edge is None or bool(_at_edge(known, each.edge))
             if run in each.runs:
                 return needed
             known += [one for one in self._outcomes(each) if needed and self.part in (None, one.run.variant)]
@@ -80,7 +80,8 @@ class Tuning:
         """
         known: list[Outcome] = []
         for each in self.rounds:
-            known += self._outcomes(each) if self.part is not None or _is_needed(each, known) else []
+            if self.part is not None or each.edge is None or _at_edge(known, each.edge):
+                known += self._outcomes(each)
         return sorted(known, key=lambda outcome: outcome.rate)
 
     def chosen(self, method: str) -> Values:
@@ -118,10 +119,6 @@ def values_text(values: Values) -> str:
     return point_name(values).replace(",", ", ")
 
 
-def _is_needed(each: Round, known: Sequence[Outcome]) -> bool:
-    return each.edge is None or bool(_at_edge(known, each.edge))
-
-
 def _at_edge(known: Sequence[Outcome], edge: Edge) -> list[str]:
     """Return the methods whose best rate is the lowest, or highest, of those that they were tried at."""
     rates: dict[str, list[float]] = {}
@@ -133,7 +130,7 @@ def _at_edge(known: Sequence[Outcome], edge: Edge) -> list[str]:
 
 
 def collect_tuning(tuning: Tuning, recipe: Recipe, text: TokenBlocks, plan: BatchPlan) -> results.Tuning | None:
-    """Return what the trials found so far, for the results; None where the recipe does not tune."""
+    """Return the outcomes of the trials so far, for the results; None where the recipe does not tune."""
     if recipe.tuning is None:
         return None
     outcomes = tuning.outcomes()

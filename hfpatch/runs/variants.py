@@ -20,8 +20,8 @@ from hfpatch.evaluation import HfpatchLM
 from hfpatch.evaluation.cache import computed_with
 from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.paper_tasks import counts_tokens
-from hfpatch.evaluation.prompting import template_arguments
 from hfpatch.evaluation.sample_log import FOLDER
+from hfpatch.evaluation.selection import template_arguments
 from hfpatch.nn.matmul import choose_library
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -46,7 +46,7 @@ class Patch:
 
     Attributes:
         folder: where it is.
-        scale: what its change is multiplied by.
+        scale: the factor of its change.
         allow_other_base: whether its base may have had other weights.
     """
 
@@ -90,7 +90,7 @@ class Variant:
         label: its name in the results, and its folder of records.
         log_name: its name in lm-eval's own files.
         model: how its base is loaded.
-        patch: what the base is patched with; None for nothing.
+        patch: the patch; None for the bare model.
         references: the labels that it is compared with.
     """
 
@@ -110,8 +110,8 @@ class Variants(ABC):
 
     Attributes:
         ranks: the processes that evaluate together.
-        identity: what makes two evaluations the same one; `prepare` adds the hashes of the weights.
-        compared: what is compared with a bare model, as messages call it; empty for nothing.
+        identity: identifies the evaluation; `prepare` adds the hashes of the weights.
+        compared: the models compared with a bare one, as messages call them; empty for none.
         model: the facts that results give of the base, or of the first model; `prepare` finds them.
         models: those of each whole model, by label; `prepare` finds them.
         computed: how the scores are computed, where that is the same for all variants; `prepare` finds it.
@@ -296,7 +296,7 @@ def load_placed(model: ModelSettings, placement: Placement, processes: int) -> B
 
 
 def _describe(base: Base, model: ModelSettings, settings: EvaluationSettings) -> dict[str, Any]:
-    """Return what results and checks say of a whole model, after checking that it can be scored."""
+    """Return the facts about a whole model, after checking that it can be scored."""
     chat = bool(settings.apply_chat_template)  # else its template writes no prompt
     try:
         with quiet():

@@ -26,10 +26,8 @@ def build_config(
 ) -> PreTrainedConfig:
     """Turn ``{model_type: gpt_neox, hidden_size: 128, ...}`` into a configuration.
 
-    Args:
-        architecture: ``model_type`` and the keys of its configuration class; those of
-            :class:`hfpatch.models.ScratchSettings` are left to :func:`build_model`.
-        tokenizer: gives ``vocab_size`` and the special tokens' ids where ``architecture`` does not.
+    Keys of :class:`hfpatch.models.ScratchSettings` are left to :func:`build_model`. ``tokenizer`` gives ``vocab_size``
+    and the special tokens' ids where ``architecture`` does not.
 
     Raises:
         HfpatchError: if the type or a key is unknown, a value is refused, or ``vocab_size`` is below the tokenizer's.

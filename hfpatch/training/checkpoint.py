@@ -1,4 +1,4 @@
-"""Checkpoints: what is trained, the optimiser and the schedule, never the base; safetensors and JSON only.
+"""Checkpoints: trained tensors, the optimiser and the schedule, never the base; safetensors and JSON only.
 
 A checkpoint is written beside its place, synced and renamed, so a folder ``step-<number>`` is always whole; its
 manifest.json has the hash of every file, which shows if one was damaged later.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,10 @@ class Checkpoint:
     """A whole checkpoint on disk.
 
     Attributes:
-        folder: where it lies.
+        folder: its folder.
         step: optimiser steps done.
-        state: what else the run knew then.
-        resumable: whether it holds the optimiser's state; DeepSpeed does not hand it out.
+        state: the run's counts and decisions then.
+        resumable: whether it holds the optimiser's state, which DeepSpeed does not hand out.
     """
 
     folder: Path
@@ -63,8 +63,8 @@ def save_checkpoint(
 ) -> None:
     """Write ``folder/step-<step>`` and remove all but the ``keep`` newest and the best.
 
-    Every process must call it, as tensors in pieces are gathered first; one has ``write`` set. The optimiser's state is
-    stored by parameter name, the schedule's as JSON. ``identity`` is what a resumed run must share: plan, data,
+    Every process must call it, as sharded tensors are gathered first; one has ``write`` set. The optimiser's state is
+    stored by parameter name, the schedule's as JSON. ``identity`` has all that a resumed run must share: plan, data,
     settings. ``state`` names the best checkpoint.
     """
     moments = whole_tensors(
@@ -81,7 +81,7 @@ def save_checkpoint(
         "step": step,
         "resumable": not under_deepspeed(),
         "identity": dict(identity),
-        "state": state.to_json(),
+        "state": asdict(state),
         "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
         "scheduler": scheduler.state_dict(),
     }
@@ -141,11 +141,7 @@ def stored_origins(folder: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def checkpoint_at(folder: Path, step: int) -> Checkpoint:
-    """Return the checkpoint of one step.
-
-    Raises:
-        HfpatchError: if it is not there or damaged.
-    """
+    """Return the checkpoint of one step; HfpatchError if it is missing or damaged."""
     return _read_whole(folder / _name(step))[0]
 
 
@@ -172,11 +168,7 @@ def load_trainables(checkpoint: Checkpoint, parameters: Parameters) -> None:
 def load_optimizer(
     checkpoint: Checkpoint, parameters: Parameters, optimizer: torch.optim.Optimizer, scheduler: LRScheduler
 ) -> None:
-    """Restore the optimiser's moments and groups and the schedule's place.
-
-    Raises:
-        HfpatchError: if a file is damaged.
-    """
+    """Restore the optimiser's moments and groups and the schedule's place; HfpatchError if a file is damaged."""
     for key, value in _load(checkpoint.folder / _OPTIMIZER).items():
         name, _, entry = key.rpartition(_SEPARATOR)
         parameter = parameters[name]
@@ -188,12 +180,6 @@ def load_optimizer(
     scheduler.load_state_dict(state["scheduler"])
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process left half-written."""
-    for leftover in folder.glob(".step-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-
-
 def _name(step: int) -> str:
     return f"step-{step:08d}"
 
@@ -203,7 +189,8 @@ def _read_whole(path: Path) -> tuple[Checkpoint, dict[str, Any]]:
     check_manifest(path)
     content = read_json(path / _STATE)
     try:
-        state = LoopState.from_json(content["state"])
+        survival = {group: (changed, moved) for group, (changed, moved) in content["state"]["survival"].items()}
+        state = LoopState(**{**content["state"], "survival": survival})
         return Checkpoint(path, content["step"], state, content["resumable"]), dict(content["identity"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise HfpatchError(f"{path / _STATE}: damaged, as it is no state of a run ({error!r})") from error

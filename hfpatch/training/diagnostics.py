@@ -1,8 +1,10 @@
-"""Diagnostics of a pretraining run: how large f of each query path is beside its anchor, step by step."""
+"""Diagnostics of a run: how many updates survive rounding, and how large f of each query path is beside its anchor."""
 
 from __future__ import annotations
 
-from collections import Counter
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,20 +12,65 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hfpatch.analysis.running import TokenMeans, block_of, norm_ratio
+from hfpatch.analysis.running import TokenMeans, norm_ratio
 from hfpatch.data.blocks import IGNORE, TokenBlocks
 from hfpatch.models.paths import PathOutput, observed
+from hfpatch.support.modes import hooked
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.records import JsonLines, as_json
+from hfpatch.training.sharding import whole
 from hfpatch.training.validation import mean_loss
+from hfpatch.tuners.adapters import block_of, tensor_group
 
+MEASUREMENTS = 8
+"""How many steps update survival is measured at."""
 DIAGNOSED_BLOCKS = 8
 """How many of the evaluation blocks, the first ones, are measured on."""
 
 
+def survival_steps(*, steps: int, warmup_steps: int) -> frozenset[int]:
+    """Return the steps (from 0) to measure: the first after warm-up, and up to eight spread evenly from there."""
+    first = min(warmup_steps, steps - 1)
+    stride = max(1, (steps - first) // MEASUREMENTS)
+    return frozenset(range(first, steps, stride)[:MEASUREMENTS])
+
+
+@contextlib.contextmanager
+def counting_survival(
+    counts: dict[str, tuple[int, int]], parameters: Mapping[str, torch.nn.Parameter]
+) -> Iterator[None]:
+    """Count, over the optimiser's step inside, the weights with a non-zero gradient and how many of them changed.
+
+    A weight survives when it differs, in its own dtype, before and after the step. Low precision rounds small
+    updates away: bfloat16 keeps 8 bits, so it loses any below about 1/256 to 1/512 of the weight. Weights without a
+    gradient (LoRA's A at the first step, say) are not counted. ``counts``, group -> (changed, with gradient), is
+    updated in place.
+    """
+    before = {
+        name: (whole(parameter.detach()).clone(), whole(parameter.grad) != 0)
+        for name, parameter in parameters.items()
+        if parameter.grad is not None
+    }
+    yield
+    for name, (old, moved) in before.items():
+        changed = int(((whole(parameters[name].detach()) != old) & moved).sum())
+        earlier = counts.get(group := tensor_group(name), (0, 0))
+        counts[group] = (earlier[0] + changed, earlier[1] + int(moved.sum()))
+
+
+def survival_shares(counts: Mapping[str, tuple[int, int]]) -> dict[str, float]:
+    """Return changed / with gradient by group, and for ``all`` together; groups without gradient are left out."""
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for group, (changed, moved) in counts.items():
+        for name in (group, "all"):
+            totals[name][0] += changed
+            totals[name][1] += moved
+    return {name: changed / moved for name, (changed, moved) in totals.items() if moved}
+
+
 @dataclass(frozen=True)
 class QueryDiagnostic:
-    """f of one query path after so many steps; one line of diagnostics.jsonl.
+    """f of one query path at one step; one line of diagnostics.jsonl.
 
     Attributes:
         step: optimiser steps done.
@@ -42,29 +89,22 @@ class QueryDiagnostic:
     cosine: float
     size_beside_x: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the line; what is not finite is null."""
-        return as_json(asdict(self))
-
 
 class DiagnosticsFile(JsonLines):
     """diagnostics.jsonl: a line for each layer and target, step by step."""
 
     def append(self, found: list[QueryDiagnostic]) -> None:
-        """Write what was found at one step."""
-        self.write([each.to_json() for each in found])
+        """Write the lines of one step."""
+        self.write([as_json(asdict(each)) for each in found])
 
     def truncate(self, step: int, expected: set[int]) -> None:
-        """Drop what was written after ``step``; before the first step, everything.
+        """Drop the lines after ``step``; before the first step, all.
 
         Raises:
             HfpatchError: if the steps left are not the ``expected`` ones, each with as many lines.
         """
         lines = Counter(value["step"] for value in self.values_until(step))
-        if lines.keys() != expected or len(set(lines.values())) > 1:
-            raise self.incomplete(step)
-        if self.path.exists():
-            self.keep(step)
+        self.keep(step, complete=lines.keys() == expected and len(set(lines.values())) <= 1)
 
 
 def diagnose(
@@ -72,15 +112,14 @@ def diagnose(
 ) -> list[QueryDiagnostic]:
     """Run a model on the first evaluation blocks and return what its query paths compute, first layer first.
 
-    Weights, mode and generators are left as they were, so training continues as without it. Where weights lie in pieces
-    on several processes, all of them must call it.
-
-    The model is from :func:`hfpatch.models.build_scratch`, ``step`` the optimiser steps done. Padding is not counted.
+    Weights, mode and generators are left as they were, so training continues as without it. Where processes share the
+    weights, all must call it. The model is from :func:`hfpatch.models.build_scratch`, ``step`` the optimiser steps
+    done. Padding is not counted.
     """
     means = TokenMeans[tuple[int, str]]()
 
     def begin(module: nn.Module, args: tuple[Any, ...], batch: dict[str, Any]) -> None:
-        """Let the mask end with the last token that is predicted, as what fills up a row never is."""
+        """Let the mask end with the last predicted token: the tokens that fill a row up are not predicted."""
         predicted = (batch["labels"] != IGNORE).long()
         means.begin({**batch, "attention_mask": predicted.flip(-1).cummax(-1).values.flip(-1)})
 
@@ -89,10 +128,9 @@ def diagnose(
         numbers = [norm_ratio(f, anchor), F.cosine_similarity(f, anchor, dim=-1), norm_ratio(f, heard.x)]
         means.add((block_of(heard.at), heard.target), torch.stack(numbers, dim=-1))
 
-    with loss_in_forward(model), observed(model, add):  # the first runs the model too
-        handle = model.register_forward_pre_hook(begin, with_kwargs=True)
-        try:
-            mean_loss(model, blocks.head(DIAGNOSED_BLOCKS), batch_size=batch_size, autocast=autocast)
-        finally:
-            handle.remove()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(loss_in_forward(model))  # which runs the model, too
+        stack.enter_context(observed(model, add))
+        stack.enter_context(hooked([model.register_forward_pre_hook(begin, with_kwargs=True)]))
+        mean_loss(model, blocks.head(DIAGNOSED_BLOCKS), batch_size=batch_size, autocast=autocast)
     return [QueryDiagnostic(step, *key, *means.mean(key)) for key in sorted(means.seen())]

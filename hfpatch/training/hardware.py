@@ -1,4 +1,4 @@
-"""What a run takes of its hardware: peak memory, and how near its speed comes to the hardware's own."""
+"""Peak memory of a run, and its speed as a share of the hardware's."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from accelerate import PartialState
 from torch import nn
 from transformers import PreTrainedModel
 
-from hfpatch.analysis.running import block_of
 from hfpatch.sites import count_values
 from hfpatch.training.processes import runs_on_cpu
+from hfpatch.tuners.adapters import block_of
 
 _SIDE = {"cpu": 512, "cuda": 8192}
 _REPEATS = 5
@@ -58,12 +58,12 @@ def peak_memory_bytes() -> int:
 
 
 def _is_on_cuda() -> bool:
-    """Return whether runs of this process are on a CUDA device: one that is there may be left alone."""
+    """Return whether runs of this process use a CUDA device, which they may leave alone."""
     return torch.cuda.is_available() and not runs_on_cpu()
 
 
 def _from_status(name: str) -> int | None:
-    """Return a figure of Linux's own accounts, in bytes."""
+    """Return an entry of Linux's process status in bytes; None on other systems."""
     if not _STATUS.exists():
         return None
     lines = dict(line.split(":", 1) for line in _STATUS.read_text(encoding="utf-8").splitlines() if ":" in line)
@@ -91,7 +91,7 @@ def flops_per_token(model: PreTrainedModel) -> float:
 
 
 def tokens_per_s_at_most(model: PreTrainedModel, state: PartialState, autocast: str | None) -> float:
-    """Return the tokens a second that all processes together could train on if everything were one matrix product."""
+    """Return the tokens a second that all processes could train on at the speed of one large matrix product."""
     dtype = getattr(torch, autocast) if autocast else next(model.parameters()).dtype
     rate = matrix_rate(state.device, dtype) * int(state.num_processes)
     return rate / flops_per_token(model)

@@ -1,4 +1,4 @@
-"""SIGTERM, as schedulers send it before they take a machine away: finish the step, save, and leave."""
+"""SIGTERM, which schedulers send before they stop a machine: finish the step, save, and exit."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
-from types import FrameType, TracebackType
-from typing import Any
+from types import FrameType
+
+from hfpatch.support.signals import sigterm_answered_by
 
 _POLL_S = 1.0
 _GRACE_S = 300.0
@@ -20,7 +23,7 @@ class Terminated(SystemExit):
     """A run was asked to end; the exit code is 143, as for any program ended by SIGTERM.
 
     Attributes:
-        step: the optimiser steps done and saved; None where workers did them, or nothing was trained just then.
+        step: the optimiser steps done and saved; None where workers did them, or outside of training.
     """
 
     def __init__(self, step: int | None) -> None:
@@ -29,29 +32,28 @@ class Terminated(SystemExit):
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """Answer SIGTERM by `Terminated`, so that locks are released on the way out; a training answers by itself."""
+    """Raise `Terminated` at a SIGTERM, which releases locks; the training loop has a handler of its own."""
     raise Terminated(None)
 
 
 @cache
 def end_with_launcher() -> None:
-    """End this process by SIGTERM once the launcher that started it is gone, which nothing else does.
+    """End this process by SIGTERM once its launcher, ``accelerate launch`` or ``torchrun``, is gone.
 
-    Without this, the processes that a killed ``accelerate launch`` or ``torchrun`` leaves keep writing to the run's
-    folder. It does nothing where no such launcher is at work.
+    Otherwise the processes of a killed launcher keep writing to the run's folder. Without a launcher it does nothing.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent("launcher")
 
 
 def end_with_parent(name: str) -> None:
-    """End this process by SIGTERM once the one that started it is gone; ``name`` is what messages call that."""
+    """End this process by SIGTERM once its parent is gone, which messages call ``name``."""
     parent = os.getppid()
     end_when(lambda: os.getppid() != parent, f"{name} (process {parent})")
 
 
 def end_when(gone: Callable[[], bool], name: str) -> None:
-    """End this process by SIGTERM once another one is ``gone``; ``name`` is what messages call that."""
+    """End this process by SIGTERM once another one, which messages call ``name``, is ``gone``."""
 
     def watch() -> None:
         while not gone():
@@ -64,34 +66,27 @@ def end_when(gone: Callable[[], bool], name: str) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+@dataclass
 class SigtermWatch:
-    """Notes the first SIGTERM for as long as it is entered; the second one acts as it did before.
+    """Whether a SIGTERM has ``asked`` for the end."""
 
-    So does the first one, at the end, if no exception has come of it: it may arrive after the last look at ``asked``.
+    asked: bool = False
+
+
+@contextmanager
+def watch_sigterm() -> Iterator[SigtermWatch]:
+    """Note the first SIGTERM instead of acting on it; a second one acts as before.
+
+    At the end the first one acts too, if no exception was raised: it may arrive after the last look at ``asked``.
     Outside the main thread, where Python allows no handler, nothing is noted.
     """
+    watch, before = SigtermWatch(), signal.getsignal(signal.SIGTERM)
 
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: Any = None
+    def note(number: int, frame: FrameType | None) -> None:
+        watch.asked = True
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
-    def __enter__(self) -> SigtermWatch:
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._note)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._restore()
-        if self.asked and kind is None:
-            signal.raise_signal(signal.SIGTERM)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        self._restore()
-
-    def _restore(self) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-            self._before = None
+    with sigterm_answered_by(note):
+        yield watch
+    if watch.asked:
+        signal.raise_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The training loop: a run from its folder to its result, and what one step does."""
+"""The training loop: a run from its folder to its result, step by step."""
 
 from __future__ import annotations
 
@@ -29,16 +29,15 @@ from hfpatch.nn.matmul import choose_library, fast_matmul
 from hfpatch.results.parts import TrainResult
 from hfpatch.support.cpu import keep_freed_memory, pinned_library
 from hfpatch.training.checkpoint import checkpoint_at, load_optimizer, load_trainables, save_checkpoint
-from hfpatch.training.diagnostics import diagnose
+from hfpatch.training.diagnostics import counting_survival, diagnose, survival_shares, survival_steps
 from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, tokens_per_s_at_most
 from hfpatch.training.head import loss_in_forward
-from hfpatch.training.interruption import SigtermWatch, Terminated
+from hfpatch.training.interruption import SigtermWatch, Terminated, watch_sigterm
 from hfpatch.training.optim import build_optimizer, build_scheduler, current_lr, trainable_parameters
 from hfpatch.training.processes import start_processes
 from hfpatch.training.records import StepRecord, summarise
 from hfpatch.training.run import Run, check_deepspeed, check_run, open_folder
 from hfpatch.training.sharding import configure_deepspeed, shard_on_cpus, whole, whole_afterwards
-from hfpatch.training.survival import UpdateSurvival, survival_steps
 from hfpatch.training.trackers import Trackers, check_trackers
 from hfpatch.training.validation import autocast_context, mean_loss
 
@@ -64,7 +63,7 @@ def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResu
     reset_peak_memory()
     if not run.is_finished():
         check_deepspeed(run)
-        with whole_afterwards(model) as trained, prepared(trained, run), SigtermWatch() as sigterm:
+        with whole_afterwards(model) as trained, prepared(trained, run), watch_sigterm() as sigterm:
             loop = TrainingLoop(trained, run, speed_limit)
             loop.train(sigterm)
             loop.accelerator.free_memory()
@@ -74,7 +73,7 @@ def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResu
     return summarise(
         run.records,
         peak_memory_bytes=peak_memory_bytes(),
-        update_survival=UpdateSurvival(run.state.survival).shares() if run.measure_survival else {},
+        update_survival=survival_shares(run.state.survival),
         state=run.state,
         speed_limit=speed_limit,
     )
@@ -82,9 +81,9 @@ def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResu
 
 @contextlib.contextmanager
 def prepared(model: PreTrainedModel, run: Run) -> Iterator[None]:
-    """Let the forward pass return the loss, recompute activations where asked, and use the faster ways on this machine.
+    """Let the forward pass return the loss, recompute activations where asked, and use the fastest kernels here.
 
-    All of that is undone afterwards. The first process chooses the library for all.
+    All of that is undone afterwards. The first process chooses the library of matrix products for all.
     """
     training = model.training
     if run.settings.gradient_checkpointing:
@@ -124,15 +123,11 @@ def switch_checkpointing(model: PreTrainedModel, *, on: bool) -> None:
 
 
 class TrainingLoop:
-    """The steps that are left of a run, on whatever processes the launcher started.
+    """The remaining steps of a run, on the launcher's processes.
 
-    accelerate wraps the model (DDP, FSDP2, DeepSpeed, torch.compile) and exchanges what the processes must share; the
-    order of things is all here.
-
-    Args:
-        model: what to train, within :func:`prepared`.
-        run: the run, its folder opened.
-        speed_limit: the machine's, in tokens a second; trackers get the share of it that a step reached.
+    accelerate wraps the model (DDP, FSDP2, DeepSpeed, torch.compile) and communicates between processes; the order of
+    operations is all here. The model is within :func:`prepared`, the run's folder opened; ``speed_limit`` is the
+    machine's in tokens a second, of which trackers report a step's share.
     """
 
     def __init__(self, model: PreTrainedModel, run: Run, speed_limit: float) -> None:
@@ -150,16 +145,15 @@ class TrainingLoop:
     def train(self, sigterm: SigtermWatch) -> None:
         """Do the steps from the checkpoint to the plan's end, or to where the run stops early or diverges.
 
-        Randomness (dropout) of a step depends on seed, step and process alone, so that no generator's state has to be
-        stored to resume exactly.
+        Randomness (dropout) of a step depends on seed, step and process alone, so a run resumes exactly without stored
+        generators.
 
         Raises:
-            HfpatchError: if the loss or a gradient is not finite and the run is to stop at that, or a file cannot be
-                written.
+            HfpatchError: if a loss or gradient is not finite and ``on_bad_loss`` is stop, or a file cannot be written.
             Terminated: if a process was asked to end; a checkpoint has been written then.
         """
         run, settings, accelerator, state = self.run, self.run.settings, self.accelerator, self.run.state
-        survival, measured = UpdateSurvival(state.survival), frozenset[int]()
+        measured = frozenset[int]()
         if run.measure_survival:
             measured = survival_steps(steps=run.plan.steps, warmup_steps=settings.warmup_steps)
         self.model.train()
@@ -181,30 +175,29 @@ class TrainingLoop:
                 self._leave_update_out(step, loss)
 
             # Update.
-            if step - 1 in measured:
-                survival.before(self.parameters)
-            self.optimizer.step()
-            if step - 1 in measured:
-                survival.after(self.parameters)
+            counting = counting_survival(state.survival, self.parameters)
+            with counting if step - 1 in measured else contextlib.nullcontext():
+                self.optimizer.step()
             self.scheduler.step()
             self.optimizer.zero_grad()
 
             # Record, and evaluate where the recipe asks for it.
             tokens, skipped = run.blocks.count_tokens(run.plan.indices[step - 1]), step in state.skipped[-1:]
             record = StepRecord(step, loss, lr, tokens, time.perf_counter() - clock, skipped=skipped or None)
-            best = False
+            best, may_diverge = False, run.on_bad_loss == "record" and state.diverged_step is None
             if run.evaluates_after(step):
                 record = replace(record, eval_loss=(eval_loss := self._evaluate()))
                 best = state.evaluated(step, eval_loss, settings.patience)
                 if run.diverges(step, eval_loss):
                     state.diverged_step = step
-            elif step == run.plan.steps and run.may_diverge and run.diverges(step, self._evaluate()):
+            elif step == run.plan.steps and may_diverge and run.diverges(step, self._evaluate()):
                 state.diverged_step = step  # by the last update, which no step's loss has seen
             self._keep(record)
             self.trackers.log(record)
 
             # Save, report, and stop where that is due.
-            if terminate or run.saves_after(step, best=best):
+            wanted = terminate or state.ended_early or (best and settings.keep_best)
+            if wanted or run.is_due(step, settings.save_every):
                 self._save(step)
             if accelerator.is_main_process and run.on_step is not None:
                 run.on_step(record)
@@ -218,8 +211,8 @@ class TrainingLoop:
     def _accumulate_gradients(self, step: int) -> torch.Tensor:
         """Run this process's micro-batches of a step forward and backward; return its part of the step's loss.
 
-        The loss is the mean over all tokens that the step predicts. The plan knows how many they are, so nothing is
-        counted or exchanged here. Gradients are averaged over processes, hence the factor.
+        The loss is the mean over all tokens that the step predicts. The plan knows their number, so processes need not
+        exchange counts. Gradients are averaged over processes, hence the factor.
         """
         run, accelerator = self.run, self.accelerator
         deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
@@ -269,12 +262,14 @@ class TrainingLoop:
         )
 
     def _keep(self, record: StepRecord) -> None:
-        """Write down a step, and the diagnostics due after it."""
+        """Record a step, and the diagnostics due after it: at the start, at the end and every so many steps."""
         run, main = self.run, self.accelerator.is_main_process
         run.records.append(record)
         if main:
             run.metrics.append(record)
-        if run.held_out is not None and run.diagnoses_after(record.step):
+        if run.held_out is None or run.diagnose_every is None:
+            return
+        if run.state.ended_early or run.is_due(record.step, run.diagnose_every):
             size, autocast = self.micro_batch, run.settings.autocast
             found = diagnose(self.evaluated, run.held_out, step=record.step, batch_size=size, autocast=autocast)
             if main:

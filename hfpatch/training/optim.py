@@ -1,4 +1,4 @@
-"""What is trained and in which dtype, AdamW, and the learning rate's schedule."""
+"""Trainable parameters and their dtype, AdamW, and the learning rate's schedule."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from hfpatch.recipes.training import Group, LoopSettings, by_group, group_of
 
 
 def trainable_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return what is trained, by name, each tied tensor once.
-
-    Raises:
-        HfpatchError: if nothing is.
-    """
+    """Return the trainable parameters by name, each tied tensor once; HfpatchError if there is none."""
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not parameters:
         raise HfpatchError("the model has nothing to train: every parameter is frozen; patch it first")
@@ -27,15 +23,13 @@ def trainable_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter
 def cast_trainables(
     model: torch.nn.Module, dtype: torch.dtype, by_group: Mapping[Group, torch.dtype] | None = None
 ) -> None:
-    """Give every trained tensor ``dtype``, or that of its group, in place; the frozen ones keep theirs."""
+    """Give every trained tensor ``dtype``, or that of its group, in place."""
     for name, parameter in trainable_parameters(model).items():
         parameter.data = parameter.data.to((by_group or {}).get(group_of(name), dtype))
 
 
 def build_optimizer(model: torch.nn.Module, settings: LoopSettings) -> torch.optim.AdamW:
-    """AdamW over what is trained; weight decay on matrices only, never on norms and biases (one dimension).
-
-    Embeddings are matrices: where they are trained they decay too, a tied head once.
+    """AdamW over the trainable parameters; weight decay on matrices and embeddings, never on norms and biases.
 
     Each tensor group has the learning rate that the settings give it, see :mod:`hfpatch.recipes.training`.
     """
@@ -63,8 +57,8 @@ def build_scheduler(optimizer: torch.optim.Optimizer, settings: LoopSettings, *,
     1                                                 constant
     1 for s < n - d, then m + (1 - m) · (n - s) / d   wsd
 
-    After warm-up these are the formulas of ``transformers``, whose first warm-up step has a rate of zero, and so trains
-    nothing; here every step trains, and step w is the first at the peak, as there.
+    After warm-up these are the formulas of ``transformers``, whose first warm-up step has a rate of zero; here every
+    step trains, and step w is the first at the peak, as there.
     """
     warmup, floor = settings.warmup_steps, settings.min_lr_ratio
     decay = min(settings.decay_steps or max(1, steps // 10), max(1, steps - warmup))
@@ -86,6 +80,6 @@ def build_scheduler(optimizer: torch.optim.Optimizer, settings: LoopSettings, *,
 
 
 def current_lr(optimizer: torch.optim.Optimizer, settings: LoopSettings) -> float:
-    """Return the learning rate of a tensor group that the settings do not single out."""
+    """Return the learning rate of a tensor group without a rate of its own."""
     group = optimizer.param_groups[0]
     return float(settings.lr * group["lr"] / group["initial_lr"])

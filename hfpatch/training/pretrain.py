@@ -42,22 +42,19 @@ def pretrain(
 ) -> TrainResult:
     """Train all of ``model`` in float32, in place, and save it as a Hugging Face folder.
 
-    Writes ``run_dir/metrics.jsonl``, ``run_dir/checkpoints/``, where it is asked for and the model has an f
-    ``run_dir/diagnostics.jsonl``, and at the end ``run_dir/model/``. The evaluation loss is measured before the first
-    step too.
+    Writes ``run_dir/metrics.jsonl``, ``run_dir/checkpoints/`` and at the end ``run_dir/model/``; with diagnostics and
+    an f in the model also ``run_dir/diagnostics.jsonl``. The evaluation loss is measured before the first step too.
 
-    A run that diverges ends there, which is a result like any other: the step is ``diverged_step`` in the result, its
-    line is the last of metrics.jsonl, no model is written (what is in memory is no trained model), and resuming
-    returns the same result at once.
+    A run that diverges ends there, with a result: ``diverged_step`` names the step, its line is the last of
+    metrics.jsonl, no model is written, and resuming returns the same result at once.
 
     The model is one of :func:`hfpatch.training.architecture.build_model`, or one to train further. ``tokenizer`` is
     saved beside it, and ``origin`` has the hashes of the tokenizer and of the architecture. Other arguments are those
     of :func:`hfpatch.training.probe.train_probe`, ``evaluation_blocks`` its ``held_out``.
 
     Raises:
-        HfpatchError: as :func:`hfpatch.training.probe.train_probe`, though never for a loss; if
-            ``settings.diverged_above`` is not above the loss of an untrained model, ln V; if diagnostics are asked for
-            and there are no evaluation blocks; or as :func:`scale_rates`.
+        HfpatchError: as :func:`hfpatch.training.loop.run_training`, though never for a loss, or as
+            :func:`check_settings`; or if diagnostics are asked for without evaluation blocks.
     """
     check_settings(settings, model)
     settings = scale_rates(settings, model.config)
@@ -94,11 +91,10 @@ def pretrain(
 
 
 def scale_rates(settings: PretrainSettings, config: PreTrainedConfig) -> PretrainSettings:
-    """Return the settings with the learning rates that a model's width asks for: ``lr_scaling`` carried out.
+    """Return the settings with learning rates scaled to the model's width by ``lr_scaling``.
 
     With ``width`` each is multiplied by 4d / w, w the inner width of the MLP: an MLP of 4.75d trains at 4 / 4.75 of the
-    rate. 4d is the width at which recipes state their rates, whatever the architecture's own, so a gated MLP of 8/3 d
-    trains at 1.5 times the rate.
+    rate. Recipes state their rates for 4d in every architecture, so a gated MLP of 8/3 d trains at 1.5 times the rate.
 
     Raises:
         HfpatchError: if the configuration does not say what w is.
@@ -118,7 +114,7 @@ def scale_rates(settings: PretrainSettings, config: PreTrainedConfig) -> Pretrai
 
 
 def check_settings(settings: PretrainSettings, model: PreTrainedModel) -> None:
-    """Refuse settings that this model, which may lie on the meta device, cannot be pretrained with.
+    """Refuse settings that this model, which may be on the meta device, cannot be pretrained with.
 
     Raises:
         HfpatchError: if the bound of divergence is not above ln V, a tracker is not installed, or as

@@ -1,4 +1,4 @@
-"""The probe trainer: a frozen base, a few trained tensors."""
+"""Training of a patch: a frozen base, a few trained tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def train_probe(
     origin: Mapping[str, str | None] | None = None,
     blocks_checked: bool = False,
 ) -> TrainResult:
-    """Train what is not frozen in ``model``, in place, and leave everything else of it as it was.
+    """Train the parameters of ``model`` that are not frozen, in place.
 
     Writes ``run_dir/metrics.jsonl`` and ``run_dir/checkpoints/``. The plan decides the number of steps and each
     step's batch. With ``settings.on_bad_loss`` at ``record`` a run whose loss or gradient is not finite ends there;
@@ -46,18 +46,17 @@ def train_probe(
         settings: the recipe's training section; ``trainable_dtype`` is applied here.
         blocks: the training blocks.
         plan: which blocks each step sees, drawn for these blocks.
-        seed: fixes the randomness of dropout.
+        seed: the seed of dropout.
         run_dir: the run's own folder.
         held_out: blocks that are never trained on; the loss on all of them is recorded as ``eval_loss``.
         resume: continue from the newest checkpoint in ``run_dir``; without one, start again.
         on_step: called after each step, on the main process.
         origin: hashes of the base and of the method's settings, kept in every checkpoint; a run only resumes with the
-            same ones. None takes the hash of what is frozen in ``model``.
-        blocks_checked: whether the model is known to take the blocks, of which packed ones are tried on it otherwise.
+            same ones. None takes the hash of the frozen parameters.
+        blocks_checked: whether the model is known to take the blocks; otherwise packed ones are tried on it.
 
     Raises:
-        HfpatchError: if nothing is trainable, plan and blocks do not fit, the folder holds a run and ``resume`` is
-            not set, a checkpoint does not fit, documents cannot be kept apart, or the loss is not finite.
+        HfpatchError: if nothing is trainable, or as :func:`hfpatch.training.loop.run_training`.
         Terminated: if the process was sent SIGTERM; a checkpoint has been written then.
     """
     groups = {group: getattr(torch, dtype) for group, dtype in settings.trainable_dtypes.items()}

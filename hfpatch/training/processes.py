@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from accelerate import PartialState
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, first_line
 from hfpatch.support.ranks import Ranks, join_ranks
 from hfpatch.training.interruption import end_with_launcher
 
@@ -22,10 +22,8 @@ _OF_EVAL = ("--dtype", "--dtype bfloat16")
 def start_processes(precision: tuple[str, str] = _OF_RECIPES) -> PartialState:
     """Join the other processes, if the launcher started any; later calls return the same state.
 
-    From then on this process ends when the launcher does.
-
-    Args:
-        precision: what decides the precision, and how to ask for another one, as the error says it.
+    From then on this process ends when the launcher does. For its error, ``precision`` names the setting that decides
+    the precision, and an example of it.
 
     Raises:
         HfpatchError: if the address and port by which they meet cannot be used, or the launcher asks for mixed
@@ -43,7 +41,7 @@ def start_processes(precision: tuple[str, str] = _OF_RECIPES) -> PartialState:
     except (torch.distributed.DistError, ConnectionError, RuntimeError) as error:
         if "WORLD_SIZE" not in os.environ:
             raise
-        reason = str(error).strip().partition("\n")[0]
+        reason = first_line(error)
         if "EADDRINUSE" in str(error) or "already in use" in str(error):
             reason = "the port is in use; choose another (accelerate launch --main_process_port N)"
         address = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
@@ -51,13 +49,9 @@ def start_processes(precision: tuple[str, str] = _OF_RECIPES) -> PartialState:
 
 
 def start_ranks(*, split: bool = False) -> Ranks:
-    """Join the other processes as the ranks of one evaluation; later calls return the same ranks.
+    """Join the other processes as the ranks of one evaluation, as `start_processes`; later calls return the same ranks.
 
-    Args:
-        split: every process holds a piece of the model, as in tensor parallelism.
-
-    Raises:
-        HfpatchError: as `start_processes`.
+    With ``split`` every process holds a piece of the model, as in tensor parallelism.
     """
     return _ranks(split)
 
@@ -73,5 +67,9 @@ def runs_on_cpu() -> bool:
 
     Without this, accelerate takes several processes on a machine without GPUs for as many runs of their own.
     """
-    cpu_only = os.environ.get(CPU_ONLY, "").lower() in ("1", "true")
-    return cpu_only or torch.accelerator.current_accelerator(check_available=True) is None
+    return is_set(CPU_ONLY) or torch.accelerator.current_accelerator(check_available=True) is None
+
+
+def is_set(variable: str) -> bool:
+    """Whether the launcher switched something on by an environment variable."""
+    return os.environ.get(variable, "").lower() in ("1", "true")

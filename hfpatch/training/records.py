@@ -1,21 +1,22 @@
-"""What a run writes down and knows of itself: a line a step, counts and decisions, and the result."""
+"""Records of a run: a line a step, counts and decisions, and the summary."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hfpatch.errors import HfpatchError
 from hfpatch.results.parts import TrainResult
 from hfpatch.support.cpu import MatmulLibrary
 from hfpatch.support.files import write_text
 
+T = TypeVar("T")
 _END_BYTES = 4096
 """How much of a file is read for its last line."""
 
@@ -50,8 +51,8 @@ class LoopState:
     """Counts and decisions of a run.
 
     Attributes:
-        survival: the counts of :class:`hfpatch.training.survival.UpdateSurvival`: group -> (changed, with gradient).
-        skipped: steps whose update was left out because of a loss or a gradient that was not finite.
+        survival: group -> (changed, with gradient), see :func:`hfpatch.training.diagnostics.counting_survival`.
+        skipped: steps whose update was left out because loss or gradient were not finite.
         best_loss: the lowest evaluation loss, or None before the first evaluation.
         best_step: the step after which it was measured.
         waited: evaluations since then.
@@ -71,11 +72,11 @@ class LoopState:
 
     @property
     def ended_early(self) -> bool:
-        """Whether something has ended the run before its plan did."""
+        """Whether the run has ended before its plan."""
         return self.stopped or self.diverged_step is not None
 
     def evaluated(self, step: int, loss: float, patience: int | None) -> bool:
-        """Take note of an evaluation; return whether it is the best so far."""
+        """Record an evaluation; return whether it is the best so far."""
         better = math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss)
         if better:
             self.best_loss, self.best_step, self.waited = loss, step, 0
@@ -83,16 +84,6 @@ class LoopState:
             self.waited += 1
         self.stopped = patience is not None and self.waited >= patience
         return better
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the state as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> LoopState:
-        """Read a state back."""
-        survival = {group: (changed, moved) for group, (changed, moved) in value["survival"].items()}
-        return cls(**{**value, "survival": survival})
 
 
 def summarise(
@@ -126,22 +117,14 @@ def summarise(
     )
 
 
+@dataclass(frozen=True)
 class JsonLines:
-    """A file of JSON objects, one a line, each with its ``step``; steps never go back.
+    """A file of JSON objects, one a line, each with its ``step``; steps never go back."""
 
-    Args:
-        path: the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def write(self, values: Sequence[Mapping[str, Any]]) -> None:
-        """Append lines and flush them.
-
-        Raises:
-            HfpatchError: if the file cannot be written.
-        """
+        """Append lines and flush them; HfpatchError if the file cannot be written."""
         try:
             with self.path.open("a", encoding="utf-8") as stream:
                 stream.write("".join(json.dumps(value) + "\n" for value in values))
@@ -149,18 +132,8 @@ class JsonLines:
             raise HfpatchError(f"{self.path}: cannot be written ({error.strerror}); free space and resume") from error
 
     def values(self) -> list[dict[str, Any]]:
-        """Return all whole lines; a last line that a crash cut off is left out, a missing file has none.
-
-        Raises:
-            HfpatchError: if a line is damaged.
-        """
-        found = []
-        for number, line in enumerate(self._whole_lines(), start=1):
-            value = _parse(line)
-            if value is None:
-                raise self.damaged(number)
-            found.append(value)
-        return found
+        """Return all lines but a last one that a crash cut off; HfpatchError if another one is damaged."""
+        return self._parsed(_parse)
 
     def values_until(self, step: int) -> list[dict[str, Any]]:
         """Return the whole lines of steps up to ``step``, none behind a damaged one; before the first step, none."""
@@ -169,29 +142,33 @@ class JsonLines:
             value for value in takewhile(lambda value: value is not None and value["step"] <= step, parsed) if value
         ]
 
-    def damaged(self, number: int) -> HfpatchError:
-        """Return the error of a damaged line."""
-        return HfpatchError(
-            f"{self.path}: line {number} is damaged; delete the folder {self.path.parent} and resume, which trains "
-            "that run again"
-        )
-
-    def incomplete(self, step: int) -> HfpatchError:
-        """Return the error of a file without all lines up to ``step``."""
-        return HfpatchError(
-            f"{self.path}: lines up to step {step} are missing or damaged; delete the run and start again"
-        )
-
-    def keep(self, step: int) -> None:
-        """Drop the lines of later steps than ``step``; before the first step, all."""
-        kept = self._whole_lines()[: len(self.values_until(step))]
-        write_text(self.path, "".join(line + "\n" for line in kept))
+    def keep(self, step: int, *, complete: bool) -> None:
+        """Drop the lines after ``step``, at 0 all; HfpatchError if the lines up to it are not ``complete``."""
+        if not complete:
+            raise HfpatchError(
+                f"{self.path}: lines up to step {step} are missing or damaged; delete the run and start again"
+            )
+        if self.path.exists():
+            kept = self._whole_lines()[: len(self.values_until(step))]
+            write_text(self.path, "".join(line + "\n" for line in kept))
 
     def sync(self) -> None:
         """Have the system write the file, if there is one, to the disk, so that no checkpoint is ahead of it."""
         if self.path.exists():
             with self.path.open("rb") as stream:
                 os.fsync(stream.fileno())
+
+    def _parsed(self, parse: Callable[[str], T | None]) -> list[T]:
+        found = []
+        for number, line in enumerate(self._whole_lines(), start=1):
+            value = parse(line)
+            if value is None:
+                raise HfpatchError(
+                    f"{self.path}: line {number} is damaged; delete the folder {self.path.parent} and resume, which "
+                    "trains that run again"
+                )
+            found.append(value)
+        return found
 
     def _whole_lines(self) -> list[str]:
         if not self.path.exists():
@@ -200,7 +177,7 @@ class JsonLines:
 
 
 def _parse(line: str) -> dict[str, Any] | None:
-    """Return a line's object; None where it is none, or has no step."""
+    """Return a line's object; None for anything else and for an object without a step."""
     try:
         value = json.loads(line)
     except json.JSONDecodeError:
@@ -208,8 +185,16 @@ def _parse(line: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and isinstance(value.get("step"), int) else None
 
 
+def _parse_record(line: str) -> StepRecord | None:
+    value = _parse(line)
+    try:
+        return None if value is None else StepRecord(**{"loss": math.nan, **value})
+    except TypeError:
+        return None
+
+
 def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with null in the place of numbers that are not finite, for which JSON has no word."""
+    """Return the values with None for numbers that are not finite, which JSON cannot write."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
     }
@@ -223,18 +208,8 @@ class MetricsFile(JsonLines):
         self.write([{name: value for name, value in as_json(asdict(record)).items() if value is not None}])
 
     def read(self) -> list[StepRecord]:
-        """Return all whole lines; a last line that a crash cut off is left out.
-
-        Raises:
-            HfpatchError: if a line is damaged.
-        """
-        records = []
-        for number, value in enumerate(self.values(), start=1):
-            try:
-                records.append(StepRecord(**{"loss": math.nan, **value}))
-            except TypeError as error:
-                raise self.damaged(number) from error
-        return records
+        """Return all records, as `values`."""
+        return self._parsed(_parse_record)
 
     def last(self) -> StepRecord | None:
         """Return the newest whole record, reading only the file's end; None if there is none yet."""
@@ -244,19 +219,9 @@ class MetricsFile(JsonLines):
                 lines = stream.read().decode("utf-8", errors="replace").split("\n")[:-1]
         except OSError:
             return None
-        value = _parse(lines[-1]) if lines else None
-        try:
-            return None if value is None else StepRecord(**{"loss": math.nan, **value})
-        except TypeError:
-            return None
+        return _parse_record(lines[-1]) if lines else None
 
     def truncate(self, step: int) -> None:
-        """Drop what was written after ``step``; before the first step, everything.
-
-        Raises:
-            HfpatchError: if a line up to ``step`` is missing or damaged.
-        """
+        """Drop the lines after ``step``; HfpatchError if one up to it is missing or damaged."""
         steps = [value["step"] for value in self.values_until(step) if value["step"]]
-        if steps != list(range(1, step + 1)):
-            raise self.incomplete(step)
-        self.keep(step)
+        self.keep(step, complete=steps == list(range(1, step + 1)))

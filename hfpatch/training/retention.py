@@ -30,13 +30,13 @@ Slices = Callable[[slice, slice], Both]
 
 
 class Change(NamedTuple):
-    """What a patch changes at each predicted token, all (tokens,) in fp64.
+    """The two models' predictions at each predicted token, all (tokens,) in fp64.
 
     Attributes:
         base: the base's cross-entropy in nats.
         patched: the patched model's.
         kl: KL(base ‖ patched) in nats.
-        agrees: 1 where both find the same token the most likely one, else 0.
+        agrees: 1 where the same token is the most likely one in both, else 0.
     """
 
     base: Tensor
@@ -46,7 +46,7 @@ class Change(NamedTuple):
 
 
 def compare_logits(slices: Slices, targets: Tensor, vocabulary: int) -> Change:
-    """Compare two models' predictions, a tile of rows and vocabulary after the other.
+    """Compare two models' predictions, one tile of rows and vocabulary at a time.
 
     With a and b the logits of the base and the patched model, over the tokens v so far as in an online softmax:
 
@@ -54,12 +54,8 @@ def compare_logits(slices: Slices, targets: Tensor, vocabulary: int) -> Change:
         s = sum_v exp(a_v - m)                             t = sum_v exp(a_v - m) (a_v - b_v)
         KL = t / s - (m + log s) + (n + log sum_v exp(b_v - n))
 
-    where m and n are the largest logits; where m grows, s and t shrink in proportion. The sums are fp64.
-
-    Args:
-        slices: gives the logits.
-        targets: (tokens,) the token ids that are predicted.
-        vocabulary: the number of logits.
+    where m and n are the largest logits; where m grows, s and t shrink in proportion. The sums are fp64. ``targets``
+    (tokens,) are the ids that are predicted, of a ``vocabulary`` of so many tokens.
     """
     rows, width = _TILES.get(targets.device.type, _TILES["cuda"])
     found = []
@@ -74,7 +70,8 @@ def compare_logits(slices: Slices, targets: Tensor, vocabulary: int) -> Change:
             distance = torch.where(shares > 0, shares * (a - b), 0.0)
             apart = apart * shrink + distance.sum(1, dtype=torch.float64)
         kl = apart / base.total - base.logsumexp + patched.logsumexp
-        found.append(Change(base.loss, patched.loss, kl.clamp(min=0.0), (base.best == patched.best).double()))
+        base_loss, patched_loss = (each.logsumexp - each.score.double() for each in (base, patched))
+        found.append(Change(base_loss, patched_loss, kl.clamp(min=0.0), (base.best == patched.best).double()))
     return Change(*(torch.cat(each) for each in zip(*found, strict=True)))
 
 
@@ -105,10 +102,6 @@ class _Online:
     def logsumexp(self) -> Tensor:
         return self.top.double() + self.total.log()
 
-    @property
-    def loss(self) -> Tensor:
-        return self.logsumexp - self.score.double()
-
 
 def document_changes(
     model: nn.Module,
@@ -119,11 +112,10 @@ def document_changes(
     process: int = 0,
     processes: int = 1,
 ) -> npt.NDArray[np.float64]:
-    """Return what this process adds to each document's `Change`, in one pass over the text with the patch on and off.
+    """Return this process's part of each document's `Change`, in one pass over the text with the patch on and off.
 
-    The logits of a tile are in memory at a time, see `compare_logits`. A model whose logits are not those of a plain
-    head, with a scale and a soft cap at most (:func:`hfpatch.sites.lm_head.find_lm_head`), computes its own, of one
-    block at a time.
+    One tile of logits is in memory at a time, see `compare_logits`. A model without a plain head, with a scale and a
+    soft cap at most (:func:`hfpatch.sites.lm_head.find_lm_head`), computes its own logits, of one block at a time.
 
     The model has adapters and is not wrapped; without adapters it is the base, which changes nothing. Other arguments
     are those of :func:`hfpatch.training.validation.mean_loss`.
@@ -166,7 +158,7 @@ def document_changes(
 
 
 def _rows(model: Any, head: LMHead | None, batch: dict[str, Tensor]) -> Tensor:
-    """Return the last hidden states (batch · seq, hidden), or where there is no plain head the logits."""
+    """Return the last hidden states (batch · seq, hidden), or without a plain head the logits."""
     rows: Tensor = model(**batch, use_cache=False).logits if head is None else head.body(**batch, use_cache=False)[0]
     return rows.flatten(0, 1)
 

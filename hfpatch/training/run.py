@@ -1,8 +1,9 @@
-"""One run: its fixed parts, what it has done so far, whether it can be trained, and its folder."""
+"""One run: its fixed parts and its state, whether it can be trained, and its folder."""
 
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.models.paths import query_paths_with_f
 from hfpatch.nn.nonlinear import HiddenProjection
 from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings, held_out_mistake
-from hfpatch.training.checkpoint import Checkpoint, newest_checkpoint, remove_leftovers, remove_old
+from hfpatch.training.checkpoint import Checkpoint, newest_checkpoint, remove_old
 from hfpatch.training.diagnostics import DiagnosticsFile
 from hfpatch.training.records import LoopState, MetricsFile, StepRecord
 from hfpatch.training.sharding import under_deepspeed
@@ -27,7 +28,7 @@ from hfpatch.training.sharding import under_deepspeed
 
 @dataclass
 class Run:
-    """One run's fixed parts and what it has done so far.
+    """One run's fixed parts and its state.
 
     Attributes:
         settings: the recipe's section.
@@ -35,19 +36,22 @@ class Run:
         plan: which blocks each step sees.
         seed: the run's seed.
         folder: the run folder; holds metrics.jsonl and checkpoints/.
-        origin: hashes of what else a resumed run must share, such as the frozen base and the method's settings.
+        origin: more hashes that a resumed run must share, such as the frozen base's and the method settings'.
         held_out: the blocks whose loss is measured, or None.
         on_step: called with each step's record, on the main process.
         measure_survival: whether to measure update survival.
-        on_bad_loss: what a loss or gradient that is not finite does: stop with an error, skip the update, or end the
-            run and record it as diverged.
+        on_bad_loss: where a loss or gradient is not finite: stop with an error, skip the update, or end the run and
+            record it as diverged.
         diverged_above: with ``record``, the loss above which a run has diverged once warm-up is over, or None.
         blocks_checked: whether the model is known to take the blocks.
         evaluate_at_start: whether to measure the loss of the held-out blocks before the first step too.
         diagnose_every: measure the query paths every so many steps, at the start and at the end; None never does.
         checkpoint: where it resumes from, or None.
         records: the records so far.
-        state: what else it knows so far.
+        state: its counts and decisions so far.
+        checkpoints: the folder of the checkpoints.
+        metrics: the file of the records.
+        diagnostics: the file of the diagnostics.
     """
 
     settings: LoopSettings
@@ -67,32 +71,25 @@ class Run:
     checkpoint: Checkpoint | None = None
     records: list[StepRecord] = field(default_factory=list)
     state: LoopState = field(default_factory=LoopState)
+    checkpoints: Path = field(init=False)
+    metrics: MetricsFile = field(init=False)
+    diagnostics: DiagnosticsFile = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.checkpoints = self.folder / "checkpoints"
+        self.metrics = MetricsFile(self.folder / "metrics.jsonl")
+        self.diagnostics = DiagnosticsFile(self.folder / "diagnostics.jsonl")
 
     @property
     def start(self) -> int:
         """Steps done before this session."""
         return self.checkpoint.step if self.checkpoint else 0
 
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.folder / "checkpoints"
-
-    @property
-    def metrics(self) -> MetricsFile:
-        """The file of the records."""
-        return MetricsFile(self.folder / "metrics.jsonl")
-
-    @property
-    def diagnostics(self) -> DiagnosticsFile:
-        """The file of the diagnostics."""
-        return DiagnosticsFile(self.folder / "diagnostics.jsonl")
-
     def micro_batch(self, processes: int) -> int:
         """Return how many blocks one process takes through one forward pass.
 
         Raises:
-            HfpatchError: if the batch cannot be divided so.
+            HfpatchError: if the batch cannot be divided by it.
         """
         batch = self.plan.batch_size
         size = self.settings.micro_batch_size or max(1, batch // processes)
@@ -105,15 +102,13 @@ class Run:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a resumed run must share with the checkpoint; memory, saving and processes may differ."""
-        settings = self.settings.model_dump(mode="json", exclude=set(NOT_IDENTITY))
-        held_out = self.held_out.sha256 if self.held_out else None
+        """The settings and data that a resumed run must share; memory, saving and processes may differ."""
         return {
-            "settings": settings,
+            "settings": self.settings.model_dump(mode="json", exclude=set(NOT_IDENTITY)),
             "seed": self.seed,
             "data": self.blocks.sha256,
             "batch plan": self.plan.sha256,
-            "evaluation data": held_out,
+            "evaluation data": self.held_out.sha256 if self.held_out else None,
             "origin": dict(self.origin),
         }
 
@@ -121,25 +116,7 @@ class Run:
         """Whether the evaluation loss is due after ``step`` steps, 0 meaning before the first."""
         if self.held_out is None or self.state.diverged_step is not None:
             return False
-        return self._is_due(step, self.settings.evaluate_every) if step else self.evaluate_at_start
-
-    def diagnoses_after(self, step: int) -> bool:
-        """Whether diagnostics are due after ``step`` steps; at 0 and at the end they always are."""
-        if self.diagnose_every is None:
-            return False
-        return self.state.ended_early or self._is_due(step, self.diagnose_every)
-
-    def diagnosed_steps(self) -> set[int]:
-        """Return the steps whose diagnostics a run must have written that has come as far as ``start``."""
-        if self.diagnose_every is None or not self.start:
-            return set()
-        last = {self.start} if self.is_finished() else set()
-        return {*range(0, self.start + 1, self.diagnose_every), *last}
-
-    @property
-    def may_diverge(self) -> bool:
-        """Whether a loss that is not finite would end the run as diverged, which it has not yet."""
-        return self.on_bad_loss == "record" and self.state.diverged_step is None
+        return self.is_due(step, self.settings.evaluate_every) if step else self.evaluate_at_start
 
     def diverges(self, step: int, loss: float) -> bool:
         """Whether a loss of step ``step`` ends the run as diverged.
@@ -152,21 +129,17 @@ class Run:
         bound = self.diverged_above if step > self.settings.warmup_steps else None
         return not math.isfinite(loss) or (bound is not None and loss > bound)
 
-    def saves_after(self, step: int, *, best: bool) -> bool:
-        """Whether a checkpoint is due after ``step`` steps, the last evaluation having been the ``best`` or not."""
-        wanted = self.state.ended_early or (best and self.settings.keep_best)
-        return wanted or self._is_due(step, self.settings.save_every)
-
     def is_finished(self) -> bool:
-        """Whether the checkpoint that it resumes from is that of a run's end."""
+        """Whether the run had ended at the checkpoint that it resumes from."""
         return self.start >= self.plan.steps or self.state.ended_early
 
-    def _is_due(self, step: int, every: int | None) -> bool:
+    def is_due(self, step: int, every: int | None) -> bool:
+        """Whether something is due after ``step`` steps that happens at the end and ``every`` so many steps."""
         return step == self.plan.steps or (every is not None and step % every == 0)
 
 
 def check_run(model: PreTrainedModel, run: Run) -> None:
-    """Refuse what cannot be trained, before anything is written.
+    """Refuse a run that cannot be trained, before anything is written.
 
     Raises:
         HfpatchError: if plan, blocks, settings and model do not fit each other, or the batch cannot be divided.
@@ -190,12 +163,8 @@ def check_run(model: PreTrainedModel, run: Run) -> None:
 
 
 def check_deepspeed(run: Run) -> None:
-    """Refuse what needs the optimiser's state or the gradients, which DeepSpeed does not show.
-
-    Raises:
-        HfpatchError: naming it.
-    """
-    if run.checkpoint is not None and not (run.checkpoint.resumable and not under_deepspeed()):
+    """Refuse options that need the optimiser's state or the gradients, which DeepSpeed does not show."""
+    if run.checkpoint is not None and (under_deepspeed() or not run.checkpoint.resumable):
         raise HfpatchError(
             f"{run.checkpoint.folder}: a run under DeepSpeed cannot be resumed, as the optimiser's state stays inside "
             "DeepSpeed; start it again, or use FSDP2, which can be resumed"
@@ -206,11 +175,7 @@ def check_deepspeed(run: Run) -> None:
 
 
 def check_blocks(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlocks | None = None) -> None:
-    """Refuse blocks that the model cannot take.
-
-    Raises:
-        HfpatchError: if they are longer than its context, or it cannot keep packed documents apart.
-    """
+    """Refuse blocks that are longer than the model's context, or whose packed documents it cannot keep apart."""
     check_context(model, blocks, held_out)
     several = len(blocks.sizes) > len(blocks)
     if blocks.layout == "packed" and several and (why := packing_obstacle(model, blocks.block_size)):
@@ -221,11 +186,7 @@ def check_blocks(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlo
 
 
 def check_context(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlocks | None = None) -> None:
-    """Refuse blocks that are longer than the context of the model, which may lie on the meta device.
-
-    Raises:
-        HfpatchError: if they are.
-    """
+    """Refuse blocks that are longer than the context of the model, which may be on the meta device."""
     longest = max(each.block_size for each in (blocks, held_out) if each is not None)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and longest > limit:
@@ -236,7 +197,7 @@ def check_context(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBl
 
 
 def open_folder(run: Run, *, resume: bool) -> None:
-    """Find the checkpoint to continue from; only the first process changes the folder, the others read what it left.
+    """Find the checkpoint to continue from; only the first process changes the folder.
 
     Raises:
         HfpatchError: if it holds a run that is not to be resumed or is another one, or the processes see different
@@ -247,18 +208,21 @@ def open_folder(run: Run, *, resume: bool) -> None:
         raise HfpatchError(f"{run.folder}: holds a run already; resume it or choose another folder")
     if state.is_main_process:
         run.checkpoints.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(run.checkpoints)
+        for half_written in run.checkpoints.glob(".step-*"):
+            shutil.rmtree(half_written, ignore_errors=True)
     state.wait_for_everyone()
     run.checkpoint = newest_checkpoint(run.checkpoints, run.identity)
     if run.checkpoint is not None:
         run.state = run.checkpoint.state
     if state.is_main_process:
-        if run.start:  # a kill may have left some of what was to be removed
+        if run.start:  # a kill may have come before old ones were removed
             keep = run.settings.keep_checkpoints
             remove_old(run.checkpoints, run.start, best_step=run.state.best_step, keep=keep)
-        if run.start or run.metrics.path.exists():
-            run.metrics.truncate(run.start)
-        run.diagnostics.truncate(run.start, run.diagnosed_steps())
+        run.metrics.truncate(run.start)
+        diagnosed = set[int]()
+        if run.diagnose_every is not None and run.start:
+            diagnosed.update(range(0, run.start + 1, run.diagnose_every), [run.start] if run.is_finished() else [])
+        run.diagnostics.truncate(run.start, diagnosed)
     state.wait_for_everyone()
     run.records = run.metrics.read()
     _check_agreement(run, state)

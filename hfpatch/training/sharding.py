@@ -1,11 +1,10 @@
-"""Tensors that FSDP2 or DeepSpeed keep in pieces on several processes: gathered whole, and written back."""
+"""Tensors that FSDP2 or DeepSpeed shard over processes: gathered whole, and written back."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import importlib
-import os
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -16,6 +15,7 @@ from transformers import PreTrainedModel
 
 from hfpatch.errors import HfpatchError
 from hfpatch.training.optim import trainable_parameters
+from hfpatch.training.processes import is_set
 
 _FSDP = "ACCELERATE_USE_FSDP"
 _DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
@@ -59,29 +59,25 @@ def whole_afterwards(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 
 
 def cuts_tensors() -> bool:
-    """Whether the launcher asked for FSDP or DeepSpeed, which replace a model's tensors by pieces."""
-    return any(_is_on(name) for name in (_FSDP, _DEEPSPEED))
+    """Whether the launcher asked for FSDP or DeepSpeed, which shard a model's tensors."""
+    return is_set(_FSDP) or is_set(_DEEPSPEED)
 
 
 def under_deepspeed() -> bool:
     """Whether the launcher asked for DeepSpeed, which keeps the optimiser's state to itself."""
-    return _is_on(_DEEPSPEED)
+    return is_set(_DEEPSPEED)
 
 
 def shard_on_cpus(accelerator: Accelerator) -> None:
-    """Let an accelerator shard on CPUs too where the launcher asked for FSDP.
-
-    accelerate reads FSDP's settings for GPUs and the like alone; on several CPU processes it falls back to DDP without
-    a word.
-    """
-    if _is_on(_FSDP) and accelerator.state.distributed_type == DistributedType.MULTI_CPU:
+    """Let an accelerator shard on CPUs too where the launcher asked for FSDP, instead of accelerate's silent DDP."""
+    if is_set(_FSDP) and accelerator.state.distributed_type == DistributedType.MULTI_CPU:
         accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
         accelerator.state.distributed_type = DistributedType.FSDP
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
 
 def configure_deepspeed(accelerator: Accelerator, batch: int, micro_batch: int, max_grad_norm: float | None) -> None:
-    """Tell DeepSpeed what the recipe decides: batches, clipping and precision.
+    """Set DeepSpeed's batches, clipping and precision from the recipe.
 
     Raises:
         HfpatchError: if the launcher's configuration has other values.
@@ -102,7 +98,3 @@ def configure_deepspeed(accelerator: Accelerator, batch: int, micro_batch: int, 
             f"DeepSpeed's configuration does not fit the recipe ({' '.join(mismatches)}); set these keys to auto, or "
             "change the recipe"
         )
-
-
-def _is_on(name: str) -> bool:
-    return os.environ.get(name, "").lower() in ("1", "true")

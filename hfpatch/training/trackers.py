@@ -1,4 +1,4 @@
-"""Experiment trackers: the ones that ``transformers`` knows, called as its Trainer calls them."""
+"""Experiment trackers of ``transformers``, called as its Trainer calls them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from accelerate import PartialState
 from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, first_line
 from hfpatch.training.hardware import peak_memory_bytes
 from hfpatch.training.processes import runs_on_cpu
 from hfpatch.training.records import StepRecord
@@ -16,25 +16,17 @@ from hfpatch.training.run import Run
 
 
 def check_trackers(names: tuple[str, ...]) -> list[Any]:
-    """Return a new object of each tracker.
-
-    Raises:
-        HfpatchError: if one is unknown or not installed.
-    """
+    """Return a new object of each tracker; HfpatchError if one is unknown or not installed."""
     try:
         return [tracker() for tracker in get_reporting_integration_callbacks(list(names))]
     except (ValueError, RuntimeError, ImportError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise HfpatchError(f"training.report_to: {', '.join(names)} cannot be used ({reason})") from error
+        raise HfpatchError(f"training.report_to: {', '.join(names)} cannot be used ({first_line(error)})") from error
 
 
 class Trackers:
-    """The trackers of a run, started; without any, nothing happens.
+    """The started trackers that a run's settings name.
 
-    Args:
-        run: the run; its settings name the trackers.
-        model: what is trained; trackers read its configuration.
-        speed_limit: the machine's, in tokens a second.
+    Trackers read the configuration of ``model``; ``speed_limit`` is the machine's, in tokens a second.
     """
 
     def __init__(self, run: Run, model: PreTrainedModel, speed_limit: float) -> None:

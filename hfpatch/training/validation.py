@@ -37,12 +37,12 @@ def mean_loss(
     """Return nats per predicted token over all blocks, each token weighing the same; the model is left in its mode.
 
     Args:
-        model: a causal LM, wrapped or not; a wrapped one within :func:`hfpatch.training.head.loss_in_forward`.
+        model: a causal LM; a wrapped one within :func:`hfpatch.training.head.loss_in_forward`.
         blocks: the blocks.
         batch_size: blocks in one forward pass.
         autocast: the forward pass's autocast dtype.
         process: this process's number.
-        processes: how many processes share the work; each does equally many forward passes.
+        processes: the number of processes; each does equally many forward passes.
         add_up: adds a tensor up over the processes.
     """
     device = next(model.parameters()).device
@@ -66,14 +66,13 @@ def document_losses(
     process: int = 0,
     processes: int = 1,
 ) -> npt.NDArray[np.float64]:
-    """Return what this process adds to each document's loss; over all processes the ratio of the sums is `mean_loss`.
+    """Return this process's part of each document's loss; over all processes the ratio of the sums is `mean_loss`.
 
     .. math::
         loss_d = sum over the predicted tokens t of document d, in whichever rows they are, of -log p(t | row before t)
 
-    A token belongs to the document that it is from (``blocks.owners``), also where the row began with another one.
-
-    The model, which is not wrapped, is left in its mode. Other arguments are those of `mean_loss`.
+    A token belongs to the document that it is from (``blocks.owners``), also where the row began with another one. The
+    model is not wrapped; other arguments are those of `mean_loss`.
 
     Returns:
         (documents, 2) nats and predicted tokens of each document.

@@ -1,4 +1,4 @@
-"""The interface of methods: what a method declares, and the PEFT tuner that is made of it."""
+"""The interface of methods, and the PEFT tuner that is made of a method."""
 
 import peft  # noqa: F401  # first: hfpatch.methods follows its import, and imports modules of this package
 

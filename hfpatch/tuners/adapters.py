@@ -1,4 +1,4 @@
-"""What applies to the adapters of all methods: which tensors are theirs, activating them, removing them."""
+"""Adapters of every method, hfpatch's and PEFT's: their tensors, activation and removal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -125,7 +124,7 @@ def active_adapters(model: nn.Module) -> list[str]:
 
 
 def keep_mode(model: nn.Module) -> None:
-    """Put what adapters added in the training or evaluation mode of its surroundings.
+    """Put adapters in the training or evaluation mode of the modules around them.
 
     PEFT creates modules in training mode, so that a LoRA dropout would act on a model in evaluation mode.
     """
@@ -138,8 +137,8 @@ def keep_mode(model: nn.Module) -> None:
 def upcast_adapters(model: nn.Module) -> None:
     """Put the tensors of adapters in fp32, whatever the dtype of the base.
 
-    Most adapters cast what they get and give; a trained copy of a module (``modules_to_save``, LN tuning) does not, so
-    hooks do it there.
+    Most adapters cast their inputs and outputs. Hooks do it for a trained copy of a module (``modules_to_save``, LN
+    tuning).
     """
     for module in model.modules():
         if isinstance(module, ModulesToSaveWrapper | LNTuningLayer):
@@ -199,17 +198,15 @@ def _to_dtype(dtype: torch.dtype, module: nn.Module, args: tuple[Any, ...], outp
 
 def _adapter_tensors(model: nn.Module) -> set[int]:
     """Return the ids of the parameters and buffers of modules that the model did not have before any adapter."""
-    base = {module for _, module in base_modules(model)}
-
-    def tensors(modules: set[nn.Module]) -> set[int]:
-        both = ((*module._parameters.values(), *module._buffers.values()) for module in modules)
-        return {id(t) for t in chain.from_iterable(both) if t is not None}
-
-    return tensors({*model.modules()} - base) - tensors(base)
+    base, kept, added = {module for _, module in base_modules(model)}, set[int](), set[int]()
+    for module in model.modules():
+        tensors = (*module._parameters.values(), *module._buffers.values())
+        (kept if module in base else added).update(id(t) for t in tensors if t is not None)
+    return added - kept  # an adapter may share a tensor of the base
 
 
 def tensor_group(name: str) -> str:
-    """Return what precedes the adapter's name in a parameter's name.
+    """Return the part before the adapter's name in a parameter's name.
 
     ``layers.0.attention.query_key_value.lora_A.default.weight`` is in group ``lora_A``.
     """

@@ -18,10 +18,10 @@ from hfpatch.sites import AttentionSite, features, find_sites, require_matrix, s
 from hfpatch.tuners.adapters import adapter_parameters, base_parameters
 from hfpatch.tuners.config import MethodConfig, method_name
 from hfpatch.tuners.hooks import PROJECTED
-from hfpatch.tuners.layer import MethodLayer, layers_at, stepping_aside
+from hfpatch.tuners.layer import MethodLayer, layers_at
 
 _MUST_STAY = "which a patch must leave as they are"
-_NEEDS_MORE = {  # PEFT type -> what it needs beside modules in the model
+_NEEDS_MORE = {  # PEFT type -> its needs beside modules in the model
     "ADALORA": "prunes its ranks and adds a penalty to the loss in the methods of its PeftModel",
     "ADAPTION_PROMPT": "replaces the attention modules and needs the methods of its PeftModel",
     "POLY": "needs task_ids in every call of the model",
@@ -34,7 +34,7 @@ def require_fitting(model: nn.Module, configs: Sequence[PeftConfig]) -> None:
     """Refuse configurations that cannot be stacked on a model, before anything is injected.
 
     Raises:
-        HfpatchError: naming the option, and what to do instead.
+        HfpatchError: naming the option and the fix.
     """
     require_untouched_base(configs)
     for config in configs:
@@ -195,7 +195,10 @@ def _require_effect(site: AttentionSite, target: str, device: torch.device) -> N
     dtype = next((p.dtype for p in inner.parameters() if p.is_floating_point()), torch.get_default_dtype())
 
     x, outputs = torch.zeros(1, 1, features(inner)[0], dtype=dtype, device=device), list[Tensor]()
-    with stepping_aside(layers_at(site)):
+    disabled = {layer: layer._disable_adapters for layer in layers_at(site)}
+    for layer in disabled:  # without a forward pass of the model, its methods cannot share values
+        layer._disable_adapters = True
+    try:
         for shift in (0.0, 1.0):
             handle = inner.register_forward_hook(lambda module, args, output, shift=shift: output + shift)
             try:
@@ -203,6 +206,9 @@ def _require_effect(site: AttentionSite, target: str, device: torch.device) -> N
                     outputs.append(outer(x))
             finally:
                 handle.remove()
+    finally:
+        for layer, before in disabled.items():
+            layer._disable_adapters = before
     if (outputs[1] - outputs[0]).abs().max() < 0.01:
         method = type(outer).__module__.split(".")[-2]
         raise HfpatchError(

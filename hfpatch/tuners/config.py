@@ -1,4 +1,4 @@
-"""The configuration of a method: its options, its parts, and what it does at each place."""
+"""The configuration of a method: its options, its parts, and its function at each place."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _HOW_TO_LOAD = """
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """What :func:`hfpatch.method` registers a class with.
+    """The registration of a class by :func:`hfpatch.method`.
 
     Args:
         name: the method's name in recipes and reports.
         label: its name in a sentence.
         kind: its ``peft_type``, the name in capitals.
-        prefix: what the names of its tensors begin with.
+        prefix: of the names of its tensors.
         child: name of its layer, a child of the attention.
         size: the option that ``match`` solves for; None if the method has none.
         shares: whether its layers share tensors within a forward pass, see :attr:`hfpatch.MethodSite.shared`.
@@ -60,38 +60,31 @@ class MethodSpec:
 
 @dataclass
 class MethodConfig(PeftConfig):
-    """A method: its options, the parts that it adds to a layer, and what they do.
+    """A method: its options, the parts that it adds to a layer, and their computation.
 
     A method is a dataclass under :func:`hfpatch.method`. Its fields are its options; it is a PEFT configuration, which
     works in every PEFT call. It defines :meth:`build` and, of the places below, those where it acts::
 
         entered(self, parts, x, site)          x ``(batch, seq, hidden)`` that enters the attention
         query(self, parts, q, x, site)         q ``(batch, seq, out)`` as projected, before the split into heads;
-        key, value                             likewise; x is what the projection reads
+        key, value                             the same; x is the hidden state that the projection reads
         heads(self, parts, q, site)            q ``(batch, seq, heads, size)``, behind the query's norm if it has one
         mixed(self, parts, a, x, site)         a ``(batch, seq, heads·size)`` that the output projection reads
         output(self, parts, o, a, site)        o ``(batch, seq, hidden)`` that the output projection returns for a
         left(self, parts, branch, x, site)     branch ``(batch, seq, hidden)`` as it joins the residual stream
         stream(self, parts, h, site)           h ``(batch, seq, hidden)``, the residual stream behind the block
 
-    Each returns what goes on instead, of the same shape. ``parts`` has the modules that :meth:`build` returned, by
+    Each returns a tensor of the same shape in its place. ``parts`` has the modules that :meth:`build` returned, by
     name, ``site`` is a :class:`hfpatch.MethodSite`. Several adapters act in the order of the stack. Where LoRA adapts
-    the same projection, its term is added to what query, key or value return, and it reads what ``mixed`` was given.
+    the same projection, its term is added to the result of query, key or value, and it reads the input of ``mixed``.
     A method that mixes tokens says how far it looks back by :meth:`steps_back` and asks ``site.earlier(x, steps)``.
 
     Values are checked against the types of the fields, without conversion: ``"false"`` is text and no truth value.
-    numpy's numbers become Python's. What PEFT's own configurations have in common means here what it means there; a
-    method changes whole attention branches, so these are the modules that ``target_modules`` and ``exclude_modules``
-    name.
+    numpy's numbers become Python's. The options that PEFT's configurations share have PEFT's meaning. A method changes
+    whole attention branches, so ``target_modules`` and ``exclude_modules`` name these; injection fills in
+    ``target_modules``.
 
     Args:
-        layers_to_transform: index or indices of the layers to change; None changes all.
-        layers_pattern: name or names of the lists of layers that ``layers_to_transform`` counts in, such as ``layers``.
-        target_modules: the attention modules to change: the last parts of their names, or a regular expression; None
-            changes all. Filled in when the adapter is injected.
-        exclude_modules: the attention modules to leave out, named likewise.
-        modules_to_save: modules to train and save beside the method, such as a head; PEFT adds that of a classifier.
-        trainable_token_indices: tokens whose embeddings are trained: a list, or a list for each embedding's name.
         init_weights: start with the method's initial values, which change nothing by default; False moves every one by
             U(-1/√n, 1/√n), n its last dimension, for tests and ablations.
         seed: seed of the initialisation; a parameter's initial value depends on it, the layer, the parameter's name and
@@ -170,10 +163,10 @@ class MethodConfig(PeftConfig):
         return 0
 
     def unmergeable(self) -> str | None:
-        """Return why no weights of the base can compute what the method does with these options; None if they can.
+        """Return why the method cannot be merged into the base's weights with these options; None if it can.
 
-        They can if each place returns an affine function of what it is given. PEFT's merging and :func:`hfpatch.fold`
-        read its matrices by calling the method.
+        It can if each place is an affine function. PEFT's merging and :func:`hfpatch.fold` read its matrices by calling
+        the method.
         """
         return f"{type(self).__name__} does not say that it is linear, by unmergeable()"
 
@@ -186,7 +179,7 @@ class MethodConfig(PeftConfig):
         return None
 
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
-        """Write ``adapter_config.json``, and say in the card beside it what to import before loading."""
+        """Write ``adapter_config.json``, and a card that names the module to import before loading."""
         super().save_pretrained(save_directory, **kwargs)
         card, home = Path(save_directory) / "README.md", home_of(self)
         text = card.read_text(encoding="utf-8") if card.is_file() else _FRONT
@@ -197,7 +190,7 @@ class MethodConfig(PeftConfig):
 
 
 def option_types(cls: type[MethodConfig]) -> dict[str, Any]:
-    """Return the types of a method's options by name, those that all methods have included.
+    """Return the types of a method's options by name, including the options that all methods have.
 
     Raises:
         NameError: if an annotation names something that the class's module does not have.
@@ -240,9 +233,9 @@ def home_of(config: PeftConfig) -> str | None:
 
 
 def drawn_as(adapter_name: str, config: PeftConfig) -> str:
-    """Return what an adapter's name adds to the name that its initial values are drawn by.
+    """Return the suffix that an adapter's name adds to the name that its initial values are drawn by.
 
-    Nothing, as long as it is ``default`` or that of its method in lower case, which the first part of a kind has in a
-    stack; so two parts of a kind do not start equal, and a value depends on nothing else that is injected.
+    It is empty for ``default`` and for the method's name in lower case, which the first part of a kind has in a stack.
+    So two parts of a kind start from different values, and a value does not depend on other adapters.
     """
     return "" if adapter_name in ("default", method_name(config)) else f".{adapter_name}"

@@ -1,4 +1,4 @@
-"""What the class of a method must be, and what its functions must return; each mistake is one line."""
+"""Checks of a method's class and of the results of its functions; each mistake is one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import inspect
 import re
 import types
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from peft import PeftConfig
@@ -42,7 +42,7 @@ def require_registrable(cls: Any, spec: MethodSpec) -> None:
     """Refuse a class that is no method, or one that PEFT or a recipe would take for something else.
 
     Raises:
-        HfpatchError: naming the method and what to write instead.
+        HfpatchError: naming the method and the fix.
     """
     where = f"method {spec.name!r}"
     if not _NAME.fullmatch(spec.name):
@@ -53,26 +53,8 @@ def require_registrable(cls: Any, spec: MethodSpec) -> None:
         raise HfpatchError(f"{where}: child={spec.child!r} must not contain the prefix {spec.prefix!r}")
     if spec.size is not None and spec.size not in {field.name for field in dataclasses.fields(cls)}:
         raise HfpatchError(f"{where}: size={spec.size!r} is none of its options")
-    _require_options(cls, where)
-    if not (acts := [place for place in PLACES if hasattr(cls, place)]):
-        raise HfpatchError(f"{where} acts nowhere: define one of {', '.join(PLACES)}")
-    for name in ("build", *acts):
-        function, arguments = getattr(cls, name), _ARGUMENTS[name]
-        if not isinstance(function, types.FunctionType):
-            raise HfpatchError(f"{where}: {name} must be a function, {name}(self, {arguments})")
-        found = inspect.signature(function)
-        try:
-            found.bind("self", *arguments.split(", "))
-        except TypeError:
-            raise HfpatchError(f"{where}: {name}{found} must take (self, {arguments})") from None
-    for name, function in vars(cls).items():
-        hint = "" if name in _ARGUMENTS else nearest(name, PLACES, cutoff=0.8)
-        if hint and isinstance(function, types.FunctionType) and "parts" in inspect.signature(function).parameters:
-            raise HfpatchError(f"{where}: {name} is no place, so nothing calls it{hint}; a helper needs another name")
 
-
-def _require_options(cls: type[MethodConfig], where: str) -> None:
-    """Refuse options whose names have a meaning already, or whose types cannot be checked and saved as JSON."""
+    # Its options: no name may have another meaning, and every type can be checked and saved as JSON
     inherited = set(dir(MethodConfig)) | {field.name for field in dataclasses.fields(PeftConfig)} | {"spec"}
     own = {name for kind in cls.__mro__ if kind not in MethodConfig.__mro__ for name in inspect.get_annotations(kind)}
     for name in sorted(own):
@@ -97,6 +79,23 @@ def _require_options(cls: type[MethodConfig], where: str) -> None:
     except HfpatchError as error:
         raise HfpatchError(f"{where}: {error}") from error
 
+    # Its functions
+    if not (acts := [place for place in PLACES if hasattr(cls, place)]):
+        raise HfpatchError(f"{where} acts nowhere: define one of {', '.join(PLACES)}")
+    for name in ("build", *acts):
+        function, arguments = getattr(cls, name), _ARGUMENTS[name]
+        if not isinstance(function, types.FunctionType):
+            raise HfpatchError(f"{where}: {name} must be a function, {name}(self, {arguments})")
+        found = inspect.signature(function)
+        try:
+            found.bind("self", *arguments.split(", "))
+        except TypeError:
+            raise HfpatchError(f"{where}: {name}{found} must take (self, {arguments})") from None
+    for name, function in vars(cls).items():
+        hint = "" if name in _ARGUMENTS else nearest(name, PLACES, cutoff=0.8)
+        if hint and isinstance(function, types.FunctionType) and "parts" in inspect.signature(function).parameters:
+            raise HfpatchError(f"{where}: {name} is no place, so nothing calls it{hint}; a helper needs another name")
+
 
 def require_initialised(cls: type[MethodConfig]) -> None:
     """Refuse a class whose ``__post_init__`` does not call that of :class:`hfpatch.MethodConfig`.
@@ -115,7 +114,7 @@ def require_initialised(cls: type[MethodConfig]) -> None:
 
 
 def check_results(cls: type[MethodConfig]) -> None:
-    """Let the functions of a method's places refuse to return what cannot go on in the place of what they were given.
+    """Let the functions of a method's places check the type, shape and device of their results.
 
     An export, which has the class's own source, checks nothing.
     """
@@ -144,50 +143,45 @@ def _checked(function: Callable[..., Any], name: str) -> Callable[..., Tensor]:
     return checked
 
 
-def _built(config: MethodConfig, site: MethodSite) -> nn.ModuleDict:
-    """Return what a method builds at a site, which PEFT must be able to keep.
-
-    Raises:
-        HfpatchError: naming the method and what is wrong.
-    """
-    where = f"{config.spec.name}: build()"
-    try:
-        parts: Any = config.build(site, config.seed)
-    except (HfpatchError, MemoryError):
-        raise
-    except RuntimeError as error:
-        if "meta" not in str(error).lower():  # of the machine
-            raise
-        raise HfpatchError(
-            f"{where} reads the value of a tensor: {one_line(error)}; it is called on the meta device first, where "
-            "tensors have shapes alone"
-        ) from error
-    except Exception as error:  # a mistake in the method
-        raise HfpatchError(f"{where} failed at layer {site.layer}: {one_line(error)}") from error
-    if not isinstance(parts, nn.ModuleDict):
-        raise HfpatchError(f"{where} must return an nn.ModuleDict with parameters, not {type(parts).__name__}")
-    if not config.spec.shares and not any(True for _ in parts.parameters()):
-        raise HfpatchError(f"{where} must return an nn.ModuleDict with parameters; {list(parts)} have none")
-    if frozen := [name for name, parameter in parts.named_parameters() if not parameter.requires_grad]:
-        raise HfpatchError(f"{where}: {frozen[0]} requires no gradient, and PEFT trains every parameter; use a buffer")
-    return parts
-
-
 def require_parts(config: MethodConfig, sites: Sequence[MethodSite]) -> None:
-    """Refuse a method that cannot be built at its sites, or has no parameters in any of them.
+    """Refuse a method that cannot be built at its sites, or whose parts PEFT cannot keep.
 
     Raises:
-        HfpatchError: naming the method and what is wrong.
+        HfpatchError: naming the method and the mistake.
     """
-    parts = [_built(config, site) for site in sites]
-    if not any(True for each in parts for _ in each.parameters()):
-        layers = "the only layer" if len(parts) == 1 else f"any of the {len(parts)} layers"
+    where, has_parameters = f"{config.spec.name}: build()", False
+    for site in sites:
+        try:
+            parts: Any = config.build(site, config.seed)
+        except (HfpatchError, MemoryError):
+            raise
+        except RuntimeError as error:
+            if "meta" not in str(error).lower():  # of the machine
+                raise
+            raise HfpatchError(
+                f"{where} reads the value of a tensor: {one_line(error)}; it is called on the meta device first, where "
+                "tensors have shapes alone"
+            ) from error
+        except Exception as error:  # a mistake in the method
+            raise HfpatchError(f"{where} failed at layer {site.layer}: {one_line(error)}") from error
+        if not isinstance(parts, nn.ModuleDict):
+            raise HfpatchError(f"{where} must return an nn.ModuleDict with parameters, not {type(parts).__name__}")
+        parameters = dict(parts.named_parameters())
+        if not config.spec.shares and not parameters:
+            raise HfpatchError(f"{where} must return an nn.ModuleDict with parameters; {list(parts)} have none")
+        if frozen := [name for name, parameter in parameters.items() if not parameter.requires_grad]:
+            raise HfpatchError(
+                f"{where}: {frozen[0]} requires no gradient, and PEFT trains every parameter; use a buffer"
+            )
+        has_parameters |= bool(parameters)
+    if not has_parameters:
+        layers = "the only layer" if len(sites) == 1 else f"any of the {len(sites)} layers"
         raise HfpatchError(
             f"{config.spec.name} has no parameters in {layers} that it would change; it needs others beside"
         )
 
 
-def require_usable(config: MethodConfig, names: Sequence[str]) -> None:
+def require_usable(config: MethodConfig, names: Iterable[str]) -> None:
     """Refuse places where a method has no function, and a prefix of tensors that names of the model contain.
 
     Raises:

@@ -1,9 +1,11 @@
-"""What the layers of one forward pass hand to each other, kept by thread and never on a model."""
+"""Values that the layers of one forward pass share, kept by thread and never on a model."""
 
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -12,14 +14,14 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.calls import HookedModule
 
-_CHECKPOINT = "_gradient_checkpointing_func"  # through which transformers calls what a block computes
+_CHECKPOINT = "_gradient_checkpointing_func"  # through which transformers calls a block
 
 
 class Shared(dict[str, Any]):
-    """What one adapter left in the layers of a forward pass, by the names that it chose."""
+    """The values that one adapter left in the layers of a forward pass, by name."""
 
     def __missing__(self, name: str) -> Any:
-        """Refuse to read what no layer left.
+        """Refuse to read a name that no layer wrote.
 
         Raises:
             HfpatchError: always.
@@ -27,40 +29,23 @@ class Shared(dict[str, Any]):
         raise HfpatchError(f"site.shared[{name!r}]: no earlier layer left it in this forward pass")
 
 
+@dataclass
 class ForwardPass:
-    """A forward pass under way: the module whose call it is, and what the adapters left so far, by their names."""
+    """A running forward pass: the module whose call it is, and the values that layers left so far, by adapter."""
 
-    def __init__(self, owner: object) -> None:
-        self.owner = owner
-        self.shared: dict[str, Shared] = {}
+    owner: object
+    shared: defaultdict[str, Shared] = field(default_factory=lambda: defaultdict(Shared))
 
-    def left(self) -> dict[tuple[str, str], Any]:
-        """Return all that was left, by adapter and name."""
+    def values(self) -> dict[tuple[str, str], Any]:
+        """Return all values by adapter and name."""
         return {(adapter, name): each for adapter, shared in self.shared.items() for name, each in shared.items()}
-
-    def leave(self, values: dict[tuple[str, str], Any]) -> None:
-        """Leave values, by adapter and name."""
-        for (adapter, name), value in values.items():
-            self.shared.setdefault(adapter, Shared())[name] = value
 
 
 class Passes(threading.local):
-    """The passes under way in this thread, the innermost last."""
+    """The running passes of this thread, the innermost last."""
 
     def __init__(self) -> None:
         self.stack: list[ForwardPass] = []
-
-    def begin(self, owner: object) -> ForwardPass:
-        """Begin a pass."""
-        self.stack.append(ForwardPass(owner))
-        return self.stack[-1]
-
-    def end(self, owner: object) -> None:
-        """End the innermost pass of an owner, and those that an interrupted call left inside it."""
-        for index in reversed(range(len(self.stack))):
-            if self.stack[index].owner is owner:
-                del self.stack[index:]
-                return
 
 
 PASSES = Passes()
@@ -92,32 +77,36 @@ class SharingModule(HookedModule):
         self._hooks.append(around.register_forward_hook(_end_pass, always_call=True))
 
     def unhook(self) -> None:
-        """Remove every hook, and what acts in checkpointing."""
+        """Remove every hook, and restore the checkpoint functions."""
         super().unhook()
         for module in (around.get_submodule(path) for around in self._around for path in self._checkpointed):
             if isinstance(checkpoint := vars(module).get(_CHECKPOINT), SharingCheckpoint):
                 setattr(module, _CHECKPOINT, checkpoint.function)
 
     def _begin_pass(self, around: nn.Module, args: tuple[Any, ...]) -> None:
-        PASSES.begin(around)
+        PASSES.stack.append(ForwardPass(around))
         for module in (around.get_submodule(path) for path in self._checkpointed if around.training):
             checkpoint = vars(module).get(_CHECKPOINT)  # set whenever checkpointing is switched on
             if checkpoint is not None and not isinstance(checkpoint, SharingCheckpoint):
                 setattr(module, _CHECKPOINT, SharingCheckpoint(checkpoint))
 
 
-def _end_pass(around: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    PASSES.end(around)
+def _end_pass(owner: object, *call: Any) -> None:
+    """End the innermost pass of an owner, and the passes that interrupted calls left inside it."""
+    for index in reversed(range(len(PASSES.stack))):
+        if PASSES.stack[index].owner is owner:
+            del PASSES.stack[index:]
+            return
 
 
 class SharingCheckpoint:
-    """Gradient checkpointing that passes what layers share into and out of a block, as its arguments and results.
+    """Gradient checkpointing that passes shared values into and out of a block, as its arguments and results.
 
-    So a recomputed block finds what it found the first time, and gradients go through it as through the hidden state,
-    in both kinds of checkpointing.
+    A recomputed block finds the values of the first time, and gradients go through them as through the hidden state, in
+    both kinds of checkpointing.
 
     Args:
-        function: what transformers was given for it.
+        function: the checkpoint function that transformers was given.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -127,7 +116,7 @@ class SharingCheckpoint:
         """Return ``compute(*args)``, checkpointed."""
         if not PASSES.stack:
             return self.function(compute, *args, **options)
-        found = PASSES.stack[-1].left()
+        found = PASSES.stack[-1].values()
         names = tuple(found)
         new: tuple[tuple[str, str], ...]
         structure: TreeSpec
@@ -135,17 +124,20 @@ class SharingCheckpoint:
         def run(*inputs: Any) -> tuple[Any, ...]:
             nonlocal new, structure
             given = dict(zip(names, inputs[len(args) :], strict=True))
-            inside = PASSES.begin(object())
+            inside = ForwardPass(object())
+            for (adapter, name), value in given.items():
+                inside.shared[adapter][name] = value
+            PASSES.stack.append(inside)
             try:
-                inside.leave(given)
                 leaves, structure = tree_flatten(compute(*inputs[: len(args)]))
-                made = {name: each for name, each in inside.left().items() if each is not given.get(name)}
+                made = {name: each for name, each in inside.values().items() if each is not given.get(name)}
             finally:
-                PASSES.end(inside.owner)
+                _end_pass(inside.owner)
             new = tuple(made)
             return *leaves, *made.values()
 
         results = self.function(run, *args, *found.values(), **options)
         count = len(results) - len(new)
-        PASSES.stack[-1].leave(dict(zip(new, results[count:], strict=True)))
+        for (adapter, name), value in zip(new, results[count:], strict=True):
+            PASSES.stack[-1].shared[adapter][name] = value
         return tree_unflatten(results[:count], structure)

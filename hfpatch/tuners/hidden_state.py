@@ -28,17 +28,17 @@ def replace_hidden(
     configuration can be the very same tensor and must not change.
     """
     old = hidden_argument(args, kwargs)
-    residual = _residual_position(type(module).forward)
+    names = argument_names(type(module).forward)
+    residual = names.index(RESIDUAL) if RESIDUAL in names else None
     positional = tuple(new if value is old and index != residual else value for index, value in enumerate(args))
     keywords = {name: new if value is old and name != RESIDUAL else value for name, value in kwargs.items()}
     return positional, keywords
 
 
 @cache  # reading a signature takes as long as a small layer's forward pass
-def _residual_position(forward: Callable[..., Any]) -> int | None:
-    """Return which positional argument of a ``forward`` after ``self`` is the residual, if any."""
-    names = list(inspect.signature(forward).parameters)[1:]
-    return names.index(RESIDUAL) if RESIDUAL in names else None
+def argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the arguments of a ``forward`` after ``self``."""
+    return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def replace_first(output: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -1,11 +1,10 @@
 """The places of an attention branch where a method may act, and the hooks that let it.
 
-An export carries this code, so it knows nothing of PEFT. x is what the projections read, ``(batch, seq, hidden)``.
+An export carries this code, so it does not use PEFT. x is the input of the projections, ``(batch, seq, hidden)``.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,14 +19,14 @@ from hfpatch.nn.calls import CALLS
 from hfpatch.sites.heads import QueryHeads
 from hfpatch.sites.layouts import Columns
 from hfpatch.tuners.cross_layer import PASSES, Shared, SharingModule
-from hfpatch.tuners.hidden_state import hidden_argument, replace_first, replace_hidden
+from hfpatch.tuners.hidden_state import argument_names, hidden_argument, replace_first, replace_hidden
 from hfpatch.tuners.lookback import Row, known_attention, row_of
 
 PROJECTED = ("query", "key", "value")
 PLACES = ("entered", *PROJECTED, "heads", "mixed", "output", "left", "stream")
 """Where a method may act, in the order of a forward pass; see :class:`hfpatch.MethodConfig`."""
 ENDS = {"branch": "left", "stream": "stream"}
-"""The places of methods that change the end of the branch or of the block, by what their option ``at`` calls it."""
+"""The places at the end of the branch and of the block, by the value of the option ``at`` of methods that use them."""
 
 Parts = Mapping[str, Any]
 """The modules that a method built at a site, by name."""
@@ -36,17 +35,17 @@ Modules = Mapping[str, list[nn.Module]]
 
 @dataclass(frozen=True)
 class MethodSite:
-    """What a method knows of the attention branch that it acts on. JSON can hold it.
+    """The attention branch that a method acts on, in values that JSON can hold.
 
     Args:
         layer: index of the block.
-        name: what initial values are drawn by, see :func:`hfpatch.nn.normal_`: different for every layer and adapter.
+        name: that initial values are drawn by, see :func:`hfpatch.nn.normal_`: different for every layer and adapter.
         hidden_size: d, the width of the hidden state.
-        columns: the columns of query, key and value in the output of their projection, for those that have one.
+        columns: the columns of query, key and value in the output of their projection, where they have one.
         heads: the query heads; None where the architecture does not say.
-        mixed_size: width of what the output projection reads; None where there is none.
-        output_size: width of what it returns; None where there is none.
-        exit_factor: what the block multiplies the branch with before it adds it to the residual stream.
+        mixed_size: input width of the output projection; None where there is none.
+        output_size: its output width; None where there is none.
+        exit_factor: the factor of the branch where the block adds it to the residual stream.
         adapter: name of the adapter.
         is_first: whether it is the first layer that the adapter changes.
     """
@@ -64,21 +63,21 @@ class MethodSite:
 
     @property
     def shared(self) -> Shared:
-        """What the adapter left in earlier layers of this forward pass, and may leave for later ones, by name.
+        """Values that the adapter shares between the layers of this forward pass, by name.
 
         Only for methods registered with ``shares=True``. A tensor may lie on another device, and have another dtype,
         than where it is read: use ``.to(v)``. A layer leaves new tensors and changes none in place, so that a
         recomputed block finds the same.
 
         Raises:
-            HfpatchError: outside a forward pass, and where what is read was not written.
+            HfpatchError: outside a forward pass, and on reading a name that no earlier layer wrote.
         """
         if not PASSES.stack:
             raise HfpatchError(
                 "site.shared exists while the whole model runs, for a method registered with shares=True; checkpoint "
                 "its blocks by gradient_checkpointing_enable() alone"
             )
-        return PASSES.stack[-1].shared.setdefault(self.adapter, Shared())
+        return PASSES.stack[-1].shared[self.adapter]
 
     def earlier(self, value: Tensor, steps: int) -> tuple[Tensor, ...]:
         """Return ``value`` at 1, 2, ..., ``steps`` positions earlier of the same document, each of its own shape.
@@ -87,8 +86,8 @@ class MethodSite:
         calls come from the model's cache, which beam search reorders.
 
         Args:
-            value: what the method was given at its place, or computed of it, ``(batch, seq, width)``.
-            steps: how far to look back, at most what the method declares as its ``steps_back()``.
+            value: the tensor of the place, or one computed from it, ``(batch, seq, width)``.
+            steps: how far to look back, at most the method's ``steps_back()``.
 
         Raises:
             HfpatchError: if the method declares none, or the cache cannot keep values.
@@ -130,8 +129,8 @@ class SiteInCall(MethodSite):
     """The site during one call of a method that looks back.
 
     Args:
-        row: what the tokens of this call may look back at.
-        slot: what the values are kept by in a cache, with the number of the question behind it.
+        row: the positions that the tokens of this call may look back at.
+        slot: the key of the values in a cache, followed by the number of the question.
         most: how many steps back the method declares.
         asked: the questions so far.
     """
@@ -149,11 +148,12 @@ class SiteInCall(MethodSite):
         return self.row.earlier(f"{self.slot}.{len(self.asked)}", value, steps)
 
 
+@dataclass(eq=False)
 class Combined:
-    """A method whose result at every place is combined with what it was given: combine(v, act(v))."""
+    """A method whose result at every place is combined with its input: combine(v, act(v))."""
 
-    def __init__(self, method: Any, combine: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self.method, self.combine = method, combine
+    method: Any
+    combine: Callable[[Tensor, Tensor], Tensor]
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.method, name)
@@ -168,21 +168,22 @@ def scaled(method: Any, factor: float) -> Any:
     return method if factor == 1 else Combined(method, lambda value, changed: value + factor * (changed - value))
 
 
-def through(act: Callable[..., Any], parts: Mapping[str, Any], value: Tensor, *others: Any) -> Tensor:
-    """Return ``act(parts, value, *others)``, computed in the dtype of the parts at least, in that of ``value``."""
+def apply_method(method: Any, place: str, parts: Parts, value: Tensor, *read: Tensor, site: MethodSite) -> Tensor:
+    """Return the result of a method for the tensor of a place, in that tensor's dtype.
+
+    It computes in the dtype of its parts at least. Hidden states that it reads beside the tensor come in that dtype.
+    """
     dtype = computed_in(parts)
-    wide = value if dtype is None else value.to(torch.promote_types(dtype, value.dtype))
-    changed: Tensor = act(parts, wide, *others)
+    if dtype is None:
+        changed: Tensor = getattr(method, place)(parts, value, *read, site)
+    else:
+        wide = value.to(torch.promote_types(dtype, value.dtype))
+        changed = getattr(method, place)(parts, wide, *(x.to(dtype) for x in read), site)
     return changed.to(value.dtype)
 
 
-def as_computed_by(parts: Mapping[str, Any], x: Tensor) -> Tensor:
-    """Return x in the dtype of the parts."""
-    return x.to(computed_in(parts) or x.dtype)
-
-
-def computed_in(parts: Mapping[str, Any]) -> torch.dtype | None:
-    """Return the dtype of the parts, that of the first tensor of floats; None where they have none."""
+def computed_in(parts: Parts) -> torch.dtype | None:
+    """Return the dtype of the first floating-point parameter of the parts; None where they have none."""
     for module in parts.values():
         for parameter in module._parameters.values() or module.parameters():  # the latter takes microseconds
             if parameter is not None and parameter.is_floating_point():
@@ -195,12 +196,12 @@ def on_all_columns(module: nn.Module, output: Tensor, change: Callable[[Tensor],
     """Return ``change(output)`` as if all columns of a projection were here, for the columns that are.
 
     In tensor parallelism each process has some rows of the projection's weight W (out, in), one block after the other,
-    and so some columns of its output; what enters the projection is the same everywhere. ``change`` must treat the
+    and so some columns of its output; the projection's input is the same everywhere. ``change`` must treat the
     columns of its argument one by one: those of other processes are zeros.
 
     Args:
         module: the projection.
-        output: what it returned here, ``(..., out)`` or ``(..., out / processes)``.
+        output: its output here, ``(..., out)`` or ``(..., out / processes)``.
         change: maps ``(..., out)`` to ``(..., out)``.
 
     Raises:
@@ -223,11 +224,8 @@ def on_all_columns(module: nn.Module, output: Tensor, change: Callable[[Tensor],
 class ActingModule(SharingModule):
     """A module that lets its methods act at the places of one attention branch.
 
-    What a method changes comes in the dtype of its parts where the model's is lower, and x in that of the parts; what
-    it returns goes back to the model's. No call leaves anything behind, see :class:`hfpatch.nn.calls.HookedModule`.
-
-    Below :meth:`act_on`, which registers the hooks, each place has a section, in the order of a forward pass: a method
-    that returns what the place makes of its tensor, and the hooks that call it.
+    No call leaves anything behind, see :class:`hfpatch.nn.calls.HookedModule`. The hooks of each place follow
+    :meth:`act_on`, which registers them, in the order of a forward pass.
     """
 
     site: MethodSite
@@ -235,7 +233,7 @@ class ActingModule(SharingModule):
     behind_sources: frozenset[str] = frozenset()  # the targets whose projection reads a low-rank image of x
 
     def acting(self, place: str) -> Iterator[tuple[Any, Parts, MethodSite]]:
-        """Yield what acts at a place now, in order: the method with its options, its parts, and the site."""
+        """Yield each method that acts at a place now, in order, with its parts and the site."""
         raise NotImplementedError
 
     def acts(self, place: str) -> bool:
@@ -246,8 +244,20 @@ class ActingModule(SharingModule):
         """Return whether anything that acts now reads earlier positions of the row."""
         raise NotImplementedError
 
+    def apply_at(self, place: str, value: Tensor, *read: Tensor) -> Tensor:
+        """Return the tensor of a place after the methods that act there now, one after the other.
+
+        Args:
+            place: one of :data:`PLACES` but ``left``, see :meth:`left`.
+            value: the tensor of the place, as :class:`hfpatch.MethodConfig` describes it.
+            read: the hidden state that methods read beside it at this place, if any.
+        """
+        for method, parts, site in self.acting(place):
+            value = apply_method(method, place, parts, value, *read, site=site)
+        return value
+
     def in_call(self, site: MethodSite, method: Any, name: str, place: str) -> MethodSite:
-        """Return the site as a method sees it that acts at a place now, ``name`` telling its adapters apart."""
+        """Return the site for a method that acts at a place now; ``name`` distinguishes the adapters of the method."""
         most = method.steps_back()
         if not most:
             return site
@@ -258,13 +268,13 @@ class ActingModule(SharingModule):
     def act_on(self, modules: Modules) -> None:
         """Register the hooks.
 
-        One module may have several roles, and its hooks act in the order in which they are registered here: what begins
-        a call of the attention is first, what ends it last, and places come in the order of :data:`PLACES`.
+        One module may have several roles. Its hooks act in the order in which they are registered here: the hook that
+        begins a call of the attention first, places in the order of :data:`PLACES`, the hook that ends the call last.
 
         Args:
             modules: modules of the base by their role, those alone that the methods need: ``norm`` or ``entries``
                 (the hidden state), ``query``, ``key``, ``value`` and their ``..._source`` (the projections),
-                ``query_norm``, ``mixed`` and ``reader`` (the output projection, and what is called with x before it),
+                ``query_norm``, ``mixed`` and ``reader`` (the output projection, and a module called with x before it),
                 ``attention`` where one of the two last is kept, ``output`` (the output projection), ``exit`` and
                 ``first`` (the first of several entries) for the branch's end, ``block``, and ``row`` (the attention)
                 to look back.
@@ -274,10 +284,9 @@ class ActingModule(SharingModule):
         for module in modules.get("row", ()):
             known_attention(module)
             self.reads_rows = True
-            names = tuple(inspect.signature(type(module).forward).parameters)[1:]
-            self.before(module, ActingModule._begin_row, names)
+            self.before(module, ActingModule._begin_row, argument_names(type(module).forward))
         for module in modules.get("norm", ()):
-            self.after(module, ActingModule._change_normed)
+            self.after(module, ActingModule._change_returned, "entered")
         for module in modules.get("entries", ()):
             self.before(module, ActingModule._change_input)
         self.behind_sources = frozenset(target for target in PROJECTED if f"{target}_source" in modules)
@@ -300,7 +309,7 @@ class ActingModule(SharingModule):
         for module in modules.get("exit", ()):
             self.after(module, ActingModule._change_branch, "first" in modules)
         for module in modules.get("block", ()):
-            self.after(module, ActingModule._change_stream)
+            self.after(module, ActingModule._change_returned, "stream")
         for role in ("row", "attention"):
             for module in modules.get(role, ()):
                 self.after(module, ActingModule._forget, role, always=True)
@@ -318,48 +327,30 @@ class ActingModule(SharingModule):
 
     def _keep_read(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the hidden state that a module was called with, for the place ``name``."""
-        if self.changes(name) and CALLS.look(self, "attention"):  # a projection may be called by itself
+        if self.changes(name) and CALLS.look(self, "attention"):  # a projection may be called alone
             CALLS.keep(self, name, args[0])
 
     def _forget(self, role: str, *call: Any) -> None:
         CALLS.take(self, role)
 
-    # entered
-
-    def entered(self, x: Tensor) -> Tensor:
-        """Return what enters the attention ``(batch, seq, hidden)`` in the place of x."""
-        for method, parts, site in self.acting("entered"):
-            x = through(method.entered, parts, x, site)
-        return x
-
-    def _change_normed(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor) -> Tensor:
-        return self.entered(output)
+    # entered, at the modules that read the hidden state or at the norm before them; stream, at the block
 
     def _change_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.acts("entered"):
             return None
-        return replace_hidden(module, args, kwargs, self.entered(hidden_argument(args, kwargs)))
+        return replace_hidden(module, args, kwargs, self.apply_at("entered", hidden_argument(args, kwargs)))
+
+    def _change_returned(self, place: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        return replace_first(output, partial(self.apply_at, place)) if self.acts(place) else output
 
     # query, key and value
 
     def changes(self, target: str) -> bool:
-        """Return whether what is read at a place, such as query, key or value, is changed now."""
+        """Return whether a place, such as query, key or value, is changed now."""
         return self.acts(target) or (target == "query" and self._scales_projected())
 
-    def projected(self, target: str, x: Tensor, value: Tensor) -> Tensor:
-        """Return query, key or value ``(batch, seq, out)`` for x and what the projection made of it."""
-        for method, parts, site in self.acting(target):
-            value = self.projected_by(method, target, parts, x, value, site)
-        return self._by_head(value) if target == "query" and self._scales_projected() else value
-
-    def projected_by(
-        self, method: Any, target: str, parts: Parts, x: Tensor, value: Tensor, site: MethodSite
-    ) -> Tensor:
-        """Return what one method makes of a query, key, value or output ``(batch, seq, out)``."""
-        return through(getattr(method, target), parts, value, as_computed_by(parts, x), site)
-
     def read_by(self, target: str, x: Tensor) -> Tensor:
-        """Return the hidden state that a projection of x reads: x, or what its low-rank image x was made of."""
+        """Return the hidden state behind the input x of a projection: x itself, or the source of its low-rank image."""
         kept = CALLS.look(self, target)
         return x if kept is None else kept
 
@@ -369,14 +360,16 @@ class ActingModule(SharingModule):
         read: dict[str, Tensor] = {}
         for target in targets:
             kept = CALLS.take(self, target)
-            if kept is not None or target not in self.behind_sources:  # it may be called by itself
+            if kept is not None or target not in self.behind_sources:  # it may be called alone
                 read[target] = args[0] if kept is None else kept
 
         def change(every: Tensor) -> Tensor:
             for target, x in read.items():
                 if self.changes(target):
                     columns = self.site.columns[target]
-                    every = columns.write(every, self.projected(target, x, columns.read(every)))
+                    value = self.apply_at(target, columns.read(every), x)
+                    by_head = target == "query" and self._scales_projected()
+                    every = columns.write(every, self._by_head(value) if by_head else value)
             return every
 
         return on_all_columns(module, output, change)
@@ -390,9 +383,7 @@ class ActingModule(SharingModule):
     def _by_head(self, query: Tensor) -> Tensor:
         """Change the heads ``(batch, seq, heads, size)`` of a query ``(batch, seq, heads·size)``."""
         by_head = query.reshape(*query.shape[:-1], self.site.head_count, -1)
-        for method, parts, site in self.acting("heads"):
-            by_head = through(method.heads, parts, by_head, site)
-        return by_head.reshape(query.shape)
+        return self.apply_at("heads", by_head).reshape(query.shape)
 
     def scale_normed(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Tensor) -> Tensor:
         """Change the heads behind the norm of the query."""
@@ -405,23 +396,20 @@ class ActingModule(SharingModule):
         heads_last = output.movedim(axis, -2)  # (batch, seq, heads, size)
         return self._by_head(heads_last.flatten(-2)).reshape(heads_last.shape).movedim(-2, axis)
 
-    # mixed and output: what the output projection reads and returns
+    # mixed and output: the input and the output of the output projection
 
     def _change_mixed(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x, (mixed, *others) = CALLS.take(self, "mixed"), args
         if x is None:
             return None
         self._require_all_heads(mixed)
-        for method, parts, site in self.acting("mixed"):
-            mixed = through(method.mixed, parts, mixed, as_computed_by(parts, x), site)
-        return (mixed, *others), kwargs
+        return (self.apply_at("mixed", mixed, x), *others), kwargs
 
     def _change_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Tensor) -> Tensor:
-        if self.acts("output"):
-            self._require_all_heads(args[0])  # as the projection has read them
-            for method, parts, site in self.acting("output"):
-                output = self.projected_by(method, "output", parts, args[0], output, site)
-        return output
+        if not self.acts("output"):
+            return output
+        self._require_all_heads(args[0])  # as the projection has read them
+        return self.apply_at("output", output, args[0])
 
     def _require_all_heads(self, mixed: Tensor) -> None:
         if mixed.shape[-1] != self.site.mixed_size:
@@ -433,18 +421,15 @@ class ActingModule(SharingModule):
     # left
 
     def left(self, branch: Tensor, x: Tensor) -> Tensor:
-        """Return what leaves the branch for x, both ``(batch, seq, hidden)``.
+        """Return the end of the branch for x, both ``(batch, seq, hidden)``.
 
-        A method sees the branch as it joins the residual stream; what the block multiplies it with is undone.
+        A method sees the branch as it joins the residual stream; the block's factor is undone afterwards.
         """
         factor = self.site.exit_factor
         for method, parts, site in self.acting("left"):
-            read = as_computed_by(parts, x)
-            if factor == 1:
-                branch = through(method.left, parts, branch, read, site)
-            else:
-                joining = branch * factor
-                branch = branch + (through(method.left, parts, joining, read, site) - joining) / factor
+            joining = branch if factor == 1 else branch * factor
+            changed = apply_method(method, "left", parts, joining, x, site=site)
+            branch = changed if factor == 1 else branch + (changed - joining) / factor
         return branch
 
     def _keep_entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -454,19 +439,9 @@ class ActingModule(SharingModule):
     def _change_branch(
         self, outside: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
-        """Change what an exit returns, which is the attention or a module ``outside`` of it."""
+        """Change the output of an exit, which is the attention or a module ``outside`` of it."""
         if not self.acts("left"):
             return output
         # a forward hook sees the arguments that the pre-hooks replaced
         x = CALLS.take(self, "left") if outside else hidden_argument(args, kwargs)
         return output if x is None else replace_first(output, lambda branch: self.left(branch, x))
-
-    # stream
-
-    def _change_stream(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        def change(hidden: Tensor) -> Tensor:
-            for method, parts, site in self.acting("stream"):
-                hidden = through(method.stream, parts, hidden, site)
-            return hidden
-
-        return replace_first(output, change) if self.acts("stream") else output

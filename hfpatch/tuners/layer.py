@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -23,49 +22,30 @@ from hfpatch.tuners.merging import merged_weights
 from hfpatch.tuners.places import method_site, modules_at
 
 
-class _Rows(threading.local):
-    """The adapters of the rows of a running call in this thread, by the layer, as PEFT's ``adapter_names`` asks for."""
+class Rows(threading.local):
+    """The adapters of the rows of a running call in this thread, by layer; ``__base__`` is none (``adapter_names``)."""
 
     def __init__(self) -> None:
         self.names: dict[Any, tuple[str, ...]] = {}
 
 
-_ROWS = _Rows()
+ROWS = Rows()
 
 
-@contextmanager
-def choosing(layers: Iterable[Any], names: Sequence[str]) -> Iterator[None]:
-    """Let each row of a batch have its own adapter for a while; ``__base__`` has none."""
-    chosen = dict.fromkeys(layers, tuple(names))
-    _ROWS.names |= chosen
-    try:
-        yield
-    finally:
-        for layer in chosen:
-            _ROWS.names.pop(layer, None)
-
-
-def in_rows(method: Any, rows: Sequence[bool]) -> Combined:
-    """Return a method that acts in some rows of a batch: those that are True."""
-
-    def choose(value: Tensor, changed: Tensor) -> Tensor:
-        if len(value) != len(rows):
-            raise HfpatchError(f"adapter_names: {len(rows)} names for {len(value)} rows; give one for each")
-        acts = torch.tensor(rows, device=value.device).view(-1, *[1] * (value.dim() - 1))
-        return torch.where(acts, changed, value)
-
-    return Combined(method, choose)
+def _in_rows(rows: Sequence[bool], value: Tensor, changed: Tensor) -> Tensor:
+    """Return ``changed`` in the rows of a batch that are True, ``value`` in the others."""
+    if len(value) != len(rows):
+        raise HfpatchError(f"adapter_names: {len(rows)} names for {len(value)} rows; give one for each")
+    acts = torch.tensor(rows, device=value.device).view(-1, *[1] * (value.dim() - 1))
+    return torch.where(acts, changed, value)
 
 
 class MethodLayer(ActingModule, BaseTunerLayer):
-    """A tuner layer registered as a child of the attention module (the site's host), acting by forward hooks around it.
+    """A tuner layer that is a child of the attention module (the site's host) and acts by forward hooks around it.
 
-    The attention module is not replaced: names of base parameters stay as they were, other adapters can be injected
-    before or after, and code that reads attributes of the attention finds them. Trainable tensors live in
-    ``ModuleDict``s keyed by adapter name, as PEFT expects. The hooks step aside when adapters are disabled or none of
-    this layer's adapters is active.
-
-    No call leaves anything on a layer: see :class:`hfpatch.nn.calls.HookedModule`.
+    The attention module is not replaced: base parameters keep their names, other adapters can be injected before or
+    after, and code that reads attributes of the attention finds them. Trainable tensors are in ``ModuleDict``s keyed by
+    adapter name, as PEFT expects. The hooks do nothing while adapters are disabled or none of this layer's is active.
 
     Args:
         site: the attention branch to change.
@@ -108,8 +88,13 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         """Add an adapter to this layer, initialised, in fp32, on the device of the base."""
         name = self.site.name + drawn_as(adapter_name, config)
         site = replace(self.site, name=name, adapter=adapter_name, is_first=is_first)
-        with torch.device(self.device()), _default_dtype(torch.float32):
-            parts = config.build(site, config.seed)
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        try:
+            with torch.device(self.device()):
+                parts = config.build(site, config.seed)
+        finally:
+            torch.set_default_dtype(default)
         if not config.init_weights:
             for part, parameter in parts.named_parameters():
                 move_(parameter, bound=parameter.shape[-1] ** -0.5, seed=config.seed, name=f"{site.name}.{part}.moved")
@@ -140,13 +125,13 @@ class MethodLayer(ActingModule, BaseTunerLayer):
 
     def acting(self, place: str) -> Iterator[tuple[Any, Parts, MethodSite]]:
         """Yield configuration and modules of the adapters that act at a place in this forward pass, in order."""
-        rows = _ROWS.names.get(self)
+        rows = ROWS.names.get(self)
         for name in self.working_adapters():
             if place in self.places[name]:
                 config, site = self.configs[name], self.sites[name]
                 method = self.scaled(name)
                 if rows is not None:
-                    method = in_rows(method, [each == name for each in rows])
+                    method = Combined(method, partial(_in_rows, [each == name for each in rows]))
                 yield method, self.parts(name), self.in_call(site, config, name, place) if self.reads_rows else site
 
     def scaled(self, adapter_name: str) -> Any:
@@ -170,7 +155,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         """Return the adapters that act in this forward pass, in the order in which they were added."""
         if self.disable_adapters or self.merged_adapters:
             return []
-        chosen = _ROWS.names.get(self, self.active_adapters)
+        chosen = ROWS.names.get(self, self.active_adapters)
         return [name for name in self.configs if name in chosen and self.scales[name]]
 
     def delete_adapter(self, adapter_name: str) -> None:
@@ -184,7 +169,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         return sorted(self.configs)
 
     def merged_weights(self, adapter_names: list[str] | None = None) -> list[tuple[nn.Parameter, Tensor]]:
-        """Return the weights and biases of the base that compute what adapters do, with their values.
+        """Return the weights and biases of the base with adapters merged into them, and their values.
 
         Args:
             adapter_names: the adapters; None takes the active ones. They act in the order in which they were added.
@@ -213,8 +198,8 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         """Put adapters into the weights of the base, in fp64 until they are rounded to its dtype.
 
         Raises:
-            HfpatchError: (a ``ValueError``) if no weights can compute what they do, or with ``safe_merge`` if a weight
-                would not be finite; nothing is changed then.
+            HfpatchError: (a ``ValueError``) if they cannot be merged, or with ``safe_merge`` if a weight would not be
+                finite; nothing is changed then.
         """
         names = check_adapters_to_merge(self, adapter_names)
         if not (names := [name for name in self.configs if name in names]):
@@ -255,16 +240,6 @@ class MethodLayer(ActingModule, BaseTunerLayer):
             for module in self.parts(adapter_name).values():
                 module.to(device or self.device())
 
-    def to_base_dtype(self, adapter_name: str) -> None:
-        """Put an adapter in the dtype in which the base computes: by PEFT's rule, else that of its first float."""
-        base = self.get_base_layer()
-        _, dtype = self._get_base_layer_device_and_dtype(base)  # type: ignore[no-untyped-call]
-        if dtype is None:  # PEFT knows no such attention
-            dtype = next((p.dtype for p in base.parameters() if p.is_floating_point()), None)
-        if adapter_name in self.configs and dtype is not None and dtype.is_floating_point:
-            for module in self.parts(adapter_name).values():
-                module.to(dtype)
-
     def scale_normed(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Tensor) -> Tensor:
         """Change the heads behind the norm of the query.
 
@@ -288,26 +263,3 @@ def method_layer(site: AttentionSite, method: type[MethodConfig]) -> MethodLayer
     """Return the layer of a method at a site, or None where nothing was injected."""
     layer = getattr(site.host, method.spec.child, None)
     return layer if isinstance(layer, MethodLayer) else None
-
-
-@contextmanager
-def stepping_aside(layers: Iterable[MethodLayer]) -> Iterator[None]:
-    """Let layers act on nothing meanwhile: a module that is called alone has no forward pass to share in."""
-    before = {layer: layer._disable_adapters for layer in layers}
-    for layer in before:
-        layer._disable_adapters = True
-    try:
-        yield
-    finally:
-        for layer, disabled in before.items():
-            layer._disable_adapters = disabled
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

@@ -1,4 +1,4 @@
-"""The values of earlier positions, for methods that mix tokens: of the row, of a cache, within a document.
+"""The values of earlier positions, for methods that mix tokens: in the row, in a cache, within a document.
 
 Which positions belong together is read where the attention reads it, from its own arguments: position ids, mask and
 cache. So a token looks back where its attention may, also when gradient checkpointing recomputes the block.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ MARGIN = 128
 
 @dataclass
 class Kept:
-    """What a cache keeps for one method at one place: the last values ``(batch, kept, width)`` of each row.
+    """The last values ``(batch, kept, width)`` of each row that a cache keeps for one method at one place.
 
     Args:
         values: of the last positions.
@@ -39,7 +39,7 @@ class Kept:
 
 
 class Remembering:
-    """What a layer of a transformers cache does with the values kept in it: what it does with its keys and values."""
+    """A layer of a transformers cache that treats the values kept in it as it treats its keys and values."""
 
     _layer_type = None  # transformers registers subclasses that name one
     kept: dict[str, Kept]
@@ -100,30 +100,32 @@ def _remembering(kind: Any) -> Any:
     return type(f"Remembering{kind.__name__}", (Remembering, kind), {"__module__": kind.__module__})
 
 
+@dataclass
 class Row:
-    """What the tokens of one call of an attention may look back at.
+    """The earlier positions that the tokens of one call of an attention may look back at.
 
     Args:
         length: of the sequence in this call; None if it is not known.
         positions: position ids ``(batch or 1, seq)``, which restart where a document begins; None if there are none.
         mask: True where a query reads a key, ``(batch or 1, seq, keys)``; None where every earlier one is read.
         layer: the layer of the cache, which keeps the values of earlier calls; None without a cache.
+        past: how many tokens that layer held before this call; None where it does not say.
     """
 
-    def __init__(
-        self, length: int | None = None, positions: Tensor | None = None, mask: Tensor | None = None, layer: Any = None
-    ) -> None:
-        self.length, self.positions, self.mask, self.layer = length, positions, mask, layer
-        self.past = length_of(layer)
-        self._before: dict[str, Tensor] = {}  # a hook may act on several modules that read one hidden state
+    length: int | None = None
+    positions: Tensor | None = None
+    mask: Tensor | None = None
+    layer: Any = None
+    past: int | None = None
+    before: dict[str, Tensor] = field(default_factory=dict)  # by slot: several modules may read one hidden state
 
     def earlier(self, slot: str, value: Tensor, steps: int) -> tuple[Tensor, ...]:
         """Return ``value`` at 1, 2, ..., ``steps`` positions earlier, each ``(batch, seq, width)``.
 
-        Zeros are before the start of a document, and where padding is.
+        Values before the start of a document and at padding are 0.
 
         Args:
-            slot: what the values are kept by in the cache.
+            slot: the key of the values in the cache.
             value: ``(batch, seq, width)``.
             steps: how far to look back.
         """
@@ -135,41 +137,41 @@ class Row:
         wide = F.pad(torch.cat([before, value], 1), (0, 0, steps - before.shape[1], 0))
         found = []
         for back in range(1, steps + 1):
-            shifted, allowed = wide[:, steps - back : steps - back + length], self.allowed(back, length)
+            shifted, allowed = wide[:, steps - back : steps - back + length], None  # allowed: (batch or 1, seq)
+            if self.positions is not None and length > back:
+                follows = self.positions[:, back:] - self.positions[:, :-back] == back
+                allowed = F.pad(follows, (back, 0), value=True)  # the mask decides about tokens of earlier calls
+            if self.mask is not None:
+                read = self.mask.diagonal(self.mask.shape[-1] - length - back, dim1=1, dim2=2)
+                read = F.pad(read, (length - read.shape[1], 0), value=False)
+                allowed = read if allowed is None else allowed & read
             found.append(shifted if allowed is None else shifted.masked_fill(~allowed[..., None], 0))
         return tuple(found)
 
-    def allowed(self, back: int, length: int) -> Tensor | None:
-        """Return whether each token may look so far back, ``(batch or 1, seq)``; None if all may."""
-        allowed = None
-        if self.positions is not None and length > back:
-            follows = self.positions[:, back:] - self.positions[:, :-back] == back
-            allowed = F.pad(follows, (back, 0), value=True)  # of a call before this one the mask says it
-        if self.mask is not None:
-            ago = self.mask.shape[-1] - length - back
-            read = self.mask.diagonal(ago, dim1=1, dim2=2)
-            read = F.pad(read, (length - read.shape[1], 0), value=False)
-            allowed = read if allowed is None else allowed & read
-        return allowed
-
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _kept(self, slot: str, value: Tensor, steps: int) -> Tensor:
-        if slot not in self._before:
+        if slot not in self.before:
             seen = self.layer.kept[slot].seen if slot in self.layer.kept else 0
             if self.past is not None and seen != self.past:
                 raise HfpatchError(
                     f"{slot}: the cache holds {self.past} tokens, of which the method has seen {seen}; it looks back, "
                     "so start with an empty cache, without prefix tuning"
                 )
-            self._before[slot] = self.layer.push(slot, value, steps)
-        return self._before[slot]
+            self.before[slot] = self.layer.push(slot, value, steps)
+        return self.before[slot]
 
 
 def row_of(names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Row:
-    """Return what a call of an attention, the names of whose arguments are given, says of its row.
+    """Read the row from the arguments of one call of an attention.
+
+    Args:
+        names: the names of the attention's arguments.
+        module: the attention.
+        args: the arguments by position.
+        kwargs: the arguments by name.
 
     Raises:
-        HfpatchError: if it does not say which positions belong together, or its cache cannot keep further values.
+        HfpatchError: if they do not say which positions belong together, or the cache cannot keep further values.
     """
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     length = hidden_argument(args, kwargs).shape[1]
@@ -177,13 +179,28 @@ def row_of(names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwa
     positions = given.get("position_ids")
     if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] != length:
         positions = None
-    mask = _read(module, given.get("attention_mask"), length, additive=kind == "eager")
+
+    # The mask, as True where a query reads a key
+    mask = given.get("attention_mask")
+    if mask is not None:
+        # Eager attention adds its mask to the scores; booleans may mean either there
+        if not isinstance(mask, Tensor) or mask.dim() not in (2, 4) or (kind == "eager" and mask.dtype == torch.bool):
+            raise cannot_look_back(module, "its mask does not say for each query which keys it reads")
+        shape = tuple(mask.shape)
+        is_added = mask.is_floating_point() and mask.dim() == 4
+        mask = mask > torch.finfo(mask.dtype).min / 2 if is_added else mask.bool()
+        mask = mask[:, 0] if mask.dim() == 4 else mask[:, None]
+        if mask.shape[1] not in (1, length) or mask.shape[2] < length:
+            raise cannot_look_back(module, f"its mask {shape} is of another sequence than its input of {length}")
+        mask = mask.expand(-1, length, -1)
+
+    # The cache, of which this attention uses one layer
     caches = (value for value in given.values() if hasattr(value, "get_seq_length") and hasattr(value, "update"))
     cache: Any = next(caches, None)
     layer = None if cache is None else _layer(module, cache, given.get("layer_idx"))
     if layer is None and mask is not None and mask.shape[-1] != length:
         raise cannot_look_back(module, "its keys of earlier calls are in no cache of transformers; set use_cache=False")
-    return Row(length, positions, mask, layer)
+    return Row(length, positions, mask, layer, past=length_of(layer))
 
 
 def known_attention(module: nn.Module) -> str:
@@ -198,24 +215,6 @@ def known_attention(module: nn.Module) -> str:
         why = f"attention {kind!r} does not say which positions follow each other; load it with attn_implementation="
         raise cannot_look_back(module, f"{why}'sdpa'")
     return str(kind)
-
-
-def _read(module: nn.Module, mask: Any, length: int, *, additive: bool) -> Tensor | None:
-    """Return a mask of any form as True where a query reads a key, ``(batch or 1, seq, keys)``.
-
-    Eager attention adds its mask to the scores; one of truth values may mean either there.
-    """
-    if mask is None:
-        return None
-    if not isinstance(mask, Tensor) or mask.dim() not in (2, 4) or (additive and mask.dtype == torch.bool):
-        raise cannot_look_back(module, "its mask does not say for each query which keys it reads")
-    read = mask > torch.finfo(mask.dtype).min / 2 if mask.is_floating_point() and mask.dim() == 4 else mask.bool()
-    read = read[:, 0] if read.dim() == 4 else read[:, None]
-    if read.shape[1] not in (1, length) or read.shape[2] < length:
-        raise cannot_look_back(
-            module, f"its mask {tuple(mask.shape)} is of another sequence than its input of {length}"
-        )
-    return read.expand(-1, length, -1)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

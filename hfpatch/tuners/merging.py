@@ -1,4 +1,4 @@
-"""Putting what linear methods do into the weights of the base, for PEFT's merging and :func:`hfpatch.fold`.
+"""Merging linear methods into the weights of the base, for PEFT's merging and :func:`hfpatch.fold`.
 
 At each place a linear method returns an affine function of what it is given, so its matrices are read by calling the
 method itself with zeros and with unit vectors. All of it is computed in fp64.
@@ -32,7 +32,7 @@ _ROUNDING = 1e-12
 
 @torch.no_grad()
 def merged_weights(site: AttentionSite, acting: Sequence[Acting]) -> list[tuple[nn.Parameter, Tensor]]:
-    """Return the base's weights and biases that compute what adapters do at a site, with their values.
+    """Return weights and biases of the base, with the values by which they compute the adapters of a site.
 
     Args:
         site: the attention branch.
@@ -105,7 +105,7 @@ class _Merge:
         self.uses = Counter(id(p) for _, p in site.around.named_parameters(remove_duplicate=False))
 
     def projected(self, target: str, config: Any, parts: Parts, method: MethodSite) -> None:
-        """Merge what an adapter makes of a query, key or value, and of the heads of a query without a norm."""
+        """Merge the changes of query, key or value, and of the heads of a query without a norm."""
         places, d = config.acts_at(), self.site.hidden_size
         if target in places:
             projection = self.site.projections[target]
@@ -129,7 +129,7 @@ class _Merge:
             self._columns("query", matrix, own, None, constant)
 
     def output(self, config: Any, parts: Parts, method: MethodSite) -> None:
-        """Merge what an adapter makes of what the output projection returns."""
+        """Merge the change of the output projection's result."""
         if "output" in config.acts_at():
             matrix = self._output_matrix(config)
             inputs, outputs = matrix.weight.shape
@@ -140,7 +140,7 @@ class _Merge:
             matrix.bias = matrix.bias @ own + constant
 
     def left(self, config: Any, parts: Parts, method: MethodSite) -> None:
-        """Merge what an adapter makes of the branch, where the output projection is the last that computes it."""
+        """Merge the change of the branch, where the output projection is its last module."""
         site, factor = self.site, self.site.exit_factor
         if "stream" in config.acts_at():
             raise _cannot(config, site, "there is no matrix behind the block")
@@ -160,7 +160,7 @@ class _Merge:
         matrix.weight, matrix.bias = _times(matrix.weight, own), matrix.bias @ own + constant
 
     def mixed(self, config: Any, parts: Parts, method: MethodSite) -> None:
-        """Merge what an adapter makes of what the output projection reads."""
+        """Merge the change of the output projection's input."""
         if "mixed" in config.acts_at():
             matrix = self._output_matrix(config)
             (own, read), constant = _affine(
@@ -174,7 +174,7 @@ class _Merge:
             _put_before(matrix, own, constant)
 
     def entered(self, config: Any, parts: Parts, method: MethodSite) -> None:
-        """Merge what an adapter makes of what enters the attention into all projections that read it.
+        """Merge the change of the attention's input into all projections that read it.
 
         Raises:
             HfpatchError: if something else may read it too, which would then get x instead of x~.
@@ -220,13 +220,35 @@ class _Merge:
         return self._matrix(self.site.output_path, module)
 
     def _matrix(self, path: str, module: nn.Module) -> _Matrix:
-        if module not in self.matrices:
-            weight = _plain_weight(module, path, self.uses).double()
+        """Return the matrix of a linear projection, as far as adapters are merged.
+
+        Raises:
+            HfpatchError: if it is quantised, sharded, offloaded or shared, or not used as a matrix alone.
+        """
+        if module in self.matrices:
+            return self.matrices[module]
+        weight: Any = module._parameters.get("weight")
+        bias: Any = getattr(module, "bias", None)
+        if type(weight) is not nn.Parameter or not weight.is_floating_point() or weight.dim() != 2:
+            why = "is no plain matrix (quantised, sharded or composed)"
+        elif weight.is_meta:
+            why = "has no values here (offloaded)"
+        elif self.uses[id(weight)] > 1:
+            why = "is tied to another parameter"
+        else:
+            # The module must map x to x W + b; without hooks, as the patch may have one here
             rows = weight if hasattr(module, "nx") else weight.T
-            bias: Any = getattr(module, "bias", None)
-            bias = rows.new_zeros(rows.shape[1]) if bias is None else bias.detach().double()
-            self.matrices[module] = _Matrix(path, module, rows, bias)
-        return self.matrices[module]
+            x = torch.linspace(-1, 1, _ROWS * len(rows), dtype=weight.dtype, device=weight.device)
+            x = x.reshape(1, _ROWS, len(rows))
+            expected = x @ rows if bias is None else x @ rows + bias
+            error = (module.forward(x) - expected).abs().max()
+            if error <= 100 * torch.finfo(weight.dtype).eps * expected.abs().max():
+                rows = rows.double()
+                bias = rows.new_zeros(rows.shape[1]) if bias is None else bias.detach().double()
+                self.matrices[module] = _Matrix(path, module, rows, bias)
+                return self.matrices[module]
+            why = f"is not used as a matrix alone by {type(module).__name__}"
+        raise HfpatchError(f"{path}: the weight {why}, so nothing can be merged into it")
 
 
 def _affine(act: Callable[..., Tensor], *widths: int, like: _Matrix) -> tuple[list[Tensor], Tensor]:
@@ -252,35 +274,3 @@ def _times(weight: Tensor, matrix: Tensor) -> Tensor:
 def _put_before(matrix: _Matrix, own: Tensor, constant: Tensor) -> None:
     matrix.bias = matrix.bias + constant @ matrix.weight
     matrix.weight = own @ matrix.weight
-
-
-def _plain_weight(module: nn.Module, at: str, uses: Counter[int]) -> nn.Parameter:
-    """Return the weight of a linear projection.
-
-    Raises:
-        HfpatchError: if it is quantised, sharded, offloaded or shared, or the module computes something else with it.
-    """
-    weight: Any = module._parameters.get("weight")
-    if type(weight) is not nn.Parameter or not weight.is_floating_point() or weight.dim() != 2:
-        why = "is no plain matrix (quantised, sharded or composed)"
-    elif weight.is_meta:
-        why = "has no values here (offloaded)"
-    elif uses[id(weight)] > 1:
-        why = "is tied to another parameter"
-    elif not _is_product(module, weight):
-        why = f"is not used as a matrix alone by {type(module).__name__}"
-    else:
-        found: nn.Parameter = weight
-        return found
-    raise HfpatchError(f"{at}: the weight {why}, so nothing can be merged into it")
-
-
-def _is_product(module: nn.Module, weight: Tensor) -> bool:
-    """Return whether the module maps x to xW + b, on a few rows."""
-    inputs = weight.shape[0] if hasattr(module, "nx") else weight.shape[1]
-    x = torch.linspace(-1, 1, _ROWS * inputs, dtype=weight.dtype, device=weight.device).reshape(1, _ROWS, inputs)
-    expected = x @ (weight if hasattr(module, "nx") else weight.T)
-    bias: Any = getattr(module, "bias", None)
-    expected = expected if bias is None else expected + bias
-    found = module.forward(x)  # without hooks: the patch may have one here
-    return bool((found - expected).abs().max() <= 100 * torch.finfo(weight.dtype).eps * expected.abs().max())

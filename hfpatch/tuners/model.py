@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -22,7 +21,7 @@ from hfpatch.sites import AttentionSite, count_values, select_sites, survey
 from hfpatch.sites.discovery import Refusal
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.contracts import require_parts, require_usable
-from hfpatch.tuners.layer import MethodLayer, choosing
+from hfpatch.tuners.layer import ROWS, MethodLayer
 from hfpatch.tuners.naming import chosen_modules, fill_in, named_sites, wanted_layers
 from hfpatch.tuners.places import method_site, refused_at
 
@@ -50,12 +49,18 @@ class MethodModel(BaseTuner):
         ``state_dict`` it says which attentions are changed, as in PEFT.
         """
         config: MethodConfig = self.peft_config[adapter_name]
-        require_usable(config, _names_of_the_base(model))
+        adapters = tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, BaseTunerLayer))
+        base = {
+            name: count_values(parameter)
+            for name, parameter in model.named_parameters()
+            if not name.startswith(adapters) or ".base_layer." in name
+        }
+        require_usable(config, base)
         sites = changed_sites(model, config) if state_dict is None else _sites_in(state_dict, model, config)
         with torch.device("meta"):
             require_parts(config, [replace(method_site(site), is_first=site is sites[0]) for site in sites])
         self._sites = {site.host_path: site for site in sites}
-        self._config = copy.deepcopy(config)  # what the layers compute by, whatever becomes of the caller's
+        self._config = copy.deepcopy(config)  # the caller may change theirs
         given, before = chosen_modules(config), config.target_modules
         config.target_modules = {*self._sites}
         try:
@@ -76,15 +81,13 @@ class MethodModel(BaseTuner):
         added = [p for layer in layers for part in layer.parts(adapter_name).values() for p in part.parameters()]
         if any(parameter.is_meta for parameter in added):  # of a trial, or about to be loaded
             return
-        names = {*_names_of_the_base(model)}
-        base = sum(count_values(parameter) for name, parameter in model.named_parameters() if name in names)
-        count = sum(parameter.numel() for parameter in added)
-        share = count / max(base, 1)
+        count, total = sum(parameter.numel() for parameter in added), sum(base.values())
+        share = count / max(total, 1)
         is_large = count >= _LARGE and share >= _LARGE_SHARE
         advice = "; hfpatch.sized(config, model, parameters='1%') returns a configuration of any size"
         _log_once(
             logging.WARNING if is_large else logging.INFO,
-            f"{config.spec.label}: {count:,} parameters added, {share:.2%} of the base's {base:,}"
+            f"{config.spec.label}: {count:,} parameters added, {share:.2%} of the base's {total:,}"
             + (advice if is_large else ""),
         )
 
@@ -116,9 +119,14 @@ class MethodModel(BaseTuner):
 
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
         """Put an adapter in fp32, or without ``autocast_adapter_dtype`` in the dtype of the base, as PEFT does."""
-        if not autocast_adapter_dtype:
-            for layer in self._layers():
-                layer.to_base_dtype(adapter_name)
+        for layer in [] if autocast_adapter_dtype else self._layers():
+            base = layer.get_base_layer()
+            _, dtype = layer._get_base_layer_device_and_dtype(base)  # type: ignore[no-untyped-call]
+            if dtype is None:  # PEFT knows no such attention
+                dtype = next((p.dtype for p in base.parameters() if p.is_floating_point()), None)
+            if adapter_name in layer.configs and dtype is not None and dtype.is_floating_point:
+                for module in layer.parts(adapter_name).values():
+                    module.to(dtype)
         super()._cast_adapter_dtype(adapter_name, autocast_adapter_dtype)
 
     @contextmanager
@@ -143,14 +151,18 @@ class MethodModel(BaseTuner):
         beams = kwargs.get("num_beams")
         rows = [name for name in names for _ in range(beams if isinstance(beams, int) else 1)]
         handles = [
-            module.register_forward_pre_hook(partial(_with_names, rows), with_kwargs=True)
+            module.register_forward_pre_hook(
+                lambda module, args, kwargs: (args, {**kwargs, "adapter_names": rows}), with_kwargs=True
+            )
             for module in self.modules()
-            if isinstance(module, AuxiliaryTrainingWrapper)  # those of PEFT itself
+            if isinstance(module, AuxiliaryTrainingWrapper)  # PEFT's own
         ]
+        ROWS.names |= dict.fromkeys(layers, tuple(rows))
         try:
-            with choosing(layers, rows):
-                yield
+            yield
         finally:
+            for layer in layers:
+                ROWS.names.pop(layer, None)
             for handle in handles:
                 handle.remove()
 
@@ -158,7 +170,7 @@ class MethodModel(BaseTuner):
         """Put adapters into the weights of the base, all that are named or none.
 
         Raises:
-            HfpatchError: (a ``ValueError``) if no weights can compute what an adapter does; nothing is changed then.
+            HfpatchError: (a ``ValueError``) if an adapter cannot be merged; nothing is changed then.
         """
         for layer in self._layers():
             layer.merged_weights(adapter_names)
@@ -191,20 +203,9 @@ class MethodModel(BaseTuner):
         )
 
 
-def _with_names(rows: list[str], module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    return args, {**kwargs, "adapter_names": rows}
-
-
 @functools.cache
 def _log_once(level: int, message: str) -> None:
     _logger.log(level, message)
-
-
-def _names_of_the_base(model: nn.Module) -> list[str]:
-    """Return the names of the parameters that no adapter added."""
-    layers = tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, BaseTunerLayer))
-    names = [name for name, _ in model.named_parameters()]
-    return [name for name in names if not name.startswith(layers) or ".base_layer." in name]
 
 
 def changed_sites(model: nn.Module, config: MethodConfig) -> list[AttentionSite]:
@@ -254,7 +255,7 @@ def unreached_layers(model: nn.Module, config: MethodConfig) -> dict[int, str]:
 
 
 def _refusal(config: MethodConfig, sites: list[AttentionSite], wanted: set[int] | None) -> Refusal:
-    """Return what says why a site does not take a method, also because of the first one that the method changes."""
+    """Return a function from a site to the reason why it does not take the method, or None."""
     chosen = [site for site in sites if wanted is None or site.layer in wanted]
     first = next((site for site in chosen if refused_at(site, config) is None), None)
 

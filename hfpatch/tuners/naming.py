@@ -16,7 +16,7 @@ _FILLED_IN = "_filled_in"
 
 
 def fill_in(config: MethodConfig, paths: set[str], given: set[str] | str | None) -> None:
-    """Say in ``target_modules`` what was changed; the next injection of the same object chooses as it was given."""
+    """List the changed modules in ``target_modules``; the next injection of the same object chooses by those given."""
     config.target_modules = paths
     setattr(config, _FILLED_IN, (paths, given))
 
@@ -63,7 +63,7 @@ def named_sites(sites: Sequence[AttentionSite], config: MethodConfig) -> list[At
 
 
 def wanted_layers(sites: Sequence[AttentionSite], config: MethodConfig) -> set[int] | None:
-    """Return the indices of the layers that ``layers_to_transform`` names; None stands for all.
+    """Return the indices of the layers that ``layers_to_transform`` names; None means all.
 
     Raises:
         HfpatchError: if ``layers_pattern`` is the name of no list of layers, or a list does not have a layer.
@@ -87,5 +87,5 @@ def wanted_layers(sites: Sequence[AttentionSite], config: MethodConfig) -> set[i
 
 
 def _paths(site: AttentionSite) -> Iterable[str]:
-    """Return what an attention is called: its own path, and that of the module that its layers are put under."""
+    """Return the paths that name an attention: its own, and the host's of its layers."""
     return dict.fromkeys((site.path, site.host_path))

@@ -19,7 +19,7 @@ _REFUSED_AS = {"entered": ("pre_projection",), "left": ("content_skip",), "heads
 
 
 def method_site(site: AttentionSite) -> MethodSite:
-    """Return what a method knows of a site."""
+    """Return the description of a site that a method is given."""
     output = output_projection(site)
     return MethodSite(
         layer=site.layer,
@@ -44,11 +44,9 @@ def modules_at(site: AttentionSite, places: Iterable[str], method: type[MethodCo
         elif place == "heads" and site.heads is not None:
             norm = site.heads.norm
             found |= _projection(site, "query") if norm is None else {"query_norm": [site.inner_module(norm)]}
-        elif (
-            place == "mixed"
-            and (output := output_projection(site)) is not None
-            and (reader := _reader(site)) is not None
-        ):
+        elif place == "mixed" and (output := output_projection(site)) is not None:
+            first = next(iter(site.projections.values()))  # it is called with x before the output projection is
+            reader = site.inner_module(first.source or first.path)
             found |= {"mixed": [output], "reader": [reader], "attention": [site.attention]}
         elif place == "output" and (output := output_projection(site)) is not None:
             found["output"] = [output]
@@ -56,7 +54,7 @@ def modules_at(site: AttentionSite, places: Iterable[str], method: type[MethodCo
             found |= {"exit": [site.exit]} | ({} if site.exit is site.attention else {"first": [site.entries[0]]})
         elif place == "stream":
             found["block"] = [site.block]
-    if method.steps_back is not MethodConfig.steps_back:  # the arguments say what a token may look back at
+    if method.steps_back is not MethodConfig.steps_back:  # whose arguments say how far a token may look back
         found["row"] = [site.attention]
     return found
 
@@ -68,12 +66,11 @@ def refused_at(site: AttentionSite, config: MethodConfig) -> str | None:
             if refused in site.refusals:
                 return site.refusals[refused]
         target, why = "query" if place == "heads" else place, None
-        has_output = place not in ("mixed", "output") or output_projection(site) is not None
         if target in PROJECTED and target not in site.projections:
             why = f"has no projection that computes the {target} alone"
         elif place == "heads" and site.heads is None:
             why = "does not say how many query heads it has"
-        elif not has_output or (place == "mixed" and _reader(site) is None):
+        elif place in ("mixed", "output") and output_projection(site) is None:
             why = "has no output projection of its own"
         elif place == "stream" and site.block is site.attention:
             why = "is a block by itself, behind which there is no residual stream"
@@ -89,7 +86,7 @@ def refused_at(site: AttentionSite, config: MethodConfig) -> str | None:
 
 
 def _cannot_look_back_at(site: AttentionSite, config: MethodConfig) -> str | None:
-    """Return why the arguments of an attention do not say what a token may look back at, None if they do."""
+    """Return why the arguments of an attention do not say how far a token may look back; None if they do."""
     attention, window = site.attention, getattr(site.attention, "sliding_window", None)
     for place in config.acts_at():
         if place not in LOOKING_BACK or (place == "mixed" and not site.output_path.startswith(f"{site.path}.")):
@@ -127,10 +124,3 @@ def output_projection(site: AttentionSite) -> nn.Module | None:
     inside = site.output_path.startswith(f"{site.path}.")
     module = site.inner_module(site.output_path.removeprefix(f"{site.path}.")) if inside else unwrapped(site.exit)
     return module if is_linear(module) else None
-
-
-def _reader(site: AttentionSite) -> nn.Module | None:
-    """Return a module that is called with the hidden state before the output projection is."""
-    for projection in site.projections.values():
-        return site.inner_module(projection.source or projection.path)
-    return None

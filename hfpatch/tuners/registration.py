@@ -60,7 +60,7 @@ def method(
         size: the option that ``match: NAME`` solves for: a whole number from 1 on with which the parameter count grows.
         shares: whether its layers share tensors within a forward pass, by ``site.shared``. Some of them may then have
             no parameters.
-        prefix: what the names of the method's tensors begin with; ``<name>_`` by default.
+        prefix: of the names of the method's tensors; ``<name>_`` by default.
         child: name of the method's layer, a child of each attention; ``hfpatch_<name>`` by default.
         label: the name in a sentence; by default the name with spaces.
 

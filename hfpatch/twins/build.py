@@ -16,8 +16,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.models import build_scratch, take_apart
 from hfpatch.nn import normal_
 from hfpatch.recipes.models import ScratchSettings
-from hfpatch.twins.corrections import CORRECTIONS
-from hfpatch.twins.sizes import DROPOUTS, LAYER_COUNTS, LAYERS, SIZES, SWITCHES, VOCABULARY
+from hfpatch.twins.sizes import CORRECTIONS, DROPOUTS, LAYER_COUNTS, LAYERS, SIZES, SWITCHES, VOCABULARY
 
 MOST_LAYERS = 6
 RANK = 24
@@ -43,7 +42,8 @@ def twin(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
 def random_model(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
     """Return a causal language model of random fp32 weights, in evaluation mode; the same for the same seed.
 
-    Noise of standard deviation 0.1 is added to every initial parameter, so that no bias is zero and no gain one.
+    Every parameter is transformers' initial value plus noise of standard deviation 0.1, so that no bias is zero and
+    no gain one.
 
     Raises:
         HfpatchError: if transformers cannot build a causal language model of this configuration.
@@ -106,7 +106,7 @@ def shrink_settings(settings: Mapping[str, Any], config: PreTrainedConfig) -> Sc
 
 
 def _values(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the arguments of the constructor, without those that transformers derives or ignores."""
+    """Return the constructor's arguments, without those that transformers derives or ignores."""
     skip = {"transformers_version", "architectures", "id2label", "label2id", "dtype", "problem_type"}
     plain = config.to_dict()  # reads attributes that differ between layers, too
     names = list(inspect.signature(type(config).__init__).parameters)
@@ -122,7 +122,7 @@ def _values(config: PreTrainedConfig) -> dict[str, Any]:
 def _small(name: str, value: Any, total: int, layers: Sequence[int]) -> Any:
     if isinstance(value, PreTrainedConfig):
         return shrink(value)
-    if name == "per_layer_config":  # the sizes of single layers: twice those of the other layers
+    if name == "per_layer_config":  # exceptions of single layers: sizes twice those of the others
         changes = {new: value[old] for new, old in enumerate(layers) if old in value}
         doubled = {key: 2 * size for key, size in SIZES.items()}
         return {index: {key: doubled.get(key, old) for key, old in own.items()} for index, own in changes.items()}

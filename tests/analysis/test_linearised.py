@@ -8,6 +8,7 @@ from peft import LoraConfig
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, find_sites, patch
 from hfpatch.analysis.heads import head_weights
 from hfpatch.analysis.linearised import linearise
+from hfpatch.support.modes import hooked
 
 CASES = ["gpt_neox", "gpt2", "llama"]
 K = 8
@@ -24,18 +25,18 @@ def both():
 @torch.no_grad()
 def seen_in(model, layer, batch):
     """x before the patch, and the query and key after it, taken at the modules of a Llama."""
-    attention = model.model.layers[layer].self_attn
-    kept = {}
+    attention, kept = model.model.layers[layer].self_attn, {}
+
+    def enter(_, args, kwargs):
+        kept["x"] = kwargs["hidden_states"]
+
     handles = [
-        attention.register_forward_pre_hook(
-            lambda _, a, kw: kept.update(x=kw["hidden_states"]), prepend=True, with_kwargs=True
-        ),
+        attention.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
         attention.q_proj.register_forward_hook(lambda _, a, out: kept.update(q=out)),
         attention.k_proj.register_forward_hook(lambda _, a, out: kept.update(k=out)),
     ]
-    model(batch["input_ids"])
-    for handle in handles:
-        handle.remove()
+    with hooked(handles):
+        model(batch["input_ids"])
     return [kept[name].double() for name in ("x", "q", "k")]
 
 
@@ -141,8 +142,9 @@ def test_a_linear_control_is_explained_whole_and_a_nonlinear_query_is_not(case):
 def test_a_linear_pre_projection_is_absorbed_into_the_matrices():
     model = perturb_and_patch("llama", PreProjectionConfig(activation="identity"))
     each, base = linearise(model, *both())[1], head_weights(make_model("llama"))[1]
-    parts = [dict(model.named_parameters())[f"model.layers.1.self_attn.hfpatch_pre_projection.preproj_{what}.pre_projection.weight"] for what in ("up", "down")]  # noqa: E501  # fmt: skip
-    up, down = (part.detach().double() for part in parts)
+    adapter = model.model.layers[1].self_attn.hfpatch_pre_projection
+    names = (f"preproj_{part}.pre_projection.weight" for part in ("up", "down"))
+    up, down = (adapter.get_parameter(name).detach().double() for name in names)
     mapped = torch.eye(HIDDEN).double() + up.T @ down.T
     for found, weights in ((each.weights.query, base.query), (each.weights.key, base.key)):
         assert found.flatten().tolist() == pytest.approx((mapped @ weights).flatten().tolist(), abs=1e-4)

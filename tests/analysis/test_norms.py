@@ -6,7 +6,7 @@ from families import HIDDEN, make_model, make_tokens, perturb
 from peft import get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, ZambaConfig
 
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig, find_sites, patch
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, find_sites, patch, scale_patch
 from hfpatch.analysis.ablation import ablate_layers, document_losses
 from hfpatch.analysis.heads import head_weights
 from hfpatch.analysis.linearised import is_nonlinear
@@ -14,14 +14,10 @@ from hfpatch.analysis.norms import OWN, pre_projection_sizes, query_sizes, skip_
 from hfpatch.analysis.relation import head_relations
 from hfpatch.models import build_scratch
 from hfpatch.recipes.models import ScratchSettings
+from hfpatch.support.modes import hooked
 from hfpatch.twins import twin
 
 KINDS = ["gpt_neox", "gpt2", "llama"]
-
-
-@pytest.fixture(params=KINDS)
-def model(request):
-    return make_model(request.param)
 
 
 @pytest.fixture
@@ -41,10 +37,8 @@ def inputs_of(model, batch):
         seen.append(kwargs.get("hidden_states", args[0] if args else None))
 
     handles = [site.attention.register_forward_pre_hook(keep, with_kwargs=True) for site in find_sites(model)]
-    with torch.no_grad():
+    with hooked(handles), torch.no_grad():
         model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-    for handle in handles:
-        handle.remove()
     return seen
 
 
@@ -52,8 +46,9 @@ def adapter_weights(model, ending):
     return [weight.detach() for name, weight in model.named_parameters() if name.endswith(ending)]
 
 
-def test_skip_norms_beside_those_at_the_papers_init(model):
-    patch(model, PreProjectionConfig(content_skip=True, init="paper"))
+@pytest.mark.parametrize("kind", KINDS)
+def test_skip_norms_beside_those_at_the_papers_init(kind):
+    model = patch(make_model(kind), PreProjectionConfig(content_skip=True, init="paper"))
     found = skip_norms(model)
     assert [norm.layer for norm in found] == [0, 1]
     for norm, weight in zip(found, adapter_weights(model, "preproj_skip.pre_projection.weight"), strict=True):
@@ -62,7 +57,9 @@ def test_skip_norms_beside_those_at_the_papers_init(model):
         assert norm.norm == pytest.approx(norm.at_paper_init, rel=0.1)
 
 
-def test_pre_projection_size_is_the_mean_over_tokens(model, batch):
+@pytest.mark.parametrize("kind", KINDS)
+def test_pre_projection_size_is_the_mean_over_tokens(kind, batch):
+    model = make_model(kind)
     x = inputs_of(model, batch)[0]
     patch(model, PreProjectionConfig(init="paper"))
     (up, _), (down, _) = (adapter_weights(model, f"preproj_{what}.pre_projection.weight") for what in ("up", "down"))
@@ -155,14 +152,13 @@ def test_skip_size_is_that_of_the_skip_beside_what_the_branch_adds(case):
         branch = output[0] if isinstance(output, tuple) else output
         seen.append(branch - args[1] if with_residual else branch)
 
-    handle = site.exit.register_forward_hook(keep)
     skip = dict(model.named_parameters())[f"{site.path}.hfpatch_pre_projection.preproj_skip.pre_projection.weight"]
     kept = skip.clone()
-    model(ids, attention_mask=mask)
-    skip.zero_()
-    model(ids, attention_mask=mask)
-    skip.copy_(kept)
-    handle.remove()
+    with hooked([site.exit.register_forward_hook(keep)]):
+        model(ids, attention_mask=mask)
+        skip.zero_()
+        model(ids, attention_mask=mask)
+        skip.copy_(kept)
     whole, branch = seen
     expected = ((whole - branch).norm(dim=-1) / branch.norm(dim=-1))[mask.bool()].mean()
     first, second = skip_sizes(model, [{"input_ids": ids, "attention_mask": mask}])
@@ -199,6 +195,29 @@ def test_query_sizes_and_cosines_by_head_and_position(kind, batch):
     assert found.position_cosines[6] == pytest.approx(float(cosine[0, 6]), abs=1e-5)
 
 
+@torch.no_grad()
+def test_the_anchor_of_a_second_query_is_the_scaled_output_of_the_first(batch):
+    model = make_model("llama")
+    x = inputs_of(model, batch)[0]
+    anchor = query_of("llama", find_sites(model)[0], x)
+    patch(model, [NonlinearQueryConfig(form="literal", rank=8), NonlinearQueryConfig(form="literal", rank=4)])
+    scale_patch(model, 0.25)
+    normed = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+    (up, more_up), (down, more_down) = (
+        [w for w in adapter_weights(model, ".weight") if w.shape in ((8, HIDDEN), (4, HIDDEN))][:2],
+        [w for w in adapter_weights(model, ".weight") if w.shape in ((HIDDEN, 8), (HIDDEN, 4))][:2],
+    )
+    f, g = (
+        torch.nn.functional.layer_norm(torch.nn.functional.gelu(normed @ one.T) @ other.T, (HIDDEN,), eps=1e-5)
+        for one, other in ((up, down), (more_up, more_down))
+    )
+    scaled = anchor + 0.25 * ((anchor + f) / 2 - anchor)
+    mask = batch["attention_mask"].bool()
+    first, second = [each for each in query_sizes(model, [batch]) if each.layer == 0]
+    assert first.size == pytest.approx(float((f.norm(dim=-1) / anchor.norm(dim=-1))[mask].mean()), rel=1e-4)
+    assert second.size == pytest.approx(float((g.norm(dim=-1) / scaled.norm(dim=-1))[mask].mean()), rel=1e-4)
+
+
 def test_a_peft_model_is_analysed_like_a_patched_one(batch):
     config = PreProjectionConfig(init="paper", content_skip=True)
     wrapped, patched = get_peft_model(make_model("llama"), config), patch(make_model("llama"), config)
@@ -209,8 +228,7 @@ def test_a_peft_model_is_analysed_like_a_patched_one(batch):
     twice = get_peft_model(make_model("llama"), NonlinearQueryConfig(form="literal"))
     assert [each.adapter for each in query_sizes(twice, [batch])] == ["default"] * 2
     assert len(ablate_layers(twice, lambda m: document_losses(m, [batch])).without) == 3
-    relations = head_relations(twice, head_weights(twice))
-    assert len(relations) == 8
+    assert len(head_relations(twice, head_weights(twice))) == 8
 
 
 @pytest.mark.parametrize("query", [{"fused": True}, {"anchor": "weight"}, {"path": "residual"}])
@@ -219,9 +237,8 @@ def test_the_f_that_a_model_was_pretrained_with_by_head(batch, query):
     config = AutoConfig.for_model("gpt2", vocab_size=64, n_embd=HIDDEN, n_layer=2, n_head=4, bos_token_id=0)
     model = build_scratch(config, ScratchSettings(query={"path": "nonlinear", **query})).eval()
     seen, text = [], batch["attention_mask"].bool()
-    handle = model.transformer.h[1].attn.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    model(**batch)
-    handle.remove()
+    with hooked([model.transformer.h[1].attn.register_forward_pre_hook(lambda _, args: seen.append(args[0]))]):
+        model(**batch)
     x, path = seen[0][text].double(), model.transformer.h[1].attn.c_attn.paths["query"].double()
     anchor = path.anchor(x) if "anchor" in query else x
     f, model = path.f(x), model.float()

@@ -87,29 +87,18 @@ def test_a_patched_model_is_refused_and_the_reason_is_told():
     assert "residual" in WHY_NOT
 
 
-def turned(theta, *, inverse, output):
-    """Multiply matrices of transformers' Linears (out, in): inputs by Θ⁻¹, outputs into the stream by Θ."""
-    for module in inverse:
-        module.weight.data = torch.linalg.solve(theta, module.weight.data.T).T.contiguous()
-    for module in output:
-        module.weight.data = (module.weight.data.T @ theta).T.contiguous()
-
-
-def llama_parts(model):
-    """Return what reads the residual stream and what writes to it, embeddings and head apart."""
-    reads, writes = [], []
+def moved_logits(model, theta):
+    """Return the logits of the whole model in the basis xΘ, by plain matrix products on its Linears (out, in)."""
+    reads, writes = [model.lm_head], []
     for block in model.model.layers:
         a, m = block.self_attn, block.mlp
         reads += [a.q_proj, a.k_proj, a.v_proj, m.gate_proj, m.up_proj]
         writes += [a.o_proj, m.down_proj]
-    return reads, writes
-
-
-def moved_logits(model, theta):
-    """Return the logits of the whole model in the basis xΘ, by plain matrix products on its weights."""
-    reads, writes = llama_parts(model)
+    for module in reads:  # Θ⁻¹W
+        module.weight.data = torch.linalg.solve(theta, module.weight.data.T).T.contiguous()
+    for module in writes:  # WΘ
+        module.weight.data = (module.weight.data.T @ theta).T.contiguous()
     model.model.embed_tokens.weight.data = model.model.embed_tokens.weight.data @ theta
-    turned(theta, inverse=[*reads, model.lm_head], output=writes)
     return logits_of(model, make_tokens())
 
 
@@ -121,15 +110,7 @@ def double_llama():
         if type(norm).__name__ == "LlamaRMSNorm":
             made = torch.nn.RMSNorm(HIDDEN, eps=norm.variance_epsilon, dtype=torch.float64)
             made.weight.data.copy_(norm.weight.data)
-            parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, made)
-    return model
-
-
-def without_norms(model):
-    for block in model.model.layers:
-        block.input_layernorm, block.post_attention_layernorm = torch.nn.Identity(), torch.nn.Identity()
-    model.model.norm = torch.nn.Identity()
+            model.set_submodule(name, made)
     return model
 
 
@@ -138,7 +119,10 @@ def from_identity(matrix):
 
 
 def test_without_norms_one_residual_stream_loses_the_query_of_one_layer_alone():
-    model = without_norms(double_llama())
+    model = double_llama()
+    for block in model.model.layers:
+        block.input_layernorm, block.post_attention_layernorm = torch.nn.Identity(), torch.nn.Identity()
+    model.model.norm = torch.nn.Identity()
     expected = logits_of(model, make_tokens())
     queries = [block.self_attn.q_proj for block in model.model.layers]
     theta = queries[0].weight.detach().T.clone()

@@ -71,10 +71,6 @@ def apply_output_gate(model, site, tensors):
     on_argument(model, site.output, gated)
 
 
-def gelu(x):
-    return x * 0.5 * (1 + torch.erf(x / 2**0.5))
-
-
 def on_target(model, site, target, change):
     """Make query, key or value ``change(y, x)``, where y is what its projection returns and x what that reads."""
     if target == "query":  # where a latent comes between, x is what enters the attention
@@ -104,7 +100,8 @@ def apply_nonlinear_lora(model, site, tensors):
         a, b = tensors[f"{target}_down"], tensors[f"{target}_up"]
 
         def changed(y, x, a=a, b=b):
-            return y + 2 * gelu(x @ a.T) @ b.T
+            inner = x @ a.T
+            return y + 2 * (inner * 0.5 * (1 + torch.erf(inner / 2**0.5))) @ b.T
 
         if target != "output":
             on_target(model, site, target, changed)
@@ -165,12 +162,9 @@ def takes_value(site):
 
 def like_the_first(sites):
     """The sites in the list of blocks of the first one whose values are as wide; none where it is alone."""
-    alike = [each for each in sites if (_list_and_width(each) == _list_and_width(sites[0]))]
+    kinds = [(site.block.rpartition(".")[0], len(site.value[1])) for site in sites]
+    alike = [site for site, kind in zip(sites, kinds, strict=True) if kind == kinds[0]]
     return alike if len(alike) > 1 else []
-
-
-def _list_and_width(site):
-    return site.block.rpartition(".")[0], len(site.value[1])
 
 
 def takes_query(site):
@@ -187,15 +181,6 @@ def takes_gate(site):
 
 def takes_skip(site):
     return "content skip" not in site.place.refused
-
-
-def takes_branch(site):
-    """Whether the branch ends by itself: BLOOM's attention adds the residual stream to it, ZAYA scales that, too."""
-    return takes_skip(site) and site.place.branch
-
-
-def takes_stream(site):
-    return site.place.stream
 
 
 def convolved(x, weight):
@@ -215,10 +200,6 @@ def apply_canon_b(model, site, tensors):
         on_target(model, site, target, lambda y, x, weight=weight: convolved(y, weight))
 
 
-def takes_convolution(site):
-    return takes_query(site) and takes_key_and_value(site)
-
-
 BLIND = {  # types whose tokens cannot look back
     "big_bird": "the attention is exchanged at run time",
     "bigbird_pegasus": "not causal",
@@ -234,58 +215,48 @@ BLIND = {  # types whose tokens cannot look back
 }
 
 
+VALUE = {"takes": takes_value, "among": like_the_first}
+STREAM = {"takes": lambda site: site.place.stream, "stream": True}
+LORA = {"rank": 3, "alpha": 6}
 FURTHER = {
     "canon": Further(CanonConfig, apply_canon, "canon", takes=lambda site: site.has_one_input, nowhere=BLIND),
     "canon behind projections": Further(
-        lambda: CanonConfig(at="qkv", width=3), apply_canon_b, "canon", takes=takes_convolution, nowhere=BLIND
+        lambda: CanonConfig(at="qkv", width=3), apply_canon_b, "canon", nowhere=BLIND,
+        takes=lambda site: takes_query(site) and takes_key_and_value(site),
     ),
     "output gate": Further(OutputGateConfig, apply_output_gate, "output_gate", takes=takes_gate),
     "output gate per head": Further(
-        lambda: OutputGateConfig(per_head=True),
-        apply_output_gate,
-        "output_gate",
+        lambda: OutputGateConfig(per_head=True), apply_output_gate, "output_gate",
         takes=lambda site: takes_gate(site) and bool(site.query),
     ),
     "nonlinear key and value": Further(
         lambda: NonlinearQueryConfig(targets=("key", "value")), apply_nonlinear, "nonlinear", takes_key_and_value
     ),
     "nonlinear LoRA": Further(
-        lambda: NonlinearLoraConfig(rank=3, alpha=6, targets=("query", "output")),
-        apply_nonlinear_lora,
-        "nonlinear_lora",
+        lambda: NonlinearLoraConfig(**LORA, targets=("query", "output")), apply_nonlinear_lora, "nonlinear_lora",
         takes=lambda site: takes_query(site) and site.has_output,
     ),
     "nonlinear LoRA of key and value": Further(
-        lambda: NonlinearLoraConfig(rank=3, alpha=6, targets=("key", "value")),
-        apply_nonlinear_lora,
-        "nonlinear_lora",
+        lambda: NonlinearLoraConfig(**LORA, targets=("key", "value")), apply_nonlinear_lora, "nonlinear_lora",
         takes=takes_key_and_value,
     ),
     "parallel adapter": Further(
         lambda: ParallelAdapterConfig(rank=3), apply_parallel_adapter, "parallel_adapter", takes=takes_skip
     ),
     "parallel adapter on the stream": Further(
-        lambda: ParallelAdapterConfig(rank=3, at="stream"),
-        apply_stream_adapter,
-        "parallel_adapter",
-        takes=takes_stream,
-        stream=True,
+        lambda: ParallelAdapterConfig(rank=3, at="stream"), apply_stream_adapter, "parallel_adapter", **STREAM
     ),
-    "LoReFT": Further(lambda: LoReFTConfig(rank=3), apply_stream_loreft, "loreft", takes=takes_stream, stream=True),
+    "LoReFT": Further(lambda: LoReFTConfig(rank=3), apply_stream_loreft, "loreft", **STREAM),
     "LoReFT on the branch": Further(
-        lambda: LoReFTConfig(rank=3, at="branch"), apply_branch_loreft, "loreft", takes=takes_branch
+        lambda: LoReFTConfig(rank=3, at="branch"), apply_branch_loreft, "loreft",
+        takes=lambda site: takes_skip(site) and site.place.branch,
     ),
-    "value residual": Further(
-        ValueResidualConfig, apply_value_residual, "value_residual", takes=takes_value, among=like_the_first
-    ),
+    "value residual": Further(ValueResidualConfig, apply_value_residual, "value_residual", **VALUE),
     "value residual per head": Further(
-        lambda: ValueResidualConfig(per_head=True),
-        apply_value_residual,
-        "value_residual",
-        takes=lambda site: takes_value(site) and bool(site.query),
-        among=like_the_first,
+        lambda: ValueResidualConfig(per_head=True), apply_value_residual, "value_residual",
+        **VALUE | {"takes": lambda site: takes_value(site) and bool(site.query)},
     ),
-}
+}  # fmt: skip
 
 
 BETWEEN = ("model.local_encoder", "model.local_decoder")  # BLT's cross-attentions change the stream between the blocks
@@ -307,7 +278,9 @@ def check(case, name):
     assert torch.equal(logits_of(model, tokens).view(torch.int32), plain.view(torch.int32)), "changes at init"
     perturb(model, std=method.std)
     added = tensors_of(model, method.prefix, "a")
-    held = {site.path: _held(added, site.path) for site in sites}
+    held = {site.path: {} for site in sites}  # by attention; the tensors may be at a module around it
+    for path in held:
+        held[path] |= next((found for holder, found in added.items() if f"{path}.".startswith(f"{holder}.")), {})
     assert sum(map(len, held.values())) == sum(map(len, added.values())), "other layers were changed"
     leaves = {p: {n: t.detach().clone().requires_grad_() for n, t in ts.items()} for p, ts in held.items()}
     for site in sites:
@@ -342,8 +315,3 @@ def is_the_stream(model, sites, tokens):
         after = ("in", f"{blocks}.{int(index) + 1}")
         if after in seen and path.partition(".layers.")[0] not in BETWEEN:
             assert torch.equal(seen["out", path], seen[after]), f"{path}: the next block reads something else"
-
-
-def _held(added, path):
-    """Return the tensors at an attention, or at a module around it; a layer may have none."""
-    return next((tensors for holder, tensors in added.items() if f"{path}.".startswith(f"{holder}.")), {})

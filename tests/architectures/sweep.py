@@ -11,7 +11,7 @@ from architectures.catalogue import logits_of, make, model_type, settled, tokens
 from architectures.formulas import apply_pre_projection, apply_query, apply_temperature, tensors_of
 from architectures.measurements import first_output, logits_without_attention, residuals, without_sinks
 from architectures.places import place_of, sites_of
-from families import perturb
+from families import close, perturb
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
@@ -50,10 +50,6 @@ def sites_for(case, model, method):
     if method == "query temperature":
         return [site for site in sites if site.query and not site.shares_its_norm]
     return [site for site in sites if (site.query if method == "nonlinear query" else site.has_one_input)]
-
-
-def close(a, b, *, rounding=ROUNDING):
-    return bool((a - b).abs().max() <= rounding * b.abs().max())
 
 
 def differ(a, b):

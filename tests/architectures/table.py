@@ -3,14 +3,15 @@
 With names of further methods it tries these alone and leaves the rest of the page as it is.
 """
 
+import re
 import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from architectures import further_table, sweep, together
+from architectures import sweep, together
 from architectures.catalogue import CASES, NOT_TRIED, TYPES, WITHOUT_ATTENTION, options_of
-from architectures.further import FURTHER
+from architectures.further import FURTHER, check
 from architectures.places import place_of
 
 FILE = Path(__file__).parents[2] / "docs" / "architectures.md"
@@ -43,6 +44,17 @@ model by other means.
 
 Types whose pre-projection works: {totals[0]}; content skip: {totals[1]}; nonlinear query: {totals[2]}; query
 temperature: {totals[3]}; linear pre-projections that fold: {folding}; exports: {exports}.
+
+"""
+
+
+HEADING = "## Further methods"
+ABOUT = f"""{HEADING}
+
+The same for the methods beside the papers' own: the default initialisation changes no bit of the logits; with every
+added tensor perturbed, logits and gradients are the formula's; `unpatch` restores the model; and what is changed as the
+residual stream is what the next block reads. Each works on the types above that have attention modules, but for those
+that are listed here.
 
 """
 
@@ -92,6 +104,19 @@ def rows_without_cases():
     return [dict(zip(COLUMNS, line, strict=True)) for line in lines]
 
 
+def further_section(found):
+    """Return the section: a list item for each method, and in it one for each word but ``yes``."""
+    lines = []
+    for name, words in found.items():
+        works = sum(not word.startswith(("refused", "FAILS")) for case, word in words.items() if case in TYPES)
+        lines.append(f"- **{name}**: works on {works} types")
+        by_word = {}
+        for case, word in words.items():
+            by_word.setdefault(word, []).append(f"`{case}`")
+        lines += [f"    - {', '.join(by_word[word])}: {word}" for word in sorted(by_word) if word != "yes"]
+    return ABOUT + "\n".join(lines) + "\n"
+
+
 def written(rows, further):
     """Return the page.
 
@@ -113,7 +138,7 @@ def written(rows, further):
     more = [f"- `{case}`: `{options_of(case)}`" for case in CASES if "/" in case]
     table = "\n".join(f"| {line} |" for line in lines)
     options = "The options of the further configurations:\n\n" + "\n".join(more)
-    return f"{header}{table}\n\n{options}\n\n{further_table.section(further)}"
+    return f"{header}{table}\n\n{options}\n\n{further_section(further)}"
 
 
 def read():
@@ -125,14 +150,25 @@ def read():
 
 def further():
     """Return what the committed page says of each further method: its word on each case."""
-    return further_table.read(FILE.read_text(encoding="utf-8") if FILE.exists() else "")
+    page, found = FILE.read_text(encoding="utf-8") if FILE.exists() else "", {}
+    for line in page.partition(HEADING)[2].splitlines():
+        if method := re.match(r"- \*\*(.+)\*\*: ", line):
+            words = found[method[1]] = dict.fromkeys(CASES, "yes")
+        elif item := re.match(r"    - (`[^:]+`): (.+)", line):
+            words |= dict.fromkeys(re.findall(r"`([^`]+)`", item[1]), item[2])
+    return found
 
 
 def main(names):
     """Write the page, all of it or what it says of some further methods; the exit code says whether something fails."""
     FILE.parent.mkdir(exist_ok=True)
-    rows = list(read().values()) if names else all_rows()
-    found = further() | further_table.tried(names or FURTHER)
+    rows = list(read().values()) if names else all_rows()  # the committed rows where some methods alone are tried
+    names = names or list(FURTHER)
+    found = further() | {name: {} for name in names}
+    for case in CASES:
+        for name in names:
+            found[name][case] = sweep.failing(check, case, name)
+        print(case, *(found[name][case] for name in names), sep="  ", file=sys.stderr)
     page = written(rows, {name: found[name] for name in FURTHER if name in found})
     FILE.write_text(page, encoding="utf-8")
     return int("FAILS" in page)

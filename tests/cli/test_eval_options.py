@@ -11,7 +11,7 @@ from lm_eval._cli.utils import _int_or_none_list_arg_type, key_val_to_dict
 from hfpatch.__main__ import main
 from hfpatch.cli.app import app
 from hfpatch.cli.eval_options import EvalOptions
-from hfpatch.cli.eval_reading import device_map_of, read_models, read_settings, with_model_args
+from hfpatch.cli.evaluation import device_map_of, read_models, read_settings, with_model_args
 from hfpatch.cli.lm_eval_options import REFUSED, as_hfpatch, read_arguments
 
 

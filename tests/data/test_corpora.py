@@ -149,14 +149,6 @@ def test_data_dir_maps_hub_names(tmp_path, config, path):
     assert list(documents(settings, data_dir=tmp_path)) == ["one", "two"]
 
 
-def test_digest_follows_the_content(tmp_path):
-    settings = DataSettings(source=str(write_jsonl(tmp_path / "a.jsonl", "one")))
-    before = open_corpus(settings).digest
-    assert open_corpus(settings).digest == before
-    write_jsonl(tmp_path / "a.jsonl", "two")
-    assert open_corpus(settings).digest != before
-
-
 def test_hub_data_set_is_loaded_with_its_revision(monkeypatch):
     revision = "b" * 40
     table = datasets.Dataset.from_dict({"text": ["one", "", "two", None], "n": [1, 2, 3, 4]})

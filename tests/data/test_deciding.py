@@ -65,7 +65,7 @@ def task(*texts, read=()):
 
 def test_the_last_documents_are_taken_that_occur_once_and_in_no_task():
     tasks = task("A long article.\ndocument number 14 tells of things\nIt ends.", TEXTS[16])
-    said = digest_tasks(tasks, Digester()).values
+    _, said = digest_tasks(tasks, Digester())
     (chosen,) = choose_documents([candidates(TEXTS, held_out=1, tuning=3)], said)
     assert chosen.held_out.tolist() == [19]
     assert chosen.tuning.tolist() == [12, 13, 18]  # 17 and 15 come twice, 16 is a task's, 14 a line of one
@@ -84,7 +84,7 @@ def test_what_tasks_say_is_found_by_task_and_short_or_shared_parts_are_not():
     documents = [[(Digester().text(text), True)] for text in texts]
     for parts in ([rule, "a"], [line, "b"], ["no way", "c"], [story(2), "d"]):  # of conversations
         documents.append([(Digester().text(" ".join(parts)), True), (Digester().text(parts[0]), False)])
-    copies = digest_tasks(tasks, Digester()).copies
+    copies, _ = digest_tasks(tasks, Digester())
     found, counts = copies_of_tasks(Digests.of(documents), len(documents), copies)
     assert np.flatnonzero(found).tolist() == [0, 1, 3, 4, 6, 9, 11]
     assert counts == {"read": 4, "lines": 3}

@@ -46,12 +46,9 @@ def test_what_is_written_is_read_back(size, seed):
         assert (back[each].seed, back[each].blocks, back[each].sha256) == (each, blocks, plan.sha256)
 
 
-def test_a_plan_takes_four_bytes_a_block(tmp_path):
+def test_a_seed_fixes_the_plan_of_four_bytes_a_block_and_more_steps_only_extend_it(tmp_path):
     write_plans(tmp_path, {0: draw_plan(blocks=50, steps=1000, batch_size=16, seed=0)})
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 4 * 16_000 + 500
-
-
-def test_a_seed_fixes_the_plan_and_more_steps_only_extend_it():
     plan = draw_plan(blocks=50, steps=4, batch_size=3, seed=7)
     generator = np.random.Generator(np.random.PCG64(7))
     assert np.array_equal(plan.indices.reshape(-1), generator.permutation(50)[:12])

@@ -114,15 +114,9 @@ def test_blocks_of_a_stream_begin_anywhere_and_predict_all_but_their_first_token
     assert blocks.count_predicted(every) == 7 * len(blocks) == sum(int((blocks[i]["labels"] >= 0).sum()) for i in every)
     assert (blocks.source, blocks.revision, blocks.documents) == ("owner/set", "f" * 40, 4)
     assert (blocks.tokens, blocks.to_json()["layout"]) == (8 * len(blocks), "stream")
-
-
-def test_a_file_and_the_text_it_was_made_from_give_the_same_blocks(tmp_path, text_file, tokenizer):
-    path = tmp_path / "made.bin"
-    of_text = settings(text_file)
-    write_token_file(path, text_file.read_text().split("\n\n"), tokenizer, of_text)
-    ours, theirs = load_blocks(settings(path), tokenizer), load_blocks(of_text, tokenizer)
-    assert np.array_equal(ours.rows, theirs.rows)
-    assert ours.to_json() == theirs.to_json()
+    message = rf"owner/set: the {len(stream)} tokens of 4 documents do not fill one block \(data.block_size is 4096\)"
+    with pytest.raises(HfpatchError, match=message):
+        load_blocks(settings(written, block_size=4096), tokenizer)
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -204,13 +198,6 @@ def test_memory_is_bounded_whatever_the_text(tmp_path, tokenizer, monkeypatch):
     assert long < size
 
 
-def test_it_tells_how_far_it_is(tmp_path, texts, tokenizer, monkeypatch):
-    monkeypatch.setattr("hfpatch.data.tokenizer._BATCH_CHARACTERS", 1)
-    told = []
-    write_token_file(tmp_path / "a.bin", texts, tokenizer, DataSettings(), on_part=lambda *counts: told.append(counts))
-    assert told == [(count, len(flat(texts[:count], tokenizer))) for count in range(1, 5)]
-
-
 def test_a_failure_half_way_leaves_nothing(tmp_path, tokenizer):
     def broken():
         yield "the mill likes nobody"
@@ -288,14 +275,22 @@ def test_bad_files_are_one_clear_line(written, tokenizer):
     assert "no such token file; hfpatch tokenize RECIPE --out" in message()
 
 
-def test_a_file_of_another_tool_is_described_and_then_used(tmp_path, texts, tokenizer):
+def test_a_file_of_another_tool_is_described_and_then_used(tmp_path, text_file, texts, tokenizer, monkeypatch):
     ids = flat(texts, tokenizer)
     path = tmp_path / "theirs.bin"
     np.asarray(ids, dtype="<u2").tofile(path)
     info = describe_token_file(path, tokenizer)
     assert (info.tokens, info.documents, info.end_of_text, info.source) == (len(ids), 4, 0, "theirs.bin")
-    ours = write_token_file(tmp_path / "ours.bin", texts, tokenizer, DataSettings())
+    told, of_text = [], settings(text_file)
+    monkeypatch.setattr("hfpatch.data.tokenizer._BATCH_CHARACTERS", 1)
+    ours = write_token_file(
+        tmp_path / "ours.bin", texts, tokenizer, of_text, on_part=lambda *counts: told.append(counts)
+    )
+    assert told == [(count, len(flat(texts[:count], tokenizer))) for count in range(1, 5)]
     assert info.sha256 == ours.sha256
+    made, read = load_blocks(settings(tmp_path / "ours.bin"), tokenizer), load_blocks(of_text, tokenizer)
+    assert np.array_equal(made.rows, read.rows)
+    assert made.to_json() == read.to_json()
     assert np.array_equal(load_blocks(settings(path), tokenizer).rows.reshape(-1), ids[: len(ids) // 8 * 8])
     assert load_splits(settings(path, held_out=1), tokenizer).held_out.documents == 1
     with pytest.raises(HfpatchError, match=r"theirs\.json: exists already"):
@@ -336,13 +331,6 @@ def test_a_file_of_another_vocabulary_is_not_described(tmp_path, tokenizer, ids,
 def test_settings_that_a_token_file_has_no_use_for_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         settings("x.bin", **values)
-
-
-def test_a_context_longer_than_the_data_is_one_clear_line(written, tokenizer):
-    tokens = written.stat().st_size // 2
-    message = rf"owner/set: the {tokens} tokens of 4 documents do not fill one block \(data.block_size is 4096\)"
-    with pytest.raises(HfpatchError, match=message):
-        load_blocks(settings(written, block_size=4096), tokenizer)
 
 
 def test_a_model_sees_a_row_of_a_stream_as_one_text(written, tokenizer):

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -38,34 +39,19 @@ def hellaswag():
     for i in range(24):
         name, thing = NAMES[i % 6], THINGS[i % 5]
         endings = [f"lifts the {thing} slowly.", "sings [laughing] a song.", f"{name} eats it", "is away. Then."]
-        context = f"{name} looks at the {thing}."
-        rows.append(
-            {
-                "ind": i,
-                "activity_label": "[header] Moving things" if i % 3 else "Housework",
-                "ctx_a": context,
-                "ctx_b": "the man" if i % 2 else "",
-                "ctx": f"{context} the man" if i % 2 else context,
-                "endings": endings,
-                "label": str(i % 4),
-            }
-        )
+        context, label = f"{name} looks at the {thing}.", "[header] Moving things" if i % 3 else "Housework"
+        row = {"ind": i, "activity_label": label, "ctx_a": context, "ctx_b": "the man" if i % 2 else ""}
+        rows.append({**row, "ctx": f"{context} {row['ctx_b']}".strip(), "endings": endings, "label": str(i % 4)})
     return rows
 
 
 def arc(count, offset):
     rows = []
     for i in range(offset, offset + count):
-        number = 3 + i % 3
+        number, question = 3 + i % 3, f"Where does {NAMES[i % 6]} keep the {THINGS[i % 6]}?"
         labels = [str(k + 1) for k in range(number)] if i % 4 == 0 else list("ABCDE"[:number])
-        rows.append(
-            {
-                "id": f"Q{i}",
-                "question": f"Where does {NAMES[i % 6]} keep the {THINGS[i % 6]}?",
-                "choices": {"text": [f"in the {PLACES[(i + k) % 6]}" for k in range(number)], "label": labels},
-                "answerKey": labels[i // 3 % number],
-            }
-        )
+        choices = {"text": [f"in the {PLACES[(i + k) % 6]}" for k in range(number)], "label": labels}
+        rows.append({"id": f"Q{i}", "question": question, "choices": choices, "answerKey": labels[i // 3 % number]})
     return rows
 
 
@@ -108,11 +94,9 @@ def data_dir(tmp_path_factory):
 
 
 @pytest.fixture
-def own_data_dir(tmp_path):
+def own_data_dir(data_dir, tmp_path):
     """A data folder that a test may spoil."""
-    for name, rows in FILES.items():
-        write_rows(tmp_path / name, rows())
-    return tmp_path
+    return shutil.copytree(data_dir, tmp_path, dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="session")

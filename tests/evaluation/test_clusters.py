@@ -21,6 +21,13 @@ TASK = {
 }  # fmt: skip
 
 
+SIZES = {
+    "equal": lambda groups, rng: np.full(groups, 5),
+    "varied": lambda groups, rng: rng.geometric(0.2, size=groups),
+    "one large": lambda groups, rng: np.array([3] * (groups - 1) + [groups]),
+}
+
+
 def result(task, primary, groups=None):
     return task_result(task, primary, clusters=None if groups is None else {"column": "passage", "groups": groups})
 
@@ -29,16 +36,8 @@ def write(folder, task, metric, values, names=None):
     return write_record(folder, task, metric, values, **({} if names is None else {"cluster": names}))
 
 
-def sizes_of(kind, groups, rng):
-    return {
-        "equal": lambda: np.full(groups, 5),
-        "varied": lambda: rng.geometric(0.2, size=groups),
-        "one large": lambda: np.array([3] * (groups - 1) + [groups]),
-    }[kind]()
-
-
 def by_hand(differences, weights, names):
-    """The jackknife that leaves out one group after the other, document by document."""
+    """The jackknife that leaves out one group at a time, document by document."""
     whole, left = sum(differences) / sum(weights), []
     for out in dict.fromkeys(names):
         kept = [i for i, name in enumerate(names) if name != out]
@@ -56,16 +55,12 @@ def test_the_error_is_that_of_the_jackknife_over_groups():
     assert clusters.clustered_error(differences, weights, groups) == pytest.approx(error)
 
 
-def test_groups_of_one_size_give_the_usual_cluster_robust_error():
+def test_groups_of_one_size_give_the_usual_cluster_robust_error_and_groups_of_one_document_change_nothing():
     rng = np.random.default_rng(1)
     terms, weights, groups = rng.normal(size=60), np.ones(60), np.repeat(np.arange(12), 5)
     sums = (terms - terms.mean()).reshape(12, 5).sum(axis=1)
     expected = math.sqrt(12 / 11 * (sums**2).sum()) / 60
     assert clusters.clustered_error(terms, weights, groups) == pytest.approx(expected)
-
-
-def test_groups_of_one_document_change_nothing():
-    rng = np.random.default_rng(2)
     terms, weights = rng.normal(size=30), rng.integers(1, 9, size=30).astype(float)
     alone = clusters.clustered_error(terms, weights, None)
     assert clusters.clustered_error(terms, weights, clusters.grouped([None] * 30)) == alone
@@ -85,14 +80,14 @@ def test_shares_have_one_group_gained_and_one_lost():
     assert gained == pytest.approx((expected, count - 1))
 
 
-@pytest.mark.parametrize("kind", ["equal", "varied", "one large"])
+@pytest.mark.parametrize("kind", SIZES)
 @pytest.mark.parametrize("together", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_intervals_cover_at_their_rate(kind, together, seeds):
     """Documents of a group share ``together`` of their variance; seeds vary as much as the mean over groups does."""
     rng = np.random.default_rng(3)
     repeats, groups = 1500, 25
-    sizes = sizes_of(kind, groups, rng)
+    sizes = SIZES[kind](groups, rng)
     members, weights = np.repeat(np.arange(groups), sizes), np.ones(sizes.sum())
     spread = math.sqrt(together * (sizes**2).sum() + (1 - together) * sizes.sum()) / sizes.sum()
     covered, naive = [], []
@@ -195,10 +190,8 @@ def test_two_tasks_with_one_function_are_resampled_apart(tmp_path):
 @pytest.mark.parametrize("groups", [1, 19])
 def test_too_few_groups_get_no_verdict(tmp_path, groups):
     names = [str(i % groups) for i in range(100)]
-    runs = {
-        name: {0: write(tmp_path / name, "quiz", "acc", [value] * 100, names)}
-        for name, value in (("a", 1.0), ("b", 0.0))
-    }
+    scores = {"a": 1.0, "b": 0.0}
+    runs = {name: {0: write(tmp_path / name, "quiz", "acc", [value] * 100, names)} for name, value in scores.items()}
     (found,) = compare(runs, tasks={"quiz": result("quiz", "acc", groups)}, references={"a": ["b"]})
     assert (found.test, found.p) == ("none (too few groups)", None)
 
@@ -206,11 +199,8 @@ def test_too_few_groups_get_no_verdict(tmp_path, groups):
 @pytest.fixture
 def grouped_task(support, tmp_path):
     """Settings of a task with five questions on each passage, whose file says so or does not."""
-    questions = list(support.passages(60))
-    rows = [
-        {"question": text, "label": i % 2, "passage": {"id": i // 5}, "single": None}
-        for i, text in enumerate(questions)
-    ]
+    texts = enumerate(support.passages(60))
+    rows = [{"question": text, "label": i % 2, "passage": {"id": i // 5}, "single": None} for i, text in texts]
     support.write_rows(tmp_path / "rows.jsonl", rows)
 
     def make(name="quiz", column=None, **options):
@@ -249,11 +239,8 @@ def test_an_unknown_column_is_refused_before_anything_is_scored(taught, tokenize
 
 def test_known_tasks_have_their_columns(grouped_task, monkeypatch):
     monkeypatch.setitem(clusters.KNOWN_CLUSTERS, "quiz_*", "passage")
-    for name, given, expected in (
-        ("quiz_one", {}, "passage"),
-        ("quiz_one", {"quiz_one": None}, None),
-        ("quiz", {}, None),
-    ):
+    cases = (("quiz_one", {}, "passage"), ("quiz_one", {"quiz_one": None}, None), ("quiz", {}, None))
+    for name, given, expected in cases:
         chosen = grouped_task(name=name)
         tasks = load_tasks(chosen.tasks, **chosen.task_options)
         assert clusters.cluster_columns(tasks, given).get(name) == expected

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
+from families import perturb
+from own_tasks import write_task
 
 import hfpatch
 from hfpatch.__main__ import main
@@ -42,18 +43,12 @@ def test_lm_eval_scores_a_patched_folder(tmp_path, tokenizer, support):
     tokenizer.save_pretrained(base)
     hfpatch.patch(model, hfpatch.PreProjectionConfig(content_skip=True))
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.normal_(std=0.2)
+        perturb(model, std=0.2)
     hfpatch.save_patch(model, patch)
     tasks.mkdir()
-    (tasks / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = {
-        "task": "last_word", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": f"{tasks}/rows.jsonl"}},
-        "test_split": "test", "output_type": "loglikelihood", "doc_to_text": "text", "doc_to_target": "{{' ' + word}}",
-        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-    }  # fmt: skip
-    (tasks / "last_word.yaml").write_text(yaml.safe_dump(task))
+    support.write_rows(tasks / "rows.jsonl", rows)
+    form = {"output_type": "loglikelihood", "doc_to_text": "text", "doc_to_target": "{{' ' + word}}"}
+    write_task(tasks, "last_word", **form, metric_list=[{"metric": "acc"}])
     arguments = ["lm_eval", "--model", "hfpatch", "--model_args", f"pretrained={base},patch={patch}", "--device", "cpu"]
     arguments += ["--include_path", str(tasks), "--tasks", "last_word", "--output_path", f"{tmp_path}/out.json"]
     assert main([*arguments, "--log_samples"]) == 0

@@ -144,9 +144,8 @@ def test_several_seeds_share_the_baselines_single_run(tmp_path):
     runs = {"baseline": {0: write(tmp_path / "b", "quiz", "acc", base)}, "method": {}}
     tables = []
     for seed in (0, 1, 2):
-        values = np.where(rng.random(300) < 0.1, 1.0, base)
-        tables.append(values)
-        runs["method"][seed] = write(tmp_path / f"m{seed}", "quiz", "acc", values)
+        tables.append(np.where(rng.random(300) < 0.1, 1.0, base))
+        runs["method"][seed] = write(tmp_path / f"m{seed}", "quiz", "acc", tables[-1])
     (found,) = compare(runs, tasks={"quiz": TASKS["quiz"]}, references={"method": ["baseline"]})
     assert (found.seeds, found.test) == (3, "paired t over seeds and documents")
     assert found.difference == pytest.approx(np.mean([values.mean() - base.mean() for values in tables]))
@@ -156,12 +155,10 @@ def test_several_seeds_share_the_baselines_single_run(tmp_path):
 
 def test_runs_are_paired_by_seed(tmp_path):
     rng = np.random.default_rng(2)
-    runs = {"a": {}, "b": {}}
+    runs = {"a": {}}
     for seed in (3, 1, 7):
-        values = (rng.random(100) < 0.5).astype(float)
-        runs["a"][seed] = write(tmp_path / f"a{seed}", "quiz", "acc", values)
-        if seed != 7:
-            runs["b"][seed] = write(tmp_path / f"b{seed}", "quiz", "acc", values)
+        runs["a"][seed] = write(tmp_path / f"a{seed}", "quiz", "acc", (rng.random(100) < 0.5).astype(float))
+    runs["b"] = {seed: runs["a"][seed] for seed in (3, 1)}
     (found,) = compare(runs, tasks={"quiz": TASKS["quiz"]}, references={"a": ["b"]})
     assert (found.seeds, found.difference, found.p) == (2, 0, 1)
     assert found.test == "paired t over seeds and documents"
@@ -170,17 +167,15 @@ def test_runs_are_paired_by_seed(tmp_path):
 def test_a_control_with_one_seed_left_has_a_variance_over_seeds(tmp_path):
     rng = np.random.default_rng(6)
     base = rng.permutation([1.0] * 100 + [0.0] * 100)
-
-    def run(name, right):
-        return write(tmp_path / name, "quiz", "acc", np.where(np.arange(200) < right, 1.0, base))
-
-    runs = {"a": {0: run("a0", 30), 1: run("a1", 50), 2: run("a2", 70)}, "b": {1: run("b1", 10)}}
+    scores = {right: np.where(np.arange(200) < right, 1.0, base) for right in (30, 50, 70, 10)}
+    run = {right: write(tmp_path / str(right), "quiz", "acc", values) for right, values in scores.items()}
+    runs = {"a": {0: run[30], 1: run[50], 2: run[70]}, "b": {1: run[10]}}
     task = {"quiz": TASKS["quiz"]}
     (lone,) = compare(runs, tasks=task, references={"a": ["b"]})
     (untrained,) = compare(runs, tasks=task, references={"a": ["b"]}, baseline="b")
     assert (lone.test, lone.seeds) == ("t over documents (paired) and seeds (not paired)", 3)
     assert lone.difference == untrained.difference
-    means = np.array([np.where(np.arange(200) < right, 1.0, base).mean() for right in (30, 50, 70)])
+    means = np.array([scores[right].mean() for right in (30, 50, 70)])
     assert lone.high - lone.low > 2 * 4.3026 * means.std(ddof=1) * math.sqrt(1 + 1 / 3)
     assert lone.high - lone.low > 1.8 * (untrained.high - untrained.low)
     runs["b"] = {8: runs["b"][1], 9: runs["b"][1]}  # no seed in common
@@ -191,10 +186,8 @@ def test_a_control_with_one_seed_left_has_a_variance_over_seeds(tmp_path):
 def test_direction_of_an_unknown_metric_comes_from_the_task(tmp_path):
     rng = np.random.default_rng(3)
     scores = rng.random(50)
-    runs = {
-        "a": {0: write(tmp_path / "a", "odd", "surprise", scores + 0.2)},
-        "b": {0: write(tmp_path / "b", "odd", "surprise", scores)},
-    }
+    both = {"a": scores + 0.2, "b": scores}
+    runs = {name: {0: write(tmp_path / name, "odd", "surprise", values)} for name, values in both.items()}
     for higher, verdict in ((False, "worse"), (True, "better")):
         task = {"odd": result("odd", "surprise", higher)}
         (found,) = compare(runs, tasks=task, references={"a": ["b"]})
@@ -248,10 +241,10 @@ def test_equal_methods_differ_in_five_percent_of_simulations(tmp_path):
     verdicts = []
     for _ in range(300):
         words = rng.integers(40, 60, size=30)
+        runs = {}
         for name in "ab":
-            terms = -words * rng.normal(3.0, 0.2, size=30)
-            write(tmp_path / name, "novel", "word_perplexity", np.stack([terms, words], axis=1).tolist())
-        runs = {name: {0: tmp_path / name} for name in "ab"}
+            pairs = np.stack([-words * rng.normal(3.0, 0.2, size=30), words], axis=1).tolist()
+            runs[name] = {0: write(tmp_path / name, "novel", "word_perplexity", pairs)}
         (found,) = compare(runs, tasks=tasks, references={"a": ["b"]})
         verdicts.append(found.p < 0.05)
     assert 0.02 < np.mean(verdicts) < 0.085

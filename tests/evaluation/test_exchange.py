@@ -64,11 +64,8 @@ def test_the_mean_over_the_gains_that_both_reach():
 
 
 def test_a_method_of_one_size():
-    found = exchange_rate(
-        Frontier(np.array([500.0]), exact([0.5])),
-        Frontier(np.array([100.0, 10_000.0]), exact([0, 1.0])),
-        np.ones(25),
-    )
+    one, other = Frontier(np.array([500.0]), exact([0.5])), Frontier(np.array([100.0, 10_000.0]), exact([0, 1.0]))
+    found = exchange_rate(one, other, np.ones(25))
     assert found.value == pytest.approx(500 / 1000)
     assert (found.lowest, found.highest) == pytest.approx((0.5, 0.5))
 
@@ -96,7 +93,7 @@ def test_the_error_over_documents(grouped):
     assert math.log(found.high / found.low) / 2 == pytest.approx(reach, rel=0.08)  # 999 draws
 
 
-def test_what_cannot_be_told_says_why():
+def test_without_a_rate_there_is_a_reason():
     low, high, ones = exact(along(SIZES)), exact(along(SIZES) + 1), np.ones(25)
     assert exchange_rate(Frontier(SIZES, low), Frontier(SIZES, high), ones) == "they reach no common gain"
     few = Frontier(SIZES, low[..., :10])
@@ -120,12 +117,8 @@ def simulated(gains, rng, seeds, *, of_seeds=0.005, of_documents=0.1, documents=
 
 def rates(truth, seeds, repeats):
     rng, weights = np.random.default_rng(1), np.ones(200)
-    return [
-        exchange_rate(
-            Frontier(SIZES, simulated(truth[0], rng, seeds)), Frontier(SIZES, simulated(truth[1], rng, seeds)), weights
-        )
-        for _ in range(repeats)
-    ]
+    pairs = ([Frontier(SIZES, simulated(each, rng, seeds)) for each in truth] for _ in range(repeats))
+    return [exchange_rate(*pair, weights) for pair in pairs]
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ def scored(taught, tokenizer, support, tmp_path_factory):
 
 
 def watch(patched):
-    """Note the tokens of every request that the scorer gets."""
+    """Note the tokens of every scored request."""
     asked, real = [], HfpatchLM._loglikelihood_tokens
 
     def noted(self, requests, *arguments, **options):
@@ -178,9 +178,8 @@ def test_they_are_left_out_where_no_answer_is_known_to_be_right(scored):
     for name in ("unrelated", "unlabelled", "all_right"):
         assert not MEASURED & set(results[name].metrics), name
         assert not any(MEASURED & set(record) for record in records(folder, name))
-    assert {name for name, each in results.items() if set(each.metrics) >= MEASURED} == {
-        "choice", "spaced", "several", "named", "mutual", "blank", "checked",
-    }  # fmt: skip
+    choices = ("choice", "spaced", "several", "named", "mutual", "blank", "checked")
+    assert tuple(name for name, each in results.items() if set(each.metrics) >= MEASURED) == choices
 
 
 def test_an_impossible_answer_has_no_finite_value(scored):
@@ -190,13 +189,13 @@ def test_an_impossible_answer_has_no_finite_value(scored):
     for logs, expected in {(-math.inf, -1.0, -2.0): (-math.inf, 0.0, -math.inf), (-math.inf,) * 3: None}.items():
         sample = {"doc_id": 5, "doc": ROWS[0], "target": 0, "arguments": arguments, "metrics": ["acc"]}
         values = low_noise_values(task, [{**sample, "resps": [[(log, False)] for log in logs]}])
-        (found,) = values.values()
         assert low_noise_scores(values) == {}
+        (bits, probability, margin) = values[5].values()
         if expected is None:
-            assert math.isnan(found["gold_probability"])
-            assert math.isnan(found["margin"])
+            assert math.isnan(probability)
+            assert math.isnan(margin)
         else:
-            assert (found["bits_per_byte"][0], found["gold_probability"], found["margin"]) == expected
+            assert (bits[0], probability, margin) == expected
 
 
 def test_bytes_are_those_of_the_continuation_with_the_white_space_that_moves_to_it(tokenizer, support):
@@ -221,14 +220,12 @@ def test_tasks_of_lm_eval_and_of_the_paper_have_them(taught, tokenizer, data_dir
         answers = [(question, f" {choice}") for choice in row["choices"]["text"]]
         return answers, {row["choices"]["label"].index(row["answerKey"])}
 
-    def last_word(text):
-        return [(text.rpartition(" ")[0], f" {text.rpartition(' ')[2]}")], {0}
-
+    texts = [text.rpartition(" ") for text in support.passages(6)]
+    last_words = [([(context, f" {word}")], {0}) for context, _, word in texts]
     by_hand = {
         "arc_easy": [ask(row, f"Question: {row['question']}\nAnswer:") for row in support.arc(6, 0)],
         "paper_arc_easy": [ask(row, row["question"]) for row in support.arc(6, 50)],
-        "lambada_openai": [last_word(text) for text in list(support.passages(6))],
-        "paper_lambada": [last_word(text) for text in list(support.passages(6))],
+        **dict.fromkeys(("lambada_openai", "paper_lambada"), last_words),
     }
     for name, rows in by_hand.items():
         for (requests, right), record in zip(rows, records(tmp_path, name), strict=True):

@@ -2,10 +2,14 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from families import perturb
 from lm_eval.api.instance import Instance
+from lm_eval.api.model import CachingLM
+from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
 from transformers import CONFIG_MAPPING, BartForConditionalGeneration
 
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch, save_patch, unpatch
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.cache import model_key
 from hfpatch.evaluation.model import HfpatchLM
@@ -37,10 +41,6 @@ def pairs(support):
 
 
 def test_names_are_known():
-    from lm_eval.api.registry import get_model
-
-    import hfpatch.evaluation  # noqa: F401
-
     assert get_model("hfpatch") is HfpatchLM
     assert get_model("hf") is HFLM
     with pytest.raises(HfpatchError, match="gpt-3"):
@@ -48,7 +48,7 @@ def test_names_are_known():
 
 
 def test_one_text_split_at_two_places(model, tokenizer):
-    """lm-eval 0.4.13 answers such a pair together, and gives the shorter continuation the longer one's first scores."""
+    """lm-eval 0.4.13 scores such a pair together, and gives the shorter continuation the longer one's first scores."""
     text = "Anna took the lamp to the garden. In the garden"
     made = requests("loglikelihood", [(text[:cut], text[cut:]) for cut in (20, 34)])
     apart = [HFLM(model, tokenizer=tokenizer).loglikelihood([request])[0] for request in made]
@@ -58,13 +58,11 @@ def test_one_text_split_at_two_places(model, tokenizer):
 @pytest.mark.parametrize("batch_size", [1, 5])
 def test_loglikelihoods_equal_hflm(model, tokenizer, batch_size, pairs, support):
     options = {"tokenizer": tokenizer, "batch_size": batch_size, "max_length": 64}
-    ours, theirs = HfpatchLM(model, **options), HFLM(model, **options)
-    made = requests("loglikelihood", pairs)
-    assert_same(ours.loglikelihood(made), theirs.loglikelihood(made))
+    both = [kind(model, **options) for kind in (HfpatchLM, HFLM)]
+    assert_same(*(each.loglikelihood(requests("loglikelihood", pairs)) for each in both))
     texts = [(text * length,) for length, text in enumerate(support.passages(5), start=1)]
-    rolling = ours.loglikelihood_rolling(requests("loglikelihood_rolling", texts))
-    also = theirs.loglikelihood_rolling(requests("loglikelihood_rolling", texts))
-    torch.testing.assert_close(rolling, also, rtol=1e-6, atol=1e-4)
+    rolling = requests("loglikelihood_rolling", texts)
+    torch.testing.assert_close(*(each.loglikelihood_rolling(rolling) for each in both), rtol=1e-6, atol=1e-4)
 
 
 @pytest.mark.skipif(not has_onednn(), reason="this build of torch has no oneDNN")
@@ -116,7 +114,7 @@ def test_bf16_models_are_scored_in_fp32(taught, tokenizer, pairs, support):
 def test_bf16_scores_are_those_of_lm_eval_in_bf16_up_to_rounding(
     taught, tokenizer, pairs, support, monkeypatch, library
 ):
-    """Both are as far from the same weights in fp64 as bf16 rounds: hfpatch no further than lm-eval, and half again."""
+    """Both differ from the same weights in fp64 by bf16's rounding, hfpatch at most 1.5 times as much as lm-eval."""
     made = requests("loglikelihood", [pair for pair in pairs if pair[0]])
     models = {dtype: support.gpt_neox().to(dtype) for dtype in (torch.bfloat16, torch.float64)}
     for model in models.values():
@@ -134,8 +132,6 @@ def test_bf16_scores_are_those_of_lm_eval_in_bf16_up_to_rounding(
 @pytest.mark.parametrize("content_skip", [True, False])
 def test_a_folder_and_its_patch_are_loaded(tokenizer, tmp_path, pairs, support, content_skip):
     """Also where a part of the patch is given as HFLM's ``peft``."""
-    from hfpatch import PreProjectionConfig, patch, save_patch
-
     made, base = requests("loglikelihood", pairs[:6]), support.gpt_neox()
     base.save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
@@ -143,9 +139,7 @@ def test_a_folder_and_its_patch_are_loaded(tokenizer, tmp_path, pairs, support, 
     assert_same(plain, HfpatchLM(base, tokenizer=tokenizer).loglikelihood(made))
     patched = patch(base, PreProjectionConfig(content_skip=content_skip))
     with torch.no_grad():
-        for parameter in patched.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn_like(parameter) * 0.05)
+        perturb(patched, std=0.05)
     save_patch(patched, tmp_path / "patch")
     expected = HfpatchLM(patched, tokenizer=tokenizer).loglikelihood(made)
     for given in ({"patch": str(tmp_path / "patch")}, {"peft": str(tmp_path / "patch" / "pre_projection")}):
@@ -183,13 +177,13 @@ def test_nan_names_the_document_and_the_first_layer(tokenizer, support):
         model.get_input_embeddings().weight[tokenizer("%")["input_ids"][0]] = float("nan")
     made = [("Anna left", " the lamp"), ("Anna % left", " the lamp")]
     assert scorer.loglikelihood(requests("loglikelihood", made[:1]))[0][0] < 0
-    message = r"task some_task, document 1: the log-likelihood is NaN \(first in gpt_neox\.embed_in\)"
-    with pytest.raises(HfpatchError, match=message):
-        scorer.loglikelihood(requests("loglikelihood", made))
-    with pytest.raises(HfpatchError, match="document 0: the log-likelihood is NaN"):
-        scorer.loglikelihood_rolling(requests("loglikelihood_rolling", [("100 % of it",)]))
-    with pytest.raises(HfpatchError, match="document 0: the log-likelihood is NaN"):
-        scorer.loglikelihood_per_token(requests("loglikelihood_per_token", made[1:]))
+    for kind, given, message in [
+        ("loglikelihood", made, r"task some_task, document 1: .* NaN \(first in gpt_neox\.embed_in\)"),
+        ("loglikelihood_rolling", [("100 % of it",)], "document 0: the log-likelihood is NaN"),
+        ("loglikelihood_per_token", made[1:], "document 0: the log-likelihood is NaN"),
+    ]:
+        with pytest.raises(HfpatchError, match=message):
+            getattr(scorer, kind)(requests(kind, given))
     with torch.no_grad():
         model.gpt_neox.layers[1].mlp.dense_4h_to_h.bias[3] = float("inf")
     with pytest.raises(HfpatchError, match=r"NaN \(first in gpt_neox\.layers\.1\.mlp\.dense_4h_to_h\)"):
@@ -230,8 +224,6 @@ def test_first_tokens_are_hflms(tokenizer, pairs, support, options):
 
 
 def test_patching_and_unpatching_are_noticed(model, tokenizer, pairs):
-    from hfpatch import NonlinearQueryConfig, patch, unpatch
-
     scorer = HfpatchLM(model, tokenizer=tokenizer)
     made = requests("loglikelihood", pairs[:10])
     bare = scorer.loglikelihood(made)
@@ -244,8 +236,6 @@ def test_patching_and_unpatching_are_noticed(model, tokenizer, pairs):
 
 
 def test_lm_evals_own_cache_is_served(tokenizer, pairs, support, tmp_path):
-    from lm_eval.api.model import CachingLM
-
     made = requests("loglikelihood", pairs[:4])
     scorer = HfpatchLM(support.gpt_neox(), tokenizer=tokenizer)
     cached = CachingLM(scorer, str(tmp_path / "cache.db"))
@@ -256,9 +246,7 @@ def test_lm_evals_own_cache_is_served(tokenizer, pairs, support, tmp_path):
 
 @pytest.mark.parametrize("kind", ["bart", "marian", "pegasus", "prophetnet"])
 def test_decoders_of_encoder_decoder_types_are_causal_models(kind, tokenizer, pairs, tmp_path):
-    config = shrink(CONFIG_MAPPING[kind]())
-    config.vocab_size = config.decoder_vocab_size = len(tokenizer)
-    model = random_model(config)
+    model = random_model(shrunk(kind, tokenizer))
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     options = {"tokenizer": tokenizer, "max_length": 48}
@@ -267,22 +255,24 @@ def test_decoders_of_encoder_decoder_types_are_causal_models(kind, tokenizer, pa
     assert_same(HfpatchLM(load_base(str(tmp_path)).model, **options).loglikelihood(made), expected)
 
 
+def shrunk(kind, tokenizer):
+    config = shrink(CONFIG_MAPPING[kind]())
+    config.vocab_size = config.decoder_vocab_size = len(tokenizer)
+    return config
+
+
 def test_encoder_decoder_models_are_refused(tokenizer, support):
     with pytest.raises(HfpatchError, match="backend is seq2seq"):
         HfpatchLM(support.gpt2(), tokenizer=tokenizer, backend="seq2seq")
-    config = shrink(CONFIG_MAPPING["bart"]())
-    config.vocab_size = len(tokenizer)
     with pytest.raises(HfpatchError, match="BartForConditionalGeneration is no causal language model"):
-        HfpatchLM(BartForConditionalGeneration(config), tokenizer=tokenizer)
+        HfpatchLM(BartForConditionalGeneration(shrunk("bart", tokenizer)), tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize(
     ("kind", "refused"), [("gpt2", True), ("opt", True), ("gptj", True), ("llama", False), ("bloom", False)]
 )
 def test_rows_longer_than_a_table_of_positions_are_refused(kind, refused, tokenizer):
-    config = shrink(CONFIG_MAPPING[kind]())
-    config.vocab_size = len(tokenizer)
-    model = random_model(config)
+    model = random_model(shrunk(kind, tokenizer))
     HfpatchLM(model, tokenizer=tokenizer, max_length=64)
     with pytest.raises(HfpatchError, match="only 64 position embeddings") if refused else nullcontext():
         HfpatchLM(model, tokenizer=tokenizer, max_length=65)

@@ -94,17 +94,15 @@ def test_they_are_compared_by_lm_evals_own_function(scored, monkeypatch):
     for one in compared:
         _, metric, _, function = TASKS[one.task]
         both = [np.array(values(folder / name, one.task, metric), dtype=object) for name in ("taught", "baseline")]
-        assert [function(list(each)) for each in both] == [
-            pytest.approx(found[name][one.task].metrics[metric]) for name in ("taught", "baseline")
-        ]
-        assert one.difference == pytest.approx(function(list(both[0])) - function(list(both[1])), rel=1e-6, abs=1e-9)
+        again = [function(list(each)) for each in both]
+        assert again == pytest.approx([found[name][one.task].metrics[metric] for name in ("taught", "baseline")])
+        assert one.difference == pytest.approx(again[0] - again[1], rel=1e-6, abs=1e-9)
         assert one.low <= one.difference <= one.high
         assert (one.p < 0.05) == (one.low > 0 or one.high < 0)
         json.dumps(one.to_json(), allow_nan=False)
-        assert one.test == (
-            "paired permutation of log ratios" if one.task == "perplexity" else "paired bootstrap t over documents"
-        )
-    (perplexity,) = (one for one in compared if one.metric == "perplexity" and one.task == "perplexity")
+        tests = {"perplexity": "paired permutation of log ratios"}
+        assert one.test == tests.get(one.task, "paired bootstrap t over documents")
+    (perplexity,) = (one for one in compared if one.task == "perplexity")
     assert perplexity.high < 0
     assert perplexity.p < 0.05
 

@@ -10,8 +10,9 @@ import forked
 import pytest
 import torch
 from evaluate_on_processes import run
-from families import make_model, make_tokens
+from families import make_model, make_tokens, perturb
 from launched import free_port
+from own_tasks import write_task
 from reference import twin_of
 
 import hfpatch
@@ -28,28 +29,14 @@ from hfpatch.surgery.bases import hash_weights, load_base
 
 TESTS = Path(__file__).parent.parent
 PROGRAM = TESTS / "evaluate_on_processes.py"
-WRITING = """
-task: writing
-custom_dataset: !function writing.texts
-output_type: generate_until
-test_split: test
-doc_to_text: "{{text}}"
-doc_to_target: "{{text}}"
-generation_kwargs: {until: ["\\n\\n"], max_gen_toks: 6}
-metric_list:
-  - metric: exact_match
-metadata: {version: 1.0}
-"""
-TEXTS = """
-from datasets import Dataset, DatasetDict
-
-def texts(**_):
-    rows = [{"text": "Anna took the lamp " + "to the mill " * (n % 5)} for n in range(11)]
-    return DatasetDict({"test": Dataset.from_list(rows)})
-"""
+WRITING = {
+    "output_type": "generate_until", "doc_to_text": "{{text}}", "doc_to_target": "{{text}}",
+    "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 6}, "metric_list": [{"metric": "exact_match"}],
+}  # fmt: skip
 PRE, QUERY = PreProjectionConfig(content_skip=True, init="paper"), NonlinearQueryConfig(rank=5, form="literal")
 KINDS = (PreProjectionConfig, NonlinearQueryConfig)
 A_FEW_DRAWS = 5e-4  # of a p-value that is a share of 9,999 random halves: rounding may move a few
+LEFT_OUT = ("provenance", "wall_s", "tokens_per_s", "peak_memory_bytes", "mfu", "layers")
 METHODS = {"baseline": [], "pre_projection": [{"type": "pre_projection"}]}
 
 
@@ -63,20 +50,20 @@ def launch(root: Path, scenarios: dict) -> subprocess.CompletedProcess:
 
 def make_patch(model, configs, folder: Path) -> str:
     hfpatch.patch(model, configs, seed=0)
-    generator = torch.Generator().manual_seed(1)
-    for parameter in (p for p in model.parameters() if p.requires_grad):
-        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.1
+    with torch.no_grad():
+        perturb(model)
     hfpatch.save_patch(model, folder)
     hfpatch.unpatch(model)
     return str(folder)
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory):
+def launched(tmp_path_factory, support):
     """Run every scenario on two processes, in one launch, and all but the last here; return the folder of all."""
     root = tmp_path_factory.mktemp("ranks")
-    (root / "writing.yaml").write_text(WRITING)
-    (root / "writing.py").write_text(TEXTS)
+    texts = ("Anna took the lamp " + "to the mill " * (n % 5) for n in range(11))
+    support.write_rows(root / "rows.jsonl", [{"text": text} for text in texts])
+    write_task(root, "writing", **WRITING)
     base = load_base("tinyworld/gpt2").model
     patches = [make_patch(base, each, root / name) for name, each in {"pre": PRE, "query": QUERY}.items()]
     settings = {"limit": 24, "tasks": ["tinyworld_cloze", "tinyworld_endings"], "batch_size": 2}
@@ -103,7 +90,7 @@ def launched(tmp_path_factory):
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("HFPATCH_MATMUL", "mkl")
-        patched.setattr("hfpatch.runs.comparison.write_report", lambda _: None)  # only the processes' own is looked at
+        patched.setattr("hfpatch.reporting.write_report", lambda _: None)  # only the processes' own is looked at
         torch.set_num_threads(1)
         for name in shared:
             run(root / "one" / name, scenarios[name])
@@ -126,19 +113,13 @@ def read(path: Path):
     return json.loads(path.read_text())
 
 
-def without_times(value):
-    left_out = ("provenance", "wall_s", "tokens_per_s", "peak_memory_bytes", "mfu", "layers")
-    if isinstance(value, dict):
-        return {key: without_times(each) for key, each in value.items() if key not in left_out}
-    return [without_times(each) for each in value] if isinstance(value, list) else value
-
-
 def assert_alike(found, expected, *, rel=1e-6):
-    """Compare JSON values; numbers to rounding."""
+    """Compare JSON values, but for times; numbers to rounding."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
         for key, value in expected.items():
-            assert_alike(found[key], value, rel=max(rel, A_FEW_DRAWS) if key in ("p", "p_corrected") else rel)
+            if key not in LEFT_OUT:
+                assert_alike(found[key], value, rel=max(rel, A_FEW_DRAWS) if key in ("p", "p_corrected") else rel)
     elif isinstance(expected, list):
         for one, two in zip(found, expected, strict=True):
             assert_alike(one, two, rel=rel)
@@ -150,7 +131,7 @@ def assert_alike(found, expected, *, rel=1e-6):
 @pytest.mark.parametrize("name", ["patches", "models"])
 def test_results_and_records_are_those_of_one_process(root, name):
     one, two = root / "one" / name, root / "two" / name
-    assert_alike(*(without_times(read(place / "results.json")) for place in (two, one)))
+    assert_alike(*(read(place / "results.json") for place in (two, one)))
     records = sorted(path.relative_to(one) for path in one.rglob("*.jsonl"))
     assert records == sorted(path.relative_to(two) for path in two.rglob("*.jsonl"))
     assert len([path for path in records if path.parts[0] != "answers"]) == {"patches": 12, "models": 4}[name]
@@ -162,14 +143,10 @@ def test_results_and_records_are_those_of_one_process(root, name):
 
 
 @pytest.mark.slow
-def test_compare_is_shared_by_all_processes(root):
+def test_compare_is_shared_by_all_processes_evenly(root):
     one, two = (read(root / place / "compare" / "results.json") for place in ("one", "two"))
-    assert_alike(without_times(two), without_times(one), rel=1e-4)
+    assert_alike(two, one, rel=1e-4)
     assert (root / "two" / "compare" / "report.html").is_file()
-
-
-@pytest.mark.slow
-def test_each_process_has_its_share_of_the_tokens(root):
     loads = read(root / "two" / "loads" / "rank-0.json")["loads"]
     assert loads == read(root / "two" / "loads" / "rank-1.json")["loads"]
     assert 0.45 <= loads[0] / sum(loads) <= 0.55

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from families import perturb
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -16,11 +17,7 @@ from hfpatch.evaluation.tasks import load_tasks
 TASKS = {"lambada_openai": 8, "hellaswag": 4, "arc_easy": 8}
 SHARED = {"vocab_size": 50304, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SHARED |= {"intermediate_size": 64, "max_position_embeddings": 256}
-KINDS = {
-    "gpt_neox": {},
-    "llama": {},
-    "mistral": {"num_key_value_heads": 2, "sliding_window": 64},
-}
+KINDS = {"gpt_neox": {}, "llama": {}, "mistral": {"num_key_value_heads": 2, "sliding_window": 64}}
 
 
 def test_hellaswag_is_prepared_as_published(shared_data):
@@ -63,9 +60,8 @@ def test_every_decision_is_lm_evals_and_no_value_is_further_from_fp64(kind, patc
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     if patched:
         patch(model, [PreProjectionConfig(content_skip=True), NonlinearQueryConfig()]).eval()
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.data += 0.1 * torch.randn_like(parameter)
+        with torch.no_grad():
+            perturb(model)
     (values, decisions), (others, also) = (scored(each, model, tokenizer, requests) for each in (HfpatchLM, HFLM))
     exact, _ = scored(HFLM, model.double(), tokenizer, requests)
     assert decisions == also

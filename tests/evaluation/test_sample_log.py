@@ -50,10 +50,9 @@ def read(folder):
     """Return lm-eval's results and samples in a folder."""
     (results,) = folder.glob("results_*.json")
     date = results.stem.removeprefix("results_")
-    samples = {
-        path.name.removeprefix("samples_").removesuffix(f"_{date}.jsonl"): path for path in folder.glob("samples_*")
-    }
-    assert all(path.name.endswith(f"_{date}.jsonl") for path in samples.values())
+    paths = list(folder.glob("samples_*"))
+    assert all(path.name.endswith(f"_{date}.jsonl") for path in paths)
+    samples = {path.name.removeprefix("samples_").removesuffix(f"_{date}.jsonl"): path for path in paths}
     lines = {task: list(map(json.loads, path.read_text().splitlines())) for task, path in samples.items()}
     return json.loads(results.read_text()), lines, samples
 
@@ -125,10 +124,8 @@ def test_scores_and_files_are_lm_evals(tmp_path, capsys, folders, tasks, given):
     assert set(printed["scores"]) == set(theirs["configs"])
     for name, score in printed["scores"].items():
         assert score["num_fewshot"] == theirs["n-shot"][name]
-        for path in [files[name]]:
-            assert len(load_dataset("json", data_files=str(path), split="train", cache_dir=tmp_path)) == len(
-                their_samples[name]
-            )
+        shown = load_dataset("json", data_files=str(files[name]), split="train", cache_dir=tmp_path)
+        assert len(shown) == len(their_samples[name])
     assert load_results(tmp_path / "out", "evaluation").to_json()["variants"]["base"] == printed
 
 

@@ -1,13 +1,17 @@
-"""Tasks by their own names and by those of groups, tags and patterns, each with its limit."""
+"""Tasks by their own names and by those of groups, tags and patterns, each with its limit; chat templates by name.
+
+Prompts are compared with lm-eval's in test_sample_log.py.
+"""
 
 import pytest
 from lm_eval.tasks import TaskManager
-from own_tasks import write_tasks
+from own_tasks import CHAT, SHORT, write_model, write_tasks
+from transformers import AutoTokenizer
 
 from hfpatch.__main__ import main
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import index, load_tasks
-from hfpatch.evaluation.selection import select
+from hfpatch.evaluation.selection import select, template_arguments
 from hfpatch.recipes.evaluation import EvaluationSettings
 
 
@@ -142,3 +146,19 @@ def test_scores_of_groups_as_markdown_and_latex(capsys, own):
     printed = capsys.readouterr().out
     assert r"own\_group & 2.0 &" in printed
     assert printed.startswith(r"\begin{tabular}")
+
+
+def test_templates_by_name(tmp_path, tokenizer, support):
+    write_model(tmp_path / "one", support.gpt2(), tokenizer, CHAT)
+    write_model(tmp_path / "two", support.gpt2(), tokenizer, {"default": CHAT, "short": SHORT})
+    one, two = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("one", "two"))
+    assert template_arguments(one, False) is template_arguments(one, True) is None
+    said = [{"role": "user", "content": "Hello"}]
+    shown = [two.apply_chat_template(said, tokenize=False, **template_arguments(two, name)) for name in (True, "short")]
+    assert shown == ["<user>Hello\n", "Hello/"]
+    with pytest.raises(HfpatchError, match=r"no template 'shrt' .did you mean 'short'.*; there are default, short"):
+        template_arguments(two, "shrt")
+    with pytest.raises(HfpatchError, match="the tokenizer has one template; give no name"):
+        template_arguments(one, "short")
+    with pytest.raises(HfpatchError, match="has no chat template; leave it out"):
+        template_arguments(tokenizer, True)

@@ -11,10 +11,6 @@ from hfpatch.evaluation.stats import Estimate, Part
 from hfpatch.results.verdicts import holm
 
 
-def ones(count):
-    return np.ones(count)
-
-
 def answers(gained, lost, documents):
     method, reference = np.zeros(documents), np.zeros(documents)
     method[:gained] = 1
@@ -78,7 +74,7 @@ def test_the_permutation_test_and_its_interval_agree():
         found.append(p < 0.05)
     assert all(agreed)
     assert 0.05 < np.mean(found) < 0.95
-    assert stats.paired_permutation(np.zeros(30), ones(30)) == (1.0, (0.0, 0.0))
+    assert stats.paired_permutation(np.zeros(30), np.ones(30)) == (1.0, (0.0, 0.0))
 
 
 def test_permutation_intervals_cover_at_their_rate():
@@ -93,12 +89,12 @@ def test_permutation_intervals_cover_at_their_rate():
 
 
 def test_the_part_of_documents_by_hand():
-    differences, weights = np.array([1.0, 0.0, 0.0, -1.0, 1.0]), ones(5)
+    differences, weights = np.array([1.0, 0.0, 0.0, -1.0, 1.0]), np.ones(5)
     part = stats.over_documents(differences, weights)
     assert part == pytest.approx((differences.std(ddof=1) / math.sqrt(5), 4))
     added = stats.over_documents(differences, weights, shares=True)
     assert added == pytest.approx((np.std([1, 0, 0, -1, 1, 1, -1], ddof=1) / math.sqrt(7), 6))
-    assert stats.over_documents(np.zeros(98), ones(98), shares=True).error == pytest.approx(math.sqrt(2 / 99) / 10)
+    assert stats.over_documents(np.zeros(98), np.ones(98), shares=True).error == pytest.approx(math.sqrt(2 / 99) / 10)
 
 
 def test_the_part_of_seeds_by_hand():
@@ -111,11 +107,14 @@ def test_the_part_of_seeds_by_hand():
     assert stats.over_seeds(np.array([1.0]), np.array([2.0]), paired=False) is None
 
 
-def test_an_estimate_with_one_part_is_students():
+def test_an_estimate_with_one_part_is_students_and_one_without_errors_is_exact():
     estimate = Estimate(2.0, (Part(0.9, 7.0),))
     assert estimate.interval == pytest.approx(student.interval(0.95, 7, loc=2.0, scale=0.9))
     assert estimate.p == pytest.approx(2 * student.sf(2 / 0.9, 7), rel=1e-6)
     assert estimate.reach(0.4) == pytest.approx(0.9 * student.ppf(0.8, 7))
+    same, apart = (Estimate(difference, (Part(0.0, 2), Part(0.0, 9))) for difference in (0.0, 1.0))
+    assert (same.interval, same.p) == ((0.0, 0.0), 1.0)
+    assert 0 < apart.p < 1e-14
 
 
 @pytest.mark.parametrize("difference", [0.0, -1e-9, 0.3, -2.0, 5.0, 1e3])
@@ -127,12 +126,6 @@ def test_interval_and_p_of_several_parts_agree(difference):
         assert 0 < estimate.p <= 1
         for part in estimate.parts:
             assert high - low >= Estimate(0.0, (part,)).reach(0.05) * 2 - 1e-9
-
-
-def test_no_difference_at_all():
-    estimate = Estimate(0.0, (Part(0.0, 2), Part(0.0, 9)))
-    assert (estimate.interval, estimate.p) == ((0.0, 0.0), 1.0)
-    assert 0 < Estimate(1.0, (Part(0.0, 2), Part(0.0, 9))).p < 1e-14
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
@@ -161,16 +154,6 @@ def test_equal_methods_are_called_different_no_more_often_than_stated(seeds, spr
         assert found < p * 1.15 + 0.001, p  # tighter where the nominal rate is small
 
 
-def test_seeds_that_differ_widen_the_interval():
-    rng = np.random.default_rng(7)
-    documents = stats.over_documents(rng.normal(0.5, 1.0, size=400), ones(400))
-    same, apart = (
-        Estimate(0.5, (documents, stats.over_seeds(0.5 + np.array(seeds), np.zeros(1), paired=True)))
-        for seeds in ([0.0, 0.0, 0.0], [-0.4, 0.0, 0.4])
-    )
-    assert same.p < 1e-6 < 0.05 < apart.p
-
-
 def test_holm_by_hand():
     assert holm([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.09, 0.09, 0.5])
     assert holm([0.2]) == [0.2]
@@ -181,7 +164,7 @@ def test_holm_by_hand():
 def test_the_smallest_visible_difference_is_found_four_times_out_of_five(documents):
     rng = np.random.default_rng(8)
     tables = rng.normal(size=(4000, documents))
-    estimate = Estimate(0.0, (stats.over_documents(tables[0] / tables[0].std(ddof=1), ones(documents)),))
+    estimate = Estimate(0.0, (stats.over_documents(tables[0] / tables[0].std(ddof=1), np.ones(documents)),))
     visible = estimate.reach(0.05) + estimate.reach(0.4)
     errors = tables.std(axis=1, ddof=1) / math.sqrt(documents)
     found = Estimate(tables.mean(axis=1) + visible, (Part(errors, documents - 1),))

@@ -1,18 +1,21 @@
 import gzip
+from types import SimpleNamespace
 
 import lm_eval
 import pytest
+from datasets import Dataset
+from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.dummy import DummyLM
 from lm_eval.tasks import TaskManager
 from own_tasks import write_task
 
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import index
-from hfpatch.evaluation.local import local_data
-from hfpatch.evaluation.tasks import load_tasks
+from hfpatch.evaluation.tasks import load_tasks, local_data, read_documents, task_documents
 from hfpatch.support.folders import eval_dir
 
 PACKED = gzip.compress(b'{"activity_label": "", "ctx_a": "", "ctx_b": "", "endings": [], "label": "0"}', mtime=0)
+TYPES = b'{"text": "one two"}\n{"text": 7}\n'
 
 
 @pytest.fixture(autouse=True)
@@ -27,29 +30,24 @@ def no_full_index(monkeypatch):
 
 
 def test_lm_evals_own_definitions_on_local_files(data_dir, support):
-    loaded = load_tasks(("wikitext", "lambada_openai", "hellaswag", "arc_easy"), data_dir=data_dir)
-    assert list(loaded) == ["wikitext", "lambada_openai", "hellaswag", "arc_easy"]
-    assert set(loaded["hellaswag"].aggregation()) == {"acc", "acc_norm"}
-    assert set(loaded["wikitext"].aggregation()) == {"word_perplexity", "byte_perplexity", "bits_per_byte"}
-    assert loaded["wikitext"].VERSION == 2.0
-    document = loaded["lambada_openai"].eval_docs[0]
-    text = support.lambada()[0]["text"]
-    assert loaded["lambada_openai"].doc_to_text(document) == text.rpartition(" ")[0]
-    assert loaded["lambada_openai"].doc_to_target(document) == f" {text.rpartition(' ')[2]}"
-    hellaswag = loaded["hellaswag"]
-    assert len(hellaswag.eval_docs) == 24
+    names = ("wikitext", "lambada_openai", "hellaswag", "arc_easy")
+    loaded = load_tasks(names, data_dir=data_dir)
+    assert tuple(loaded) == names
+    wikitext, lambada, hellaswag, arc = loaded.values()
+    assert set(hellaswag.aggregation()) == {"acc", "acc_norm"}
+    assert set(wikitext.aggregation()) == {"word_perplexity", "byte_perplexity", "bits_per_byte"}
+    assert (wikitext.VERSION, len(hellaswag.eval_docs), len(arc.eval_docs)) == (2.0, 24, 20)
+    document, (context, _, word) = lambada.eval_docs[0], support.lambada()[0]["text"].rpartition(" ")
+    assert (lambada.doc_to_text(document), lambada.doc_to_target(document)) == (context, f" {word}")
     document = hellaswag.eval_docs[1]
     assert hellaswag.doc_to_text(document) == " Moving things: Bert looks at the ladder. The man"
     assert hellaswag.doc_to_choice(document)[1] == "sings a song."
     assert hellaswag.doc_to_target(document) == 1
-    arc = loaded["arc_easy"]
-    document = arc.eval_docs[4]
-    assert len(arc.eval_docs) == 20
-    assert arc.doc_to_text(document) == "Question: Where does Emil keep the basket?\nAnswer:"
+    assert arc.doc_to_text(arc.eval_docs[4]) == "Question: Where does Emil keep the basket?\nAnswer:"
     assert [arc.doc_to_target(document) for document in arc.eval_docs][4:8] == [1, 1, 2, 2]
     page = support.articles(1)[0]["page"]
     detokenised = page.replace(" = \n\n ", " =\n\n").replace(" . ", ". ").replace(" \n", "\n")
-    assert loaded["wikitext"].doc_to_target(loaded["wikitext"].eval_docs[0]) == detokenised
+    assert wikitext.doc_to_target(wikitext.eval_docs[0]) == detokenised
 
 
 def test_few_shot_examples_come_from_the_training_split(data_dir, support):
@@ -83,11 +81,8 @@ def test_lm_evals_own_call_gets_the_examples_that_it_asks_for(data_dir, shots):
 
 
 def test_every_local_file_names_tasks_that_exist():
-    local = local_data()
-    assert {"lambada_openai", "hellaswag", "arc_easy", "wikitext"} < set(local)
     own = TaskManager(include_defaults=False, include_path=[eval_dir() / folder for folder in ("paper", "metamath")])
-    for name in local:
-        assert name in own.task_index or name in index._files()
+    assert set(local_data()) <= {*own.task_index, *index._files()}
 
 
 def test_without_a_data_folder_the_hub_is_asked(monkeypatch):
@@ -99,18 +94,16 @@ def test_without_a_data_folder_the_hub_is_asked(monkeypatch):
 
     monkeypatch.setattr("lm_eval.api.task.datasets.load_dataset", load_dataset)
     for name in ("lambada_openai", "paper_hellaswag"):
-        with pytest.raises(
-            HfpatchError, match=rf"^task {name}: its data cannot be loaded \(Couldn't reach '.*'\); go online"
-        ):
+        message = rf"^task {name}: its data cannot be loaded \(Couldn't reach '.*'\); go online"
+        with pytest.raises(HfpatchError, match=message):
             load_tasks((name,))
     assert asked == {"EleutherAI/lambada_openai": "default", "Rowan/hellaswag": None}
 
 
-def test_unknown_names():
-    with pytest.raises(HfpatchError, match=r"unknown task 'helaswag' \(did you mean 'hellaswag'"):
-        load_tasks(("helaswag",))
-    with pytest.raises(HfpatchError, match=r"unknown task 'paper_lambda' \(did you mean 'paper_lambada'"):
-        load_tasks(("paper_lambda",))
+@pytest.mark.parametrize(("name", "meant"), [("helaswag", "hellaswag"), ("paper_lambda", "paper_lambada")])
+def test_unknown_names(name, meant):
+    with pytest.raises(HfpatchError, match=rf"unknown task '{name}' \(did you mean '{meant}'"):
+        load_tasks((name,))
 
 
 def test_a_task_whose_file_has_another_name_is_found():
@@ -135,7 +128,7 @@ def test_a_task_is_built_once_until_its_data_changes(own_data_dir):
         ("lambada_openai", "lambada_openai/test.jsonl", None, "no such data file"),
         ("lambada_openai", "lambada_openai/test.jsonl", b"", "contains no documents"),
         ("paper_hellaswag", "hellaswag/validation.jsonl.gz", PACKED, "gz:1: no field 'ctx'"),
-        ("arc_easy", "ai2_arc/ARC-Easy/train.jsonl", b'{"question": "\xe9"}\n', "jsonl:1: not UTF-8"),
+        ("lambada_openai", "lambada_openai/test.jsonl", TYPES, r"jsonl, document 1 \(counted from 0\): a field has"),
         ("paper_lambada", "lambada_openai/test.jsonl", b'{"text": "word"}\n', "task paper_lambada .* cannot be built"),
     ],
 )
@@ -147,12 +140,25 @@ def test_bad_data_is_one_line(own_data_dir, task, file, content, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_field_of_another_type_names_the_document(own_data_dir, support):
-    rows = support.lambada()
-    rows[5]["text"] = 7
-    support.write_rows(own_data_dir / "lambada_openai" / "test.jsonl", rows)
-    with pytest.raises(HfpatchError, match=r"test\.jsonl, document 5 \(counted from 0\): a field has another type"):
-        load_tasks(("lambada_openai",), data_dir=own_data_dir)
+def test_local_rows_are_read_with_only_the_fields_and_mistakes_are_named_with_their_line(tmp_path):
+    text = '{"a": 1, "b": "é", "c": null}\n\n{"b": "\\u2028", "a": [2]}\n'.encode()
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(text)
+    (packed := tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(text))
+    for file in (path, packed):
+        assert read_documents(file, ["a", "b"]) == [{"a": 1, "b": "é"}, {"a": [2], "b": "\u2028"}]
+    for content, message in [
+        (b"\n \n", "contains no documents"),
+        (b'{"text": "x"}\n{"page": "y"}\n', "x.jsonl:2: no field 'text'; required fields: text"),
+        (b'{"text": "x"}\n\n{"text": "\xff"}\n', r"x.jsonl:3: not UTF-8"),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(HfpatchError, match=message):
+            read_documents(path, ["text"])
+    for damaged in (gzip.compress(b'{"text": "x"}\n' * 100)[:-12], b"not gzip"):
+        packed.write_bytes(damaged)
+        with pytest.raises(HfpatchError, match="cannot be read"):
+            read_documents(packed, ["text"])
 
 
 @pytest.fixture
@@ -168,26 +174,24 @@ def own_tasks(tmp_path, support):
     return folder
 
 
-def test_tasks_of_ones_own(own_tasks, data_dir):
+def rewrite(folder, old, new):
+    file = folder / "deeper" / "riddle.yaml"
+    file.write_text(file.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+
+
+def test_tasks_of_ones_own_are_built_once_until_they_change_and_may_replace_another(own_tasks, data_dir):
     loaded = load_tasks(("riddle", "lambada_openai"), data_dir=data_dir, include_path=own_tasks)
     assert len(loaded["riddle"].eval_docs) == 4
     assert loaded["riddle"].doc_to_text(loaded["riddle"].eval_docs[2]) == "Question: What is 2?\nAnswer:"
     assert loaded["lambada_openai"].get_config("output_type") == "loglikelihood"
-    again = load_tasks(("riddle",), include_path=own_tasks)["riddle"]
-    assert again is loaded["riddle"]
-    file = own_tasks / "deeper" / "riddle.yaml"
-    file.write_text(file.read_text(encoding="utf-8").replace("Question:", "A question:"), encoding="utf-8")
+    assert load_tasks(("riddle",), include_path=own_tasks)["riddle"] is loaded["riddle"]
+    rewrite(own_tasks, "Question:", "A question:")
     changed = load_tasks(("riddle",), include_path=own_tasks)["riddle"]
     assert changed.doc_to_text(changed.eval_docs[2]).startswith("A question:")
-
-
-def test_a_task_of_ones_own_takes_the_place_of_another(own_tasks, data_dir):
-    file = own_tasks / "deeper" / "riddle.yaml"
-    file.write_text(file.read_text(encoding="utf-8").replace("task: riddle", "task: hellaswag"), encoding="utf-8")
-    (task,) = load_tasks(("hellaswag",), data_dir=data_dir, include_path=own_tasks).values()
-    assert len(task.eval_docs) == 4
-    (task,) = load_tasks(("hellaswag",), data_dir=data_dir).values()
-    assert len(task.eval_docs) == 24
+    rewrite(own_tasks, "task: riddle", "task: hellaswag")
+    for path, documents in ((own_tasks, 4), (None, 24)):
+        (task,) = load_tasks(("hellaswag",), data_dir=data_dir, include_path=path).values()
+        assert len(task.eval_docs) == documents
 
 
 @pytest.mark.parametrize(
@@ -204,8 +208,7 @@ def test_a_task_of_ones_own_takes_the_place_of_another(own_tasks, data_dir):
     ],
 )
 def test_a_mistake_in_a_task_of_ones_own_is_one_line(own_tasks, change, name, message):
-    file = own_tasks / "deeper" / "riddle.yaml"
-    file.write_text(file.read_text(encoding="utf-8").replace(*change), encoding="utf-8")
+    rewrite(own_tasks, *change)
     with pytest.raises(HfpatchError, match=message) as caught:
         load_tasks((name,), include_path=own_tasks)
     assert "\n" not in str(caught.value)
@@ -214,3 +217,37 @@ def test_a_mistake_in_a_task_of_ones_own_is_one_line(own_tasks, change, name, me
 def test_a_folder_of_tasks_that_is_not_there_is_one_line(tmp_path):
     with pytest.raises(HfpatchError, match=r"nowhere: no such folder; include_path"):
         load_tasks(("arc_easy",), include_path=tmp_path / "nowhere")
+
+
+def test_every_text_of_every_document_is_found_however_deep():
+    """Also where the task's templates fail on a document."""
+    documents = [{"ctx": "a", "endings": ["b", "c"], "label": 2, "more": {"d": ("e", None)}}, {"ctx": "f"}]
+    found = task_documents({"task": SimpleNamespace(eval_docs=documents)})["task"]
+    assert [(each.read, each.texts) for each in found] == [([], ["a", "b", "c", "e"]), ([], ["f"])]
+
+
+def test_the_texts_of_a_real_task_are_those_of_its_documents():
+    tasks = load_tasks(["tinyworld_cloze", "tinyworld_text"])
+    found = task_documents(tasks)
+    for name, task in tasks.items():
+        first = task.eval_docs[0]
+        assert {value for value in first.values() if isinstance(value, str)} <= set(found[name][0].texts)
+        assert found[name][0].read == [first["text"]]
+
+
+def test_a_model_reads_a_prompt_with_each_answer():
+    """The right one where it writes the answer itself; contexts where those are the choices; no answer alone."""
+    choice = {"output_type": "multiple_choice", "doc_to_choice": ["one A", "one B"], "doc_to_target": 0}
+    forms = {
+        "choice": {**choice, "doc_to_text": "Q:", "metric_list": [{"metric": "acc_mutual_info"}]},
+        "inputs": {**choice, "doc_to_text": "{{gold}}", "doc_to_choice": ["A", "B"], "doc_to_target": "one"},
+        "generated": {"output_type": "generate_until", "doc_to_text": "Q:", "doc_to_target": "{{answers}}"},
+    }
+    data = Dataset.from_list([{"gold": 0, "answers": ["A", "B"]}])
+    own = {"task": "own", "test_split": "test", "custom_dataset": lambda **_: {"test": data}}
+    found = task_documents({kind: ConfigurableTask(config={**own, **form}) for kind, form in forms.items()})
+    assert {name: documents[0].read for name, documents in found.items()} == {
+        "choice": ["Q: one A", "Q: one B"],
+        "inputs": ["A one", "B one"],
+        "generated": ["Q: A", "Q: B"],
+    }

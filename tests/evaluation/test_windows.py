@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hfpatch.evaluation import HfpatchLM
 from hfpatch.evaluation.windows import long_windows, row_operations, say_once
+from hfpatch.surgery.bases import load_base
 
 
 @pytest.mark.parametrize("case", ["gpt_neox", "gpt2", "llama", "phi3"])
@@ -42,8 +43,6 @@ def test_long_windows_are_named_with_their_cost():
 
 
 def test_an_evaluation_says_so_once_and_not_where_a_length_was_given(caplog, monkeypatch):
-    from hfpatch.surgery.bases import load_base
-
     base = load_base("tinyworld/gpt2")
     monkeypatch.setattr("hfpatch.evaluation.windows._SHORT", 8)
     say_once.cache_clear()

@@ -165,21 +165,10 @@ def test_the_recipe_runs_on_a_tiny_model(tmp_path):
     }.items():
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    small = [
-        f"model.name={tmp_path / 'model'}",
-        f"data_dir={tmp_path / 'data'}",
-        "training.steps=2",
-        "training.seeds=[0]",
-    ]
-    small += [
-        "training.warmup_steps=1",
-        "training.save_every=null",
-        "tuning=null",
-        "training.lr=1e-3",
-        "data.held_out=8",
-    ]
+    small = [f"model.name={tmp_path / 'model'}", f"data_dir={tmp_path / 'data'}", "training.steps=2", "tuning=null"]
+    small += ["training.seeds=[0]", "training.warmup_steps=1", "training.save_every=null", "training.lr=1e-3"]
     small += ["methods.pre_projection.0={type: pre_projection, expansion: 0.25}", "data.block_size=96"]
-    small += ["evaluation.max_length=640", "model.dtype=bfloat16"]
+    small += ["data.held_out=8", "evaluation.max_length=640", "model.dtype=bfloat16"]
     recipe = load_recipe("metamathqa-llama-3b", small)
     keep = {name: recipe.methods[name] for name in ("baseline", "lora", "pre_projection")}
     results = compare(recipe.model_copy(update={"methods": keep}), tmp_path / "out")

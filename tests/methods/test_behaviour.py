@@ -10,7 +10,7 @@ import forked
 import pytest
 import torch
 from architectures.further import FURTHER
-from families import LAYERS, logits_of, make_model, make_tokens, perturb
+from families import LAYERS, close, gradients, logits_of, make_model, make_tokens, perturb
 from in_step import in_step
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
@@ -46,10 +46,6 @@ def patched(case, name, *, dtype=torch.float32, std=None):
     model = hfpatch.patch(make_model(case, dtype), method.config(), names=["a"])
     perturb(model, std=method.std if std is None else std)
     return model
-
-
-def close(found, expected, rounding=1e-4):
-    return bool((found - expected).abs().max() <= rounding * expected.abs().max())
 
 
 def greedy(model, tokens, *, use_cache, mask=None, **options):
@@ -98,12 +94,6 @@ def test_left_padding_and_packed_documents(case, name):
     alone = torch.cat([logits_of(model, tokens[:, :cut]), logits_of(model, tokens[:, cut:])], dim=1)
     assert close(packed, alone)
     assert not close(logits_of(model, tokens), alone, 1e-3)
-
-
-def gradients(model, tokens):
-    model.zero_grad()
-    model(tokens, labels=tokens, use_cache=False).loss.backward()
-    return {name: p.grad.clone() for name, p in adapter_parameters(model).items()}
 
 
 @every_method

@@ -7,7 +7,7 @@ import elsewhere
 import pytest
 import torch
 from architectures.catalogue import make
-from families import LAYERS, make_model, make_tokens, perturb
+from families import LAYERS, close, make_model, make_tokens, perturb
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -33,10 +33,6 @@ def patched(case="llama", *, std=0.3, attention=None, **options):
     hfpatch.patch(model, CanonConfig(**options))
     perturb(model, std=std)
     return model.requires_grad_(False)
-
-
-def close(found, expected):
-    return bool((found - expected).abs().max() <= 1e-4 * expected.abs().max())
 
 
 def written(model, tokens, *, new=8, use_cache=True, mask=None, **options):

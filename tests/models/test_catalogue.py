@@ -14,11 +14,15 @@ import torch
 from families import logits_of, make_tokens
 from in_step import in_step
 from models.test_build import ATTENTIONS, build, config_of, projection
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hfpatch.errors import HfpatchError
 from hfpatch.models import build_scratch, load_scratch, register_scratch
 from hfpatch.nn.calls import CALLS
 from hfpatch.recipes.models import ScratchSettings
+from hfpatch.surgery.bases import load_base
+from hfpatch.tinyworld import checkpoint
 
 PATHS = {
     "identity": {"path": "identity"},
@@ -113,39 +117,31 @@ def test_it_moves_to_another_dtype_and_device(case, path):
 
 
 ALONE = """
-import importlib.abc, json, sys
+import importlib.abc, sys
 class Blocked(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] == "hfpatch":
             raise ImportError("blocked: " + name)
 sys.meta_path.insert(0, Blocked())
-import torch
 from transformers import AutoModelForCausalLM
-tokens, answers = torch.tensor(json.loads(sys.argv[1])), []
-for folder in sys.argv[2:]:
-    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval().requires_grad_(False)
-    with torch.no_grad():
-        logits = model(tokens, use_cache=False).logits
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    answers.append([logits.tolist(), model.generate(tokens, **options).tolist(), tied])
+def load(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
     model.save_pretrained(folder + "/again")
-assert not any(name.partition(".")[0] == "hfpatch" for name in sys.modules)
-print(json.dumps(answers))
+    return model
 """
-
-THROUGH = """
+THROUGH = "from hfpatch.models import load_scratch as load"
+ANSWER = """
 import json, sys
 import torch
-from hfpatch.models import load_scratch
 tokens, answers = torch.tensor(json.loads(sys.argv[1])), []
 for folder in sys.argv[2:]:
-    model = load_scratch(folder).requires_grad_(False)
+    model = load(folder).requires_grad_(False)
     with torch.no_grad():
         logits = model(tokens, use_cache=False).logits
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     answers.append([logits.tolist(), model.generate(tokens, **options).tolist(), tied])
+assert ("hfpatch" in {name.partition(".")[0] for name in sys.modules}) == ("hfpatch" in load.__module__)
 print(json.dumps(answers))
 """
 
@@ -171,7 +167,8 @@ def test_a_new_process_loads_the_folder_and_computes_the_same(folders, program, 
     env = {**os.environ, "HF_MODULES_CACHE": str(tmp_path)}
     if program is ALONE:
         env["PYTHONPATH"] = ""
-    arguments = ["-c", program, json.dumps(make_tokens().tolist()), *(str(folder) for folder, _ in folders.values())]
+    paths = [str(folder) for folder, _ in folders.values()]
+    arguments = ["-c", program + ANSWER, json.dumps(make_tokens().tolist()), *paths]
     if program is ALONE:
         done = subprocess.run([sys.executable, *arguments], env=env, cwd=tmp_path, capture_output=True, text=True)
     else:
@@ -237,3 +234,23 @@ def test_quantised_loading(tmp_path, path, bits):
     plain, found = (logits_of(m, make_tokens()).float() for m in (model, quantised))
     error = float((found - plain).norm() / plain.norm())
     assert 0 < error < (0.05 if bits == 4 else 0.1), error  # bitsandbytes computes in 16 bits
+
+
+def test_the_base_of_a_comparison_may_be_such_a_model(folders, tmp_path):
+    _, model = folders["gpt_neox", "weight"]
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(checkpoint("gpt-neox")).save_pretrained(tmp_path)
+    assert torch.equal(logits_of(load_base(str(tmp_path)).model, make_tokens()), logits_of(model, make_tokens()))
+
+
+def test_a_missing_tensor_and_another_folder_are_errors(folders, tmp_path):
+    _, model = folders["gpt_neox", "weight"]
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    gone = next(name for name in tensors if "norm_out" in name)
+    save_file({n: t for n, t in tensors.items() if n != gone}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(HfpatchError, match="missing keys"):
+        load_scratch(tmp_path)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(HfpatchError, match="contains no model"):
+        load_scratch(tmp_path / "other")

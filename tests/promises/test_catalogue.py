@@ -55,17 +55,17 @@ def test_a_refusal_where_none_may_be_is_a_broken_promise(monkeypatch):
         catalogue.kept(peft_catalogue.base(), hfpatch.PreProjectionConfig(), "unload")
 
 
-def test_what_a_lora_cannot_do_on_a_model_either_does_not_apply(monkeypatch):
+@pytest.mark.parametrize(
+    ("lora_too", "expected"),
+    [
+        (True, (True, "0 of 1 on a tiny twin; refused, with the reason: unload (as for a LoRA on this model)")),
+        (False, (False, "unload: KeyError: 'of the model'")),
+    ],
+)
+def test_what_a_lora_cannot_do_on_a_model_either_does_not_apply(monkeypatch, lora_too, expected):
     def fails(base, config):
-        raise KeyError("of the model")
+        if lora_too or config.peft_type != "LORA":
+            raise KeyError("of the model")
 
     monkeypatch.setattr(catalogue, "CATALOGUE", {"unload": fails})
-    holds, seen = catalogue.peft_calls(make_model("llama"), hfpatch.PreProjectionConfig(), make_tokens())
-    assert (holds, seen) == (
-        True,
-        "0 of 1 on a tiny twin; refused, with the reason: unload (as for a LoRA on this model)",
-    )
-    unless_lora = lambda base, config: None if config.peft_type == "LORA" else fails(base, config)  # noqa: E731
-    monkeypatch.setattr(catalogue, "CATALOGUE", {"unload": unless_lora})
-    holds, seen = catalogue.peft_calls(make_model("llama"), hfpatch.PreProjectionConfig(), make_tokens())
-    assert (holds, seen) == (False, "unload: KeyError: 'of the model'")
+    assert catalogue.peft_calls(make_model("llama"), hfpatch.PreProjectionConfig(), make_tokens()) == expected

@@ -9,6 +9,7 @@ from peft import LoraConfig
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
+from hfpatch.promises import behaviour, run
 from hfpatch.sites import survey
 from hfpatch.surgery.bases import hash_weights
 from hfpatch.surgery.budget import attention_modules
@@ -25,11 +26,24 @@ NAMES = [
 ]  # fmt: skip
 
 
+ALL = list(run.PROMISES)
+IN_USE = [
+    "causality", "generation with and without cache", "left padding", "gradient checkpointing",
+    "gradients reach exactly the added tensors", "save and load",
+]  # fmt: skip
+
+
+def only(monkeypatch, *names):
+    """Run some promises only; the others take seconds."""
+    monkeypatch.setattr(run, "PROMISES", [entry for entry in ALL if entry[0] in names])
+
+
 @pytest.fixture(autouse=True)
-def quick_compile(monkeypatch):
-    """Trace without the further passes of the backend."""
+def quick(monkeypatch):
+    """Leave out torch.compile, and where it is checked, the further passes of its backend."""
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, **options: compile_(model, backend="eager"))
+    only(monkeypatch, *(name for name in NAMES if name != "torch.compile"))
 
 
 def snapshot(model):
@@ -50,7 +64,8 @@ CONFIGS = {
 }
 
 
-def test_all_promises_hold():
+def test_all_promises_hold(monkeypatch):
+    only(monkeypatch, *NAMES)
     model = make_model("gemma2")
     before = snapshot(model)
     report = hfpatch.check(model)
@@ -58,31 +73,15 @@ def test_all_promises_hold():
     assert [verdict.promise for verdict in report.verdicts] == NAMES
     assert report.passed, str(report)
     assert "FAIL" not in str(report)
-    for name in NAMES:
-        assert name in str(report)
+    assert all(name in str(report) for name in NAMES)
     assert json.loads(json.dumps(report.to_json()))["passed"] is True
 
 
-def only(monkeypatch, *names):
-    """Run some promises only; the others take seconds."""
-    from hfpatch.promises import run
-
-    monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[0] in names])
-
-
-QUICK = [name for name in NAMES if name != "torch.compile"]
-
-
-IN_USE = [
-    "causality", "generation with and without cache", "left padding", "gradient checkpointing",
-    "gradients reach exactly the added tensors", "save and load",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("config", "names"), [(None, QUICK), (CONFIGS["query"], IN_USE)], ids=["skip", "query"])
+@pytest.mark.parametrize("config", [None, CONFIGS["query"]], ids=["skip", "query"])
 @pytest.mark.parametrize("case", FAMILIES)
-def test_the_promises_hold_on_every_family(case, config, names, monkeypatch):
-    only(monkeypatch, *names)
+def test_the_promises_hold_on_every_family(case, config, monkeypatch):
+    if config is not None:
+        only(monkeypatch, *IN_USE)
     model = make_model(case)
     before = snapshot(model)
     report = hfpatch.check(model, config)
@@ -93,8 +92,7 @@ def test_the_promises_hold_on_every_family(case, config, names, monkeypatch):
 
 @pytest.mark.parametrize("what", CONFIGS)
 @pytest.mark.parametrize("case", ["llama", "gpt2"])
-def test_the_promises_hold_for_other_configurations(case, what, monkeypatch):
-    only(monkeypatch, *QUICK)
+def test_the_promises_hold_for_other_configurations(case, what):
     report = hfpatch.check(make_model(case), CONFIGS[what])
     assert report.passed, str(report)
 
@@ -110,9 +108,6 @@ def failures(model, config=None):
 
 
 def test_a_base_that_is_changed_is_seen(monkeypatch):
-    only(monkeypatch, *QUICK)
-    from hfpatch.promises import behaviour
-
     original = behaviour.patch
 
     def careless(model, *args, **kwargs):
@@ -122,22 +117,17 @@ def test_a_base_that_is_changed_is_seen(monkeypatch):
 
     monkeypatch.setattr(behaviour, "patch", careless)
     monkeypatch.setattr("hfpatch.promises.common.patch", careless)
-    report = hfpatch.check(make_model("llama"))
-    assert {"no-op at init", "unpatch restores, base never changes"} <= {
-        v.promise for v in report.verdicts if not v.holds
-    }
-    assert not report.passed
+    broken = {each.promise for each in hfpatch.check(make_model("llama")).verdicts if not each.holds}
+    assert {"no-op at init", "unpatch restores, base never changes"} <= broken
 
 
 def test_an_init_that_is_no_no_op_is_seen(monkeypatch):
-    only(monkeypatch, *QUICK)
     monkeypatch.setattr("torch.nn.init.zeros_", lambda tensor: tensor)
     assert "no-op at init" in failures(make_model("llama"))
 
 
 def test_an_adapter_that_nothing_reaches_is_seen(monkeypatch):
     """A skip behind a module that is never called gets no gradient, and no-op at init does not notice."""
-    only(monkeypatch, *QUICK)
 
     def elsewhere(site):
         object.__setattr__(site, "exit", torch.nn.Identity())
@@ -155,7 +145,6 @@ def test_an_adapter_that_nothing_reaches_is_seen(monkeypatch):
 
 
 def test_low_precision_trainables_are_seen(monkeypatch):
-    only(monkeypatch, *QUICK)
     monkeypatch.setattr("hfpatch.tuners.layer._default_dtype", lambda dtype: torch.no_grad())
     from hfpatch.tuners.layer import MethodLayer
 
@@ -170,7 +159,6 @@ def test_low_precision_trainables_are_seen(monkeypatch):
 
 
 def test_an_init_that_depends_on_what_was_drawn_before_is_seen(monkeypatch):
-    only(monkeypatch, *QUICK)
     drawn = itertools.count()
     monkeypatch.setattr("hfpatch.nn.preprojection.normal_", lambda tensor, **_: tensor.data.fill_(next(drawn)))
     assert "init independent of the rest" in failures(make_model("llama"))
@@ -207,8 +195,7 @@ def test_the_users_gradient_checkpointing_stays_on(monkeypatch):
     assert model.is_gradient_checkpointing
 
 
-def test_lora_is_checked_like_any_method(monkeypatch):
-    only(monkeypatch, *QUICK)
+def test_lora_is_checked_like_any_method():
     model = make_model("gpt_neox")
     config = LoraConfig(r=2, target_modules=attention_modules(model))
     assert hfpatch.check(model, config).passed

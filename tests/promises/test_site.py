@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, BertConfig, GraniteConfig
 import hfpatch
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
 from hfpatch.promises import run
-from hfpatch.sites import Columns, Family, discovery, find_sites, gated, separate
+from hfpatch.sites import Columns, Family, discovery, gated, separate
 from hfpatch.sites import family as registry
 from hfpatch.sites.layouts import whole
 from hfpatch.surgery.bases import hash_weights
@@ -116,13 +116,6 @@ def test_columns_that_are_not_the_query(declare):
     assert failures(make_model("llama"), NonlinearQueryConfig()) == {COLUMNS}
 
 
-def test_find_sites_does_not_touch_the_model():
-    model = make_model("llama")
-    before = hash_weights(model)
-    find_sites(model)
-    assert hash_weights(model) == before
-
-
 def three_blocks(case):
     """Return a new tiny model whose middle block is neither the first nor the last."""
     return copy.deepcopy(_three_blocks(case))
@@ -161,17 +154,16 @@ def factor(value):
     return lambda site, block: replace(site, exit_factor=value)
 
 
+def query(change):
+    """Another projection, made of those of the site, is taken for that of the query."""
+    return lambda site, block: replace(site, projections={**site.projections, "query": change(**site.projections)})
+
+
 def columns(change):
-    def changed(site, block):
-        query = site.projections["query"]
-        found = replace(query, columns=change(query.columns))
-        return replace(site, projections={**site.projections, "query": found})
-
-    return changed
+    return query(lambda query, **_: replace(query, columns=change(query.columns)))
 
 
-def key_as_query(site, block):
-    return replace(site, projections={**site.projections, "query": site.projections["key"]})
+key_as_query = query(lambda key, **_: key)
 
 
 def attention_at(path, **projections):

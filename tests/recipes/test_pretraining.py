@@ -3,13 +3,7 @@
 import pytest
 
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.pretraining import (
-    PretrainRecipe,
-    StudyRecipe,
-    load_pretrain_or_study,
-    load_pretrain_recipe,
-    point_name,
-)
+from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_or_study, point_name
 
 PRETRAIN = """\
 name: tiny
@@ -20,10 +14,10 @@ data: {source: tinyworld/base}
 
 
 def test_a_pretraining_recipe_is_read_and_written_back(write, tmp_path):
-    recipe = load_pretrain_recipe(write(PRETRAIN), ["training.steps=700", "architecture.hidden_size=32"])
+    recipe = load_pretrain_or_study(write(PRETRAIN), ["training.steps=700", "architecture.hidden_size=32"])
     assert recipe.training.steps == 700
     assert recipe.architecture["hidden_size"] == 32
-    assert load_pretrain_recipe(write(recipe.to_yaml(), "again.yaml")) == recipe
+    assert load_pretrain_or_study(write(recipe.to_yaml(), "again.yaml")) == recipe
 
 
 @pytest.mark.parametrize(
@@ -41,7 +35,7 @@ def test_a_pretraining_recipe_is_read_and_written_back(write, tmp_path):
 def test_a_mistake_in_a_pretraining_recipe_is_named(write, old, new, parts):
     assert old in PRETRAIN
     with pytest.raises(HfpatchError) as caught:
-        load_pretrain_recipe(write(PRETRAIN.replace(old, new)))
+        load_pretrain_or_study(write(PRETRAIN.replace(old, new)))
     assert all(part in str(caught.value) for part in parts), caught.value
 
 

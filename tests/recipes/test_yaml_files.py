@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hfpatch.evaluation.local import LocalData
-from hfpatch.evaluation.tasks import load_tasks
+from hfpatch.evaluation.tasks import LocalData, load_tasks
 from hfpatch.recipes.comparison import Recipe, load_recipe
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_or_study
 from hfpatch.recipes.strict import read_yaml, validate

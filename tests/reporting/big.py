@@ -10,16 +10,9 @@ def write_big_run(folder: Path, *, methods: int, tasks: int, seeds: int, documen
     info = {name: {"primary": "acc", "higher_is_better": True, "n": documents} for name in names}
     rng = random.Random(0)
     raw = {
-        "schema": 2,
-        "kind": "comparison",
-        "name": "big",
-        "complete": True,
-        "model": {"name": "big/model", "sha256": "a" * 64},
-        "training": {"seeds": list(range(seeds))},
-        "tasks": info,
-        "methods": {},
-        "comparisons": [],
-        "warnings": [],
+        **{"schema": 2, "kind": "comparison", "name": "big", "complete": True, "tasks": info, "methods": {}},
+        **{"model": {"name": "big/model", "sha256": "a" * 64}, "training": {"seeds": list(range(seeds))}},
+        **{"comparisons": [], "warnings": []},
     }
     for i in range(methods):
         name = "baseline" if i == 0 else f"method_{i:03d}_with_a_name"
@@ -28,11 +21,8 @@ def write_big_run(folder: Path, *, methods: int, tasks: int, seeds: int, documen
         for seed in range(seeds if i else 1):
             home = folder / "runs" / name / f"seed-{seed}"
             runs[str(seed)] = _run(home, names, documents, steps if i else 0, rng)
-        raw["methods"][name] = {
-            "parts": parts,
-            "parameters": {"trainable": 1000 * i, "added": 1000 * i, "base": 1000},
-            "runs": runs,
-        }
+        parameters = {"trainable": 1000 * i, "added": 1000 * i, "base": 1000}
+        raw["methods"][name] = {"parts": parts, "parameters": parameters, "runs": runs}
         if i and steps:
             losses = [3 + rng.random() for _ in range(steps)]
             raw["methods"][name]["curve"] = {"steps": list(range(1, steps + 1)), "loss": losses, "seeds": seeds}

@@ -26,49 +26,24 @@ HOSTILE = '<script>alert("1")</script> | `$\\frac{x}$` *b* & _c_\n# x \u0000\ud8
 
 def task_result(task, value, *, stderr=0.02):
     info = TASKS[task]
-    metrics = (
-        {info["primary"]: value, "bits_per_byte": 1.25} if "perpl" in info["primary"] else {info["primary"]: value}
-    )
-    return {
-        "task": task,
-        "n": info["n"],
-        "metrics": metrics,
-        "stderr": {info["primary"]: stderr},
-        "primary": info["primary"],
-        "higher_is_better": info["higher_is_better"],
-        "num_fewshot": 0,
-        "data_sha256": "d" * 64,
-        "version": "1",
-    }
+    metrics = {info["primary"]: value} | ({"bits_per_byte": 1.25} if "perpl" in info["primary"] else {})
+    known = {"metrics": metrics, "stderr": {info["primary"]: stderr}, "data_sha256": "d" * 64}
+    return {"task": task, **info, **known, "num_fewshot": 0, "version": "1"}
 
 
 def train_result(speed):
-    return {
-        "steps": 200,
-        "final_loss": 2.5,
-        "tokens": 409600,
-        "wall_s": 409600 / speed,
-        "tokens_per_s": speed,
-        "peak_memory_bytes": 512 * 2**20,
-        "update_survival": {"layers.0.preproj_up": 1.0, "layers.0.preproj_down": 0.99},
-    }
+    cost = {"wall_s": 409600 / speed, "tokens_per_s": speed, "peak_memory_bytes": 512 * 2**20}
+    survival = {"layers.0.preproj_up": 1.0, "layers.0.preproj_down": 0.99}
+    return {"steps": 200, "final_loss": 2.5, "tokens": 409600, **cost, "update_survival": survival}
 
 
 def comparison(method, task, difference, half, verdict, *, reference="baseline", p=None, metric=None):
     """A difference whose p, if it is not given, makes the test say the verdict in a family of some hundred."""
     return {
-        "method": method,
-        "reference": reference,
-        "task": task,
-        "metric": metric or TASKS[task]["primary"],
-        "n": TASKS[task]["n"],
-        "seeds": 2,
-        "difference": difference,
-        "low": difference - half,
-        "high": difference + half,
+        **{"method": method, "reference": reference, "task": task, "metric": metric or TASKS[task]["primary"]},
+        **{"n": TASKS[task]["n"], "seeds": 2, "test": "paired bootstrap", "errors": [[half / T, FREEDOM]]},
+        **{"difference": difference, "low": difference - half, "high": difference + half},
         "p": p if p is not None else 1e-5 if verdict in ("better", "worse") else 0.5,
-        "test": "paired bootstrap",
-        "errors": [[half / T, FREEDOM]],
     }
 
 
@@ -79,43 +54,23 @@ def method(name, parts, trainable, scores, *, speed=None, match=None, form=None)
         evaluation = {task: task_result(task, values[seed]) for task, values in scores.items()}
         runs[str(seed)] = {"train": train_result(speed) if speed else None, "evaluation": evaluation}
         runs[str(seed)]["computed_with"] = {"code_sha256": "c" * 64, "versions": {"torch": "2.13.0"}, "device": "cpu"}
-    return name, {
-        "parts": parts,
-        "parameters": {"trainable": trainable, "added": trainable, "base": 1_000_000},
-        "match": match,
-        "form": form,
-        "runs": runs,
-    }
+    parameters = {"trainable": trainable, "added": trainable, "base": 1_000_000}
+    return name, {"parts": parts, "parameters": parameters, "match": match, "form": form, "runs": runs}
 
 
 def example():
     """Three methods, two seeds, three tasks; every number below is used by hand in the tests."""
     skip, lora = "pre_projection_skip", "lora"
-    methods = dict(
-        [
-            method(
-                "baseline",
-                [],
-                0,
-                {"tinyworld_cloze": [0.40, 0.40], "tinyworld_endings": [0.5, 0.5], "tinyworld_text": [20.0, 20.0]},
-            ),
-            method(
-                skip,
-                [{"type": "pre_projection", "content_skip": True}],
-                80_000,
-                {"tinyworld_cloze": [0.44, 0.46], "tinyworld_endings": [0.52, 0.51], "tinyworld_text": [17.5, 17.7]},
-                speed=2048.0,
-            ),
-            method(
-                lora,
-                [{"type": "lora", "match": skip, "target_modules": "attention"}],
-                81_920,
-                {"tinyworld_cloze": [0.41, 0.42], "tinyworld_endings": [0.5, 0.49], "tinyworld_text": [18.9, 19.1]},
-                speed=4096.0,
-                match={"to": skip, "rank": 40, "parameters": 81_920, "target_parameters": 80_000, "difference": 0.024},
-            ),
-        ]
-    )
+    match = {"to": skip, "rank": 40, "parameters": 81_920, "target_parameters": 80_000, "difference": 0.024}
+    scores = [([0.40, 0.40], [0.50, 0.50], [20.0, 20.0]), ([0.44, 0.46], [0.52, 0.51], [17.5, 17.7]),
+              ([0.41, 0.42], [0.50, 0.49], [18.9, 19.1])]  # fmt: skip
+    base, mine, other = (dict(zip(TASKS, values, strict=True)) for values in scores)
+    part = {"type": "lora", "match": skip, "target_modules": "attention"}
+    methods = [
+        method("baseline", [], 0, base),
+        method(skip, [{"type": "pre_projection", "content_skip": True}], 80_000, mine, speed=2048.0),
+        method(lora, [part], 81_920, other, speed=4096.0, match=match),
+    ]
     comparisons = [
         comparison(skip, "tinyworld_cloze", 0.05, 0.03, "better", p=0.001),
         comparison(skip, "tinyworld_endings", 0.015, 0.05, "no difference shown"),
@@ -125,48 +80,29 @@ def example():
         comparison(lora, "tinyworld_text", -1.0, 0.5, "no difference shown", p=0.02),
         comparison(skip, "tinyworld_text", -1.4, 0.57, "better", reference=lora, p=0.003),
     ]
+    identity = {name: f"{place}" * 64 for place, name in enumerate(OF_BASE) if name != "base_weights"}
     return {
-        "schema": 2,
-        "kind": "comparison",
-        "name": "quickstart",
+        **{"schema": 2, "kind": "comparison", "name": "quickstart", "protocol": "as_it_should_be", "complete": True},
         "description": "Every method on the embedded world.",
-        "protocol": "as_it_should_be",
-        "complete": True,
         "provenance": {
-            "commit": "c95d4b4a1b2c3d4e5f60718293a4b5c6d7e8f901",
-            "dirty": False,
-            "command": "hfpatch compare recipes/quickstart.yaml",
-            "started": "2026-01-02T03:04:05+00:00",
-            "wall_s": 171.2,
-            "python": "3.11.2",
-            "platform": "Linux-6.1-x86_64",
-            "device": "cpu",
-            "threads": 2,
+            **{"commit": "c95d4b4a1b2c3d4e5f60718293a4b5c6d7e8f901", "dirty": False, "wall_s": 171.2, "threads": 2},
+            **{"command": "hfpatch compare recipes/quickstart.yaml", "started": "2026-01-02T03:04:05+00:00"},
+            **{"python": "3.11.2", "platform": "Linux-6.1-x86_64", "device": "cpu"},
             "versions": {"torch": "2.13.0", "transformers": "5.23.0", "peft": "0.21.2", "lm_eval": "0.4.13"},
         },
         "model": {
-            "name": "tinyworld/gpt-neox",
-            "revision": None,
-            "sha256": "a" * 64,
-            "dtype": "float32",
-            "model_type": "gpt_neox",
-            "parameters": 1_000_000,
-            "identity": {name: f"{place}" * 64 for place, name in enumerate(OF_BASE) if name != "base_weights"},
+            **{"name": "tinyworld/gpt-neox", "revision": None, "sha256": "a" * 64, "dtype": "float32"},
+            **{"model_type": "gpt_neox", "parameters": 1_000_000, "identity": identity},
         },
         "data": {
-            "source": "tinyworld/shifted",
-            "sha256": "b" * 64,
-            "documents": 2000,
-            "blocks": 3200,
-            "tokens": 409_600,
-            "block_size": 128,
-            "layout": "packed",
+            **{"source": "tinyworld/shifted", "sha256": "b" * 64, "documents": 2000, "blocks": 3200},
+            **{"tokens": 409_600, "block_size": 128, "layout": "packed"},
         },
         "plan": {str(s): {"sha256": f"{s}" * 64, "steps": 200, "batch_size": 16} for s in range(2)},
         "training": {"steps": 200, "batch_size": 16, "lr": 1e-3, "seeds": [0, 1], "trainable_dtype": "float32"},
         "evaluation": {"tasks": list(TASKS), "limit": None, "batch_size": 16},
         "tasks": {name: {**info, **dict.fromkeys(OF_TASK, "d" * 64), "version": "1"} for name, info in TASKS.items()},
-        "methods": methods,
+        "methods": dict(methods),
         "comparisons": comparisons,
         "warnings": ["lora has 2.4 % more trainable parameters than pre_projection_skip."],
     }
@@ -263,9 +199,8 @@ def hostile(raw):
     for name in ("pre_projection_skip", "tinyworld_endings"):
         text = text.replace(json.dumps(name), json.dumps(name + HOSTILE))
     bad = json.loads(text)
-    bad["name"] = bad["description"] = bad["provenance"]["command"] = bad["model"]["name"] = bad["data"]["source"] = (
-        HOSTILE
-    )
+    bad |= {"name": HOSTILE, "description": HOSTILE}
+    bad["provenance"]["command"] = bad["model"]["name"] = bad["data"]["source"] = HOSTILE
     bad["warnings"] = [HOSTILE, "# heading", "1. item", "- item", "[a](javascript:alert(1))", "[x]: http://y"]
     bad["methods"]["lora"]["form"] = HOSTILE
     bad["methods"]["lora"]["parts"][0]["target_modules"] = [HOSTILE]

@@ -37,39 +37,25 @@ def row(variant, point, values, *, best=False, base=None, diverged=None, missing
     sd = statistics.stdev(values.values()) if len(values) > 1 else None
     mean = statistics.fmean(values.values()) if values else None
     return {
-        "variant": variant,
-        "point": point,
-        "best": best,
+        **{"variant": variant, "point": point, "best": best, "missing": list(missing), "seconds_per_step": seconds},
         "loss": {"mean": mean, "sd": sd, "values": {str(s): v for s, v in values.items()}} if values else None,
         "diverged": {str(seed): step for seed, step in (diverged or {}).items()},
-        "missing": list(missing),
         "improvement": improvement(base, values) if compared else None,
         "curve": [
             [step, statistics.fmean(seeds.values()), min(seeds.values()), max(seeds.values())]
             for step, seeds in (curves.items() if values else ())
         ],
         "improvement_by_step": [[step, each["mean"], each["low"], each["high"]] for step, each in told.items()],
-        "seconds_per_step": seconds,
     }
 
 
 def run(variant, point, seed, loss, *, diverged_step=None, diagnostics=False):
     steps = [step for step in STEPS if diverged_step is None or step < diverged_step]
+    cost = {"tokens": 819_200, "wall_s": 200.0, "tokens_per_s": 4096.0, "peak_memory_bytes": 2**29}
     return {
-        "variant": variant,
-        "point": point,
-        "seed": seed,
+        **{"variant": variant, "point": point, "seed": seed, "diverged_step": diverged_step},
         "outcome": "complete" if diverged_step is None else "diverged",
-        "diverged_step": diverged_step,
-        "train": {
-            "steps": 400,
-            "final_loss": 4.5,
-            "tokens": 819_200,
-            "wall_s": 200.0,
-            "tokens_per_s": 4096.0,
-            "peak_memory_bytes": 2**29,
-            "update_survival": {},
-        },
+        "train": {"steps": 400, "final_loss": 4.5, "update_survival": {}, **cost},
         "evaluation": [[step, loss + 400 / step - 1] for step in steps],
         "diagnostics": [
             {"step": step, "layer": layer, "target": "query", "size": 0.5 + 0.1 * layer + seed, "cosine": -0.25}
@@ -82,10 +68,8 @@ def run(variant, point, seed, loss, *, diverged_step=None, diagnostics=False):
 def variant(query, non_embedding, **more):
     architecture = {"model_type": "gpt2", "n_layer": LAYERS, "query": {"path": more.pop("path", "linear")}}
     parameters = {"total": non_embedding + 500_000, "non_embedding": non_embedding}
-    return {"query": query, "description": "", "architecture": architecture, "training": {}} | {
-        "parameters": parameters,
-        **more,
-    }
+    described = {"query": query, "description": "", "architecture": architecture, "training": {}}
+    return described | {"parameters": parameters, **more}
 
 
 def runs_of(rows):
@@ -127,21 +111,12 @@ def study():
         row("wide", HIGH, {}, diverged={0: 120, 1: 120, 2: 40}, seconds=None),
     ]
     raw = {
-        "schema": 2,
-        "kind": "pretraining",
-        "complete": True,
-        "name": "small-study",
+        **{"schema": 2, "kind": "pretraining", "complete": True, "name": "small-study"},
         "description": "Query paths from scratch.",
         "provenance": {
-            "commit": "c95d4b4a1b2c3d4e5f60718293a4b5c6d7e8f901",
-            "dirty": False,
-            "command": "hfpatch pretrain study",
-            "started": "2026-01-02T03:04:05+00:00",
-            "wall_s": 4800.0,
-            "python": "3.11.2",
-            "device": "cpu",
-            "threads": 2,
-            "versions": {"torch": "2.13.0", "transformers": "5.23.0"},
+            **{"commit": "c95d4b4a1b2c3d4e5f60718293a4b5c6d7e8f901", "dirty": False, "wall_s": 4800.0, "threads": 2},
+            **{"command": "hfpatch pretrain study", "started": "2026-01-02T03:04:05+00:00", "python": "3.11.2"},
+            **{"device": "cpu", "versions": {"torch": "2.13.0", "transformers": "5.23.0"}},
         },
         "data": {"source": "local/text", "sha256": "b" * 64, "documents": 10, "blocks": 400, "tokens": 51_200},
         "evaluation_data": {"source": "local/held", "sha256": "c" * 64, "documents": 2, "blocks": 40, "tokens": 5120},

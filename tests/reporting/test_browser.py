@@ -12,10 +12,14 @@ from pathlib import Path
 
 import pytest
 from reporting.conftest import HOSTILE, example, write_run
+from reporting.inspection.test_document import whole
 from reporting.study_example import study, write_study_run
 
 from hfpatch.reporting import write_joint_report, write_report
 from hfpatch.reporting.explorer.page import write_explorer
+from hfpatch.reporting.html import html
+from hfpatch.reporting.inspection.document import inspection_document
+from hfpatch.reporting.inspection.figures import figures
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra 'browser')")
 CHROMIUM = next(
@@ -55,6 +59,7 @@ def pages(tmp_path_factory):
     bad = write_run(
         root / "hostile", json.loads(hostile) | {"name": HOSTILE[:-1], "warnings": [HOSTILE[:-1]]}, curves=False
     )
+    (inspected := root / "inspection.html").write_text(html(inspection_document(whole(), figures(whole()))))
     shutil.copytree(RESULTS / "quickstart", root / "quickstart")
     shutil.copytree(RESULTS, root / "results", ignore=shutil.ignore_patterns("figures", "*.csv"))
     return {
@@ -66,6 +71,7 @@ def pages(tmp_path_factory):
         "joint": write_joint_report([run, other], root / "joint").html,
         "side": write_joint_report([run, root / "quickstart"], root / "side").html,
         "study": write_report(write_study_run(root / "study", study())).html,
+        "inspection": inspected,
     }
 
 
@@ -99,7 +105,7 @@ def visit(chromium, pages):
         assert noise == []
 
 
-NAMES = ["run", "hostile", "quickstart", "joint", "side", "study", "explorer", "explorer of hostile"]
+NAMES = ["run", "hostile", "quickstart", "joint", "side", "study", "inspection", "explorer", "explorer of hostile"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

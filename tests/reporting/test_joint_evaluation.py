@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import pytest
 from reporting.test_evaluation import results as evaluated  # noqa: F401 - a fixture
@@ -73,17 +74,14 @@ def test_limits_of_tasks_and_what_differs(evaluated, alone):  # noqa: F811
 
 
 def test_documents_that_another_precision_decides_otherwise_are_counted(alone, tmp_path):
-    low = alone.model_copy(
-        update={"model": {**alone.model, "dtype": "bfloat16"}, "provenance": {**alone.provenance, "matmul": "fp32"}}
-    )
+    model, provenance = {**alone.model, "dtype": "bfloat16"}, {**alone.provenance, "matmul": "fp32"}
+    low = alone.model_copy(update={"model": model, "provenance": provenance})
     folders = {"x": tmp_path / "x", "y": tmp_path / "y"}
     right = {"x": [0.0, 1.0, 1.0, 0.0], "y": [1.0, 1.0, 0.0, 0.0]}
     for name, folder in folders.items():
         (folder / "base").mkdir(parents=True)
-        rows = [
-            {"doc_id": i, "doc_hash": str(i), "acc": value, "perplexity": 0.5 * i}
-            for i, value in enumerate(right[name])
-        ]
+        known = enumerate(right[name])
+        rows = [{"doc_id": i, "doc_hash": str(i), "acc": value, "perplexity": 0.5 * i} for i, value in known]
         (folder / "base" / "cloze.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         write_values(folder / "base", ["cloze"])
 
@@ -92,10 +90,8 @@ def test_documents_that_another_precision_decides_otherwise_are_counted(alone, t
         texts = [text for section in document.opening[1:] for block in section.blocks for text in block.items]
         return [text for text in texts if "decided otherwise" in text]
 
-    assert sentences(alone, low) == [
-        "cloze, base: 2 of 4 documents are decided otherwise (acc) in y (bfloat16 with products in float32) than in x "
-        "(float32)."
-    ]
+    (told,) = sentences(alone, low)
+    assert re.match(r"cloze, base: 2 of 4 documents .* in y \(bfloat16 .* float32\) than in x \(float32\)", told)
     assert sentences(alone, alone) == []
     (folders["y"] / "base" / "cloze.jsonl").unlink()  # no records, no count
     assert sentences(alone, low) == []
@@ -114,9 +110,8 @@ def test_the_files_of_a_joint_report(evaluated, alone, tmp_path, capsys):  # noq
         ("first", "base", "cloze"), ("first", "one", "cloze"), ("second", "base", "both"), ("second", "base", "cloze"),
         ("second", "base", "page"),
     ]  # fmt: skip
-    assert r"both & N/A & & acc & 1,244 & -- & -- & 0.4500 $\pm$ 0.0100 \\" in written.tex.read_text().replace(
-        "  ", " "
-    )
+    tex = written.tex.read_text().replace("  ", " ")
+    assert r"both & N/A & & acc & 1,244 & -- & -- & 0.4500 $\pm$ 0.0100 \\" in tex
     page, text = written.html.read_text(), written.markdown.read_text()
     assert "alert(1)</script>" not in page
     for shown in ("# first and second", "What differs between the evaluations", "# Run first", "# Run second"):

@@ -9,6 +9,7 @@ from hfpatch.reporting.numbers import (
     change_text,
     count,
     decimal,
+    diverged_text,
     duration,
     memory,
     part_text,
@@ -81,41 +82,30 @@ def test_numbers_that_are_none_and_rounded_zeros():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(23.456, "23.46"), (1234567.0, "1,234,567"), (0.012345, "0.01235"), (-2.4, "−2.400"), (1.5e12, "1.500e+12")],
-)
-def test_significant(value, text):
-    assert significant(value, 4) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
+    ("form", "shown"),
     [
-        (0, "0"),
-        (950, "950"),
-        (999_600, "1M"),
-        (81_920, "81.9k"),
-        (24_772_608, "24.8M"),
-        (2.8e9, "2.8B"),
-        (4.1e12, "4100B"),
+        (lambda value: significant(value, 4), {23.456: "23.46", 1234567.0: "1,234,567", 0.012345: "0.01235",
+                                               -2.4: "−2.400", 1.5e12: "1.500e+12"}),
+        (short_count, {0: "0", 950: "950", 999_600: "1M", 81_920: "81.9k", 24_772_608: "24.8M", 2.8e9: "2.8B",
+                       4.1e12: "4100B"}),
+        (ratio, {1.41: "1.41", 0.976: "0.98", 0.1: "0.10", 0.0312: "0.031", 16 / 67584: "under 0.001"}),
+        (count, {17_694_720: "17,694,720"}),
+        (memory, {512 * 2**20: "512 MiB", 1.5 * 2**30: "1.5 GiB"}),
+        (duration, {4.21: "4.2 s", 59.4: "59 s", 185: "3 min 05 s", 7800: "2 h 10 min"}),
     ],
-)
-def test_short_count(value, text):
-    assert short_count(value) == text
+    ids=["significant", "short count", "ratio", "count", "memory", "duration"],
+)  # fmt: skip
+def test_numbers_as_text(form, shown):
+    assert {value: form(value) for value in shown} == shown
 
 
-def test_sizes_times_and_parts():
-    assert count(17_694_720) == "17,694,720"
-    assert memory(512 * 2**20) == "512 MiB"
-    assert memory(1.5 * 2**30) == "1.5 GiB"
-    assert [duration(s) for s in (4.21, 59.4, 185, 7800)] == ["4.2 s", "59 s", "3 min 05 s", "2 h 10 min"]
+def test_parts():
     part = {"type": "lora", "r": 8, "target_modules": ["q", "v"]}
     assert part_text(part) == "lora(r=8, target_modules=q+v)"
     assert part_text({"type": "pre_projection"}) == "pre_projection"
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(1.41, "1.41"), (0.976, "0.98"), (0.1, "0.10"), (0.0312, "0.031"), (16 / 67584, "under 0.001")]
-)
-def test_a_ratio_of_sizes_is_never_shown_as_nothing(value, text):
-    assert ratio(value) == text
+def test_divergence_is_reported_in_the_order_of_steps():
+    assert diverged_text({}) == ""
+    assert diverged_text({0: 360, 2: 340}) == "diverged at step 340 (seed 2) and 360 (seed 0)"
+    assert diverged_text({1: 1340}) == "diverged at step 1,340 (seed 1)"

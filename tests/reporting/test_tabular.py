@@ -1,9 +1,11 @@
+import csv
+import io
 import re
 
 import pytest
 
 from hfpatch.reporting.document import Cell, Column, Row, Table
-from hfpatch.reporting.tabular import escape, latex
+from hfpatch.reporting.tabular import csv_text, escape, latex
 
 HOSTILE = '\\input{x} & 5 % of $a_1$ #1 ~ ^ {b} <c> | [d] *\n\\end{tabular}\r\u2028"é" −1 × ∞ – ± † …'
 COMMANDS = {
@@ -59,3 +61,10 @@ def test_a_caption_makes_it_a_table_that_floats():
     assert lines[3] == r"\label{tab:main}"
     assert lines[4:-1] == latex(table).splitlines()
     assert lines[-1] == r"\end{table}"
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t"])
+def test_text_that_a_spreadsheet_takes_for_a_formula_is_quoted_and_numbers_are_not(start):
+    text = f"{start}HYPERLINK(1)"
+    (row,) = csv.reader(io.StringIO(csv_text(["name", "value"], [[text, -1.5]])[len("name,value\n") :], newline=""))
+    assert row == [f"'{text}", "-1.5"]

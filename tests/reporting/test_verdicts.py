@@ -4,7 +4,7 @@ import csv
 import io
 import random
 import re
-from html.parser import HTMLParser
+from html import unescape
 
 import pytest
 from reporting.conftest import comparison, method, write_run
@@ -37,26 +37,20 @@ def drawn(seed):
         for task in tasks
     }
     for name, parts in methods.items():
-        own = method(
-            name, parts, 1000 if parts else 0, {"tinyworld_cloze": [0.5] * seeds}, speed=2048 if parts else None
-        )
-        for run in own[1]["runs"].values():
+        scores, speed = {"tinyworld_cloze": [0.5] * seeds}, 2048 if parts else None
+        _, own = method(name, parts, 1000 if parts else 0, scores, speed=speed)
+        for run in own["runs"].values():
             (score,) = run["evaluation"].values()
             run["evaluation"] = {}
             for task in tasks:
-                metrics = {
-                    BASES[task][0]: rng.uniform(0.3, 0.6),
-                    **({"bits_per_byte": 1.5} if task in low_noise else {}),
-                }
+                metrics = {BASES[task][0]: rng.uniform(0.3, 0.6)} | (
+                    {"bits_per_byte": 1.5} if task in low_noise else {}
+                )
                 known = {"task": task, "metrics": metrics, "primary": BASES[task][0], "stderr": {}}
                 run["evaluation"][task] = {**score, **known, "higher_is_better": BASES[task][1], "n": 100}
-        raw["methods"][name] = own[1]
+        raw["methods"][name] = own
     for name in methods:
-        others = [
-            "baseline",
-            *(["lora"] if "lora" in methods and name != "lora" else []),
-            *(["two"] if name == "one" else []),
-        ]
+        others = ["baseline", *["lora"] * (name != "lora"), *["two"] * (name == "one")]
         for other in (each for each in others if each in methods and name != "baseline" and rng.random() < 0.9):
             for task in tasks:
                 for metric in (BASES[task][0], *(["bits_per_byte", "margin"] if task in low_noise else [])):
@@ -75,40 +69,15 @@ def _random_comparison(rng, name, other, task, metric, seeds):
     return made | {"task": task, "metric": metric, "n": 100, "seeds": seeds}
 
 
-class Tables(HTMLParser):
-    """The cells of every table of a page, by its anchor, a cell's parts separated by lines."""
-
-    def __init__(self):
-        super().__init__()
-        self.tables, self.name, self.inside = {}, None, False
-
-    def handle_starttag(self, tag, attrs):
-        if tag == "table":
-            self.name = dict(attrs).get("id")
-            self.tables[self.name] = []
-        elif tag == "tr" and self.name:
-            self.tables[self.name].append([])
-        elif tag in ("td", "th") and self.name and self.tables[self.name]:
-            self.tables[self.name][-1].append("")
-            self.inside = True
-        elif tag in ("span", "small") and self.inside:
-            self.tables[self.name][-1][-1] += "\n"
-
-    def handle_endtag(self, tag):
-        if tag in ("td", "th"):
-            self.inside = False
-        elif tag == "table":
-            self.name = None
-
-    def handle_data(self, data):
-        if self.inside and self.name and self.tables[self.name]:
-            self.tables[self.name][-1][-1] += data
-
-
 def html_rows(page, name):
-    parser = Tables()
-    parser.feed(page)
-    return [[[line for line in cell.split("\n") if line.strip()] for cell in row] for row in parser.tables[name][1:]]
+    """The cells of a table of a page below its heading, each as a list of lines."""
+    table = re.search(rf'<table[^>]*\bid="{name}".*?</table>', page, re.DOTALL)[0]
+    rows = []
+    for row in table.split("<tr")[2:]:
+        cells = re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", re.sub("<(span|small)", r"\n<\1", row), re.DOTALL)
+        texts = [unescape(re.sub(r"<[^>]*>", "", cell)) for cell in cells]
+        rows.append([[line for line in text.split("\n") if line.strip()] for text in texts])
+    return rows
 
 
 def markdown_rows(text, after):
@@ -124,15 +93,11 @@ def markdown_rows(text, after):
     return rows
 
 
-def word(text):
-    return re.sub(r" \(.*", "", text)
-
-
 def said(rendering):
     """Collect what each rendering says of each pair and task: (method, other, task) -> the set of its verdicts."""
     found = {}
     for source, key, verdict in rendering:
-        found.setdefault(key, {}).setdefault(word(verdict), []).append(source)
+        found.setdefault(key, {}).setdefault(re.sub(r" \(.*", "", verdict), []).append(source)
     return found
 
 

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from tiny_runs import NEOX, Nothing, Stop, Trained, lines, numbers, refused, save_base, small_recipe
 from torch.nn.functional import cross_entropy
 
-import hfpatch.runs.cautions
 import hfpatch.runs.comparison
 import hfpatch.runs.train_eval
 import hfpatch.support.files
@@ -28,8 +27,8 @@ from hfpatch.results import load_results
 from hfpatch.results.identity import COMPUTED_WITH, OF_BASE, OF_TASK
 from hfpatch.results.records import read_values
 from hfpatch.runs import compare, pretrain, train
+from hfpatch.runs.folder import changes
 from hfpatch.runs.plan import plan_comparison
-from hfpatch.runs.recipe_changes import changes
 from hfpatch.runs.session import open_runs
 from hfpatch.runs.train_eval import ComparisonSession
 from hfpatch.support.files import read_json, write_json
@@ -283,7 +282,7 @@ def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe,
 
 def test_units_may_run_in_any_order_that_their_needs_allow(straight, recipe, tmp_path, no_report):
     plan, log, done = plan_comparison(recipe, tmp_path / "out"), Trained(), []
-    session = ComparisonSession(recipe, plan, log)
+    session = ComparisonSession(plan, log)
     with open_runs(session, resume=False):
         while left := [unit for unit in plan.units if unit not in done]:
             done.append(next(unit for unit in reversed(left) if all(need in done for need in unit.needs)))
@@ -314,13 +313,6 @@ def test_resuming_a_finished_run_of_other_pairs_compares_again_and_trains_nothin
     assert numbers(found) == numbers(read_json(straight / "results.json"))
     assert found["provenance"]["wall_s"] > 5000
     assert {run["commit"] for method in found["methods"].values() for run in method["runs"].values()} == {"c0ffee"}
-
-
-def test_a_run_is_not_overwritten(straight, recipe, tmp_path):
-    assert "finished run" in refused(compare, recipe, straight)
-    out = shutil.copytree(straight, tmp_path / "out")
-    (out / "results.json").unlink()
-    assert "--resume" in refused(compare, recipe, out)
 
 
 def test_words_places_memory_and_saving_may_differ_when_a_run_goes_on(straight, model_folder, tmp_path, no_report):
@@ -390,16 +382,6 @@ def test_the_base_may_be_placed_otherwise(model_folder, tmp_path, places):
     assert changes(tmp_path, now) == ({}, {})
 
 
-def test_changed_training_text_is_refused(recipe, model_folder, tmp_path):
-    data = tmp_path / "data.txt"
-    data.write_text("One story about a fox.\n\nAnother about a crow.\n" * 60)
-    changing = make_recipe(model_folder, data={"source": str(data), "block_size": 32})
-    with pytest.raises(KeyboardInterrupt):
-        compare(changing, tmp_path / "out", progress=Stop(1, "finished"))
-    data.write_text("One story about a fox.\n\nAnother about a crow.\n" * 90)
-    assert "does not match the current training text" in refused(compare, changing, tmp_path / "out", resume=True)
-
-
 def test_train_leaves_what_compare_takes_up(straight, recipe, tmp_path, no_report):
     out = tmp_path / "out"
     patches = train(recipe, "lora", out)
@@ -416,7 +398,8 @@ def test_train_leaves_what_compare_takes_up(straight, recipe, tmp_path, no_repor
 def test_a_base_off_its_known_score_stops_before_any_training(model_folder, tmp_path, monkeypatch, no_report):
     methods = {name: METHODS[name] for name in ("baseline", "pre_projection")}
     recipe = make_recipe(model_folder, methods)
-    monkeypatch.setattr(hfpatch.runs.cautions, "check_known_scores", lambda *_, **__: ["The base scores too low."])
+    for module in ("hfpatch.evaluation", "hfpatch.runs.results"):
+        monkeypatch.setattr(f"{module}.check_known_scores", lambda *_, **__: ["The base scores too low."])
     log = Trained()
     message = refused(compare, recipe, tmp_path / "out", progress=log)
     assert "The base scores too low." in message
@@ -425,6 +408,7 @@ def test_a_base_off_its_known_score_stops_before_any_training(model_folder, tmp_
     allowed = {**recipe.evaluation.model_dump(), "allow_unknown_base": True}
     results = compare(make_recipe(model_folder, methods, evaluation=allowed), tmp_path / "out", resume=True)
     assert "The base scores too low." in results["warnings"]
+    assert any(str(model_folder) in warning for warning in results["warnings"])  # it has no published score
 
 
 def test_a_metric_that_compares_nothing_stops_before_any_training(recipe, tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ import hfpatch.runs.study
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import Progress, compare, locks, pretrain_study
-from hfpatch.runs.engines import parallel, scored, worker
+from hfpatch.runs.engines import parallel, worker
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.worker import Job, Place
 from hfpatch.support.files import read_json
@@ -98,12 +98,12 @@ class Break(Log):
 
 
 def test_how_far_an_evaluation_is_can_be_read_from_its_folder(tmp_path, monkeypatch):
-    progress = scored.UnitProgress(tmp_path)
-    assert scored.read_scored(tmp_path) is None
+    progress = worker.UnitProgress(tmp_path)
+    assert worker.read_scored(tmp_path) is None
     for done in (1, 2):  # the second comes too soon
         progress.scored("lora · seed 0", "cloze", done, 9)
-    assert scored.read_scored(tmp_path) == ("cloze", 1, 9)
-    monkeypatch.setattr(scored, "EVERY_S", 0.0)
+    assert worker.read_scored(tmp_path) == ("cloze", 1, 9)
+    monkeypatch.setattr(worker, "SCORED_S", 0.0)
     progress.scored("lora · seed 0", "cloze", 3, 9)
     shown = []
     dispatch = object.__new__(parallel._Dispatch)
@@ -114,7 +114,7 @@ def test_how_far_an_evaluation_is_can_be_read_from_its_folder(tmp_path, monkeypa
         dispatch._show_progress()
     assert shown == [("lora · seed 0", "cloze", 3, 9)]
     (tmp_path / "evaluations" / ".answers" / "scored.json").write_text('{"task": 1')
-    assert scored.read_scored(tmp_path) is None
+    assert worker.read_scored(tmp_path) is None
 
 
 def test_a_worker_that_starts_ends_the_count_of_those_that_did_not():

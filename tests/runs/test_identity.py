@@ -33,8 +33,8 @@ from hfpatch.reporting.html import html
 from hfpatch.results.identity import COMPUTED_WITH, OF_BASE, OF_TASK, base_identity, task_identity
 from hfpatch.results.schema import ComparisonResults, Method, Parameters, Run, Task
 from hfpatch.runs import Progress, compare
+from hfpatch.runs.folder import NOT_IDENTITY, changes
 from hfpatch.runs.identity import check_scores, identify_base
-from hfpatch.runs.recipe_changes import NOT_IDENTITY, changes
 from hfpatch.support.files import write_json, write_text
 from hfpatch.surgery.bases import load_base
 from hfpatch.tinyworld import documents
@@ -505,7 +505,7 @@ def two_recipes(section, key):
 @pytest.mark.filterwarnings("ignore:Pydantic serializer")
 def test_a_run_resumes_with_no_other_value_of_a_key_that_decides(section, key, tmp_path, monkeypatch):
     first, second = two_recipes(section, key)
-    monkeypatch.setattr("hfpatch.runs.recipe_changes.load_recipe", lambda path, **_: first)
+    monkeypatch.setattr("hfpatch.runs.folder.load_recipe", lambda path, **_: first)
     for run in ("baseline", "lora"):
         (tmp_path / "runs" / run).mkdir(parents=True)
     assert bool(changes(tmp_path, second)[1]) == (f"{section}.{key}" not in FREE)

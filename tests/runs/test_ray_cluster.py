@@ -14,7 +14,7 @@ from runs.test_engines import Log, _no_report, assert_equal, look_often, recipe,
 
 from hfpatch.errors import HfpatchError
 from hfpatch.runs import pretrain_study
-from hfpatch.runs.engines.nodes import NodeReport, Token, check_nodes, current_versions, inspect_node, shared_token
+from hfpatch.runs.engines.ray import NodeReport, Token, check_nodes, current_versions, inspect_node, shared_token
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.worker import Job
 from hfpatch.runs.locks import new_holder

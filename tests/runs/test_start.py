@@ -16,7 +16,6 @@ COMPARE = """
 import sys
 from hfpatch.runs import compare, pretrain_study
 import hfpatch.training.probe
-import hfpatch.runs.training
 from hfpatch.evaluation import check_comparable, evaluate
 print(*sys.modules)
 """
@@ -36,5 +35,5 @@ ONLY_ELSEWHERE = {
 def test_what_is_needed_only_later_is_not_imported(program, later):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     imported = set(done.stdout.split())
-    assert {"torch", "peft", "hfpatch.runs.training"} <= imported
+    assert {"torch", "peft", "hfpatch.runs.comparison"} <= imported
     assert imported & later <= modules_of_transformers(imported)

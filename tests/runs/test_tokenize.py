@@ -13,7 +13,7 @@ from hfpatch.__main__ import main
 from hfpatch.data.corpora import Corpus
 from hfpatch.data.load import load_blocks
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.pretraining import PretrainRecipe, load_pretrain_recipe
+from hfpatch.recipes.pretraining import PretrainRecipe, load_pretrain_or_study
 from hfpatch.runs import pretrain, tokenize
 from hfpatch.runs.corpus import recipe_tokenizer
 from hfpatch.support.files import read_json
@@ -107,7 +107,7 @@ def test_the_command_writes_a_file_and_says_how_to_use_it(tmp_path, capsys, monk
     assert main(["tokenize", "tinyworld-gpt2", *chosen]) == 0
     overrides = capsys.readouterr().out.splitlines()[-1].removeprefix("to train on them: ").split()
     assert overrides[-1] == "tokenizer.path=tinyworld-gpt2-tokenizer"
-    assert load_pretrain_recipe("tinyworld-gpt2", [*chosen, *overrides]).data.source == "tinyworld-gpt2.bin"
+    assert load_pretrain_or_study("tinyworld-gpt2", [*chosen, *overrides]).data.source == "tinyworld-gpt2.bin"
     assert len(AutoTokenizer.from_pretrained(tmp_path / "tinyworld-gpt2-tokenizer")) == 300
     assert main(["tokenize", "tinyworld-gpt2", *chosen]) == 2
     assert "tinyworld-gpt2.bin: exists already; delete it" in capsys.readouterr().err
@@ -147,7 +147,7 @@ def test_nothing_is_left_where_a_mistake_is_found(tmp_path, monkeypatch):
             pretrain(wrong, out)
         assert "\n" not in str(caught.value)
         assert not out.exists()
-    monkeypatch.setattr("hfpatch.runs.tokens.write_token_file", lambda *_, **__: pytest.fail("written"))
+    monkeypatch.setattr("hfpatch.runs.corpus.write_token_file", lambda *_, **__: pytest.fail("written"))
     made.file.unlink()
     for ending in (".json", ".safetensors"):
         made.file.with_suffix(ending).unlink()

@@ -13,7 +13,7 @@ from tiny_runs import Nothing, Stop, Trained, lines, numbers, refused, small_rec
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.results.tuning import Tuning as Found
+from hfpatch.results.schema import Tuning as Found
 from hfpatch.runs import compare, train
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.plan import plan_comparison, plan_training

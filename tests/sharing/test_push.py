@@ -23,24 +23,19 @@ from hfpatch.reporting import write_report
 from hfpatch.sharing.contents import _is_limited, contents
 from hfpatch.surgery.manifest import FORMAT
 
-FINGERPRINT = {"dtypes": ["float32"], "exact": "f"}
-
 
 def patch_folder(folder):
     """Write the files of a patch, whose base was a folder of some machine."""
     part = folder / "lora"
     part.mkdir(parents=True)
-    base = "/home/someone/secret/my-base"
-    (folder / "patch.json").write_text(
-        json.dumps(
-            {
-                "format": FORMAT,
-                "base": {"name": base, "class": "GPT2LMHeadModel", "model_type": "gpt2", "fingerprint": FINGERPRINT},
-                "active": ["lora"],
-                "adapters": [{"name": "lora", "method": "lora", "sha256": "a" * 64}],
-            }
-        )
-    )
+    base, fingerprint = "/home/someone/secret/my-base", {"dtypes": ["float32"], "exact": "f"}
+    manifest = {
+        "format": FORMAT,
+        "base": {"name": base, "class": "GPT2LMHeadModel", "model_type": "gpt2", "fingerprint": fingerprint},
+        "active": ["lora"],
+        "adapters": [{"name": "lora", "method": "lora", "sha256": "a" * 64}],
+    }
+    (folder / "patch.json").write_text(json.dumps(manifest))
     (part / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": base}))
     safetensors.torch.save_file({"layers.0.lora_B.weight": torch.ones(2, 2)}, part / "adapter_model.safetensors")
     return folder
@@ -214,7 +209,7 @@ def test_what_is_not_there_is_named(run, options, message):
 
 
 def test_other_folders_are_refused(tmp_path):
-    with pytest.raises(HfpatchError, match="contains no finished run, patch or export"):
+    with pytest.raises(HfpatchError, match="no finished run"):
         contents(tmp_path)
     with pytest.raises(HfpatchError, match="leave them out"):
         contents(tmp_path, method="lora")

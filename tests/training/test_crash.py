@@ -11,11 +11,11 @@ import forked
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_blocks import make_blocks, metrics_of, run_probe, same, trainables
+from training_blocks import make_blocks, metrics_of, run_probe, same, spoil, trainables
 
 from hfpatch.errors import HfpatchError
 from hfpatch.support.signals import sigterm_answered_by
-from hfpatch.training.interruption import SigtermWatch, Terminated, leave
+from hfpatch.training.interruption import Terminated, leave, watch_sigterm
 
 TESTS = Path(__file__).parent.parent
 KILLS = {"probe": 20, "pretrain": 10}
@@ -89,7 +89,7 @@ def test_a_sigterm_that_nobody_answered_acts_as_before_in_the_end(error):
     seen = []
     before = signal.signal(signal.SIGTERM, lambda *_: seen.append(1))
     try:
-        with suppress(HfpatchError), SigtermWatch():
+        with suppress(HfpatchError), watch_sigterm():
             os.kill(os.getpid(), signal.SIGTERM)
             assert seen == []
             if error:
@@ -103,7 +103,7 @@ def test_a_second_sigterm_acts_as_before():
     seen = []
     before = signal.signal(signal.SIGTERM, lambda *_: seen.append(1))
     try:
-        with SigtermWatch() as watch:
+        with watch_sigterm() as watch:
             os.kill(os.getpid(), signal.SIGTERM)
             assert (watch.asked, seen) == (True, [])
             os.kill(os.getpid(), signal.SIGTERM)
@@ -116,7 +116,7 @@ def test_outside_the_main_thread_nothing_is_watched():
     found = []
 
     def enter():
-        with SigtermWatch() as watch:
+        with watch_sigterm() as watch:
             found.append(watch.asked)
 
     thread = threading.Thread(target=enter)
@@ -125,24 +125,9 @@ def test_outside_the_main_thread_nothing_is_watched():
     assert found == [False]
 
 
-def poison(model, call, value):
-    """Let the model's body return ``value`` in its ``call``-th forward pass in training."""
-    count = 0
-
-    def hook(module, args, output):
-        nonlocal count
-        count += module.training
-        if module.training and count == call:
-            output.last_hidden_state = output.last_hidden_state * value
-        return output
-
-    model.gpt_neox.register_forward_hook(hook)
-    return model
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_bad_loss_is_left_out_and_counted_where_asked(patched, tmp_path, value):
-    model = poison(patched(), 4, value)
+    model = spoil(patched(), 4, value)
     result = run(model, tmp_path, on_bad_loss="skip", save_every=1, keep_checkpoints=9)
     found = metrics_of(tmp_path)
     assert result.skipped_steps == 1
@@ -180,7 +165,7 @@ def test_the_stop_names_the_last_good_checkpoint(patched, tmp_path):
     with pytest.raises(
         HfpatchError, match=r"the last good checkpoint is .*checkpoints/step-00000004; .*on_bad_loss=skip"
     ):
-        run(poison(patched(), 6, float("nan")), tmp_path, save_every=2, on_bad_loss="stop")
+        run(spoil(patched(), 6, float("nan")), tmp_path, save_every=2, on_bad_loss="stop")
     assert len(metrics_of(tmp_path)) == 5
 
 
@@ -199,10 +184,3 @@ def test_early_stopping_ends_with_the_best_weights_and_resumes_to_its_end(patche
     repeated = run(again, tmp_path, resume=True, on_step=lambda record: pytest.fail("trained again"), **options)
     assert same(trainables(model), trainables(again))
     assert repeated.to_json() | {"peak_memory_bytes": 0} == result.to_json() | {"peak_memory_bytes": 0}
-
-
-def test_another_batch_size_is_refused_and_another_micro_batch_is_not(patched, tmp_path):
-    run(patched(), tmp_path, save_every=4, keep_checkpoints=3)
-    with pytest.raises(HfpatchError, match=r"another settings.batch_size \(4, now 2\); resume with the same recipe"):
-        run(patched(), tmp_path, batch_size=2, resume=True)
-    run(patched(), tmp_path, resume=True, micro_batch_size=1)

@@ -1,6 +1,7 @@
-"""Diagnostics of pretraining: against plain torch on the model's own activations, and without a trace in training."""
+"""Update survival, and f of query paths against plain torch on the activations, without a trace in training."""
 
 import math
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,15 @@ from hfpatch.errors import HfpatchError
 from hfpatch.models import build_scratch
 from hfpatch.recipes.models import ScratchSettings
 from hfpatch.training import loop
-from hfpatch.training.diagnostics import DIAGNOSED_BLOCKS, DiagnosticsFile, QueryDiagnostic, diagnose
+from hfpatch.training.diagnostics import (
+    DIAGNOSED_BLOCKS,
+    DiagnosticsFile,
+    QueryDiagnostic,
+    counting_survival,
+    diagnose,
+    survival_shares,
+    survival_steps,
+)
 
 STEPS = 6
 ATTENTIONS = {
@@ -169,7 +178,7 @@ def test_a_run_writes_them_at_the_start_on_time_and_at_the_end_and_trains_as_wit
     assert same(trainables(with_them), trainables(without))
     last = diagnose(with_them, make_blocks(documents=30, seed=1), step=6, batch_size=4)
     for each, line in zip(last, metrics_of(tmp_path / "with", "diagnostics")[-2:], strict=True):
-        found = each.to_json()
+        found = asdict(each)
         assert found.pop("target") == line.pop("target")
         assert found == pytest.approx(line, rel=1e-5)  # in training, attention takes documents one at a time
 
@@ -264,3 +273,39 @@ def test_deleted_metrics_are_refused_beside_a_checkpoint(tmp_path):
 def test_there_must_be_something_to_measure_on(tmp_path):
     with pytest.raises(HfpatchError, match=r"diagnose_every needs held-out text, .* set data\.held_out"):
         run(nonlinear(), tmp_path, held_out=False, diagnose_every=2)
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "expected"),
+    [
+        (500, 50, [50, 106, 162, 218, 274, 330, 386, 442]),
+        (5, 2, [2, 3, 4]),
+        (3, 10, [2]),
+        (1, 0, [0]),
+    ],
+)
+def test_steps_are_spread_from_the_end_of_warm_up(steps, warmup, expected):
+    assert sorted(survival_steps(steps=steps, warmup_steps=warmup)) == expected
+
+
+def test_counts_weights_that_changed_among_those_with_a_gradient():
+    first = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    second = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    idle = torch.nn.Parameter(torch.tensor([1.0]))
+    parameters = {"x.A.default.weight": first, "y.B.default.weight": second, "z.C.default.weight": idle}
+    first.grad, second.grad = torch.tensor([1.0, 1.0, 0.0, 1.0]), torch.tensor([1.0, 1.0])
+    counts = {"B": (0, 1)}
+    with counting_survival(counts, parameters):
+        first.data += torch.tensor([0.5, 0.0, 0.5, 0.5])  # the third moves without a gradient
+        second.data += torch.tensor([0.5, 0.5])
+    assert counts == {"A": (2, 3), "B": (2, 3)}
+    assert survival_shares(counts) == {"A": 2 / 3, "B": 2 / 3, "all": 4 / 6}
+
+
+def test_bf16_loses_an_update_below_its_precision():
+    for dtype, expected in ((torch.float32, 1.0), (torch.bfloat16, 0.0)):
+        weight = torch.nn.Parameter(torch.ones(10, dtype=dtype))
+        weight.grad, counts = torch.ones_like(weight), {}
+        with counting_survival(counts, {"a.b.default.weight": weight}):
+            weight.data -= 1e-3
+        assert survival_shares(counts)["all"] == expected

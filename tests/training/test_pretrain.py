@@ -1,15 +1,22 @@
+"""Pretraining: all weights trained, divergence recorded as an outcome, and models with other query paths."""
+
+import math
 from functools import partial
 
 import pytest
 import torch
-from training_blocks import Killed, metrics_of, run_pretrain
+from families import make_config
+from training_blocks import make_blocks, metrics_of, numbers_of, run_pretrain, same, spoil, trainables
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hfpatch.data.tokenizer import train_tokenizer
+from hfpatch.errors import HfpatchError
+from hfpatch.models import build_scratch
+from hfpatch.recipes.models import ScratchSettings
 from hfpatch.training.validation import mean_loss
 
-STEPS = 6
-run = partial(run_pretrain, evaluate_every=4, save_every=2)
+STEPS, VOCABULARY = 6, 64
+run = partial(run_pretrain, save_every=2)
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "gpt2"])
@@ -19,7 +26,7 @@ def test_trains_everything_evaluates_and_saves_a_folder(base, blocks, tmp_path, 
     tokenizer = train_tokenizer(["the mill"], 257)
     held_out = blocks.head(7)
     untrained = mean_loss(model, held_out, batch_size=4)
-    result = run(model, blocks, tmp_path, evaluation_blocks=held_out, tokenizer=tokenizer)
+    result = run(model, blocks, tmp_path, evaluation_blocks=held_out, evaluate_every=4, tokenizer=tokenizer)
     assert not any(torch.equal(value, before[name]) for name, value in model.named_parameters())
     lines = metrics_of(tmp_path)
     assert [line["step"] for line in lines if "eval_loss" in line] == [0, 4, 6]
@@ -42,15 +49,120 @@ def test_a_frozen_or_low_precision_model_is_trained_in_float32(base, blocks, tmp
     assert {(value.dtype, value.requires_grad) for value in model.parameters()} == {(torch.float32, True)}
 
 
-def test_a_killed_run_resumes_bit_equal(base, blocks, tmp_path):
-    def on_step(record):
-        if record.step == 5:
-            raise Killed
+@pytest.mark.parametrize("micro", [None, 2])
+@pytest.mark.parametrize(("factor", "bound"), [(float("nan"), None), (float("inf"), 50.0), (1e3, 6.0)])
+def test_it_ends_the_run_with_its_step_and_no_model(base, blocks, tmp_path, factor, bound, micro):
+    model, told = spoil(base(), 4 if micro is None else 7, factor), []
+    result = run(
+        model, blocks, tmp_path, on_step=told.append, diverged_above=bound, micro_batch_size=micro,
+        evaluation_blocks=blocks.head(3), evaluate_every=1,
+    )  # fmt: skip
+    assert (result.diverged_step, result.steps, result.stopped_early) == (4, 4, False)
+    found = metrics_of(tmp_path)
+    assert [line["step"] for line in found] == [0, 1, 2, 3, 4] == [0, *(record.step for record in told)]
+    assert "eval_loss" in found[3]
+    assert "eval_loss" not in found[4]
+    assert ("loss" in found[4]) == math.isfinite(factor)
+    assert not (tmp_path / "model").exists()
+    again = run(
+        base(), blocks, tmp_path, resume=True, on_step=lambda record: pytest.fail("trained again"),
+        diverged_above=bound, evaluation_blocks=blocks.head(3), evaluate_every=1,
+    )  # fmt: skip
+    assert again.to_json() | {"peak_memory_bytes": 0} == result.to_json() | {"peak_memory_bytes": 0}
+    assert metrics_of(tmp_path) == found
 
-    straight, resumed = base(), base()
-    run(straight, blocks, tmp_path / "straight", evaluation_blocks=blocks.head(3))
-    with pytest.raises(Killed):
-        run(base(), blocks, tmp_path / "broken", evaluation_blocks=blocks.head(3), on_step=on_step)
-    run(resumed, blocks, tmp_path / "broken", evaluation_blocks=blocks.head(3), resume=True)
-    for (name, one), (_, other) in zip(straight.named_parameters(), resumed.named_parameters(), strict=True):
-        assert torch.equal(one, other), name
+
+def test_the_update_that_it_names_is_left_out(base, blocks, tmp_path):
+    states = []
+    model = spoil(base(), 4, 1e3)
+    run(model, blocks, tmp_path, on_step=lambda record: states.append(trainables(model)), diverged_above=6.0)
+    assert same(states[2], states[3])
+    assert not same(states[1], states[2])
+
+
+def test_a_gradient_that_is_not_finite_counts_too(base, blocks, tmp_path):
+    model = base()
+    model.gpt_neox.layers[0].attention.dense.weight.register_hook(lambda gradient: gradient * float("inf"))
+    result = run(model, blocks, tmp_path)
+    assert result.diverged_step == 1
+    assert math.isfinite(result.final_loss)
+    assert all(value.isfinite().all() for value in model.parameters())
+
+
+def test_the_bound_holds_after_warm_up_only(base, blocks, tmp_path):
+    values = {"diverged_above": 6.0, "warmup_steps": 3}
+    assert run(spoil(base(), 3, 1e3), blocks, tmp_path / "within", **values).diverged_step is None
+    assert (tmp_path / "within" / "model").exists()
+    assert run(spoil(base(), 4, 1e3), blocks, tmp_path / "after", **values).diverged_step == 4
+
+
+def test_a_loss_on_the_evaluation_blocks_counts_as_well(base, blocks, tmp_path):
+    values = {"evaluation_blocks": blocks.head(3), "evaluate_every": 2, "warmup_steps": 1}
+    huge = run(base(), blocks, tmp_path, diverged_above=5.0, lr=30.0, max_grad_norm=None, **values)
+    found = metrics_of(tmp_path)
+    assert huge.diverged_step == found[-1]["step"] < STEPS
+    assert max(found[-1]["loss"], found[-1].get("eval_loss", 0)) > 5.0
+    assert all(line.get("eval_loss", 0) <= 5.0 for line in found[:-1])
+
+
+def test_a_bound_below_the_loss_of_an_untrained_model_is_refused(base, blocks, tmp_path):
+    for bound in (4.0, math.log(VOCABULARY)):
+        with pytest.raises(HfpatchError, match=r"diverged_above is 4.* must be above ln V = 4\.16, .* 64 tokens"):
+            run(base(), blocks, tmp_path, diverged_above=bound)
+    assert not list(tmp_path.iterdir())
+
+
+MODELS = {
+    "gpt2": ("gpt2", {"path": "nonlinear"}),
+    "gpt2, fused": ("gpt2", {"path": "nonlinear", "fused": True}),
+    "gpt2, mlp": ("gpt2", {"path": "nonlinear", "source": "mlp"}),
+    "llama, fused": ("llama", {"path": "nonlinear", "anchor": "weight", "fused": True}),
+    "neox, residual": ("gpt_neox", {"path": "residual"}),
+}
+
+
+def build(name):
+    """Return a model without biases: those of keys have no gradient but rounding, which AdamW would blow up."""
+    case, query = MODELS[name]
+    return build_scratch(make_config(case), ScratchSettings(query=query, biases=False), seed=3)
+
+
+def run_scratch(model, folder, **values):
+    values = {"steps": 4, "warmup_steps": 1, "diagnose_every": 2, **values}
+    evaluation = make_blocks(vocabulary=96, documents=20, seed=1)
+    run_pretrain(model, make_blocks(vocabulary=96), folder, evaluation_blocks=evaluation, **values)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        *((name, {"compile": True}) for name in ("gpt2, mlp", "llama, fused")),
+        *((name, {"micro_batch_size": 1}) for name in MODELS),
+        *((name, {"gradient_checkpointing": True}) for name in MODELS if "mlp" not in name),
+    ],
+)
+def test_compiled_accumulated_or_with_recomputed_activations_it_trains_the_same(tmp_path, monkeypatch, name, other):
+    monkeypatch.setattr("hfpatch.training.loop.COMPILE_BACKEND", "aot_eager")
+    torch.compiler.reset()
+    plain, changed = run_scratch(build(name), tmp_path / "plain"), run_scratch(build(name), tmp_path / "other", **other)
+    assert numbers_of(tmp_path / "other") == pytest.approx(numbers_of(tmp_path / "plain"), rel=2e-5, abs=1e-6)
+    assert len(numbers_of(tmp_path / "plain")) == 4 + 2 + 3 * 2 * 2
+    for (key, one), (_, two) in zip(plain.named_parameters(), changed.named_parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-3, atol=2e-5, msg=key)
+
+
+def test_under_autocast_it_trains_nearly_the_same(tmp_path):
+    name = "llama, fused"
+    run_scratch(build(name), tmp_path / "plain")
+    run_scratch(build(name), tmp_path / "other", autocast="bfloat16")
+    assert numbers_of(tmp_path / "other") == pytest.approx(numbers_of(tmp_path / "plain"), rel=0.03, abs=0.01)
+    assert numbers_of(tmp_path / "other") != numbers_of(tmp_path / "plain")
+
+
+def test_a_query_that_reads_another_block_cannot_recompute_its_own(tmp_path):
+    with pytest.raises(
+        HfpatchError, match=r"training\.gradient_checkpointing: .* reads another block's MLP; leave it out"
+    ):
+        run_scratch(build("gpt2, mlp"), tmp_path, gradient_checkpointing=True)
+    assert not list(tmp_path.iterdir())

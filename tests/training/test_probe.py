@@ -100,30 +100,44 @@ def test_packed_and_padded_rows_give_the_same_loss(patched, blocks, padded_block
         assert len(blocks) < len(padded_blocks)
 
 
-def test_gradient_checkpointing_changes_nothing_and_is_switched_off_again(patched, blocks, tmp_path):
-    plain, checkpointed = patched(), patched()
+@pytest.mark.parametrize(
+    ("options", "rel"),
+    [({"gradient_checkpointing": True}, 1e-6), ({"compile": True}, 1e-5)],
+)
+def test_recomputed_or_compiled_it_trains_the_same_and_stays_itself(
+    patched, blocks, tmp_path, monkeypatch, options, rel
+):
+    monkeypatch.setattr("hfpatch.training.loop.COMPILE_BACKEND", "aot_eager")
+    plain, other = patched(), patched()
+    names = list(dict(other.named_parameters()))
     run(plain, blocks, tmp_path / "plain")
-    run(checkpointed, blocks, tmp_path / "checkpointed", gradient_checkpointing=True)
-    assert losses(tmp_path / "checkpointed") == pytest.approx(losses(tmp_path / "plain"), rel=1e-6)
-    assert not any(getattr(module, "gradient_checkpointing", False) for module in checkpointed.modules())
+    run(other, blocks, tmp_path / "other", **options)
+    assert losses(tmp_path / "other") == pytest.approx(losses(tmp_path / "plain"), rel=rel)
+    assert list(dict(other.named_parameters())) == names
+    assert not any(getattr(module, "gradient_checkpointing", False) for module in other.modules())
+    for name, value in trainables(other).items():
+        torch.testing.assert_close(value, trainables(plain)[name], rtol=1e-3, atol=1e-5)
 
 
-def test_only_what_is_trained_changes(patched, blocks, tmp_path):
-    model = patched()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_only_what_is_trained_changes_in_float32(patched, blocks, tmp_path, dtype):
+    model = patched(dtype=dtype)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     use_cache = model.config.use_cache
     run(model, blocks, tmp_path)
     trained = trainables(model)
+    assert {value.dtype for value in trained.values()} == {torch.float32}
     for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name]) is (name not in trained), name
+        kept = value.dtype is before[name].dtype and torch.equal(value, before[name])
+        assert kept is (name not in trained), name
     assert model.config.use_cache is use_cache
     assert not model.training
     assert all(value.grad is None for value in model.parameters())
 
 
-def test_metrics_and_result(patched, blocks, tmp_path):
-    seen = []
-    result = run(patched(), blocks, tmp_path, on_step=seen.append)
+def test_metrics_and_result_which_a_finished_run_returns_again(patched, blocks, tmp_path, capfd):
+    seen, first, again = [], patched(), patched()
+    result = run(first, blocks, tmp_path, on_step=seen.append)
     lines = metrics_of(tmp_path)
     assert [list(line) for line in lines] == [["step", "loss", "lr", "tokens", "seconds"]] * STEPS
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1)) == [record.step for record in seen]
@@ -136,10 +150,9 @@ def test_metrics_and_result(patched, blocks, tmp_path):
     assert 10**8 < result.peak_memory_bytes < 10**11
     assert json.loads(json.dumps(result.to_json()))["steps"] == STEPS
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "checkpoints"}
-
-
-def test_nothing_is_printed(patched, blocks, tmp_path, capfd):
-    run(patched(), blocks, tmp_path, save_every=2)
+    repeated = run(again, blocks, tmp_path, resume=True, on_step=lambda record: pytest.fail("trained again"))
+    assert same(trainables(first), trainables(again))
+    assert repeated.to_json() | {"peak_memory_bytes": 0} == result.to_json() | {"peak_memory_bytes": 0}
     assert capfd.readouterr() == ("", "")
 
 
@@ -167,14 +180,6 @@ def test_a_killed_run_resumes_bit_equal(patched, blocks, tmp_path, killed, saved
     assert result.update_survival == whole.update_survival
 
 
-def test_a_finished_run_resumes_to_its_result(patched, blocks, tmp_path):
-    first, again = patched(), patched()
-    result = run(first, blocks, tmp_path)
-    repeated = run(again, blocks, tmp_path, resume=True, on_step=lambda record: pytest.fail("trained again"))
-    assert same(trainables(first), trainables(again))
-    assert {**repeated.to_json(), "peak_memory_bytes": 0} == {**result.to_json(), "peak_memory_bytes": 0}
-
-
 def test_a_checkpoint_holds_no_base_and_nothing_pickled(patched, blocks, tmp_path):
     model = patched()
     run(model, blocks, tmp_path, save_every=3, keep_checkpoints=2)
@@ -185,14 +190,6 @@ def test_a_checkpoint_holds_no_base_and_nothing_pickled(patched, blocks, tmp_pat
     trained = sum(value.nbytes for value in trainables(model).values())
     size = sum(path.stat().st_size for path in (tmp_path / "checkpoints" / folders[0]).iterdir())
     assert 3 * trained < size < 3 * trained + 20_000
-
-
-def test_fp32_trainables_on_a_bf16_base(patched, blocks, tmp_path):
-    model = patched(dtype=torch.bfloat16)
-    run(model, blocks, tmp_path)
-    dtypes = {value.dtype for value in trainables(model).values()}
-    assert dtypes == {torch.float32}
-    assert {value.dtype for value in model.parameters() if not value.requires_grad} == {torch.bfloat16}
 
 
 def test_update_survival_shows_what_bf16_loses(patched, blocks, tmp_path):
@@ -268,6 +265,9 @@ def test_what_cannot_be_trained_is_refused(patched, base, blocks, tmp_path):
         run(patched(), blocks, tmp_path, plan=plan_for(blocks, steps=9))
     with pytest.raises(HfpatchError, match="batch of 4 cannot be divided in micro-batches of 3 on 1 processes"):
         run(patched(), blocks, tmp_path, micro_batch_size=3)
+    with pytest.raises(HfpatchError, match=r"training.report_to: made_up cannot be used \(.*"):
+        run(patched(), blocks, tmp_path, report_to=["made_up"])
+    assert not list(tmp_path.iterdir())
 
 
 def test_packing_is_refused_where_it_would_leak(base, blocks, padded_blocks, tmp_path):
@@ -302,6 +302,8 @@ def test_another_run_in_the_folder_is_refused(patched, blocks, tmp_path):
         run(patched(), blocks, tmp_path)
     with pytest.raises(HfpatchError, match=r"a run with another settings.lr \(0.01, now 0.02\)"):
         run(patched(), blocks, tmp_path, resume=True, lr=2e-2)
+    with pytest.raises(HfpatchError, match=r"another settings.batch_size \(4, now 2\)"):
+        run(patched(), blocks, tmp_path, resume=True, batch_size=2)
     other = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=4)
     with pytest.raises(HfpatchError, match="a run with another batch plan"):
         run(patched(), blocks, tmp_path, resume=True, plan=other)
@@ -309,6 +311,7 @@ def test_another_run_in_the_folder_is_refused(patched, blocks, tmp_path):
         run(patched(), blocks, tmp_path, resume=True, seed=1)
     with pytest.raises(HfpatchError, match=r"a run with another origin\.frozen"):
         run(patched("gpt2"), blocks, tmp_path, resume=True)
+    run(patched(), blocks, tmp_path, resume=True, micro_batch_size=1)
 
 
 def test_tensor_groups_have_their_own_dtype(tmp_path, blocks, base):
@@ -367,31 +370,6 @@ def test_trackers_hear_of_every_step(patched, blocks, tmp_path, monkeypatch):
         assert logs["tokens_per_s"] == pytest.approx(line["tokens"] / line["seconds"])
         assert 0 < logs["mfu"] < 1
         assert logs["peak_memory_bytes"] > 10**7
-
-
-def test_the_precision_is_the_recipes_and_never_the_launchers(patched, blocks, tmp_path, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    with pytest.raises(HfpatchError, match=r"set training\.autocast=bfloat16"):
-        run(patched(), blocks, tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_unknown_tracker_is_one_clear_error(patched, blocks, tmp_path):
-    with pytest.raises(HfpatchError, match=r"training.report_to: made_up cannot be used \(.*"):
-        run(patched(), blocks, tmp_path, report_to=["made_up"])
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_compiled_model_trains_the_same_and_stays_itself(patched, blocks, tmp_path, monkeypatch):
-    monkeypatch.setattr("hfpatch.training.loop.COMPILE_BACKEND", "aot_eager")
-    plain, compiled = patched(), patched()
-    names = list(dict(compiled.named_parameters()))
-    run(plain, blocks, tmp_path / "plain", steps=3)
-    run(compiled, blocks, tmp_path / "compiled", steps=3, compile=True)
-    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-5)
-    assert list(dict(compiled.named_parameters())) == names
-    for name, value in trainables(compiled).items():
-        torch.testing.assert_close(value, trainables(plain)[name], rtol=1e-3, atol=1e-5)
 
 
 PEFT_METHODS = {

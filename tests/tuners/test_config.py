@@ -81,25 +81,8 @@ OPTIONS = {
     },
     QueryTemperatureConfig: SHARED,
 }
-WRONG = [
-    "false",
-    "0",
-    "1.5",
-    "x",
-    1.5,
-    3,
-    True,
-    b"x",
-    {},
-    {"a": 1},
-    [True],
-    ["a"],
-    [1.5],
-    [None],
-    math.inf,
-    math.nan,
-    1j,
-]
+WRONG = ["false", "0", "1.5", "x", 1.5, 3, True, b"x", {}, {"a": 1}, [True], ["a"], [1.5], [None]]
+WRONG += [math.inf, math.nan, 1j]
 
 
 @pytest.mark.parametrize("cls", OPTIONS)
@@ -187,29 +170,16 @@ def test_one_target_may_be_given_as_a_string():
 @pytest.mark.parametrize(
     ("cls", "options", "message"),
     [
-        (PreProjectionConfig, {"gated": "false"}, "gated='false' must be true or false"),
-        (PreProjectionConfig, {"content_skip": 1}, "content_skip=1 must be true or false"),
-        (PreProjectionConfig, {"expansion": "1.25"}, r"expansion='1\.25' must be a finite number"),
-        (PreProjectionConfig, {"expansion": math.inf}, "expansion=inf must be a finite number"),
-        (PreProjectionConfig, {"expansion": math.nan}, "expansion=nan must be a finite number"),
         (PreProjectionConfig, {"expansion": 1e9}, "expansion=1000000000.0 must be above 0 and at most 1024"),
-        (PreProjectionConfig, {"seed": 1.0}, r"seed=1\.0 must be an integer"),
-        (PreProjectionConfig, {"seed": True}, "seed=True must be an integer"),
-        (PreProjectionConfig, {"layers_to_transform": [True]}, "must be a list of integers or an integer or None"),
-        (PreProjectionConfig, {"layers_to_transform": "0"}, "layers_to_transform='0' must be a list of integers"),
         (PreProjectionConfig, {"target_modules": 3}, "target_modules=3 must be a list of strings or a string or None"),
         (PreProjectionConfig, {"modules_to_save": "score"}, "modules_to_save='score' must be a list of strings"),
         (PreProjectionConfig, {"trainable_token_indices": {"wte": 3}}, r"trainable_token_indices\['wte'\]=3 must be a"),
-        (NonlinearQueryConfig, {"rank": 2.5}, r"rank=2\.5 must be an integer or None"),
-        (NonlinearQueryConfig, {"activation": None}, "activation=None must be a string"),
         (NonlinearQueryConfig, {"targets": 1}, "targets=1 must be a list of strings"),
-        (PreProjectionConfig, {"expansion": 0}, "expansion=0 must be above 0"),
         (PreProjectionConfig, {"expansion": 0.0}, r"expansion=0\.0 must be above 0 without a content skip"),
         (PreProjectionConfig, {"expansion": 0, "content_skip": True, "gated": True}, "gated=True has no effect"),
         (PreProjectionConfig, {"expansion": 0, "content_skip": True, "dropout": 0.1}, r"dropout=0\.1 has no effect"),
         (PreProjectionConfig, {"expansion": -1.0}, r"expansion=-1\.0 must be above 0"),
         (PreProjectionConfig, {"dropout": 1.0}, r"dropout=1\.0 must be at least 0 and below 1"),
-        (PreProjectionConfig, {"dropout": -0.1}, r"dropout=-0\.1 must be"),
         (PreProjectionConfig, {"activation": "swilu"}, "did you mean 'silu'"),
         (PreProjectionConfig, {"init": "zeros"}, "init='zeros' is not one of identity"),
         (NonlinearQueryConfig, {"rank": 0}, "rank=0 must be at least 1"),

@@ -34,17 +34,14 @@ AT_DEFINITION = {
     "a name of another's layer": ({"method": "scale"}, "method 'scale': its layer would be called 'hfpatch_scale', as"),
     "no place": ({"query": None}, "acts nowhere: define one of entered, query"),
     "an option that is a place": ({"annotations": {"mixed": bool}, "mixed": False}, "called 'mixed', which is a place"),
-    "an option that is a function": (
-        {"annotations": {"acts_at": bool}, "acts_at": False},
-        "'acts_at', which means someth",
-    ),
+    "an option that is a function": ({"annotations": {"acts_at": bool}, "acts_at": False}, "'acts_at', which means"),
     "an option that is not loaded": (
         {"annotations": {"inner": int}, "inner": dataclasses.field(init=False, default=3)},
-        "'inner' is a field with init=False, which cannot be loaded again; assign it in __post_init__",
+        "'inner' is a field with init=False",
     ),
     "an option for __post_init__ alone": (
         {"annotations": {"inner": dataclasses.InitVar[int]}, "inner": 3},
-        "'inner' is an InitVar, which cannot be saved; make it an option",
+        "'inner' is an InitVar",
     ),
     "a place that is misspelt": (
         {"valeu": lambda self, parts, v, x, site: v},
@@ -91,7 +88,7 @@ AT_INJECTION = {
     "an error": ({"build": failing}, r"mine: build\(\) failed at layer 0: LookupError: a problem"),
     "a part's name": (
         {"method": "part", "build": lambda self, site, seed: nn.ModuleDict({"names": nn.Linear(2, 2)})},
-        "part: a part cannot be called 'names', as 'part_names' means something to every layer; choose another name",
+        "part: a part cannot be called 'names', as 'part_names' means something",
     ),
     "an iterator": ({"acts_at": lambda self: iter(["query"])}, r"must return some of \('query',\), not <list_iterator"),
     "a frozen parameter": (
@@ -102,10 +99,7 @@ AT_INJECTION = {
         {"build": lambda self, site, seed: nn.ModuleDict({"a": nn.Linear(2, int(torch.ones(()).item()))})},
         r"mine: build\(\) reads the value of a tensor: RuntimeError: .*; it is called on the meta device first",
     ),
-    "a place without function": (
-        {"acts_at": lambda self: ("key",)},
-        r"must return some of \('query',\), not \('key',\)",
-    ),
+    "a place without function": ({"acts_at": lambda self: ("key",)}, r"some of \('query',\), not \('key',\)"),
     "text": ({"acts_at": lambda self: "query"}, r"acts_at\(\) must return some of \('query',\), not 'query'"),
     "names of the base": ({"method": "c"}, "its tensors begin with 'c_', which the model's .*c_attn.* contains; give"),
 }
@@ -126,15 +120,9 @@ def test_a_mistake_that_shows_at_injection_leaves_the_model_as_it_was(what, wrap
 RETURNED = {
     "nothing": (lambda self, parts, q, x, site: None, r"Mine.query must return a tensor, not NoneType; does it lack a"),
     "a pair": (lambda self, parts, q, x, site: (q, x), r"Mine.query must return a tensor, not tuple$"),
-    "another shape": (
-        lambda self, parts, q, x, site: q[..., :1],
-        r"Mine.query returned \(2, 9, 1\) where .* \(2, 9, 32\)",
-    ),
+    "another shape": (lambda self, parts, q, x, site: q[..., :1], r"Mine.query returned \(2, 9, 1\) .* \(2, 9, 32\)"),
     "another device": (on_meta, "Mine.query returned a tensor on meta where it was given one on cpu"),
-    "integers": (
-        lambda self, parts, q, x, site: q.long(),
-        "Mine.query returned torch.int64 where it was given torch.float32",
-    ),
+    "integers": (lambda self, parts, q, x, site: q.long(), "Mine.query returned torch.int64 .* torch.float32"),
 }
 
 
@@ -183,9 +171,7 @@ def test_a_class_that_is_defined_again_takes_the_place_of_the_first():
     assert "mine" not in NO_SIZE
     assert SIZES["mine"].key == "rank"
     assert type(patch(make_model("gpt2"), again()).peft_config["mine"]) is again
-    with pytest.raises(
-        HfpatchError, match=r"mine: the model has adapters of an earlier definition .*; remove them first"
-    ):
+    with pytest.raises(HfpatchError, match="mine: the model has adapters of an earlier definition"):
         model.add_adapter("other", again())
 
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from families import logits_of, make_config, make_model, make_tokens, perturb
-from in_step import in_step
+from families import gradients, logits_of, make_config, make_model, make_tokens, perturb
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -72,12 +71,6 @@ def carrying(case="llama", **changes):
     return model
 
 
-def gradients(model, tokens):
-    model.zero_grad()
-    model(tokens, labels=tokens, use_cache=False).loss.backward()
-    return {name: p.grad.clone() for name, p in adapter_parameters(model).items()}
-
-
 def checkpoint_functions(model):
     """What transformers was given to checkpoint by, which an unpatched model has back."""
     modules = [vars(module) for module in model.modules()]
@@ -137,12 +130,6 @@ def test_calls_inside_and_between_other_calls():
     assert torch.equal(inside[2], logits_of(other, make_tokens(3, 4, seed=2)))
     with torch.no_grad():
         assert torch.equal(model.lm_head(model.model(tokens, use_cache=False).last_hidden_state), expected)
-
-
-def test_threads_in_step():
-    model, tokens = carrying().requires_grad_(False), [make_tokens(2, 7, seed=seed) for seed in (0, 1)]
-    expected = [logits_of(model, each) for each in tokens]
-    assert all(map(torch.equal, in_step(model, tokens), expected))
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 
 TESTS = Path(__file__).parents[1]
+LOW = [torch.bfloat16, torch.float16]
 METHODS = {
     "pre": lambda **options: PreProjectionConfig(gated=True, content_skip=True, **options),
     "query": lambda **options: NonlinearQueryConfig(rank=4, **options),
@@ -289,3 +290,53 @@ def test_parameter_names_have_the_form_of_loras():
         *(f".hfpatch_pre_projection.preproj_{what}.x.weight" for what in ("up", "gate", "down", "skip")),
         *(f".hfpatch_query.nonlinear_query_{what}.y.weight" for what in ("norm_in", "up", "down", "norm_out")),
     }
+
+
+def dtypes(model):
+    """The dtypes of the added parameters and of the others."""
+    added = {p.dtype for name, p in model.named_parameters() if ".hfpatch_" in name}
+    return added, {p.dtype for name, p in model.named_parameters() if ".hfpatch_" not in name}
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("case", FAMILIES)
+def test_added_parameters_are_fp32_on_any_base(case, dtype, method):
+    model = make_model(case, dtype)
+    model.add_adapter(METHODS[method]())
+    assert dtypes(model) == ({torch.float32}, {dtype})
+    assert dtypes(get_peft_model(make_model(case, dtype), METHODS[method]())) == ({torch.float32}, {dtype})
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", LOW)
+def test_gradients_of_a_low_precision_base_are_fp32(method, dtype):
+    model, tokens = get_peft_model(make_model("gpt_neox", dtype), METHODS[method]()), make_tokens()
+    loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    loss.backward()
+    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
+    assert torch.isfinite(loss)
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("options", [{}, {"is_trainable": True}, {"low_cpu_mem_usage": True}])
+def test_loaded_parameters_are_fp32_on_any_base(method, dtype, options, tmp_path):
+    model = get_peft_model(make_model("gpt_neox", torch.bfloat16), METHODS[method]())
+    tensors = {name.removeprefix("base_model.model."): p for name, p in perturb(model).items()}
+    model.save_pretrained(tmp_path)
+    by_transformers = make_model("gpt_neox", dtype)
+    by_transformers.load_adapter(str(tmp_path), **options)
+    for loaded in (PeftModel.from_pretrained(make_model("gpt_neox", dtype), tmp_path, **options), by_transformers):
+        assert dtypes(loaded) == ({torch.float32}, {dtype})
+        found = {name.removeprefix("base_model.model."): p for name, p in loaded.named_parameters()}
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    again = get_peft_model(make_model("gpt_neox", dtype), METHODS[method]())
+    again.load_adapter(tmp_path, "second")
+    assert dtypes(again) == ({torch.float32}, {dtype})
+
+
+@BOTH
+def test_a_cast_of_the_whole_model_is_the_users_will(method):
+    model = get_peft_model(make_model("gpt_neox"), METHODS[method]()).to(torch.bfloat16)
+    assert model(input_ids=make_tokens(), use_cache=False).logits.dtype == torch.bfloat16

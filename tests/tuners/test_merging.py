@@ -68,13 +68,10 @@ def test_the_weights_of_a_pre_projection_are_those_of_the_formula():
 def test_a_broken_adapter_is_not_merged_safely():
     model = get_peft_model(make_model("llama"), LINEAR["pre"]())
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    model.base_model.model.model.layers[1].self_attn.hfpatch_pre_projection.preproj_down.default.weight.data[0] = (
-        torch.nan
-    )
-    with pytest.raises(
-        ValueError, match=r"NaNs detected in the merged weights\. The adapter default seems to be broken"
-    ):
-        model.base_model.model.model.layers[1].self_attn.hfpatch_pre_projection.merge(safe_merge=True)
+    layer = model.base_model.model.model.layers[1].self_attn.hfpatch_pre_projection
+    layer.preproj_down.default.weight.data[0] = torch.nan
+    with pytest.raises(ValueError, match=r"NaNs detected in the merged weights\. The adapter default"):
+        layer.merge(safe_merge=True)
     after = model.state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items() if "preproj_" not in name)
 

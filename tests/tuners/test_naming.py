@@ -102,9 +102,8 @@ def test_the_share_of_a_large_adapter_is_a_warning_once(caplog, monkeypatch):
             monkeypatch.setattr(tuner_model, "_LARGE", limit)
             for _ in range(2):
                 hfpatch.patch_summary(hfpatch.patch(make_model("llama"), PreProjectionConfig()))
-    lines = [
-        (record.levelname, record.getMessage()) for record in caplog.records if record.name == tuner_model.__name__
-    ]
+    found = [record for record in caplog.records if record.name == tuner_model.__name__]
+    lines = [(record.levelname, record.getMessage()) for record in found]
     text = "pre-projection: 5,120 parameters added, 23.63% of the base's 21,664"  # 2.5 · 32² in each of two layers
     assert lines[0] == ("INFO", text)
     assert lines[1][0] == "WARNING"

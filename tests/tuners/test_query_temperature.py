@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from families import CASES, logits_of, make_model, make_tokens, perturb
+from families import logits_of, make_model, make_tokens, perturb
 from peft import HRAConfig, LoraConfig, PeftModel, get_peft_model
 from transformers import DeepseekV3Config
 
 import hfpatch
-from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
+from hfpatch import HfpatchError, NonlinearQueryConfig, QueryTemperatureConfig
 from hfpatch.twins import random_model, shrink
 
 MANY = ["gpt_neox", "gpt2", "phi3", "qwen3", "falcon_new_decoder"]  # per head; Conv1D; concatenated; normed; grouped
@@ -37,9 +37,7 @@ def test_it_is_saved_and_merged_where_no_norm_follows_the_projection(case, tmp_p
         merged = logits_of(copy.deepcopy(model).merge_and_unload(), tokens)
         torch.testing.assert_close(merged, expected, rtol=1e-4, atol=1e-4)
     else:
-        with pytest.raises(
-            ValueError, match=r"temperature cannot be merged .*: it acts behind .*, whose weight all heads"
-        ):
+        with pytest.raises(ValueError, match=r"temperature cannot be merged .*: it acts behind"):
             model.merge_and_unload()
     assert torch.equal(logits_of(model.unload(), tokens), logits_of(make_model(case), tokens))
 
@@ -104,7 +102,7 @@ def test_lora_is_added_to_the_scaled_query_in_either_order(order):
 
 def test_a_method_that_bypasses_the_projection_is_refused_unless_a_norm_follows():
     bypass = HRAConfig(r=2, target_modules=["q_proj"])
-    with pytest.raises(HfpatchError, match="hra does not call the projection that it adapts, so a changed query"):
+    with pytest.raises(HfpatchError, match="hra does not call the projection"):
         hfpatch.patch(make_model("llama"), [QueryTemperatureConfig(), bypass])
     assert hfpatch.patch_summary(hfpatch.patch(make_model("qwen3"), [bypass, QueryTemperatureConfig()])).added > 0
 
@@ -117,20 +115,3 @@ def test_a_norm_of_another_shape_is_an_error_and_no_wrong_result(monkeypatch):
     with pytest.raises(HfpatchError, match=r"q_norm returns \(2, 9, 4, 8\), which has no 4 heads at axis 1") as error:
         logits_of(model, make_tokens())
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith(("gpt_neox", "gemma2", "bloom"))])
-def test_the_skip_alone_adds_x_w_skip_and_nothing_else(case):
-    """Beside a pre-projection it reads the final x~, as a skip does; alone it is the formula of the sweep."""
-    tokens = make_tokens()
-    skip, pre = PreProjectionConfig(expansion=0, content_skip=True), PreProjectionConfig(init="paper")
-    both = hfpatch.patch(make_model(case), [pre, skip], names=["a", "b"])
-    one = hfpatch.patch(make_model(case), PreProjectionConfig(init="paper", content_skip=True), names=["a"])
-    assert hfpatch.patch_summary(both).added == hfpatch.patch_summary(one).added
-    values = dict(both.named_parameters())
-    for name, parameter in one.named_parameters():
-        if "preproj_" in name:
-            other = values[name.replace(".a.", ".b.") if "preproj_skip" in name else name]
-            parameter.data.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
-            other.data.copy_(parameter)
-    assert torch.equal(logits_of(both, tokens), logits_of(one, tokens))

@@ -1,11 +1,11 @@
-"""What stands around a patched model: offloading, quantisation, ways of generating, encoders, tied weights."""
+"""Patched models in their surroundings: generation, offloading, quantisation, encoders, compilation, meta device."""
 
 import copy
 
 import pytest
 import torch
 from accelerate import cpu_offload
-from families import FEW, TIED, logits_of, make_model, make_tokens, perturb
+from families import FAMILIES, FEW, PLACES, TIED, logits_of, make_config, make_model, make_tokens, model_type, perturb
 from peft import prepare_model_for_kbit_training
 from transformers import (
     AutoModelForCausalLM,
@@ -22,7 +22,7 @@ from transformers import (
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, find_sites, patch, unpatch
 from hfpatch.twins import random_model, shrink, twin
 
-STACK = [PreProjectionConfig(content_skip=True), NonlinearQueryConfig()]
+STACK = [PreProjectionConfig(gated=True, content_skip=True), NonlinearQueryConfig()]
 NEW = 5
 NEVER = 10_000  # an end-of-text that no model here can generate; older prompt lookup cannot do without one
 
@@ -31,9 +31,9 @@ def added(model):
     return {name: p for name, p in model.named_parameters() if "hfpatch_" in name}
 
 
-def patched(case, dtype=torch.float32):
-    model = patch(make_model(case, dtype), STACK)
-    perturb(model)
+def patched(case, std=0.1):
+    model = patch(make_model(case), STACK)
+    perturb(model, std=std)
     return model
 
 
@@ -43,23 +43,16 @@ def generate(model, tokens, **options):
 
 
 @pytest.mark.parametrize("case", FEW)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_bases_keep_their_logits_and_train_in_fp32(case, dtype):
-    model, tokens = make_model(case, dtype), make_tokens()
-    before = logits_of(model, tokens)
-    assert torch.equal(logits_of(patch(model, STACK), tokens), before)
-    assert {p.dtype for p in added(model).values()} == {torch.float32}
-    assert logits_of(model, tokens).dtype == dtype
-
-
-@pytest.mark.parametrize("case", FEW)
-@pytest.mark.parametrize(
-    "mode",
-    [{"cache_implementation": "static"}, {"use_cache": False}, {"prompt_lookup_num_tokens": 2, "eos_token_id": NEVER}],
-)
-def test_every_cache_generates_the_same(case, mode):
+def test_every_cache_and_assisted_generation_give_what_greedy_gives(case):
     model, tokens = patched(case), make_tokens(batch=1)
-    assert torch.equal(generate(model, tokens, **mode), generate(model, tokens))
+    expected = generate(model, tokens)
+    for options in (
+        {"cache_implementation": "static"},
+        {"use_cache": False},
+        {"prompt_lookup_num_tokens": 2, "eos_token_id": NEVER},
+        {"assistant_model": make_model(case)},
+    ):
+        assert torch.equal(generate(model, tokens, **options), expected), options
 
 
 @pytest.mark.parametrize("case", FEW)
@@ -68,12 +61,6 @@ def test_beam_search_with_and_without_cache(case):
     beams = [generate(model, tokens, num_beams=3, use_cache=use) for use in (True, False)]
     assert torch.equal(*beams)
     assert not torch.equal(beams[0], generate(unpatch(model), tokens, num_beams=3))
-
-
-@pytest.mark.parametrize("case", FEW)
-def test_assisted_generation_gives_what_greedy_gives(case):
-    model, tokens = patched(case), make_tokens(batch=1)
-    assert torch.equal(generate(model, tokens, assistant_model=make_model(case)), generate(model, tokens))
 
 
 @pytest.mark.parametrize("case", FEW)
@@ -223,3 +210,40 @@ def test_the_decoder_of_an_encoder_decoder_model():
     cached, plain = (generate(model, tokens, decoder_start_token_id=2, use_cache=use) for use in (True, False))
     assert torch.equal(cached, plain)
     assert not torch.equal(cached, base)
+
+
+def compiled_agrees(case, backend):
+    """Compare on the first block alone: tracing takes seconds a block, and all are alike."""
+    model, base, tokens = patched(case, std=0.2), make_model(case), make_tokens()
+    for each in (model, base):
+        blocks = each.get_submodule(PLACES[model_type(case)][0].partition(".0.")[0])
+        del blocks[1:]
+        each.config.num_hidden_layers = 1
+    with torch.no_grad():
+        eager = model(tokens, labels=tokens, use_cache=False).loss
+        torch.compiler.reset()
+        loss = torch.compile(model, backend=backend)(tokens, labels=tokens, use_cache=False).loss
+    torch.compiler.reset()
+    torch.testing.assert_close(loss, eager, rtol=1e-5, atol=1e-5)
+    assert abs(base(tokens, labels=tokens, use_cache=False).loss - loss) > 1e-4
+
+
+@pytest.mark.parametrize("case", {model_type(case): case for case in reversed(FAMILIES)}.values())  # one of each type
+def test_compiled(case):
+    compiled_agrees(case, "eager")
+
+
+@pytest.mark.slow
+def test_compiled_to_machine_code():
+    compiled_agrees("gpt_neox", "inductor")
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_meta_device(case):
+    """Constructed without values: same names and shapes, in fp32 on the meta device, for counts of any size."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(make_config(case), dtype=torch.bfloat16)
+    patch(model, STACK)
+    real = patched(case)
+    assert {name: p.shape for name, p in added(model).items()} == {name: p.shape for name, p in added(real).items()}
+    assert {(p.device.type, p.dtype) for p in added(model).values()} == {("meta", torch.float32)}

@@ -92,14 +92,15 @@ def make_trainer(model, folder, **options):
     return Trainer(model=model, args=TrainingArguments(output_dir=str(folder), **options), **data)
 
 
-def make_sft_trainer(model, folder, **options):
+def make_sft_trainer(model, folder, peft_config=None, **options):
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
     data = Dataset.from_list([{"text": " ".join(f"w{i}" for i in row["input_ids"])} for row in rows()])
     options = {**LONGER, "bf16": False, **options}
     args = SFTConfig(output_dir=str(folder), **options)
-    return SFTTrainer(model=model, args=args, train_dataset=data, eval_dataset=data, processing_class=words())
+    data = {"train_dataset": data, "eval_dataset": data}
+    return SFTTrainer(model=model, args=args, processing_class=words(), peft_config=peft_config, **data)
 
 
 def losses_and_tensors(trainer):
@@ -175,16 +176,6 @@ def test_a_checkpoint_that_would_lack_something_trained_is_refused(how, tmp_path
 @pytest.mark.slow
 @BOTH
 def test_sft_trainer_of_trl(method, tmp_path):
-    from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
-
-    data = Dataset.from_list([{"text": " ".join(f"w{i}" for i in row["input_ids"])} for row in rows()])
-    trainer = SFTTrainer(
-        model=make_model("llama"),
-        args=SFTConfig(output_dir=str(tmp_path), bf16=False, **OPTIONS),
-        train_dataset=data,
-        processing_class=words(),
-        peft_config=METHODS[method](),
-    )
+    trainer = make_sft_trainer(make_model("llama"), tmp_path, METHODS[method](), **OPTIONS)
     assert isinstance(trainer.model, PeftModel)
     assert_only_the_added_are_trained(trainer)

@@ -10,6 +10,7 @@ from reference import twin_of
 
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
 
+LOW = (torch.bfloat16, torch.float16)
 TOLERANCE = 1e-10  # fp64, relative and absolute; logits are of the order of 1 to 10
 SQUARE = [case for case in FAMILIES if case not in ("gemma", "gemma2")]  # d_q = d; 4 heads of 12 are not 32
 
@@ -112,7 +113,7 @@ def bits(model, tokens):
 @pytest.mark.parametrize("make", NO_OPS)
 @pytest.mark.parametrize(
     ("case", "dtype"),
-    [*((case, torch.float32) for case in FAMILIES), ("gpt_neox", torch.bfloat16), ("gemma2", torch.bfloat16)],
+    [*((case, torch.float32) for case in FAMILIES), *((case, low) for case in FEW for low in LOW)],
 )
 def test_default_init_is_a_no_op_bit_for_bit(case, dtype, make):
     tokens = make_tokens()
@@ -131,37 +132,6 @@ def test_paper_init_and_literal_form_change_the_model(case):
     near = logits_of(injected(case, PreProjectionConfig(init="paper", content_skip=True)), tokens)
     assert 0 < (near - base).abs().max() < 0.1 * base.abs().max()
     assert (logits_of(injected(case, NonlinearQueryConfig(form="literal")), tokens) - base).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("case", FAMILIES)
-def test_without_the_branch_a_changed_input_is_invisible_and_a_skip_is_seen(case):
-    """The pre-projection enters the attention branch and nothing else: residual, MLP and norms see the old x."""
-    path, _, output = PLACES[model_type(case)]
-
-    def silenced(model):
-        for layer in range(2):
-            module = model.get_submodule(f"{path.replace('.0.', f'.{layer}.')}.{output}")
-            module.register_forward_hook(lambda m, args, out: torch.zeros_like(out))
-        return model
-
-    tokens = make_tokens()
-    expected = logits_of(silenced(make_model(case)), tokens)
-    for config, seen in ((PreProjectionConfig(gated=True), False), (PreProjectionConfig(content_skip=True), True)):
-        model = injected(case, config)
-        perturb(model, std=0.3)
-        assert not torch.equal(logits_of(model, tokens), logits_of(make_model(case), tokens))
-        assert torch.equal(logits_of(silenced(model), tokens), expected) != seen
-
-
-@pytest.mark.parametrize("case", FAMILIES)
-def test_a_nonlinear_query_of_the_first_token_is_invisible(case):
-    """Over one key the softmax is 1 whatever the query: only query columns change, not key or value columns."""
-    tokens = make_tokens()
-    model = injected(case, NonlinearQueryConfig(layers_to_transform=[0], form="literal"))
-    perturb(model, std=0.5)
-    moved = (logits_of(model, tokens) - logits_of(make_model(case), tokens)).abs().amax((0, 2))
-    assert moved[0] < 1e-5
-    assert moved[1:].min() > 1e-3
 
 
 @pytest.mark.parametrize("case", FEW)
@@ -187,7 +157,7 @@ def test_two_adapters_of_one_method_act_one_after_the_other(case):
 
     once = x + silu(x @ w("up", "first")) @ w("down", "first")
     twice = once + (silu(once @ w("gate", "second")) * (once @ w("up", "second"))) @ w("down", "second")
-    torch.testing.assert_close(layer.entered(x), twice, rtol=TOLERANCE, atol=TOLERANCE)
+    torch.testing.assert_close(layer.apply_at("entered", x), twice, rtol=TOLERANCE, atol=TOLERANCE)
     branch = torch.randn(2, 3, HIDDEN, dtype=torch.float64)
     expected = branch + twice @ w("skip", "first") + twice @ w("skip", "second")
     torch.testing.assert_close(layer.left(branch, twice), expected, rtol=TOLERANCE, atol=TOLERANCE)

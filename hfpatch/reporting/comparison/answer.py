@@ -1,4 +1,4 @@
-"""What a comparison shows, read from its verdicts: one line a method, and one sentence."""
+"""The answer of a comparison, read from its verdicts: a line for each method, and one sentence."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from hfpatch.errors import listed
 from hfpatch.recipes import pairs
-from hfpatch.reporting.comparison.changes import gain_of
 from hfpatch.reporting.document import Cell, Column, Row, Table, Tone
 from hfpatch.reporting.numbers import (
     NOTHING,
@@ -16,7 +16,7 @@ from hfpatch.reporting.numbers import (
     change_text,
     count,
     diverged_text,
-    listed,
+    gain_of,
     measured,
     metric_text,
     metrics_text,
@@ -36,13 +36,13 @@ class Line:
 
     Attributes:
         method: its name.
-        first: the verdict on the task that the lines are ordered by, see
-            :attr:`hfpatch.results.comparison.ComparisonResults.first_task`; None where there is none.
-        others: those against the baseline on all other tasks.
-        control: the LoRA that it was compared with: of its match group, or the nearest in size.
+        trainable: how many parameters it trains.
+        first: the verdict against the baseline on the first task; None where there is none.
+        others: the verdicts against the baseline on all other tasks.
+        control: the LoRA that it was compared with, see :func:`control_for`.
         ratio: its parameters over the LoRA's.
         against: the verdicts against that LoRA.
-        words: these in words.
+        words: the verdicts in words.
     """
 
     method: str
@@ -54,34 +54,90 @@ class Line:
     against: tuple[Verdict, ...]
     words: str
 
-    @property
-    def tone(self) -> Tone:
-        """What the verdicts against the LoRA say together."""
-        return tone_of(self.against)
 
-
-@dataclass(frozen=True)
-class Answer:
-    """What a report opens with."""
-
-    sentence: str
-    lines: tuple[Line, ...]
-
-
-def answer(results: ComparisonResults) -> Answer:
-    """Return what a reader who has one minute must know; the methods by gain on the first task, the highest first."""
-    lines = [_line(results, name) for name in results.others]
+def method_lines(results: ComparisonResults) -> list[Line]:
+    """Return a line for each method, by gain on the first task, the highest first."""
+    lines = []
+    for name in results.others:
+        own, method = results.answers("base", name), results.methods[name]
+        control = control_for(results, name)
+        size = results.methods[control].trainable if control else 0
+        against = tuple(each for each in results.answers("lora", name) if each.other == control)
+        lost = len(method.diverged)
+        ending = f"; {lost} of {len(method.runs)} seeds diverged" if lost else ""
+        if not method.runs:
+            words = "not finished"
+        elif method.all_diverged:
+            words = diverged_text(method.diverged)
+        elif control is None:
+            words = ("is a LoRA" if pairs.is_lora(method.parts) else "not compared with a LoRA") + ending
+        else:
+            near = abs(size - method.trainable) <= MATCHED * method.trainable or are_matched(results, name, control)
+            words = f"{summary(against)}{'' if near else ', sizes differ'}{ending}"
+        first = next((each for each in own if each.task == results.first_task), None)
+        others = tuple(each for each in own if each.task != results.first_task)
+        ratio = method.trainable / size if size else None
+        lines.append(Line(name, method.trainable, first, others, control, ratio, against, words))
 
     def place(line: Line) -> tuple[bool, float]:
         gain = None if line.first is None else gain_of(results, line.first)
         return gain is None, 0.0 if gain is None else -gain.difference
 
-    lines.sort(key=place)
-    return Answer(_sentence(results, lines), tuple(lines))
+    return sorted(lines, key=place)
+
+
+def answer(results: ComparisonResults) -> str:
+    """Return one sentence that counts the verdicts."""
+    lines = method_lines(results)
+    if not lines or results.baseline is None:
+        return "There is no method to compare with a baseline."
+    if not results.comparisons:
+        why = "No paired comparison was made" if results.complete else "The run is not complete; nothing is tested yet"
+        return f"{why}, so no difference is shown."
+    # on the first task
+    known, task = [line.first for line in lines if line.first is not None], results.first_task
+    said = f"none was tested against {results.baseline}"
+    if task is not None and known:
+        where = f"{task} ({metric_text(results.deciding[task].metric)})"
+        better, worse = (sum(each.verdict == outcome for each in known) for outcome in ("better", "worse"))
+        if all(each.verdict == "not tested" for each in known):
+            said += f" on {where}"
+        else:
+            losing = f" and {worse} {'is' if worse == 1 else 'are'} worse" if worse else ""
+            said = f"{better or 'none'} {'are' if better > 1 else 'is'} {'' if better else 'shown to be '}better"
+            said += f" than {results.baseline} on {where}{losing}"
+    clauses = [f"Of {len(lines)} method{'s' * (len(lines) != 1)}, {said}"]
+    # on the other tasks
+    others = [tested for line in lines if (tested := _tested(line.others))]
+    if others:
+        every = [each for tested in others for each in tested]
+        tasks, metrics = len({each.task for each in every}), metrics_text(each.metric for each in every)
+        where = f"the {f'{tasks} other tasks' if tasks > 1 else 'other task'} ({metrics})"
+        any_of = " on at least one" if tasks > 1 else ""
+        counts = [(_many(others, outcome), outcome) for outcome in ("better", "worse")]
+        parts = [f"{many} {'are' if many > 1 else 'is'} {outcome}{any_of}" for many, outcome in counts if many]
+        clauses.append(f"on {where} " + (listed(parts) or "no difference is shown"))
+    # against LoRA
+    is_lora = {name: pairs.is_lora(method.parts) for name, method in results.methods.items()}
+    compared = [_tested(line.against) for line in lines if not is_lora[line.method]]
+    if compared and any(is_lora.values()):
+        known_ones = [tested for tested in compared if tested]
+        if known_ones:
+            better, worse = (_many(known_ones, outcome) for outcome in ("better", "worse"))
+            same, untested = sum(tone_of(each) == "no difference shown" for each in known_ones), compared.count([])
+            parts = [f"{better} {'are' if better > 1 else 'is'} better" if better else "none is shown to be better"]
+            parts += [f"{worse} {'is' if worse == 1 else 'are'} worse"] if worse else []
+            parts += [f"for {same} no difference is shown"] if same else []
+            parts += [f"{untested} {'was' if untested == 1 else 'were'} not tested"] if untested else []
+            metrics = metrics_text(each.metric for tested in known_ones for each in tested)
+            clauses.append(f"against LoRA ({metrics}) {listed(parts)}")
+        else:
+            clauses.append("none was tested against a LoRA")
+    return "; ".join(clauses) + "."
 
 
 def tone_of(verdicts: Sequence[Verdict]) -> Tone:
-    """Return what several verdicts say together: ``mixed`` is better on one task and worse on another."""
+    """Return the tone of several verdicts together: ``mixed`` is better on one task and worse on another."""
     said = {each.verdict for each in verdicts}
     if {"better", "worse"} <= said:
         return "mixed"
@@ -109,34 +165,6 @@ def are_matched(results: ComparisonResults, one: str, other: str) -> bool:
     return pairs.in_one_group(anchors, one, other)
 
 
-def _line(results: ComparisonResults, name: str) -> Line:
-    own, method = results.answers("base", name), results.methods[name]
-    control = control_for(results, name)
-    size = results.methods[control].trainable if control else 0
-    against = tuple(each for each in results.answers("lora", name) if each.other == control)
-    lost = len(method.diverged)
-    ending = f"; {lost} of {len(method.runs)} seeds diverged" if lost else ""
-    if not method.runs:
-        words = "not finished"
-    elif method.all_diverged:
-        words = diverged_text(method.diverged)
-    elif control is None:
-        words = ("is a LoRA" if pairs.is_lora(method.parts) else "not compared with a LoRA") + ending
-    else:
-        near = abs(size - method.trainable) <= MATCHED * method.trainable or are_matched(results, name, control)
-        words = f"{summary(against)}{'' if near else ', sizes differ'}{ending}"
-    return Line(
-        name,
-        method.trainable,
-        next((each for each in own if each.task == results.first_task), None),
-        tuple(each for each in own if each.task != results.first_task),
-        control,
-        method.trainable / size if size else None,
-        against,
-        words,
-    )
-
-
 def summary(verdicts: Sequence[Verdict]) -> str:
     """Return on which tasks, and by which measures, a method is better and on which it is worse."""
     parts = []
@@ -154,59 +182,8 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     return f"not tested ({reasons})" if reasons else "not tested"
 
 
-def _sentence(results: ComparisonResults, lines: Sequence[Line]) -> str:
-    """Count in one sentence what the verdicts say."""
-    if not lines or results.baseline is None:
-        return "There is no method to compare with a baseline."
-    if not results.comparisons:
-        why = "No paired comparison was made" if results.complete else "The run is not complete; nothing is tested yet"
-        return f"{why}, so no difference is shown."
-    # on the first task
-    known, task = [line.first for line in lines if line.first is not None], results.first_task
-    said = f"none was tested against {results.baseline}"
-    if task is not None and known:
-        where = f"{task} ({metric_text(results.deciding[task].metric)})"
-        better, worse = (sum(each.verdict == outcome for each in known) for outcome in ("better", "worse"))
-        if all(each.verdict == "not tested" for each in known):
-            said += f" on {where}"
-        else:
-            losing = f" and {worse} {'is' if worse == 1 else 'are'} worse" if worse else ""
-            said = f"{better or 'none'} {'are' if better > 1 else 'is'} {'' if better else 'shown to be '}better"
-            said += f" than {results.baseline} on {where}{losing}"
-    clauses = [f"Of {len(lines)} method{'s' * (len(lines) != 1)}, {said}"]
-    # on the other tasks
-    others = [tested for line in lines if (tested := _tested(line.others))]
-    if others:
-        tasks, metrics = len({each.task for tested in others for each in tested}), _metrics(others)
-        where = f"the {f'{tasks} other tasks' if tasks > 1 else 'other task'} ({metrics})"
-        any_of = " on at least one" if tasks > 1 else ""
-        counts = [(_many(others, outcome), outcome) for outcome in ("better", "worse")]
-        parts = [f"{many} {'are' if many > 1 else 'is'} {outcome}{any_of}" for many, outcome in counts if many]
-        clauses.append(f"on {where} " + (listed(parts) or "no difference is shown"))
-    # against LoRA
-    is_lora = {name: pairs.is_lora(method.parts) for name, method in results.methods.items()}
-    compared = [_tested(line.against) for line in lines if not is_lora[line.method]]
-    if compared and any(is_lora.values()):
-        known_ones = [tested for tested in compared if tested]
-        if known_ones:
-            better, worse = (_many(known_ones, outcome) for outcome in ("better", "worse"))
-            same, untested = sum(tone_of(each) == "no difference shown" for each in known_ones), compared.count([])
-            parts = [f"{better} {'are' if better > 1 else 'is'} better" if better else "none is shown to be better"]
-            parts += [f"{worse} {'is' if worse == 1 else 'are'} worse"] if worse else []
-            parts += [f"for {same} no difference is shown"] if same else []
-            parts += [f"{untested} {'was' if untested == 1 else 'were'} not tested"] if untested else []
-            clauses.append(f"against LoRA ({_metrics(known_ones)}) {listed(parts)}")
-        else:
-            clauses.append("none was tested against a LoRA")
-    return "; ".join(clauses) + "."
-
-
 def _tested(verdicts: Iterable[Verdict]) -> list[Verdict]:
     return [each for each in verdicts if each.verdict != "not tested"]
-
-
-def _metrics(verdicts: Iterable[Sequence[Verdict]]) -> str:
-    return metrics_text(each.metric for of_method in verdicts for each in of_method)
 
 
 def _many(verdicts: Iterable[Sequence[Verdict]], outcome: str) -> int:
@@ -222,7 +199,7 @@ def headline_table(results: ComparisonResults, *, name: str = "headline", title:
         name: the table's anchor.
         title: names the run where several are reported side by side.
     """
-    lines, first = answer(results).lines, results.first_task
+    lines, first = method_lines(results), results.first_task
     table: list[tuple[Column, Sequence[str | Cell]]] = [(Column("method"), [line.method for line in lines])]
     if first is not None:
         metric = metric_text(results.deciding[first].metric)
@@ -250,7 +227,7 @@ def headline_table(results: ComparisonResults, *, name: str = "headline", title:
     )
     table.append((column, [f"{count(line.trainable)}{size}" for line, size in zip(lines, ratios, strict=True)]))
     if any(pairs.is_lora(method.parts) for method in results.methods.values()):
-        words = [Cell((line.words,), line.tone) if line.against else line.words for line in lines]
+        words = [Cell((line.words,), tone_of(line.against)) if line.against else line.words for line in lines]
         table.append((Column("against the LoRA of its size", tip=_LORA), words))
 
     def part(name: str, title: str, kept: Sequence[tuple[Column, Sequence[str | Cell]]], **options: Any) -> Table:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from hfpatch.recipes.controls import Control, controls_of
+from hfpatch.errors import listed
+from hfpatch.recipes.pairs import Control, controls_of
 from hfpatch.reporting.document import Column, Finding, Findings, Row, Section, Table, Text, Tone
-from hfpatch.reporting.numbers import NOTHING, Scale, count, decimal, listed, metric_text, scale_of
-from hfpatch.results.held_out import HELD_OUT
+from hfpatch.reporting.numbers import NOTHING, Scale, count, decimal, metric_text, scale_of
 from hfpatch.results.low_noise import BITS_PER_BYTE
+from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.schema import ComparisonResults
 
 _HALF = 0.5
@@ -28,7 +29,7 @@ _RULE = (
 
 @dataclass(frozen=True)
 class Share:
-    """What share of a method's gain a control reaches, with the ends of its 95 % interval."""
+    """The share of a method's gain that a control reaches, with the ends of its 95 % interval."""
 
     value: float
     low: float
@@ -39,46 +40,55 @@ class Share:
         return f"{value} % [{low}, {high}]"
 
 
-@dataclass(frozen=True)
-class Gains:
-    """The gains of a method and of its control over the baseline.
+def fieller(method: float, control: float, method_reach: float, control_reach: float, product: float) -> Share | None:
+    """Return control / method with Fieller's interval: all r whose c - r m is not beyond its own 95 % reach.
 
-    A reach is half the length of a 95 % interval: the quantile of its distribution times the standard error. The
-    product of the reaches is that quantile squared times the covariance of the gains.
+    Args:
+        method: the gain of the method over the baseline.
+        control: the gain of its control.
+        method_reach: half the length of the gain's 95 % interval: a quantile times its standard error.
+        control_reach: the same of the control.
+        product: the quantile squared times the covariance of the gains.
+
+    Returns:
+        The share; None where the interval is not bounded, as the method's gain may be 0, or the gain is a loss.
     """
-
-    method: float
-    control: float
-    method_reach: float
-    control_reach: float
-    product: float
-
-    def share(self) -> Share | None:
-        """Return control / method with Fieller's interval: all r whose c - r m is not beyond its own 95 % reach.
-
-        Returns:
-            The share; None where the interval is not bounded, as the method's gain may be 0, or the gain is a loss.
-        """
-        a = self.method**2 - self.method_reach**2
-        b = self.method * self.control - self.product
-        c = self.control**2 - self.control_reach**2
-        if not (a > 0 and self.method > 0 and math.isfinite(b) and math.isfinite(c)):
-            return None
-        root = math.sqrt(max(0.0, b * b - a * c))
-        return Share(self.control / self.method, (b - root) / a, (b + root) / a)
+    a = method**2 - method_reach**2
+    b = method * control - product
+    c = control**2 - control_reach**2
+    if not (a > 0 and method > 0 and math.isfinite(b) and math.isfinite(c)):
+        return None
+    root = math.sqrt(max(0.0, b * b - a * c))
+    return Share(control / method, (b - root) / a, (b + root) / a)
 
 
 def attribution(results: ComparisonResults) -> Iterator[Section]:
     """Yield a section with every method that has controls; nothing where none has, or nothing was compared."""
     groups = controls_of({name: method.parts for name, method in results.methods.items()})
-    if groups and results.comparisons:
-        findings = Findings(tuple(_finding(results, name, controls) for name, controls in groups.items()))
-        blocks = (findings, Text(_RULE, "caption"), _table(results, groups))
-        yield Section("attribution", "Which part carries the effect", blocks, "Attribution")
+    if not groups or not results.comparisons:
+        return
+    # the tasks that score text first: the held-out text, other text, then the others
+    tasks = sorted(results.tasks, key=lambda task: (task != HELD_OUT, not results.tasks[task].is_text))
+    findings = Findings(tuple(_finding(results, tasks, name, controls) for name, controls in groups.items()))
+    columns = [Column("method"), Column("what it keeps"), Column("trainable", number=True)]
+    columns += [Column(task, (metric_text(results.deciding[task].metric),), number=True) for task in tasks]
+    rows = []
+    for name, controls in groups.items():
+        made = [results.verdict(name, task, results.baseline) for task in tasks]  # numbers: table of differences
+        cells = [NOTHING if each is None else each.verdict for each in made]
+        rows.append(Row((name, "all", count(results.methods[name].trainable), *cells), strong=True))
+        for control in controls:
+            shares = [share(results, name, control.name, task) for task in tasks]
+            cells = [NOTHING if found is None else str(found) for found in shares]
+            rows.append(Row((control.name, control.keeps, count(results.methods[control.name].trainable), *cells)))
+    title = "Methods and their controls"
+    table = Table("shares", title, tuple(columns), tuple(rows), caption=_CAPTION, heading=False)
+    blocks = (findings, Text(_RULE, "caption"), table)
+    yield Section("attribution", "Which part carries the effect", blocks, "Attribution")
 
 
 def share(results: ComparisonResults, method: str, control: str, task: str) -> Share | None:
-    """Return what share of a method's gain a control reaches; None where the method is not better than the baseline.
+    """Return the share of a method's gain that a control reaches; None where the method is not better than the base.
 
     The reach of the difference between the two methods gives the product: reach(m - c)² = reach(m)² + reach(c)² -
     2 product. Where it is missing, the gains are taken as independent.
@@ -100,55 +110,32 @@ def share(results: ComparisonResults, method: str, control: str, task: str) -> S
     (m, m_reach), (c, c_reach), (_, between) = estimates
     product = (m_reach**2 + c_reach**2 - between**2) / 2 if made[2] is not None else 0.0
     most = m_reach * c_reach
-    return Gains(m, c, m_reach, c_reach, min(most, max(-most, product))).share()
+    return fieller(m, c, m_reach, c_reach, min(most, max(-most, product)))
 
 
-def _finding(results: ComparisonResults, name: str, controls: Sequence[Control]) -> Finding:
+def _finding(results: ComparisonResults, tasks: Sequence[str], name: str, controls: Sequence[Control]) -> Finding:
     """Say in one sentence which part of a method carries its effect, or that this is not known."""
-    for task in _ordered(results):
+    for task in tasks:
         shares = {each: share(results, name, each.name, task) for each in controls}
-        known = {each: found for each, found in shares.items() if found is not None}
-        if known:
-            known = dict(sorted(known.items(), key=lambda pair: -pair[1].value))
-            parts = [f"{each.keeps} ({each.name}) reaches {found}" for each, found in known.items()]
-            conclusion, tone = _conclusion(known)
-            measure = f"{task} ({metric_text(results.deciding[task].metric)})"
-            rest = f"{listed(parts)}. {conclusion[0].upper()}{conclusion[1:]}."
-            return Finding(name, f"gains on {measure}; of that, {rest}", tone)
+        known = [(each, found) for each, found in shares.items() if found is not None]
+        if not known:
+            continue
+        known.sort(key=lambda pair: -pair[1].value)
+        parts = [f"{each.keeps} ({each.name}) reaches {found}" for each, found in known]
+        most = [(each.keeps, found) for each, found in known if found.low > _HALF]
+        tone: Tone = "better" if most else "not tested"
+        if len(most) == 1:
+            conclusion = f"{most[0][0]} carries most of the effect"
+        elif most:
+            (first, largest), (_, second) = most[:2]
+            more = f"; {first} the most" if largest.low > second.high else ""
+            conclusion = f"{listed([keeps for keeps, _ in most])} each reach most of the effect by themselves{more}"
+        elif all(found.high < _HALF for _, found in known):
+            conclusion, tone = "none of these alone carries half of the effect", "mixed"
+        else:
+            conclusion = "whether a part alone carries most of the effect cannot be told"
+        measure = f"{task} ({metric_text(results.deciding[task].metric)})"
+        rest = f"{listed(parts)}. {conclusion[0].upper()}{conclusion[1:]}."
+        return Finding(name, f"gains on {measure}; of that, {rest}", tone)
     why = f"is shown to be better than {results.baseline} on no task that its controls were tested on too"
     return Finding(name, f"{why}, so which part carries its effect cannot be told.", "not tested")
-
-
-def _ordered(results: ComparisonResults) -> list[str]:
-    """Return the tasks that score text first: the held-out text, other text, then the others."""
-    tasks = results.tasks
-    return sorted(tasks, key=lambda task: (task != HELD_OUT, not tasks[task].is_text))
-
-
-def _conclusion(shares: Mapping[Control, Share]) -> tuple[str, Tone]:
-    most = [(each.keeps, found) for each, found in shares.items() if found.low > _HALF]
-    if len(most) == 1:
-        return f"{most[0][0]} carries most of the effect", "better"
-    if most:
-        first, second = most[:2]
-        more = f"; {first[0]} the most" if first[1].low > second[1].high else ""
-        return f"{listed([keeps for keeps, _ in most])} each reach most of the effect by themselves{more}", "better"
-    if all(found.high < _HALF for found in shares.values()):
-        return "none of these alone carries half of the effect", "mixed"
-    return "whether a part alone carries most of the effect cannot be told", "not tested"
-
-
-def _table(results: ComparisonResults, groups: Mapping[str, Sequence[Control]]) -> Table:
-    tasks = _ordered(results)
-    columns = [Column("method"), Column("what it keeps"), Column("trainable", number=True)]
-    columns += [Column(task, (metric_text(results.deciding[task].metric),), number=True) for task in tasks]
-    rows = []
-    for name, controls in groups.items():
-        made = [results.verdict(name, task, results.baseline) for task in tasks]  # numbers: table of differences
-        cells = [NOTHING if each is None else each.verdict for each in made]
-        rows.append(Row((name, "all", count(results.methods[name].trainable), *cells), strong=True))
-        for control in controls:
-            shares = [share(results, name, control.name, task) for task in tasks]
-            cells = [NOTHING if found is None else str(found) for found in shares]
-            rows.append(Row((control.name, control.keeps, count(results.methods[control.name].trainable), *cells)))
-    return Table("shares", "Methods and their controls", tuple(columns), tuple(rows), caption=_CAPTION, heading=False)

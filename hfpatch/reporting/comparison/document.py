@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from hfpatch.reporting import document as doc
 from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.comparison.answer import answer, headline_table, uncovered
 from hfpatch.reporting.comparison.attribution import attribution
-from hfpatch.reporting.comparison.data import Layers, figure_csv, results_csv
+from hfpatch.reporting.comparison.figures import Layers, figure_csv
 from hfpatch.reporting.comparison.frontier import frontier_blocks
 from hfpatch.reporting.comparison.merging import Check
 from hfpatch.reporting.comparison.retention import CAPTION, answers_table, retention_sentences, retention_table
@@ -19,6 +19,7 @@ from hfpatch.reporting.comparison.samples import Samples, read_samples
 from hfpatch.reporting.comparison.tables import (
     difference_table,
     method_table,
+    results_csv,
     score_table,
     seed_table,
     sides_table,
@@ -77,18 +78,18 @@ _LEGEND = (
 
 @dataclass(frozen=True)
 class RunData:
-    """All that is known of a run, or of several that share a table.
+    """A run, or several that share a table: the results and the other contents of its report.
 
     Attributes:
         title: the run's label where several are reported side by side, else nothing.
         results: the results.
-        layers: what is known layer by layer.
+        layers: the series by layer.
         samples: the documents that changed sides.
-        missing: what is missing, a sentence each.
+        missing: a sentence for each thing that is missing.
         sources: label -> results of each run behind it, for protocol and environment.
         drawn: the figures as SVG documents, by name. The summary for a terminal needs none.
-        unlabelled: the same with every method under its name in the recipe, where results and the rest have labels.
-        note: what a table of some of the run's methods must say of them.
+        unlabelled: the run with every method under its name in the recipe; None where it has no labels.
+        note: a sentence for tables that show some of the run's methods.
     """
 
     title: str
@@ -103,12 +104,22 @@ class RunData:
 
     @property
     def data(self) -> RunData:
-        """What goes into CSV files, where a method has its name and not its label."""
+        """The run for CSV files, with names of methods and not labels."""
         return self.unlabelled or self
+
+    def renamed(self, results: ComparisonResults, names: Mapping[str, str]) -> RunData:
+        """Return the run with other results, and with the methods in ``names`` alone, each by its new name."""
+        layers = [(names[name], series) for name, series in self.layers if name in names]
+        sides = [replace(side, method=names[side.method]) for side in self.samples.sides if side.method in names]
+        return replace(self, results=results, layers=layers, samples=replace(self.samples, sides=tuple(sides)))
+
+    def labelled(self) -> RunData:
+        """Return the run with every method under its label."""
+        return replace(self.renamed(self.results.labelled(), self.results.labels), unlabelled=self)
 
 
 def read_material(label: str, run_dir: Path, results: ComparisonResults) -> RunData:
-    """Read what the reports show beside the results: documents that changed sides, and analyses."""
+    """Read the documents that changed sides and the analyses beside the results."""
     samples = read_samples(run_dir, results)
     layers, broken = [], []
     for name, method in results.methods.items():
@@ -118,7 +129,11 @@ def read_material(label: str, run_dir: Path, results: ComparisonResults) -> RunD
         broken += unread
     order = {quantity: place for place, quantity in enumerate(QUANTITIES)}
     layers.sort(key=lambda pair: order.get(pair[1].quantity, len(order)))
-    absent = [*missing(results), *unknown_runs(run_dir, results), *broken, *samples.missing]
+    runs = run_dir / "runs"
+    names = sorted(printable(path.name) for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
+    unknown = [name for name in names if name not in results.methods]
+    left_out = [f"runs/{name}: not a method of these results, so it is left out." for name in unknown]
+    absent = [*missing(results), *left_out, *broken, *samples.missing]
     return RunData(label, results, layers, samples, absent, {label: results})
 
 
@@ -127,14 +142,13 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
 
     Args:
         material: the runs that are reported side by side; one where they share a table.
-        checks: what several runs have in common.
+        checks: whether several runs agree, in each respect.
     """
     first, results = material[0], [each.results for each in material]
     several = len(material) > 1
     sources = [source for each in material for source in each.sources.values()]
-    compared = [_comparability(checks, [s for each in material for s in each.sources], joined=not several)] * bool(
-        checks
-    )
+    labels = [label for each in material for label in each.sources]
+    compared = [_comparability(checks, labels, joined=not several)] if checks else []
     times = [time for each in sources if isinstance(time := each.provenance.get("wall_s"), int | float)]
     return doc.Document(
         title=" and ".join(each.name or "Comparison" for each in results),
@@ -160,7 +174,7 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
             headline_table(first.results),
             *frontier_blocks(first.results, None, first.results),
             *([retention] if (retention := retention_table(first.results)).rows else []),
-            doc.Text(f"{answer(first.results).sentence} {rates_sentence(first.results)}".strip()),
+            doc.Text(f"{answer(first.results)} {rates_sentence(first.results)}".strip()),
         ),
     )
 
@@ -188,7 +202,15 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
             yield doc.Section(name, title, (_figure(name, material),), short)
     # every number
     if samples.sides:
-        blocks = (doc.Text(_SAMPLES, "caption"), doc.Browser(_listed(samples)), sides_table(samples.sides))
+        # sides by method and task, and the documents that they name, for the page's script
+        methods, tasks = (list(dict.fromkeys(getattr(e, of) for e in samples.sides)) for of in ("method", "task"))
+        sides: list[list[dict[str, Any] | None]] = [[None] * len(tasks) for _ in methods]
+        for side in samples.sides:
+            changes = [[change.document, round(change.gained, 6), change.lost] for change in side.changes]
+            listed = {"seeds": side.seeds, "binary": side.gained is not None, "left_out": side.left_out}
+            sides[methods.index(side.method)][tasks.index(side.task)] = {**listed, "changes": changes}
+        browser = doc.Browser({"methods": methods, "tasks": tasks, "sides": sides, "documents": samples.documents})
+        blocks = (doc.Text(_SAMPLES, "caption"), browser, sides_table(samples.sides))
         yield doc.Section("samples", "What changed sides", blocks)
     pairs = difference_table(results)
     yield doc.Section("paired", "Paired differences", (pairs if pairs.rows else doc.Text("None was made."),))
@@ -203,9 +225,9 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
 
 
 def _answer(material: RunData) -> doc.Section:
-    """Build what a report opens with: the sentence, the table of methods, the differences, and what weakens them."""
+    """Build the first section: the sentence, the table of methods, the differences, and the warnings."""
     results = material.results
-    blocks: list[doc.Block] = [doc.Text(answer(results).sentence, "headline")]
+    blocks: list[doc.Block] = [doc.Text(answer(results), "headline")]
     blocks += frontier_blocks(results, material.drawn.get("frontier"), material.data.results)
     table = headline_table(results)
     if table.rows:
@@ -238,7 +260,7 @@ def _figure(name: str, material: RunData) -> doc.Figure:
 
 
 def _comparability(checks: Sequence[Check], labels: Sequence[str], *, joined: bool) -> doc.Section:
-    """Build the section on what several runs have in common."""
+    """Build the section on whether several runs agree."""
     apart = ", ".join(check.what.lower() for check in checks if check.decides and check.verdict != "same")
     other = [check.what.lower() for check in checks if not check.decides and check.verdict != "same"]
     differ = f"They differ, or are not known to agree, in: {', '.join(other)}." if other else "They agree in all else."
@@ -256,21 +278,6 @@ def _comparability(checks: Sequence[Check], labels: Sequence[str], *, joined: bo
     columns = tuple(map(doc.Column, ("of the runs", "verdict", *labels, "what follows")))
     table = doc.Table("common", "What the runs have in common", columns, tuple(rows), heading=False)
     return doc.Section("comparability", "Comparability", (doc.Text(words), table))
-
-
-def _listed(samples: Samples) -> dict[str, Any]:
-    """Return what the page's script lists: sides by method and task, and the documents that they name."""
-    methods = list(dict.fromkeys(side.method for side in samples.sides))
-    tasks = list(dict.fromkeys(side.task for side in samples.sides))
-    sides: list[list[dict[str, Any] | None]] = [[None] * len(tasks) for _ in methods]
-    for side in samples.sides:
-        sides[methods.index(side.method)][tasks.index(side.task)] = {
-            "seeds": side.seeds,
-            "binary": side.gained is not None,
-            "left_out": side.left_out,
-            "changes": [[change.document, round(change.gained, 6), change.lost] for change in side.changes],
-        }
-    return {"methods": methods, "tasks": tasks, "sides": sides, "documents": samples.documents}
 
 
 def missing(results: ComparisonResults) -> Iterator[str]:
@@ -298,11 +305,3 @@ def missing(results: ComparisonResults) -> Iterator[str]:
     for name, method in results.methods.items():
         if method.curve is None and any(run.train for run in method.runs.values()):
             yield f"{name}: no training curve (metrics.jsonl)."
-
-
-def unknown_runs(run_dir: Path, results: ComparisonResults) -> list[str]:
-    """Name the runs in the folder that do not belong to the results."""
-    runs = run_dir / "runs"
-    names = sorted(printable(path.name) for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
-    unknown = [name for name in names if name not in results.methods]
-    return [f"runs/{name}: not a method of these results, so it is left out." for name in unknown]

@@ -8,28 +8,32 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from hfpatch.recipes.pairs import is_lora
 from hfpatch.recipes.retention import text_of
 from hfpatch.reporting import plots
-from hfpatch.reporting.comparison.changes import change_of, scale_in
 from hfpatch.reporting.comparison.frontier import frontier_figure
-from hfpatch.reporting.comparison.retention import gain_at
+from hfpatch.reporting.comparison.retention import gain_at, retention_csv
+from hfpatch.reporting.comparison.tables import DECIDED, PLAIN, pairs
 from hfpatch.reporting.comparison.tuning import tuning_figure
-from hfpatch.reporting.numbers import MOST_METHODS, Change, Scale, short_count
+from hfpatch.reporting.numbers import MOST_METHODS, Scale, change_of, scale_in, short_count
+from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import GREY, INK, MUTED, PAPER, report_style, short, styles
 from hfpatch.results.retention import KL, front
 from hfpatch.results.schema import ComparisonResults, LayerSeries, RetentionPoint
 
-_Ends = tuple[float, float, float]
-"""A value, and the ends of its interval."""
+_Ends = tuple[float, float, float]  # a value, and the ends of its interval
 _MOST_PANELS = 12
 _MOST_GROUPS = 3  # of more series of one method in a panel, the mean is drawn
+_FEWEST_STEPS, _MOST_STEPS, _MOST_LINES = 50, 500, 40_000
+_DIFFERENCES = ("method", "other", "task", "metric", *PLAIN, *DECIDED, "why", "n", "seeds")
+Layers = Sequence[tuple[str, LayerSeries]]
+"""Method and series, in the order of the report."""
 
 
 @report_style()
-def draw(results: ComparisonResults, layers: Sequence[tuple[str, LayerSeries]]) -> dict[str, Figure]:
+def draw(results: ComparisonResults, layers: Layers) -> dict[str, Figure]:
     """Return the figures that can be drawn, by name; ``layers`` are methods and their series."""
     shown = prominent(results)
     drawn = {
@@ -63,9 +67,8 @@ def prominent(results: ComparisonResults) -> ComparisonResults:
 def differences(results: ComparisonResults, *, title: bool = False) -> Figure | None:
     """Draw the verdicts against the baseline, a panel a task; None where none was made.
 
-    The thin line is the simultaneous interval, which belongs to the verdict, the thick one the plain interval.
-
-    With ``title`` the figure can be shown alone.
+    The thin line is the simultaneous interval of the verdict, the thick one the plain interval. With ``title`` the
+    figure can be shown alone.
     """
     results = prominent(results)
     made = {
@@ -84,7 +87,12 @@ def differences(results: ComparisonResults, *, title: bool = False) -> Figure | 
             change = change_of(results, each, plain=False)
             rows[y] = plots.Interval(change, each.verdict, plain=(plain.low, plain.high))
         measure, changes = results.deciding[task], [row.change for row in rows.values()]
-        plots.forest(ax, methods, rows, limit=_limit(changes), higher_is_better=measure.higher_is_better)
+        # to the farthest end of an interval, but not to that of an outlier
+        sizes = [(abs(change.low), abs(change.high), abs(change.difference)) for change in changes]
+        ends = [max((size for size in each if np.isfinite(size)), default=0.0) for each in sizes]
+        seen = [size for change in changes if 0 < (size := change.smallest_visible or 0) < plots.LARGEST]
+        limit = 1.12 * max(plots.robust_limit(ends), float(np.median(seen)) if seen else 0.0)
+        plots.forest(ax, methods, rows, limit=limit, higher_is_better=measure.higher_is_better)
         ax.xaxis.set_major_locator(MaxNLocator(5, symmetric=True))
         unit = {Scale.POINTS: "points", Scale.RELATIVE: "% of the baseline"}.get(changes[0].scale, "difference")
         ax.set(title=short(task, 22), xlabel=f"{short(measure.metric)}, {unit}\nbetter →")
@@ -98,15 +106,6 @@ def differences(results: ComparisonResults, *, title: bool = False) -> Figure | 
     untested = any(each.verdict == "not tested" for each in made.values())
     plots.verdict_key(figure, ["better", "worse", "no difference shown", *["not tested"] * untested], bar=True)
     return figure
-
-
-def _limit(changes: Sequence[Change]) -> float:
-    """Return how far a panel reaches: to the farthest interval end, but not to that of an outlier."""
-    sizes = [(abs(change.low), abs(change.high), abs(change.difference)) for change in changes]
-    ends = [max((size for size in each if np.isfinite(size)), default=0.0) for each in sizes]
-    known = [change.smallest_visible for change in changes if change.smallest_visible is not None]
-    seen = [size for size in known if 0 < size < plots.LARGEST]
-    return 1.12 * max(plots.robust_limit(ends), float(np.median(seen)) if seen else 0.0)
 
 
 def retention(results: ComparisonResults) -> Figure | None:
@@ -157,8 +156,13 @@ def _arms(ends: _Ends) -> list[list[float]]:
 
 def quality(results: ComparisonResults) -> Figure | None:
     """Draw each task's metric against trainable parameters; None where no method has both."""
-    points = {task: _points(results, task) for task in results.tasks}
-    points = {task: known for task, known in points.items() if known}
+    points: dict[str, dict[str, tuple[float, float]]] = {}  # task -> method -> mean and standard deviation over seeds
+    for task in results.tasks:
+        for name, method in results.methods.items():
+            values = [value for value in results.values(name, task) if abs(value) < plots.LARGEST]
+            if values and method.trainable:
+                spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+                points.setdefault(task, {})[name] = float(np.mean(values)), spread
     if not points:
         return None
     looks = styles(list(results.methods), results.baseline)
@@ -177,22 +181,20 @@ def quality(results: ComparisonResults) -> Figure | None:
         for name, (mean, spread) in scaled.items():
             plots.point(ax, results.methods[name].trainable, mean, spread, looks[name], centre=centre, extent=extent)
         ax.set_ylim(centre - extent, centre + extent)
-        plots.parameter_axis(ax, [results.methods[name].trainable for name in known])
+        sizes = [results.methods[name].trainable for name in known]
+        if max(sizes) > 20 * min(sizes):
+            ax.set(xscale="log", xlim=(min(sizes) / 2, max(sizes) * 2))
+            ax.xaxis.set_minor_formatter(NullFormatter())
+        else:
+            ax.set_xlim(0, 1.12 * max(sizes))
+            ax.xaxis.set_major_locator(MaxNLocator(4))
+        ax.xaxis.set_major_formatter(lambda value, _: short_count(value))
+        ax.set_xlabel("trainable parameters")
         better = "↑ better" if info.higher_is_better else "↓ better"
         ax.set(title=short(task, 22), ylabel=f"{short(info.primary)}{', %' if factor == 100.0 else ''}   {better}")
     shown = {results.baseline, *(name for known in points.values() for name in known)}
     plots.method_key(figure, {name: look for name, look in looks.items() if name in shown}, points=True)
     return figure
-
-
-def _points(results: ComparisonResults, task: str) -> dict[str, tuple[float, float]]:
-    """Return mean and standard deviation over seeds of those methods that train something."""
-    found = {}
-    for name, method in results.methods.items():
-        values = [value for value in results.values(name, task) if abs(value) < plots.LARGEST]
-        if values and method.trainable:
-            found[name] = float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-    return found
 
 
 def training(results: ComparisonResults) -> Figure | None:
@@ -212,10 +214,10 @@ def training(results: ComparisonResults) -> Figure | None:
     base, sizes = curves[reference], []
     for place, (name, look) in enumerate(looks.items()):
         curve = curves[name]
-        plots.line(axes[0], curve.steps, _smoothed(curve.loss), look, place)
+        plots.line(axes[0], curve.steps, plots.smooth(curve.loss), look, place)
         if len(curves) > 1:
             steps, here, there = np.intersect1d(curve.steps, base.steps, return_indices=True)
-            difference = _smoothed(np.array(curve.loss)[here] - np.array(base.loss)[there])
+            difference = plots.smooth(np.array(curve.loss)[here] - np.array(base.loss)[there])
             plots.line(axes[1], steps, difference, look, place)
             sizes.append(np.abs(difference[np.isfinite(difference)]).max(initial=0.0))
         if held_out:
@@ -234,11 +236,7 @@ def training(results: ComparisonResults) -> Figure | None:
     return figure
 
 
-def _smoothed(values: Sequence[float]) -> np.ndarray:
-    return plots.smooth(np.asarray(values), len(values) // 25)
-
-
-def layer_panels(results: ComparisonResults, layers: Sequence[tuple[str, LayerSeries]]) -> Figure | None:
+def layer_panels(results: ComparisonResults, layers: Layers) -> Figure | None:
     """Draw every quantity against the layer, a line a method; None where nothing is known layer by layer."""
     shown = [(name, series) for name, series in layers if name in results.methods and series.points]
     quantities = list(dict.fromkeys(series.quantity for _, series in shown))[:_MOST_PANELS]
@@ -251,9 +249,13 @@ def layer_panels(results: ComparisonResults, layers: Sequence[tuple[str, LayerSe
     for quantity, ax in zip(quantities, axes, strict=True):
         here = [(name, series) for name, series in shown if series.quantity == quantity]
         for method in dict.fromkeys(name for name, _ in here):
-            for points in _means([series.points for name, series in here if name == method]):
+            lines, look = [series.points for name, series in here if name == method], looks[method]
+            if len(lines) > _MOST_GROUPS:  # the mean at each layer
+                known = {layer: [each[layer] for each in lines if layer in each] for each in lines for layer in each}
+                lines = [{layer: float(np.mean(values)) for layer, values in known.items()}]
+            for points in lines:
                 xs = sorted(points)
-                look, ys = looks[method], [points[layer] for layer in xs]
+                ys = [points[layer] for layer in xs]
                 ax.plot(xs, ys, look.marker, color=look.colour, linestyle=look.dash, linewidth=1.5, markersize=4.5)
         for reference in {series.reference for _, series in here if series.reference is not None}:
             ax.axhline(reference, color=MUTED, linewidth=1.0, linestyle=(0, (1, 1.5)))
@@ -269,14 +271,42 @@ def layer_panels(results: ComparisonResults, layers: Sequence[tuple[str, LayerSe
     return figure
 
 
-def _means(lines: Sequence[dict[int, float]]) -> Sequence[dict[int, float]]:
-    """Return the lines, or where there are many the mean of those that have each layer."""
-    if len(lines) <= _MOST_GROUPS:
-        return lines
-    layers = sorted({layer for each in lines for layer in each})
-    return [{layer: float(np.mean([each[layer] for each in lines if layer in each])) for layer in layers}]
-
-
 def _task_panels(count: int, height: float, *, key: int = 0, share_y: bool = False) -> tuple[Figure, list[Axes]]:
     width = (11.0 if count > 2 else 8.8) / min(plots.COLUMNS, count)
     return plots.panels(count, columns=plots.COLUMNS, width=width, height=height, key=key, share_y=share_y)
+
+
+def figure_csv(name: str, results: ComparisonResults, layers: Layers) -> str:
+    """Return the data of the figure called ``name``; of each curve at most 500 steps."""
+    match name:
+        case "differences":
+            return csv_text(_DIFFERENCES, ([pair.get(key) for key in _DIFFERENCES] for pair in pairs(results)))
+        case "quality":
+            values = (
+                (name, method.trainable, task, info.primary, seed, run.evaluation[task].metrics.get(info.primary))
+                for name, method in results.methods.items()
+                for task, info in results.tasks.items()
+                for seed, run in sorted(method.runs.items())
+                if task in run.evaluation
+            )
+            return csv_text(("method", "trainable", "task", "metric", "seed", "value"), values)
+        case "retention":
+            return retention_csv(results)
+        case "training":
+            curves = {name: method.curve for name, method in results.methods.items() if method.curve is not None}
+            most = max(_FEWEST_STEPS, min(_MOST_STEPS, _MOST_LINES // max(1, len(curves))))
+            points = (
+                (name, step, loss, curve.seeds, curve.held_out.get(step))
+                for name, curve in curves.items()
+                for place, (step, loss) in enumerate(zip(curve.steps, curve.loss, strict=True))
+                if place % -(-len(curve.steps) // most) == 0 or step in curve.held_out
+            )
+            return csv_text(("method", "step", "loss", "seeds", "held_out"), points)
+        case _:
+            headings = ("quantity", "method", "group", "layer", "value", "reference")
+            rows = (
+                (each.quantity, method, each.group, layer, value, each.reference)
+                for method, each in layers
+                for layer, value in sorted(each.points.items())
+            )
+            return csv_text(headings, rows)

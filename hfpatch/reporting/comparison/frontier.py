@@ -12,11 +12,19 @@ from hfpatch.recipes.budgets import budget_in
 from hfpatch.reporting import document as doc
 from hfpatch.reporting import plots
 from hfpatch.reporting.comparison.answer import tone_of
-from hfpatch.reporting.comparison.changes import change_of, scale_in
-from hfpatch.reporting.numbers import NOTHING, Change, digits_for, metric_text, short_count, signed
+from hfpatch.reporting.numbers import (
+    NOTHING,
+    Change,
+    digits_for,
+    gain_of,
+    metric_text,
+    scale_in,
+    short_count,
+    signed,
+)
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import INK, MUTED, Style, report_style, short, styles
-from hfpatch.results.frontier import Exchange, FrontierLine, against_reference, sentence, times_text
+from hfpatch.results.frontier import Exchange, Frontier, against_reference, sentence, times_text
 from hfpatch.results.schema import ComparisonResults
 
 _CAPTION = (
@@ -31,7 +39,7 @@ _READING = (
 
 
 def frontier_blocks(results: ComparisonResults, svg: str | None, data: ComparisonResults) -> Iterator[doc.Block]:
-    """Yield what a report of a comparison with budgets opens with; nothing for others.
+    """Yield the first blocks of a report with budgets; nothing without budgets.
 
     Args:
         results: the results.
@@ -41,31 +49,20 @@ def frontier_blocks(results: ComparisonResults, svg: str | None, data: Compariso
     frontier = results.frontier
     if frontier is None:
         return
-    if svg is not None:
-        yield doc.Figure("frontier", "Gain against parameters", _CAPTION, svg, _csv(data))
-    yield frontier_findings(results)
-    yield frontier_table(results)
+    if svg is not None and data.frontier is not None:
+        yield doc.Figure("frontier", "Gain against parameters", _CAPTION, svg, _csv(data, data.frontier))
+    others = [line for line in frontier.lines if line.method != frontier.reference]
+    verdicts = {line.method: [*against_reference(results, line).values()] for line in others}
+    findings = [doc.Finding(each.method, sentence(results, each), tone_of(verdicts[each.method])) for each in others]
+    yield doc.Findings(tuple(findings))
+    yield _table(results, frontier)
     if frontier.reference is not None:
         yield doc.Text(_READING.format(name=frontier.reference), "caption")
 
 
-def frontier_findings(results: ComparisonResults) -> doc.Findings:
-    """Build a sentence for each method beside the reference."""
-    frontier = results.frontier
-    items = [
-        doc.Finding(line.method, sentence(results, line), tone_of([*against_reference(results, line).values()]))
-        for line in (frontier.lines if frontier is not None else ())
-        if frontier is not None and line.method != frontier.reference
-    ]
-    return doc.Findings(tuple(items))
-
-
-def frontier_table(results: ComparisonResults) -> doc.Table:
+def _table(results: ComparisonResults, frontier: Frontier) -> doc.Table:
     """Build the table of gains by budget, and of the parameters for equal gain."""
-    frontier = results.frontier
-    if frontier is None:
-        return doc.Table("budgets", "Gain by budget", (), ())
-    budgets = list(_budgets(results))
+    budgets = list(_budgets(results, frontier))
     alone = any(not budget_in(line.points[0]) for line in frontier.lines)
     columns = [doc.Column("method"), *(doc.Column(budget, number=True) for budget in budgets)]
     columns += [doc.Column("its one size", number=True)] if alone else []
@@ -76,7 +73,7 @@ def frontier_table(results: ComparisonResults) -> doc.Table:
         cells: list[str | doc.Cell] = [line.method]
         for budget in (*budgets, *([""] * alone)):
             point = own.get(budget, "")
-            gain = _gain(results, point) if point else None
+            gain = _gain(results, frontier, point) if point else None
             text = NOTHING if gain is None else signed(gain.difference, digits_for(gain))
             if gain is not None and not budget:
                 text += f" ({short_count(results.methods[line.points[0]].trainable)})"
@@ -89,37 +86,44 @@ def frontier_table(results: ComparisonResults) -> doc.Table:
         else:
             cells.append(f"{times_text(rate.rate)} [{times_text(rate.low)}, {times_text(rate.high)}]")
         rows.append(doc.Row(tuple(cells)))
-    caption = f"Gains on {frontier.task}, in {_unit(results)}."
+    caption = f"Gains on {frontier.task}, in {_unit(results, frontier)}."
     return doc.Table("budgets", "Gain by budget", tuple(columns), tuple(rows), caption)
 
 
-def _budgets(results: ComparisonResults) -> dict[str, int]:
+def _budgets(results: ComparisonResults, frontier: Frontier) -> dict[str, int]:
     """Return the parameters of each budget, ascending."""
     sizes: dict[str, int] = {}
-    for point in [point for line in (results.frontier.lines if results.frontier else ()) for point in line.points]:
+    for point in (point for line in frontier.lines for point in line.points):
         match = results.methods[point].match
         if budget_in(point) and match is not None:
             sizes[budget_in(point)] = match.target_parameters
     return dict(sorted(sizes.items(), key=lambda item: item[1]))
 
 
-def _unit(results: ComparisonResults) -> str:
+def _unit(results: ComparisonResults, frontier: Frontier) -> str:
     """Return the unit of the gains in words."""
-    frontier = results.frontier
-    if frontier is None:
-        return ""
     scale = scale_in(results, frontier.task, frontier.metric)
     return f"{metric_text(frontier.metric)}{f', {scale.value}' if scale.value else ''}"
 
 
-def _gain(results: ComparisonResults, point: str) -> Change | None:
+def _gain(results: ComparisonResults, frontier: Frontier, point: str) -> Change | None:
     """Return the gain of a method over the baseline on the frontier's task with its plain interval."""
-    frontier = results.frontier
-    verdict = results.verdict(point, frontier.task, results.baseline) if frontier is not None else None
-    if verdict is None or math.isnan(verdict.difference):
-        return None
-    found = change_of(results, verdict)
-    return found if verdict.higher_is_better else found.turned
+    verdict = results.verdict(point, frontier.task, results.baseline)
+    return None if verdict is None else gain_of(results, verdict, plain=True)
+
+
+def _csv(results: ComparisonResults, frontier: Frontier) -> str:
+    """Return the figure's data: a row for each point, in the figure's unit, and its method's exchange rate."""
+    headings = ("method", "point", "parameters", "gain", "low", "high", "rate", "rate_low", "rate_high", "why")
+    rows = []
+    for line in frontier.lines:
+        rate = line.exchange or Exchange()
+        for point in line.points:
+            gain = _gain(results, frontier, point)
+            known = (None,) * 3 if gain is None else (gain.difference, gain.low, gain.high)
+            size = results.methods[point].trainable
+            rows.append((line.method, point, size, *known, rate.rate, rate.low, rate.high, rate.why))
+    return csv_text(headings, rows)
 
 
 @report_style()
@@ -128,8 +132,12 @@ def frontier_figure(results: ComparisonResults) -> Figure | None:
     frontier = results.frontier
     if frontier is None:
         return None
-    drawn = {line.method: _points(results, line) for line in frontier.lines}
-    drawn = {name: points for name, points in drawn.items() if points}
+    drawn: dict[str, list[tuple[int, Change]]] = {}  # the parameters and the gain of each point
+    for line in frontier.lines:
+        for point in line.points:
+            gain, size = _gain(results, frontier, point), results.methods[point].trainable
+            if gain is not None and size:
+                drawn.setdefault(line.method, []).append((size, gain))
     if not drawn:
         return None
     others = [line.method for line in frontier.lines if line.method != frontier.reference]
@@ -158,29 +166,9 @@ def frontier_figure(results: ComparisonResults) -> Figure | None:
     )
     ax.axhline(0, color=MUTED, linewidth=0.8)
     ax.set(xscale="log", xlabel="trainable parameters")
-    ax.set_xticks(list(_budgets(results).values()), list(_budgets(results)))
+    budgets = _budgets(results, frontier)
+    ax.set_xticks(list(budgets.values()), list(budgets))
     ax.xaxis.set_minor_locator(NullLocator())
-    unit = _unit(results)
-    ax.set(title=short(frontier.task, 40), ylabel=f"gain in {unit}   ↑ better")
+    ax.set(title=short(frontier.task, 40), ylabel=f"gain in {_unit(results, frontier)}   ↑ better")
     plots.method_key(figure, looks)
     return figure
-
-
-def _points(results: ComparisonResults, line: FrontierLine) -> list[tuple[int, Change]]:
-    known = ((results.methods[point].trainable, _gain(results, point)) for point in line.points)
-    return [(size, gain) for size, gain in known if gain is not None and size]
-
-
-def _csv(results: ComparisonResults) -> str:
-    """Return the figure's data: a row a point, in the unit of the figure, and the exchange rate of its method."""
-    frontier = results.frontier
-    headings = ("method", "point", "parameters", "gain", "low", "high", "rate", "rate_low", "rate_high", "why")
-    rows = []
-    for line in frontier.lines if frontier is not None else ():
-        rate = line.exchange or Exchange()
-        for point in line.points:
-            gain = _gain(results, point)
-            known = (None,) * 3 if gain is None else (gain.difference, gain.low, gain.high)
-            of_line = (rate.rate, rate.low, rate.high, rate.why)
-            rows.append((line.method, point, results.methods[point].trainable, *known, *of_line))
-    return csv_text(headings, rows)

@@ -1,4 +1,4 @@
-"""Several runs in one report: what they have in common, and their union where they can be compared."""
+"""Several runs in one report: whether they agree, and their union where they can be compared."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from hfpatch.reporting.facts import evaluation_text, settings_text
 from hfpatch.reporting.numbers import NOTHING
-from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.identity import FREE_SETTINGS, base_identity, task_identity
+from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.schema import Comparison, ComparisonResults, Method, Verdict
 from hfpatch.support.files import hash_values
 
@@ -22,10 +22,10 @@ class Check:
 
     Attributes:
         what: the respect.
-        values: what each run has.
+        values: the value of each run.
         verdict: ``same``, ``differs`` or ``not recorded``.
         decides: whether runs that differ in it cannot share a table.
-        consequence: what follows where they differ.
+        consequence: of a difference.
     """
 
     what: str
@@ -40,7 +40,7 @@ class Merged:
     """The checks, and the union of the runs; None where they are reported side by side.
 
     Attributes:
-        checks: in what the runs agree.
+        checks: one for each respect.
         results: the union.
         names: label -> a method's name in its run -> its name in the union.
     """
@@ -54,8 +54,8 @@ def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
     """Check whether runs can be compared and, where they can, join them.
 
     Runs share one table where they measured the same frozen model, loaded alike, on the same tasks with the same
-    documents and prompts. Where a run of an older version does not say what its prompts were, the settings of its
-    evaluation decide. Each difference stays the paired one that its own run tested; none is made across runs.
+    documents and prompts. The settings of the evaluation decide where an older run does not record its prompts. Each
+    difference stays the paired one of its own run; none is made across runs.
 
     Args:
         runs: label -> results, at least two.
@@ -120,6 +120,11 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
     for tuning in (each.tuning for each in runs):
         rates = ", ".join(f"{rate:g}" for rate in tuning.learning_rates) if tuning else ""
         tuned.append(f"{tuning.steps} steps with seed {tuning.seed} at each of {rates}" if tuning else "none")
+    computed = []
+    for each in runs:
+        own = [run.computed_with for method in each.methods.values() for run in method.runs.values() if run.evaluation]
+        known = {_joint_hash([repr(sorted(one.items()))])[:8] for one in own if one}
+        computed.append(", ".join(sorted(known)) if all(own) else "")
     rows: list[tuple[str, list[Any], bool, str]] = [
         ("Frozen model", models, True, apart),
         ("Its configuration and code", made, _differ(made), apart),
@@ -140,7 +145,7 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
         ("Commit", [each.provenance.get("commit") for each in runs], False, "the code that measured differs"),
         ("Versions", [settings_text(each.provenance.get("versions") or {}) for each in runs], False,
          "a library may compute differently"),
-        ("Computing code and numbers", [_computed_with(each) for each in runs], False, "scores may differ by rounding"),
+        ("Computing code and numbers", computed, False, "scores may differ by rounding"),
         ("Device", [each.provenance.get("device") for each in runs], False, slower),
     ]  # fmt: skip
     held_out = [_held_out(each) for each in runs]
@@ -158,32 +163,25 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
 
 
 def _held_out(results: ComparisonResults) -> str:
-    """Return what the loss on held-out text was measured on, document by document; nothing where it was not."""
+    """Return the number and hash of the held-out documents; nothing where there are none."""
     info = results.tasks.get(HELD_OUT)
     return "" if info is None else f"n={info.n} {(info.data_sha256 or '')[:8]}"
 
 
 def _differ(values: Sequence[str]) -> bool:
-    """Whether values that are all known are not all the same."""
+    """Whether all values are known and some differ."""
     return all(values) and len(set(values)) > 1
 
 
 def _joint_hash(values: Sequence[str | None]) -> str:
-    """Return one hash of several, in short; nothing where one is not known."""
+    """Return one short hash of several; nothing where one is not known."""
     return hash_values(values)[:16] if all(values) else ""
 
 
 def _of_tasks(results: ComparisonResults, tasks: Sequence[str], names: Sequence[str]) -> str:
-    """Return hashes of what tasks are of, in short; nothing where one is not known."""
+    """Return short hashes of the named identities of tasks; nothing where one is not known."""
     known = {task: _joint_hash([task_identity(results.tasks[task])[name] for name in names]) for task in tasks}
     return "; ".join(f"{task} {found[:8]}" for task, found in sorted(known.items())) if all(known.values()) else ""
-
-
-def _computed_with(results: ComparisonResults) -> str:
-    """Return hashes of what the runs were computed with; nothing where one does not say."""
-    runs = [run.computed_with for method in results.methods.values() for run in method.runs.values() if run.evaluation]
-    hashes = sorted({_joint_hash([repr(sorted(each.items()))])[:8] for each in runs if each})
-    return ", ".join(hashes) if all(runs) else ""
 
 
 def _hash(section: Mapping[str, Any]) -> str:

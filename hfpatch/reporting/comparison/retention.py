@@ -1,4 +1,4 @@
-"""Learning against forgetting: what each method gains on new text and changes on text that it should keep."""
+"""Learning against forgetting: the gain of each method on new text, and its changes on text to keep."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hfpatch.recipes.retention import text_of
 from hfpatch.reporting.document import Cell, Column, Row, Sentences, Table
 from hfpatch.reporting.numbers import NOTHING, Change, Scale, change_text, count, decimal, significant, size_text
 from hfpatch.reporting.tabular import csv_text
-from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.low_noise import BITS_PER_BYTE
+from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.retention import AGREEMENT, KL, RETENTION, RetentionPoint
 from hfpatch.results.schema import Comparison, ComparisonResults, KeptAnswers
 from hfpatch.results.verdicts import Verdict
@@ -24,7 +24,7 @@ CAPTION = (
 
 
 def retention_sentences(results: ComparisonResults) -> Sentences:
-    """Return a sentence or two for each method that was measured as it was trained."""
+    """Return one or two sentences for each method measured at the full scale of its patch."""
     sentences, retention = [], results.retention
     if retention is None:
         return Sentences(())
@@ -47,27 +47,19 @@ def retention_sentences(results: ComparisonResults) -> Sentences:
 
 
 def _changes(results: ComparisonResults, point: RetentionPoint) -> Iterator[str]:
-    """Yield what a point gains and loses, in words, with the verdicts of a whole method."""
+    """Yield the gains and losses of a point in words, with the verdicts of a whole method."""
     gain = gain_at(results, point)
     if gain is not None:
         decided = results.verdict(point.method, HELD_OUT, results.baseline) if point.scale == 1 else None
-        verb = "gains" if gain.difference <= 0 else "loses"
-        yield f"{verb} {_size(_change(gain, -1))} nats per token on held-out text{_tested(decided)}"
+        verb, tested = "gains" if gain.difference <= 0 else "loses", f" ({decided.verdict})" if decided else ""
+        yield f"{verb} {size_text(_change(gain, -1))} nats per token on held-out text{tested}"
     for task in results.retention.texts if results.retention is not None else ():
         bits, kl = point.comparison(task, BITS_PER_BYTE), point.comparison(task, KL)
         if bits is not None and kl is not None:
-            verb, tested = "loses" if bits.difference > 0 else "gains", _tested(_verdict(results, point, task))
-            where = f"where its KL from the base is {_size(_change(kl))} nats per token"
-            yield f"{verb} {_size(_change(bits))} bits per byte on {text_of(task)}{tested}, {where}"
-
-
-def _tested(verdict: Verdict | None) -> str:
-    return "" if verdict is None else f" ({verdict.verdict})"
-
-
-def _size(change: Change) -> str:
-    """Return a change without its sign, which a verb has said; without an interval where nothing was tested."""
-    return size_text(change) if math.isfinite(change.high - change.low) else significant(abs(change.difference), 3)
+            decided = _verdict(results, point, task)
+            verb, tested = "loses" if bits.difference > 0 else "gains", f" ({decided.verdict})" if decided else ""
+            where = f"where its KL from the base is {size_text(_change(kl))} nats per token"
+            yield f"{verb} {size_text(_change(bits))} bits per byte on {text_of(task)}{tested}, {where}"
 
 
 def gain_at(results: ComparisonResults, point: RetentionPoint) -> Comparison | None:
@@ -78,7 +70,7 @@ def gain_at(results: ComparisonResults, point: RetentionPoint) -> Comparison | N
 
 
 def answers(results: ComparisonResults, method: str | None = None) -> list[KeptAnswers]:
-    """Return what became of the answers of one method or of all, on the tasks that should be kept."""
+    """Return the kept answers of one method or of all, on the tasks to keep."""
     tasks = results.retention.tasks if results.retention is not None else list(results.tasks)
     return [each for each in results.kept or () if each.task in tasks and method in (None, each.method)]
 
@@ -111,7 +103,7 @@ def answers_table(results: ComparisonResults) -> Table:
 
 
 def retention_table(results: ComparisonResults) -> Table:
-    """Build the table of what every method, at every scale of its patch, gains and forgets."""
+    """Build the table of gain and forgetting of every method at every scale of its patch."""
     rows, short = [], []
     for point, chosen in _points(results):
         for task in results.retention.texts if results.retention is not None else ():
@@ -132,8 +124,10 @@ def retention_table(results: ComparisonResults) -> Table:
     gain, kl = ("gain", ("held-out text", "nats per token")), ("KL", ("nats per token",))
     verdicts = Column("verdict", ("bits per byte",))
     narrow = Column("method", ("scale, text",)), Column(*gain, number=True), Column(*kl, number=True), verdicts
-    caption = "Method minus base on the same tokens, with plain 95 % intervals. Verdicts are corrected by Holm "
-    caption += "over all methods and texts."
+    caption = (
+        "Method minus base on the same tokens, with plain 95 % intervals. Verdicts are corrected by Holm over all "
+        "methods and texts."
+    )
     if any(point.scale != 1 for point, _ in _points(results)):
         caption += " The other scales of a patch are not trained and have no verdict."
     return Table(

@@ -1,7 +1,7 @@
-"""The documents on which a method and the baseline part: who was right where the other was wrong.
+"""The documents that a method gets right and the baseline wrong, and the reverse.
 
-Read from ``runs/<method>/seed-<s>/evaluations/<task>.jsonl``. Whatever a record holds beside the metrics (the target,
-or the document itself where the evaluation kept it) is shown with it.
+Read from ``runs/<method>/seed-<s>/evaluations/<task>.jsonl``. Fields of a record other than metrics, such as the target
+or the document, are shown with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hfpatch.results.held_out import HELD_OUT
+from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.records import TaskValues, read_values, read_whole_lines
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.support.files import printable
@@ -25,11 +25,9 @@ from hfpatch.support.files import printable
 Record = Mapping[str, Any]
 
 _IDENTITY = ("doc_id", "doc_hash")
-_LISTED = 12_000
-"""How many documents a page lists at most, over all methods and tasks."""
+_LISTED = 12_000  # documents on a page at most, over all methods and tasks
 _FEWEST, _MOST = 4, 60
-_LONGEST = 600
-"""Characters of a field that are shown."""
+_LONGEST = 600  # characters of a field
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,8 @@ class Sides:
         seeds: how many seeds of the method have records.
         documents: how many documents were compared.
         gained: documents that most seeds get right and the baseline wrong; None for a measure without right or wrong.
-        lost: those that the baseline gets right and most seeds wrong.
-        changes: those listed, the surest first.
+        lost: documents that the baseline gets right and most seeds wrong.
+        changes: the listed documents, the surest first.
         left_out: how many more changed.
     """
 
@@ -75,7 +73,7 @@ class Sides:
 
 @dataclass(frozen=True)
 class Samples:
-    """What changed sides, and the documents that are listed: task -> key -> field -> text."""
+    """The sides, and the listed documents: task -> key -> field -> text."""
 
     sides: tuple[Sides, ...]
     documents: Mapping[str, Mapping[str, Mapping[str, str]]]
@@ -113,10 +111,13 @@ def read_samples(run_dir: Path, results: ComparisonResults) -> Samples:
     metrics = {task: {name for each in scored if task in each for name in each[task].metrics} for task in bases}
     documents: dict[str, dict[str, dict[str, str]]] = {}
     for side in sides:
-        fields, records = documents.setdefault(side.task, {}), bases[side.task].records(side.task) or {}
-        for key in (change.document for change in side.changes):
-            if key not in fields:
-                fields[key] = _fields(records[key], metrics[side.task])
+        fields, records = documents.setdefault(side.task, {}), bases[side.task].records(side.task)
+        for key in (change.document for change in side.changes if change.document not in fields):
+            fields[key] = {}
+            for field, value in records[key].items():
+                if field not in metrics[side.task] and field not in _IDENTITY:
+                    text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+                    fields[key][printable(str(field))] = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
     return Samples(tuple(sides), documents, tuple(missing))
 
 
@@ -125,23 +126,25 @@ class _Run:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._records: dict[str, dict[str, Record] | None] = {}
+        self._records: dict[str, dict[str, Record]] = {}
 
     @cached_property
     def values(self) -> dict[str, TaskValues]:
         """The numbers of its tasks, of those where they are known without reading the records."""
         return read_values(self._folder)
 
-    def records(self, task: str) -> dict[str, Record] | None:
-        """Return a task's records by document, None where there are none."""
+    def records(self, task: str) -> dict[str, Record]:
+        """Return a task's records by document."""
         if task not in self._records:
-            self._records[task] = _read(self._folder, task)
+            lines = read_whole_lines(self._folder / f"{task}.jsonl") if "/" not in task else ()
+            known = (record for record in lines if isinstance(record, dict))  # a broken line is left out
+            self._records[task] = {f"{each.get('doc_id')}/{str(each.get('doc_hash'))[:12]}": each for each in known}
         return self._records[task]
 
 
 def _table(task: str, metric: str, base: _Run, runs: Sequence[_Run]) -> tuple[int, dict[str, list[float]]]:
     """Return how many runs there are, and by document the base's value and that of each run; all of them have it."""
-    every, keys = [each.values.get(task) for each in (base, *runs)], base.records(task) or {}
+    every, keys = [each.values.get(task) for each in (base, *runs)], base.records(task)
     arrays = [each.metrics[metric] for each in every if each is not None and metric in each.metrics]
     documents = {each.documents for each in every if each is not None}
     if len(arrays) == len(every) and len(documents) == 1 and len(arrays[0]) == len(keys):
@@ -150,19 +153,19 @@ def _table(task: str, metric: str, base: _Run, runs: Sequence[_Run]) -> tuple[in
             else np.divide(each[:, 0], each[:, 1], out=np.full(len(each), np.nan), where=each[:, 1] != 0)
             for each in arrays
         ]  # fmt: skip
-        table = np.stack(units, axis=1)
-        return len(runs), {k: row for k, row in zip(keys, table.tolist(), strict=True) if not any(map(isnan, row))}
+        rows = np.stack(units, axis=1).tolist()
+        return len(runs), {key: row for key, row in zip(keys, rows, strict=True) if not any(map(isnan, row))}
     records = [known for run in runs if (known := run.records(task))]
     common = [key for key in keys if records and all(key in known for known in records)]
-    values = {key: [_value(known[key], metric) for known in (keys, *records)] for key in common}
+    values = {key: [_value(known[key].get(metric)) for known in (keys, *records)] for key in common}
     return len(records), {key: [v for v in row if v is not None] for key, row in values.items() if None not in row}
 
 
-def _read(folder: Path, task: str) -> dict[str, Record] | None:
-    """Return a task's records by document, None where there are none; a broken line is left out."""
-    path = folder / f"{task}.jsonl"
-    known = (record for record in (read_whole_lines(path) if "/" not in task else ()) if isinstance(record, dict))
-    return {f"{each.get('doc_id')}/{str(each.get('doc_hash'))[:12]}": each for each in known} or None
+def _value(value: Any) -> float | None:
+    """Return a document's value; of a pair (log-likelihood, count) the log-likelihood a unit."""
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(part, int | float) for part in value):
+        return float(value[0]) / value[1] if value[1] else None
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _sides(
@@ -180,9 +183,9 @@ def _sides(
             changes.append(Change(key, 0, turned) if own else Change(key, turned, 0))
         elif not binary and move:
             changes.append(Change(key, move, 0.0))
-    changes.sort(key=lambda change: -(change.gained + change.lost))  # those of most seeds, or what rose most, first
+    changes.sort(key=lambda change: -(change.gained + change.lost))  # most seeds, or the largest rise, first
     shown = changes[:limit]
-    if not binary and len(changes) > limit:  # what rose most, and what fell most
+    if not binary and len(changes) > limit:  # the largest rises and falls
         shown = [*changes[: limit // 2], *changes[-(limit // 2) :]]
     return Sides(
         method=method,
@@ -194,21 +197,3 @@ def _sides(
         changes=tuple(shown),
         left_out=len(changes) - len(shown),
     )
-
-
-def _value(record: Record, metric: str) -> float | None:
-    """Return a document's value; of a pair (log-likelihood, count) the log-likelihood a unit."""
-    value = record.get(metric)
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(part, int | float) for part in value):
-        return float(value[0]) / value[1] if value[1] else None
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _fields(record: Record, metrics: set[str]) -> dict[str, str]:
-    """Return what a record says of its document, as text."""
-    fields = {}
-    for key, value in record.items():
-        if key not in metrics and key not in _IDENTITY:
-            text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-            fields[printable(str(key))] = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-    return fields

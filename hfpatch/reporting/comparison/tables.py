@@ -1,16 +1,16 @@
-"""The tables of a comparison: scores, all paired differences, the methods, each seed's scores, what changed."""
+"""The tables of a comparison: scores, paired differences, methods, seeds, tasks, and every number as CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 
-from hfpatch.reporting.comparison.changes import change_of, scale_in, verdict_text
 from hfpatch.reporting.comparison.samples import Sides
 from hfpatch.reporting.document import Cell, Column, Filter, Row, Table
 from hfpatch.reporting.numbers import (
     NOTHING,
     Scale,
+    change_of,
     change_text,
     count,
     decimal,
@@ -22,32 +22,44 @@ from hfpatch.reporting.numbers import (
     metric_text,
     p_text,
     part_text,
+    scale_in,
     score,
     signed,
     significant,
+    verdict_text,
 )
+from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.cautions import level_at
-from hfpatch.results.held_out import HELD_OUT
+from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.schema import ComparisonResults, Method
+from hfpatch.results.tables import records
 from hfpatch.results.verdicts import QUESTIONS, Verdict
 from hfpatch.tinyworld import DESCRIPTIONS, items
 
-_LONGEST = 120
-"""Characters of an example that are shown: the last, where what is asked is."""
-_MOST_IN_MARKDOWN = 40
-"""Verdicts that Markdown has in full; of more it has those that found a difference."""
+_LONGEST = 120  # characters of an example: the last ones, which have the question
+_MOST_IN_MARKDOWN = 40  # verdicts; of more, Markdown has only differences that were found
 _VERDICTS = ("better", "worse", "no difference shown", "not tested", "no verdict")
+_SCORES = ("method", "seed", "task", "metric", "value", "stderr", "n", "trainable")
+PLAIN = ("difference", "low", "high", "p", "test")
+DECIDED = ("question", "simultaneous_low", "simultaneous_high", "p_corrected", "family", "smallest_visible", "verdict")
+_OF_PAIR = ("other", *PLAIN, *DECIDED, "why")
+_RESULTS = (*_SCORES, *_OF_PAIR, "groups", "grouped_by")
 
 
 def score_table(results: ComparisonResults) -> Table:
-    """Build the table of methods and tasks: the mean over seeds of each primary metric, and what training cost."""
-    held_out = held_out_column(results)
+    """Build the table of methods and tasks: the mean over seeds of each primary metric, and the cost of training."""
+    # the loss on held-out text has a column where it is no task
+    held_out = HELD_OUT not in results.tasks and any(method.held_out_losses for method in results.methods.values())
+    column = Column("held-out loss", ("nats per token", "lower is better"), number=True)
     rows, narrow = [], []
     for name, method in results.methods.items():
+        losses, base = list(method.held_out_losses.values()), results.base_loss
+        loss = NOTHING if name != results.baseline or base is None else decimal(base, 4)
+        if losses:
+            loss = decimal(fmean(losses), 4) + (f" ± {decimal(stdev(losses), 4)}" if len(losses) > 1 else "")
         speed, peak = mean_of(method, "tokens_per_s"), mean_of(method, "peak_memory_bytes")
-        loss = [_held_out(results, name)] if held_out is not None else []
         scores = {task: score_of(results, name, task) for task in results.tasks}
-        cells = (name, count(method.trainable), *loss, *scores.values(), count(speed), memory(peak))
+        cells = (name, count(method.trainable), *[loss] * held_out, *scores.values(), count(speed), memory(peak))
         rows.append(Row(cells, strong=name == results.baseline))
         narrow += [(task, Row((name, task, text))) for task, text in scores.items()]
     by_task = tuple(row for task in results.tasks for other, row in narrow if other == task)
@@ -55,7 +67,7 @@ def score_table(results: ComparisonResults) -> Table:
         name="main",
         title="Scores",
         columns=(
-            *(Column("method"), Column("trainable", number=True), *([held_out] if held_out else [])),
+            *(Column("method"), Column("trainable", number=True), *[column] * held_out),
             *(_task(results, task) for task in results.tasks),
             *(Column("tokens/s", number=True), Column("peak memory", number=True)),
         ),
@@ -66,22 +78,6 @@ def score_table(results: ComparisonResults) -> Table:
         search=True,
         narrow=(Table("main", "Scores", (Column("method"), Column("task"), Column("value", number=True)), by_task),),
     )
-
-
-def held_out_column(results: ComparisonResults) -> Column | None:
-    """Return the column of the loss on held-out text; None where no method has it, or it has a task's column."""
-    known = HELD_OUT not in results.tasks and any(method.held_out_losses for method in results.methods.values())
-    return Column("held-out loss", ("nats per token", "lower is better"), number=True) if known else None
-
-
-def _held_out(results: ComparisonResults, name: str) -> str:
-    """Return the mean loss on held-out text ± its standard deviation over seeds; of the baseline the base's."""
-    losses = list(results.methods[name].held_out_losses.values())
-    base = results.base_loss
-    if not losses:
-        return decimal(base, 4) if name == results.baseline and base is not None else NOTHING
-    spread = f" ± {decimal(stdev(losses), 4)}" if len(losses) > 1 else ""
-    return decimal(fmean(losses), 4) + spread
 
 
 def _task(results: ComparisonResults, task: str) -> Column:
@@ -199,7 +195,9 @@ def method_table(results: ComparisonResults) -> Table:
     names = ("method", "parts", "form", "matched to", "trainable", "updates kept", "final loss", "training time")
     rows = []
     for name, method in results.methods.items():
-        loss, wall, kept = mean_of(method, "final_loss"), mean_of(method, "wall_s"), lowest_survival([method])
+        loss, wall = mean_of(method, "final_loss"), mean_of(method, "wall_s")
+        trains = [run.train for run in method.runs.values() if run.train is not None]
+        kept = min((share for train in trains for share in train.update_survival.values()), default=None)
         matched, match = NOTHING, method.match
         if match is not None:
             share = match.parameters / match.target_parameters - 1 if match.target_parameters else 0.0
@@ -227,18 +225,10 @@ def mean_of(method: Method, field: str) -> float | None:
     return fmean(values) if values else None
 
 
-def lowest_survival(methods: Iterable[Method]) -> float | None:
-    """Return the lowest share of weights that an optimiser step really changed, over all runs and tensors."""
-    trains = [run.train for method in methods for run in method.runs.values() if run.train is not None]
-    return min((share for train in trains for share in train.update_survival.values()), default=None)
-
-
 def task_table(results: ComparisonResults, documents: Mapping[str, Mapping[str, Mapping[str, str]]]) -> Table:
-    """Build the table of what the tasks are: what each asks, the measure that decides it, and one example.
+    """Build the table of tasks: the question, the measure that decides it, and one example.
 
-    Args:
-        results: the results.
-        documents: by task and key the fields of the documents whose records were read.
+    ``documents`` are by task and key the fields of the documents whose records were read.
     """
     rows = []
     for task in results.tasks:
@@ -252,7 +242,7 @@ def task_table(results: ComparisonResults, documents: Mapping[str, Mapping[str, 
 
 
 def _described(results: ComparisonResults, task: str) -> tuple[str, str]:
-    """Return what a task asks, and an example where the package has it."""
+    """Return the question of a task in words, and an example where the package has it."""
     if task == HELD_OUT:
         return "the likelihood of documents that are kept out of training", ""
     own = task.removeprefix("tinyworld_")
@@ -279,3 +269,34 @@ def sides_table(sides: Sequence[Sides]) -> Table:
         rows.append(Row((each.method, each.task, *counts)))
     columns = tuple(Column(name, number=place > 1) for place, name in enumerate(names))
     return Table("sides", "How many, by method and task", columns, tuple(rows), folded=True)
+
+
+def results_csv(runs: Mapping[str, ComparisonResults]) -> str:
+    """Return every number of every run in long format, and below them every paired difference.
+
+    A row of a difference has no ``seed`` and no ``value``; the columns from ``other`` to ``why`` are empty in all other
+    rows. The columns after ``test`` belong to verdicts. The loss on held-out text has no task where its documents were
+    not compared. The last columns say in how many groups a task's documents come, and by which of their columns. Of
+    several runs, the first column is the label of the run.
+    """
+    if len(runs) == 1:
+        return csv_text(_RESULTS, _rows(next(iter(runs.values()))))
+    return csv_text(("run", *_RESULTS), ((label, *row) for label, each in runs.items() for row in _rows(each)))
+
+
+def _rows(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
+    for record in records(results, "scores"):
+        yield tuple(record.get(column) for column in _RESULTS)
+    for pair in pairs(results):
+        trainable = results.methods[str(pair["method"])].trainable
+        yield tuple({**pair, "trainable": trainable}.get(column) for column in _RESULTS)
+
+
+def pairs(results: ComparisonResults) -> Iterator[dict[str, object]]:
+    """Yield every paired difference: those with verdicts, then those by measures that decide nothing."""
+    for each in results.verdicts:
+        if each.task in results.tasks and each.method in results.methods:
+            yield each.to_json()
+    for one in results.comparisons:
+        if one.task in results.tasks and results.deciding[one.task].metric != one.metric:
+            yield {**one.to_json(), "other": one.reference}

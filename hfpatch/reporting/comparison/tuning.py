@@ -9,9 +9,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from hfpatch.errors import listed
 from hfpatch.reporting import document as doc
 from hfpatch.reporting import plots
-from hfpatch.reporting.numbers import NOTHING, count, decimal, listed
+from hfpatch.reporting.numbers import NOTHING, count, decimal
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import PAPER, report_style, styles
 from hfpatch.results.schema import ComparisonResults, Trial
@@ -23,7 +24,7 @@ _CAPTION = (
 
 
 def chosen_facts(results: ComparisonResults, method: str) -> list[doc.Fact]:
-    """Return what tuning chose for a method, as a labelled line, if it was tuned."""
+    """Return the choice of tuning for a method as a labelled line; none if it was not tuned."""
     choice = results.tuning.chosen.get(method) if results.tuning is not None else None
     if choice is None:
         return []
@@ -55,36 +56,29 @@ def tuning_sections(results: ComparisonResults, svg: str | None, data: str) -> I
     )
     title = "Held-out loss against learning rate"
     figures = [doc.Figure("tuning", title, _CAPTION, svg, data)] if svg is not None else []
-    yield doc.Section("tuning", "Tuning", (doc.Text(how), *figures, choice_table(results), trial_table(results)))
-
-
-def choice_table(results: ComparisonResults) -> doc.Table:
-    """Build the table of what was chosen for each method."""
-    names = ("method", "learning rate", "other values", "held-out loss", "trials", "at the edge")
-    rows = []
-    for method, choice in results.tuning.chosen.items() if results.tuning is not None else ():
-        others = _values({key: value for key, value in choice.values.items() if key != "lr"})
+    # the choice for each method
+    chosen = []
+    for method, choice in tuning.chosen.items():
         loss = "all diverged" if choice.loss is None else decimal(choice.loss, 4)
         edge = NOTHING if choice.loss is None else f"{choice.edge} rate tried" if choice.edge else "no"
-        trials = count(choice.trials) + (f" of {choice.at}" if choice.at is not None else "")
-        rows.append(doc.Row((method, _shown(choice.values.get("lr")), others, loss, trials, edge)))
-    numbers = ("learning rate", "held-out loss", "trials")
-    columns = tuple(doc.Column(name, number=name in numbers) for name in names)
-    return doc.Table("chosen", "Chosen rates", columns, tuple(rows))
-
-
-def trial_table(results: ComparisonResults) -> doc.Table:
-    """Build the table of all trials."""
-    rows = []
-    for trial, chosen in _trials(results):
-        others = _values({key: value for key, value in trial.values.items() if key != "lr"})
+        made = count(choice.trials) + (f" of {choice.at}" if choice.at is not None else "")
+        chosen.append((method, *_rate_and_others(choice.values), loss, made, edge))
+    # all trials
+    tried = []
+    for trial, is_chosen in _trials(results):
         loss = "not finite" if trial.loss is None else decimal(trial.loss, 4)
         outcome = loss if trial.diverged_step is None else f"diverged at step {trial.diverged_step:,}"
-        rate = _shown(trial.values.get("lr"))
-        rows.append(doc.Row((trial.method, rate, others, outcome, "chosen" if chosen else "")))
-    names = ("method", "learning rate", "other values", "held-out loss", "choice")
-    columns = tuple(doc.Column(name, number=name in ("learning rate", "held-out loss")) for name in names)
-    return doc.Table("trials", "All trials", columns, tuple(rows), search=True, folded=True)
+        tried.append((trial.method, *_rate_and_others(trial.values), outcome, "chosen" if is_chosen else ""))
+    common, numbers = ("method", "learning rate", "other values"), ("learning rate", "held-out loss", "trials")
+    of_chosen, of_tried = (
+        tuple(doc.Column(name, number=name in numbers) for name in (*common, "held-out loss", *names))
+        for names in (("trials", "at the edge"), ("choice",))
+    )
+    tables = (
+        doc.Table("chosen", "Chosen rates", of_chosen, tuple(map(doc.Row, chosen))),
+        doc.Table("trials", "All trials", of_tried, tuple(map(doc.Row, tried)), search=True, folded=True),
+    )
+    yield doc.Section("tuning", "Tuning", (doc.Text(how), *figures, *tables))
 
 
 def tuning_csv(results: ComparisonResults) -> str:
@@ -146,6 +140,10 @@ def _trials(results: ComparisonResults) -> list[tuple[Trial, bool]]:
     if tuning is None:
         return []
     return [(trial, tuning.is_chosen(trial)) for method in results.methods for trial in tuning.of(method)]
+
+
+def _rate_and_others(values: Mapping[str, Any]) -> tuple[str, str]:
+    return _shown(values.get("lr")), _values({key: value for key, value in values.items() if key != "lr"})
 
 
 def _values(values: Mapping[str, Any]) -> str:

@@ -1,7 +1,6 @@
-"""What the explorer shows of one run: a gain of one method on one task, and what it cost.
+"""The explorer's entries of one run: the gain and the cost of one method on one task.
 
-A gain is the difference to the run's own reference with the sign that makes better positive, in the unit in which the
-run's report gives it.
+A gain is the difference to the run's own reference, in the unit of the run's report, with better above 0.
 """
 
 from __future__ import annotations
@@ -12,47 +11,38 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from hfpatch.reporting.comparison.changes import change_of
 from hfpatch.reporting.comparison.tables import mean_of
 from hfpatch.reporting.evaluation import value_text
-from hfpatch.reporting.numbers import Change, Scale, change, change_text, diverged_text, scale_of, signed
+from hfpatch.reporting.numbers import Change, Scale, change, change_of, change_text, diverged_text, scale_of, signed
 from hfpatch.reporting.study.answer import change_of as change_of_study
-from hfpatch.reporting.study.words import not_run_text
-from hfpatch.results.held_out import HELD_OUT
+from hfpatch.reporting.study.answer import not_run_text
 from hfpatch.results.identity import FREE_SETTINGS, base_identity, task_identity
 from hfpatch.results.low_noise import LOW_NOISE
-from hfpatch.results.schema import (
-    ComparisonResults,
-    EvaluationResults,
-    Results,
-    StudyResults,
-    Task,
-    TaskResult,
-)
+from hfpatch.results.parts import HELD_OUT
+from hfpatch.results.schema import ComparisonResults, EvaluationResults, Results, StudyResults, Task, TaskResult
 from hfpatch.support.files import hash_values
 
 NOT_TESTED, NO_VERDICT = "not tested", "no verdict"
 UNTESTED = "held-out text"
-"""What the loss on held-out text is called where only its mean is known, as in results of older versions."""
+"""The task of the loss on held-out text where only its mean is known, as in older results."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What gains must have in common to share an axis.
+    """The key of an axis: gains on one axis agree in all of it.
 
     Attributes:
         task: the task.
         metric: its metric, with spaces.
         unit: the unit of the gains.
-        model: the name of the frozen base; of a study what it pretrains.
-        identity: what distinguishes models of one name: hash, dtype, and a hash of all else that is known of it.
-        documents: what was scored, in words.
-        data: the hash of it.
-        prompts: the hash of what the model was asked and how answers were scored; of an older run, which does not say
-            that, the hash of its settings.
-        reference: what the gains are differences to.
-        size: what is counted as parameters.
-        primary: whether it is the measure that decides the task.
+        model: the name of the frozen base; of a study the study.
+        identity: distinguishes models of one name: hash, dtype, and a hash of all else that is known of it.
+        documents: the scored documents, in words.
+        data: their hash.
+        prompts: the hash of prompts and scoring; of an older run, which does not record them, that of its settings.
+        reference: the model that gains are relative to.
+        size: the kind of parameters that are counted.
+        primary: whether the metric decides the task.
     """
 
     task: str
@@ -70,19 +60,20 @@ class Axis:
 
 @dataclass(frozen=True)
 class Entry:
-    """One method on one axis; what was not measured is None.
+    """One method on one axis; values that were not measured are None.
 
     Attributes:
-        axis: what it is measured on.
+        axis: its axis.
         method: the method, variant, patch or model.
         gain: the gain; above 0 is better.
-        low: the lower end of its 95 % interval; likewise ``high``.
+        low: the lower end of its 95 % interval.
+        high: the upper end.
         text: gain and interval in words, or why there is none.
-        verdict: what the corrected test says; measures that decide nothing have none.
+        verdict: of the corrected test; measures that decide nothing have none.
         parameters: how many it trains or adds.
         seconds: of a training, the mean over seeds.
-        memory: the peak in bytes, likewise.
-        seeds: how many seeds are behind it.
+        memory: the peak in bytes, the mean over seeds.
+        seeds: how many seeds were run.
     """
 
     axis: Axis
@@ -124,7 +115,8 @@ def _axis(
     **options: Any,
 ) -> Axis:
     """Return the axis of a metric of a task; other prompts, metrics or code of the task are another axis."""
-    unit = {Scale.POINTS: "points", Scale.RELATIVE: "% lower"}.get(scale_of(metric, _higher(metric, info)))
+    higher = LOW_NOISE.get(metric, info.higher_is_better)
+    unit = {Scale.POINTS: "points", Scale.RELATIVE: "% lower"}.get(scale_of(metric, higher))
     asked = {name: value for name, value in task_identity(info).items() if name != "data_sha256"}
     if all(asked.values()):
         prompts = f"prompts {hash_values(asked)[:8]}"
@@ -144,10 +136,6 @@ def _axis(
     )
 
 
-def _higher(metric: str, info: Task | TaskResult) -> bool:
-    return LOW_NOISE.get(metric, info.higher_is_better)
-
-
 def _tasks(results: ComparisonResults) -> Iterator[Entry]:
     """Yield the comparisons with the baseline: by the measures that decide, then by all others."""
     decided = [(task, measure.metric) for task, measure in results.deciding.items()]
@@ -159,7 +147,8 @@ def _tasks(results: ComparisonResults) -> Iterator[Entry]:
             compared = results.comparison(name, task, str(results.baseline), metric)
             if compared is not None:
                 found = results.verdict(name, task, compared.reference) if primary else None
-                gain = _gain(change_of(results, found or compared, plain=not primary), _higher(metric, info))
+                higher = LOW_NOISE.get(metric, info.higher_is_better)
+                gain = _gain(change_of(results, found or compared, plain=not primary), higher)
                 verdict = found.verdict if found else NO_VERDICT
                 yield Entry(axis, name, **gain, verdict=verdict, seeds=compared.seeds, **_cost(results, name))
             elif primary:
@@ -190,7 +179,7 @@ def _missing(results: ComparisonResults, axis: Axis, name: str) -> Entry:
 
 
 def _held_out(results: ComparisonResults) -> Iterator[Entry]:
-    """Yield what each method saves of the base's loss on held-out text, where no test was made of it."""
+    """Yield by how much each method lowers the loss on held-out text, where it was not tested."""
     base, text = results.base_loss, results.data.get("held_out") or {}
     if base is None or HELD_OUT in results.tasks:
         return
@@ -247,7 +236,7 @@ def _variants(study: StudyResults) -> Iterator[Entry]:
 def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
     """Yield the comparisons of ``hfpatch eval``, of patches with the base, of whole models with each other.
 
-    What was compared with nothing has an entry for each primary score, without a gain.
+    Models without a comparison have an entry for each primary score, without a gain.
     """
     known = {name for each in results.comparisons for name in (each.method, each.reference)}
     for label, variant in results.variants.items():
@@ -263,7 +252,7 @@ def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
         if one is None or task not in one.scores:
             continue
         base = reference.scores[task].metrics.get(metric) if reference is not None else None
-        higher = _higher(metric, one.scores[task])
+        higher = LOW_NOISE.get(metric, one.scores[task].higher_is_better)
         found = decided.get((compared.method, compared.reference, task, metric))
         ends = (compared.low, compared.high) if found is None else (found.simultaneous_low, found.simultaneous_high)
         made = change(compared.difference, *ends, None, scale=scale_of(metric, higher), reference=base)

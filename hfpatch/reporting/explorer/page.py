@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from urllib.parse import quote
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting.document import Column, Document, Explorer, Part, Row, Section, Sentences, Table, Text
 from hfpatch.reporting.evaluation import settings_differing
-from hfpatch.reporting.explorer.entries import Axis, Entry, entries
+from hfpatch.reporting.explorer.entries import Entry, entries
 from hfpatch.reporting.facts import digest, settings_text
 from hfpatch.reporting.html import html
 from hfpatch.reporting.numbers import NOTHING, count
@@ -42,7 +42,7 @@ _VERDICTS = ("better", "worse", "no difference shown", "not tested", "no verdict
 
 @dataclass(frozen=True)
 class Source:
-    """A run: its label, its results and the address of its report from the page; nothing where it has no report."""
+    """A run: its label, its results, and the address of its report from the page or nothing."""
 
     label: str
     results: Results
@@ -93,12 +93,10 @@ def write_explorer(places: Sequence[Path], out: Path) -> Written:
 
 
 def run_folders(places: Sequence[Path]) -> list[Path]:
-    """Return the run folders among ``places`` and below them, each once; a run's own folders are not entered.
-
-    A run that has no results yet is one too.
+    """Return the run folders among ``places`` and below them, each once, but not those inside a run.
 
     Raises:
-        HfpatchError: if a place is not there, or none is or has a run.
+        HfpatchError: if a place is missing, or none is or has a run, with results or without.
     """
     found: dict[Path, Path] = {}
     for place in places:
@@ -119,15 +117,34 @@ def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -
     """Build the page's document from runs; ``left_out`` says which folders could not be read."""
     found = {source.label: entries(source.results) for source in sources}
     every = [entry for each in found.values() for entry in each]
-    missing = (*left_out, *(sentence for source in sources for sentence in _missing(source, found[source.label])))
-    differing = tuple(_differing({source.label: source.results for source in sources}))
+    # missing values, and differences in settings and computation
+    missing = [*left_out]
+    settings: dict[str, Mapping[str, Any]] = {}
+    computed: dict[str, Any] = {}
+    for source in sources:
+        label, results = source.label, source.results
+        if all(entry.gain is None for entry in found[label]):
+            scores = " Its scores are listed." if found[label] and isinstance(results, EvaluationResults) else ""
+            missing.append(f"{label}: no differences to show; nothing was compared with a base.{scores}")
+        if not getattr(results, "complete", True):
+            missing.append(f"{label}: the run is not complete.")
+        if isinstance(results, ComparisonResults):
+            missing += [f"{label}: {caution}" for caution in baseline_cautions(results)]
+            made = [run.computed_with for method in results.methods.values() for run in method.runs.values()]
+            settings[label], computed[label] = results.evaluation, made[0] if made else None
+        elif isinstance(results, EvaluationResults):
+            settings[label], computed[label] = results.settings, results.provenance.get("computed_with")
+        if not source.report:
+            missing.append(f"{label}: it has no report.html to open; hfpatch report writes it.")
+    known = {label: each for label, each in computed.items() if isinstance(each, Mapping)}
+    differing = (*settings_differing(settings), *computed_differently(known))
     sections = [
         Section("explore", "Gain against cost", (Explorer(_data(sources, found)),), "Explore"),
         Section("reading", "How to read it", (Sentences(_READING),), "Reading"),
         Section("runs", "Runs", (_runs(sources, found),)),
     ]
     sections += [Section("differing", "What differs between the runs", (Sentences(differing),))] if differing else []
-    sections += [Section("missing", "What is missing", (Sentences(missing),))] if missing else []
+    sections += [Section("missing", "What is missing", (Sentences(tuple(missing)),))] if missing else []
     return Document(
         title="Results explorer",
         kind="explorer",
@@ -141,33 +158,6 @@ def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -
         ),
         parts=(Part(tuple(sections)),),
     )
-
-
-def _differing(runs: Mapping[str, Results]) -> Iterator[str]:
-    """Yield which settings of an evaluation are not the same in all runs, and what they were computed with."""
-    settings: dict[str, Mapping[str, Any]] = {}
-    computed: dict[str, Any] = {}
-    for label, each in runs.items():
-        if isinstance(each, EvaluationResults):
-            settings[label], computed[label] = each.settings, each.provenance.get("computed_with")
-        elif isinstance(each, ComparisonResults):
-            made = [run.computed_with for method in each.methods.values() for run in method.runs.values()]
-            settings[label], computed[label] = each.evaluation, made[0] if made else None
-    yield from settings_differing(settings)
-    yield from computed_differently({label: each for label, each in computed.items() if isinstance(each, Mapping)})
-
-
-def _missing(source: Source, found: Sequence[Entry]) -> Iterator[str]:
-    results = source.results
-    if all(entry.gain is None for entry in found):
-        scores = " Its scores are listed." if found and isinstance(results, EvaluationResults) else ""
-        yield f"{source.label}: no differences to show; nothing was compared with a base.{scores}"
-    if not getattr(results, "complete", True):
-        yield f"{source.label}: the run is not complete."
-    if isinstance(results, ComparisonResults):
-        yield from (f"{source.label}: {caution}" for caution in baseline_cautions(results))
-    if not source.report:
-        yield f"{source.label}: it has no report.html to open; hfpatch report writes it."
 
 
 def _runs(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> Table:
@@ -195,9 +185,14 @@ def _runs(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> Ta
 
 
 def _data(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> dict[str, Any]:
-    """Return what the page's script draws: the axes, the runs, and every entry as a row of values."""
+    """Return the data of the page's script: the axes, the runs, and every entry as a row of values."""
     axes = list(dict.fromkeys(entry.axis for each in found.values() for entry in each))
-    places, machines = {axis: place for place, axis in enumerate(axes)}, [_machine(each.results) for each in sources]
+    places, machines = {axis: place for place, axis in enumerate(axes)}, []
+    for source in sources:
+        where = source.results.provenance
+        threads = f"{where['threads']} thread{'s' * (where['threads'] != 1)}" if where.get("threads") else ""
+        named = str(where.get("device") or ""), str(where.get("platform") or ""), threads
+        machines.append(", ".join(filter(None, named)))
     known = [machine for machine in dict.fromkeys(machines) if machine]
     rows = [
         [
@@ -211,34 +206,24 @@ def _data(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> di
     runs = []
     for source, machine in zip(sources, machines, strict=True):
         results, training = source.results, ""
-        if not isinstance(results, EvaluationResults):  # must be the same for methods to differ in nothing else
+        if not isinstance(results, EvaluationResults):  # the same for methods that share a line
             settings = {key: value for key, value in results.training.items() if key != "seeds"}
             tuned = isinstance(results, ComparisonResults) and results.tuning is not None
             training = f"{digest(results.data.get('sha256'))} {settings_text(settings)}{' tuned' if tuned else ''}"
         place = known.index(machine) if machine else None
         runs.append({"label": source.label, "href": source.report, "machine": place, "training": training})
-    shown = [_axis(axis, axes) for axis in axes]
+    # models of one name that are not the same have their hash behind it, and documents that are not the same theirs
+    shown = []
+    for axis in axes:
+        same_name = {other.identity for other in axes if other.model == axis.model}
+        model = f"{axis.model} ({axis.identity or 'unknown hash'})" if len(same_name) > 1 else axis.model
+        alike = [other for other in axes if replace(other, data=axis.data, prompts=axis.prompts) == axis]
+        hashes = [axis.data and f"data {axis.data[:8]}"] if len({other.data for other in alike}) > 1 else []
+        hashes += [axis.prompts] if len({other.prompts for other in alike}) > 1 else []
+        documents = ", ".join(filter(None, (axis.documents, *hashes)))
+        own = {name: getattr(axis, name) for name in ("task", "metric", "unit", "primary", "reference", "size")}
+        shown.append({**own, "model": model, "documents": documents})
     return {"axes": shown, "runs": runs, "machines": known, "verdicts": _VERDICTS, "rows": rows}
-
-
-def _axis(axis: Axis, axes: Sequence[Axis]) -> dict[str, Any]:
-    """Return an axis for the script; models of one name that are not the same have their hash behind it."""
-    same_name = {other.identity for other in axes if other.model == axis.model}
-    model = f"{axis.model} ({axis.identity or 'unknown hash'})" if len(same_name) > 1 else axis.model
-    alike = [other for other in axes if replace(other, data=axis.data, prompts=axis.prompts) == axis]
-    told_apart = [axis.data and f"data {axis.data[:8]}"] if len({other.data for other in alike}) > 1 else []
-    told_apart += [axis.prompts] if len({other.prompts for other in alike}) > 1 else []
-    documents = ", ".join(filter(None, (axis.documents, *told_apart)))
-    return {
-        **{"task": axis.task, "metric": axis.metric, "unit": axis.unit, "model": model, "primary": axis.primary},
-        **{"documents": documents, "reference": axis.reference, "size": axis.size},
-    }
-
-
-def _machine(results: Results) -> str:
-    where = results.provenance
-    threads = f"{where['threads']} thread{'s' * (where['threads'] != 1)}" if where.get("threads") else ""
-    return ", ".join(filter(None, (str(where.get("device") or ""), str(where.get("platform") or ""), threads)))
 
 
 def _short(value: float | None) -> float | None:
@@ -247,7 +232,7 @@ def _short(value: float | None) -> float | None:
 
 
 def explorer_summary(written: Written) -> Document:
-    """Return what a terminal shows of the page."""
+    """Return the summary of the page for a terminal."""
     shown = Text(f"{count(written.differences)} differences of {count(written.runs)} runs")
     left_out = (Sentences(tuple(f"left out: {reason}" for reason in written.left_out)),) if written.left_out else ()
     return Document("Results explorer", (), summary=(shown, *left_out))

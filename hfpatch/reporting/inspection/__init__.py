@@ -1,1 +1,1 @@
-"""The report of an inspection: what a model's attention does, and what a patch changes."""
+"""The report of an inspection: a model's attention, and its changes by a patch."""

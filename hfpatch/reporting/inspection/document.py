@@ -1,4 +1,4 @@
-"""What an inspection found as a document, for the terminal and for a page."""
+"""The document of an inspection, for the terminal and for a page."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from hfpatch.reporting.numbers import MINUS, NOTHING, count, decimal, interval, 
 from hfpatch.tuners.adapters import tensor_group
 
 Columns = Mapping[str, Callable[[Any], str]]
-"""The heading of each column, and what makes its cell of a row's item."""
+"""Heading -> function from the item of a row to its cell."""
 _SEGMENT = re.compile(r"(?<![^.])\d+(?![^.])")
 """The number of a block in the path of a module."""
 _NUMBERS = (NOTHING, MINUS, "+", *"0123456789")
 
 
 def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, str]] = ()) -> doc.Document:
-    """Return what was looked at, a table for each analysis, and what is not shown and why.
+    """Return the facts, a table for each analysis, and the analyses that are missing and why.
 
     Args:
-        found: what `inspect` found.
+        found: the result of `inspect`.
         drawn: the name, the title, the caption and the SVG document of each figure. The summary for a terminal needs
             none.
     """
@@ -40,38 +40,7 @@ def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, 
     branches, added, training = _branches(found), _added(found), _training(found)
     without, (linearised, reparametrisation) = _ablations(found), _fits(found)
     relations, attention = _relations(found), _attention(found)
-    facts, notes = _facts(found), doc.Sentences(tuple(found.notes), title="What is not shown")
-    download = doc.Download("inspection.json", "All numbers as JSON", json.dumps(found.to_json()), "application/json")
-    of_patch = [*map(figures.get, ("skips", "pre-projections", "queries")), added, figures.get("ablations"), without]
-    of_relation = [*map(figures.get, ("relation", "offsets")), *relations, figures.get("explained"), linearised]
-    sections = (
-        _section("model", "Model", doc.Facts(facts), download, notes, branches),
-        _section("patch", "Patch" if found.patch else "Nonlinear queries", *of_patch, training),
-        _section("on-text", "Attention on the text", figures.get("attention"), *attention),
-        _section("relation", "Queries and keys", *of_relation),
-        _section("invariance", "Invariance of the weights", reparametrisation),
-    )
-    tables = (branches, added, *attention, *relations, linearised, without, training, reparametrisation)
-    return doc.Document(
-        title=found.base.name,
-        kind="inspection",
-        glance=(
-            ("Architecture", found.base.model.config.model_type),
-            ("Parameters", short_count(found.summary.base)),
-            ("Added", short_count(found.summary.added)),
-        ),
-        parts=(doc.Part(tuple(section for section in sections if section.blocks)),),
-        summary=(doc.Facts(facts), *(table for table in tables if table.rows), notes),
-    )
-
-
-def _section(name: str, title: str, *blocks: doc.Block | None) -> doc.Section:
-    """Return a section of the blocks that have something in them."""
-    there = (each for each in blocks if each is not None and getattr(each, "rows", getattr(each, "items", True)))
-    return doc.Section(name, title, tuple(there))
-
-
-def _facts(found: Inspection) -> tuple[doc.Fact, ...]:
+    notes = doc.Sentences(tuple(found.notes), title="What is not shown")
     base, summary, text = found.base, found.summary, found.text
     facts = [("Model", f"{base.name}, {base.model.config.model_type}, SHA-256 {base.sha256[:12]}")]
     if base.gguf is not None:
@@ -82,7 +51,35 @@ def _facts(found: Inspection) -> tuple[doc.Fact, ...]:
         sizes = f"{count(text.tokens)} tokens of {count(text.documents)} documents"
         facts.append(("Measured on", f"{text.source}, {sizes}"))
     counts = f"{count(summary.base)} of the base, {count(summary.added)} added, {count(summary.trainable)} trainable"
-    return (*facts, ("Parameters", counts))
+    facts.append(("Parameters", counts))
+    download = doc.Download("inspection.json", "All numbers as JSON", json.dumps(found.to_json()), "application/json")
+    of_patch = [*map(figures.get, ("skips", "pre-projections", "queries")), added, figures.get("ablations"), without]
+    of_relation = [*map(figures.get, ("relation", "offsets")), *relations, figures.get("explained"), linearised]
+    sections = (
+        _section("model", "Model", doc.Facts(tuple(facts)), download, notes, branches),
+        _section("patch", "Patch" if found.patch else "Nonlinear queries", *of_patch, training),
+        _section("on-text", "Attention on the text", figures.get("attention"), *attention),
+        _section("relation", "Queries and keys", *of_relation),
+        _section("invariance", "Invariance of the weights", reparametrisation),
+    )
+    tables = (branches, added, *attention, *relations, linearised, without, training, reparametrisation)
+    return doc.Document(
+        title=base.name,
+        kind="inspection",
+        glance=(
+            ("Architecture", base.model.config.model_type),
+            ("Parameters", short_count(summary.base)),
+            ("Added", short_count(summary.added)),
+        ),
+        parts=(doc.Part(tuple(section for section in sections if section.blocks)),),
+        summary=(doc.Facts(tuple(facts)), *(table for table in tables if table.rows), notes),
+    )
+
+
+def _section(name: str, title: str, *blocks: doc.Block | None) -> doc.Section:
+    """Return a section of the blocks that have something in them."""
+    there = (each for each in blocks if each is not None and getattr(each, "rows", getattr(each, "items", True)))
+    return doc.Section(name, title, tuple(there))
 
 
 def _table(name: str, title: str, items: Iterable[Any], columns: Columns, caption: str) -> doc.Table:
@@ -279,7 +276,7 @@ def _training(found: Inspection) -> doc.Table:
 
 
 def _by_layer(items: Iterable[Any]) -> Mapping[int, list[Any]]:
-    """Group what was found by its layer; a layer of which nothing was found has an empty list."""
+    """Group items by layer; the list of a layer without items is empty."""
     grouped = defaultdict(list)
     for each in sorted(items, key=lambda each: each.layer):
         grouped[each.layer].append(each)

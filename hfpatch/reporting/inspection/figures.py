@@ -99,7 +99,7 @@ def _maps(rows: Sequence[Sequence[Any]], *panels: tuple[str, str, tuple[float, f
     """Draw values of each head, of the base and below it with the patch, on the same scales.
 
     Args:
-        rows: what was measured of each head: of the base, then with the patch; those that are empty are left out.
+        rows: the values of each head: of the base, then with the patch; empty ones are left out.
         panels: the attribute, the title, the limits of the colours, and whether values below the middle have their own.
     """
     rows = [heads for heads in rows if heads]

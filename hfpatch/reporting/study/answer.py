@@ -1,10 +1,13 @@
-"""What a study shows, in the sentences that its report begins with; what weakens it, and what is missing in it."""
+"""The sentences of a study's report: its answer, its cautions, and what is missing."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from hfpatch.errors import listed
 from hfpatch.reporting.document import Finding
 from hfpatch.reporting.numbers import (
     NOTHING,
@@ -14,20 +17,9 @@ from hfpatch.reporting.numbers import (
     count,
     decimal,
     diverged_text,
-    listed,
     p_text,
     signed,
     size_text,
-)
-from hfpatch.reporting.study.words import (
-    FEW_SEEDS,
-    key_text,
-    not_run_text,
-    point_text,
-    seeds_text,
-    share_words,
-    uneven_text,
-    value_text,
 )
 from hfpatch.results.comparison import MATCHED
 from hfpatch.results.schema import Improvement, Row, StudyResults
@@ -40,6 +32,55 @@ _HEADLINE = {
     "higher": "higher in loss, untested",
     "not tested": "not compared",
 }
+FEW_SEEDS = 5  # with fewer seeds the report says that they are few
+_SAME_SIZE = 5e-5  # a smaller relative difference in parameters is reported as none
+
+
+def key_text(key: str) -> str:
+    """Return a sweep's key as a heading: ``training.lr`` is ``lr``."""
+    return key.removeprefix("training.")
+
+
+def value_text(value: Any) -> str:
+    """Return a setting's value as a recipe would have it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def point_text(point: Mapping[str, Any]) -> str:
+    """Return a point of the sweep as ``lr 0.002, weight_decay 0.1``."""
+    return ", ".join(f"{key_text(key)} {value_text(value)}" for key, value in point.items())
+
+
+def uneven_text(study: StudyResults) -> str:
+    """Say that variants were tried at different numbers of points; nothing where they were not."""
+    counts = study.tried_counts
+    if len(set(counts.values())) < 2:
+        return ""
+    named = ", ".join(f"{name} {count}" for name, count in counts.items())
+    return f"Not all variants have as many points ({named}): a difference may come from tuning one of them more."
+
+
+def seeds_text(count: int) -> str:
+    """Return ``1 seed`` or ``3 seeds``."""
+    return f"{count} seed{'s' * (count != 1)}"
+
+
+def not_run_text(seeds: Sequence[int]) -> str:
+    """Return ``seed 2 has not run yet`` or ``seeds 1 and 2 have not run yet``."""
+    named = listed([str(seed) for seed in seeds])
+    return f"seed {named} has not run yet" if len(seeds) == 1 else f"seeds {named} have not run yet"
+
+
+def share_cell(share: float) -> str:
+    """Return a relative difference in parameters for a cell: ``+12.50 %``."""
+    return f"{signed(100 * share, 2)} %"
+
+
+def share_words(share: float) -> str:
+    """Return a relative difference in parameters for a sentence: ``12.50 % more parameters``."""
+    if abs(share) < _SAME_SIZE:
+        return "as many parameters"
+    return f"{abs(100 * share):.2f} % {'more' if share > 0 else 'fewer'} parameters"
 
 
 def change_of(study: StudyResults, name: str) -> Change:
@@ -105,41 +146,39 @@ def headline(study: StudyResults) -> str:
 
 
 def findings(study: StudyResults) -> tuple[Finding, ...]:
-    """Return a sentence for each variant: its difference to the baseline, the test, and what is wrong with it."""
-    return tuple(_finding(study, name, study.chosen.get(name)) for name in study.others)
-
-
-def _finding(study: StudyResults, name: str, row: Row | None) -> Finding:
-    found, parameters, base = study.verdict(name), share_words(share(study, name)), study.chosen.get(study.baseline)
-    if row is None or row.improvement is None or row.loss is None:
-        reasons = [] if row is not None else ["no run of it is finished"]
-        if row is not None and not study.seed_values(row):
-            reasons += [f"it {diverged_text(row.diverged)}"] if row.diverged else []
-            reasons += [not_run_text(row.missing)] if row.missing else []
-        if not reasons and (base is None or not base.best):
-            reasons = [f"{study.baseline} has no best point to compare it with yet"]
-        why = f": {'; '.join(reasons)}" if reasons else ""
-        return Finding(name, f"was not compared{why}; it has {parameters}.", found.verdict)
-    improvement = row.improvement
-    base_loss = decimal(base.loss.mean, 4) if base is not None and base.loss is not None else NOTHING
-    losses = f"({decimal(row.loss.mean, 4)} against {base_loss} nats per token) with {parameters}"
-    tested = f"(p = {p_text(found.p)}, after Holm's correction over {found.family} {p_text(found.p_corrected)})"
-    if found.verdict == "not tested":
-        size = f"{_size(study, name)} {'lower' if improvement.mean > 0 else 'higher'}"
-        clauses = [f"has a validation loss {size} {losses}; not tested ({found.why})"]
-    elif found.verdict == "no difference shown":
-        clauses = [f"no difference shown: {change_text(change_of(study, name))} improvement {losses} {tested}"]
-    else:
-        verb = "lowers" if found.verdict == "better" else "raises"
-        clauses = [f"{verb} the validation loss by {_size(study, name)} {losses} {tested}"]
-    if improvement.choices > 1:
-        fold = f"{improvement.choices}-fold"
-        clauses.append(f"interval and p are corrected {fold}, as one of the two was chosen from more points")
-    if row.diverged:
-        clauses.append(f"it {diverged_text(row.diverged)}")
-    if row.missing:
-        clauses.append(not_run_text(row.missing))
-    return Finding(name, "; ".join(clauses) + ".", found.verdict)
+    """Return a sentence for each variant: its difference to the baseline, the test, and missing or diverged seeds."""
+    made, base = [], study.chosen.get(study.baseline)
+    for name in study.others:
+        row, found, parameters = study.chosen.get(name), study.verdict(name), share_words(share(study, name))
+        if row is None or row.improvement is None or row.loss is None:
+            reasons = [] if row is not None else ["no run of it is finished"]
+            if row is not None and not study.seed_values(row):
+                reasons += [f"it {diverged_text(row.diverged)}"] if row.diverged else []
+                reasons += [not_run_text(row.missing)] if row.missing else []
+            if not reasons and (base is None or not base.best):
+                reasons = [f"{study.baseline} has no best point to compare it with yet"]
+            why = f": {'; '.join(reasons)}" if reasons else ""
+            made.append(Finding(name, f"was not compared{why}; it has {parameters}.", found.verdict))
+            continue
+        improvement = row.improvement
+        base_loss = decimal(base.loss.mean, 4) if base is not None and base.loss is not None else NOTHING
+        losses = f"({decimal(row.loss.mean, 4)} against {base_loss} nats per token) with {parameters}"
+        tested = f"(p = {p_text(found.p)}, after Holm's correction over {found.family} {p_text(found.p_corrected)})"
+        if found.verdict == "not tested":
+            size = f"{_size(study, name)} {'lower' if improvement.mean > 0 else 'higher'}"
+            clauses = [f"has a validation loss {size} {losses}; not tested ({found.why})"]
+        elif found.verdict == "no difference shown":
+            clauses = [f"no difference shown: {change_text(change_of(study, name))} improvement {losses} {tested}"]
+        else:
+            verb = "lowers" if found.verdict == "better" else "raises"
+            clauses = [f"{verb} the validation loss by {_size(study, name)} {losses} {tested}"]
+        if improvement.choices > 1:
+            fold = f"{improvement.choices}-fold"
+            clauses.append(f"interval and p are corrected {fold}, as one of the two was chosen from more points")
+        clauses += [f"it {diverged_text(row.diverged)}"] if row.diverged else []
+        clauses += [not_run_text(row.missing)] if row.missing else []
+        made.append(Finding(name, "; ".join(clauses) + ".", found.verdict))
+    return tuple(made)
 
 
 def _size(study: StudyResults, name: str) -> str:
@@ -149,7 +188,7 @@ def _size(study: StudyResults, name: str) -> str:
 
 
 def cautions(study: StudyResults) -> list[str]:
-    """Return one sentence for each thing that weakens what the study shows."""
+    """Return a sentence for each weakness of the study."""
     found, seeds = [], len(study.seeds)
     if seeds == 1:
         found.append("One seed: differences have no interval, and none is tested.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from hfpatch.errors import listed
 from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.document import (
     Block,
@@ -20,11 +21,17 @@ from hfpatch.reporting.document import (
     Text,
 )
 from hfpatch.reporting.facts import data_text, digest, provenance_facts, settings_text
-from hfpatch.reporting.numbers import MOST_METHODS, NOTHING, count, duration, listed
-from hfpatch.reporting.study.answer import cautions, findings, headline, missing
-from hfpatch.reporting.study.data import figure_csv, study_csv
-from hfpatch.reporting.study.tables import diagnostics_table, main_table, sweep_table, terminal_table, variant_table
-from hfpatch.reporting.study.words import key_text, value_text
+from hfpatch.reporting.numbers import MOST_METHODS, NOTHING, count, duration
+from hfpatch.reporting.study.answer import cautions, findings, headline, key_text, missing, value_text
+from hfpatch.reporting.study.figures import figure_csv
+from hfpatch.reporting.study.tables import (
+    diagnostics_table,
+    main_table,
+    study_csv,
+    sweep_table,
+    terminal_table,
+    variant_table,
+)
 from hfpatch.results.schema import StudyResults
 
 _FIGURES = {
@@ -104,7 +111,7 @@ def study_document(study: StudyResults, drawn: Mapping[str, str] = MappingProxyT
 
 
 def _figure(study: StudyResults, drawn: Mapping[str, str], name: str, *beside: Block) -> tuple[Section, ...]:
-    """Return the section of a figure and what belongs to it; none where it is not drawn."""
+    """Return the section of a figure with the blocks ``beside`` it; none where it is not drawn."""
     if name not in drawn:
         return ()
     title, caption = _FIGURES[name]
@@ -115,11 +122,22 @@ def _figure(study: StudyResults, drawn: Mapping[str, str], name: str, *beside: B
 
 
 def _protocol(study: StudyResults) -> tuple[Fact, ...]:
-    """Return on what and how the variants were trained and measured."""
+    """Return data and settings of training and measurement."""
     size, name = study.tokenizer.get("vocab_size"), study.tokenizer.get("path") or study.tokenizer.get("name")
     tokenizer = [str(name)] if name else []
     tokenizer += [f"{count(size)} tokens"] if isinstance(size, int) else []
     tokenizer += [f"SHA-256 {digest(study.tokenizer['sha256'])}"] if study.tokenizer.get("sha256") else []
+    # the values tried: lr 0.001, 0.002 × weight_decay 0.1, by variant where they differ
+    by_axes: dict[str, list[str]] = {}
+    for variant in study.variants:
+        axes: dict[str, dict[str, None]] = {}
+        for key, value in (item for point in study.tried(variant) for item in point.items()):
+            axes.setdefault(key_text(key), {})[value_text(value)] = None
+        text = " × ".join(f"{key} {', '.join(values)}" for key, values in axes.items())
+        by_axes.setdefault(text or NOTHING, []).append(variant)
+    sweep = "; ".join(f"{', '.join(names)}: {text}" for text, names in by_axes.items())
+    if len(by_axes) == 1:
+        sweep = next(iter(by_axes)).removeprefix(NOTHING)
     facts = [
         ("Baseline", study.baseline),
         ("Data", data_text(study.data)),
@@ -129,25 +147,11 @@ def _protocol(study: StudyResults) -> tuple[Fact, ...]:
         *((f"Batch plan, seed {seed}", f"SHA-256 {digest(plan)}") for seed, plan in study.plans.items()),
         ("Architecture, common to all", settings_text(study.common_architecture)),
         ("Training", settings_text(study.training)),
-        ("Sweep", _sweep(study)),
+        ("Sweep", sweep),
         ("Seeds", ", ".join(map(str, study.seeds))),
         ("Trained at commit", ", ".join(dict.fromkeys(run.commit for run in study.runs if run.commit))),
     ]
     return tuple((label, value) for label, value in facts if value)
-
-
-def _sweep(study: StudyResults) -> str:
-    """Return what was tried, ``lr 0.001, 0.002 × weight_decay 0.1``; by variant where they differ."""
-    by_axes: dict[str, list[str]] = {}
-    for name in study.variants:
-        points = study.tried(name)
-        axes = {key: dict.fromkeys(value_text(point[key]) for point in points if key in point)
-                for key in dict.fromkeys(key for point in points for key in point)}  # fmt: skip
-        text = " × ".join(f"{key_text(key)} {', '.join(values)}" for key, values in axes.items())
-        by_axes.setdefault(text or NOTHING, []).append(name)
-    if len(by_axes) == 1:
-        return next(iter(by_axes)).removeprefix(NOTHING)
-    return "; ".join(f"{', '.join(names)}: {text}" for text, names in by_axes.items())
 
 
 def _tokens(study: StudyResults) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from statistics import median_low
 
 import numpy as np
@@ -12,10 +12,10 @@ from matplotlib.ticker import NullFormatter
 
 from hfpatch.reporting import plots
 from hfpatch.reporting.numbers import MOST_METHODS
-from hfpatch.reporting.study.answer import change_of, share
-from hfpatch.reporting.study.data import series_of, spread_of
-from hfpatch.reporting.study.words import seeds_text, share_cell
-from hfpatch.reporting.theme import MUTED, Style, report_style, shade, short, styles
+from hfpatch.reporting.study.answer import change_of, point_text, seeds_text, share, share_cell
+from hfpatch.reporting.study.tables import series_of, spread_of
+from hfpatch.reporting.tabular import csv_text
+from hfpatch.reporting.theme import MUTED, report_style, shade, short, styles
 from hfpatch.results.schema import AtStep, Row, StudyResults
 
 _MOST_F_PANELS = 24
@@ -23,6 +23,7 @@ _OUTLIER = 20.0  # times the middle variant's improvement
 _FAR = 1.5  # times the lowest loss of all
 _WIDE = 10.0  # a spread that changes more than so many times is drawn on a logarithmic axis
 _FEW_TICKS = 5  # on the steps of a narrow panel
+_DECIDED = ("simultaneous_low", "simultaneous_high", "p_corrected", "family", "verdict")
 
 
 @report_style()
@@ -69,7 +70,7 @@ def losses(study: StudyResults) -> Figure | None:
     rows = {name: row for name, row in _shown(study).items() if row.curve}
     if not rows:
         return None
-    looks = _looks(study, rows)
+    looks = styles(list(study.variants), study.baseline, rows)
     last = max(row.curve[-1][0] for row in rows.values())
     late = {name: [point for point in row.curve if point[0] >= last / 2] for name, row in rows.items()}
     zoomed = any(len(points) > 1 for points in late.values())
@@ -105,7 +106,7 @@ def improvements(study: StudyResults) -> Figure | None:
     rows = {name: row for name, row in _shown(study).items() if row.improvement_by_step and name != study.baseline}
     if not rows:
         return None
-    looks = _looks(study, rows)
+    looks = styles(list(study.variants), study.baseline, rows)
     several = len(rows) > 1
     columns = min(plots.COLUMNS, len(rows) + several)
     panel = {"width": 11.0 / columns, "height": 2.7} if several else {"width": 7.4, "height": 3.1}
@@ -163,7 +164,7 @@ def spreads(study: StudyResults) -> Figure | None:
     found = {name: points for name, row in _shown(study).items() if (points := spread_of(study, row))}
     if not found:
         return None
-    looks = _looks(study, found)
+    looks = styles(list(study.variants), study.baseline, found)
     figure, (ax,) = plots.panels(1, columns=1, width=7.4, height=2.9, key=len(looks))
     for place, (name, points) in enumerate(found.items()):
         steps, heights = zip(*points, strict=True)
@@ -186,10 +187,6 @@ def _shown(study: StudyResults) -> dict[str, Row]:
     return {name: row for name, row in study.chosen.items() if name in kept}
 
 
-def _looks(study: StudyResults, shown: Collection[str]) -> dict[str, Style]:
-    return styles(list(study.variants), study.baseline, shown)
-
-
 def _sizes(study: StudyResults, row: Row) -> list[float]:
     """Return how far a row of the forest reaches, in per cent: mean, interval ends and single seeds."""
     improvement = row.improvement
@@ -200,6 +197,36 @@ def _sizes(study: StudyResults, row: Row) -> list[float]:
 
 
 def _by_step(points: Sequence[AtStep], factor: float = 1.0) -> list[plots.Floats]:
-    """Return steps, and mean, low and high times ``factor``; what is not known is NaN, which is not drawn."""
+    """Return steps, and mean, low and high times ``factor``; unknown values are NaN, which is not drawn."""
     steps, *values = np.array(points, dtype=np.float64).reshape(-1, 4).T
     return [steps, *(np.where(np.abs(factor * value) > plots.LARGEST, np.nan, factor * value) for value in values)]
+
+
+def figure_csv(name: str, study: StudyResults) -> str:
+    """Return the data of the figure called ``name``; of losses and improvements at every sweep point."""
+    rows: list[tuple[object, ...]] = []
+    match name:
+        case "differences":
+            headings = ["variant", "point", "best", "improvement", "low", "high", "p", *_DECIDED]
+            headings += ["seed", "improvement_of_seed"]
+            for row in study.rows:
+                if (found := row.improvement) is not None:
+                    tested = row.best and row.variant != study.baseline
+                    verdict = study.verdict(row.variant).to_json() if tested else {}
+                    start = row.variant, point_text(row.point), int(row.best), found.mean, found.low, found.high
+                    known = *start, found.p, *map(verdict.get, _DECIDED)
+                    rows += [(*known, *each) for each in study.seed_values(row).items() or [(None, None)]]
+        case "loss" | "improvement":
+            headings = ["variant", "point", "step", "mean", "low", "high"]
+            for row in study.rows:
+                points = row.curve if name == "loss" else row.improvement_by_step
+                rows += [(row.variant, point_text(row.point), *point) for point in points]
+        case "diagnostics":
+            headings = ["variant", "target", "layer", "step", "size", "cosine", "seeds"]
+            for series in series_of(study):
+                for layer, by_step in series.layers.items():
+                    rows += [(series.variant, series.target, layer, *point, series.seeds) for point in by_step]
+        case _:
+            headings = ["variant", "step", "sd"]
+            rows += [(name, *point) for name, row in study.chosen.items() for point in spread_of(study, row)]
+    return csv_text(headings, rows)

@@ -1,18 +1,28 @@
-"""The tables of a study: its variants, what they are, every point of the sweep, and f layer by layer."""
+"""The tables of a study: its variants, every point of the sweep, f layer by layer, and every run as CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import replace
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from hfpatch.reporting.document import Cell, Column, Row, Table
 from hfpatch.reporting.facts import settings_text
 from hfpatch.reporting.numbers import NOTHING, count, decimal, diverged_text, interval, p_text
-from hfpatch.reporting.study.answer import improvement_text, share
-from hfpatch.reporting.study.data import series_of
-from hfpatch.reporting.study.words import key_text, not_run_text, point_text, share_cell, value_text
+from hfpatch.reporting.study.answer import (
+    improvement_text,
+    key_text,
+    not_run_text,
+    point_text,
+    share,
+    share_cell,
+    value_text,
+)
+from hfpatch.reporting.tabular import csv_text
 from hfpatch.results import schema
-from hfpatch.results.schema import StudyResults
+from hfpatch.results.schema import Diagnostic, StudyResults, StudyRun
 
 _TEXT = {"configuration", "query", "best point", "verdict", "state", "description", "architecture", "target"}
 _TEXT |= {"own training settings"}
@@ -29,6 +39,9 @@ def main_table(study: StudyResults) -> Table:
         row, is_baseline = study.chosen.get(name), name == study.baseline
         found = None if is_baseline else study.verdict(name)
         tested = found is not None and found.p_corrected is not None
+        said = f"{found.verdict} ({found.why})" if found and found.why else found.verdict if found else ""
+        if row is None or row.improvement is None:
+            said = diverged_text(row.diverged) if row is not None and row.diverged else "not compared"
         point = NOTHING
         if row is not None:
             point = point_text(row.point) + ("" if row.best else " (seeds diverged)" if row.diverged else " (so far)")
@@ -41,7 +54,7 @@ def main_table(study: StudyResults) -> Table:
             _loss(row),
             improvement_text(row.improvement if row is not None and not is_baseline else None),
             interval(100 * found.simultaneous_low, 100 * found.simultaneous_high, 2) if found and tested else NOTHING,
-            "baseline" if found is None else Cell((_verdict(row, found),), found.verdict),
+            "baseline" if found is None else Cell((said,), found.verdict),
             p_text(found.p if found else None),
             p_text(found.p_corrected if found else None),
             _seconds(row, None if is_baseline else study.chosen.get(study.baseline)),
@@ -88,7 +101,7 @@ def sweep_table(study: StudyResults) -> Table:
 
 
 def variant_table(study: StudyResults) -> Table:
-    """Build the table of what each variant is: of its architecture what not all variants have in common."""
+    """Build the table of variants, with the parts of their architectures that differ."""
     common = study.common_architecture
     rows = []
     for name, each in study.variants.items():
@@ -101,7 +114,7 @@ def variant_table(study: StudyResults) -> Table:
 
 
 def diagnostics_table(study: StudyResults) -> Table:
-    """Build the table of what f does in each layer at the last step that was measured."""
+    """Build the table of f in each layer at the last measured step."""
     rows = []
     for series in series_of(study):
         for layer, points in series.layers.items():
@@ -129,12 +142,6 @@ def _only(table: Table, names: Collection[str]) -> Table:
     return replace(table, columns=tuple(table.columns[place] for place in places), rows=rows)
 
 
-def _verdict(row: schema.Row | None, found: schema.Verdict) -> str:
-    if row is None or row.improvement is None:
-        return diverged_text(row.diverged) if row is not None and row.diverged else "not compared"
-    return f"{found.verdict} ({found.why})" if found.why else found.verdict
-
-
 def _loss(row: schema.Row | None) -> str:
     """Return the loss at the end over seeds, ``4.1000 ± 0.0100``; of one seed the value alone."""
     if row is None or row.loss is None:
@@ -149,3 +156,91 @@ def _seconds(row: schema.Row | None, baseline: schema.Row | None = None) -> str:
         return NOTHING
     base = baseline.seconds_per_step if baseline is not None else None
     return f"{row.seconds_per_step:.3g}" + (f" (×{row.seconds_per_step / base:.2f})" if base else "")
+
+
+LayerPoints = Sequence[tuple[int, float | None, float | None]]
+"""Step, ‖f‖/‖A‖, cosine; ascending."""
+
+
+@dataclass(frozen=True)
+class FSeries:
+    """Size and direction of f in one variant, the mean over seeds.
+
+    Attributes:
+        variant: the variant, at its best point.
+        target: query, key or value.
+        layers: layer -> its points.
+        seeds: the number of seeds in the mean.
+    """
+
+    variant: str
+    target: str
+    layers: Mapping[int, LayerPoints]
+    seeds: int
+
+
+def series_of(study: StudyResults) -> list[FSeries]:
+    """Return a series for each variant and target that recorded one, in the order of the recipe."""
+    found = []
+    for row in study.chosen.values():
+        runs = [run for run in _whole(study.runs_of(row)) if run.diagnostics]
+        for target in dict.fromkeys(each.target for run in runs for each in run.diagnostics):
+            by_layer: dict[int, dict[int, list[Diagnostic]]] = defaultdict(lambda: defaultdict(list))
+            for each in (each for run in runs for each in run.diagnostics if each.target == target):
+                by_layer[each.layer][each.step].append(each)
+            layers = {
+                layer: [
+                    (step, _mean(e.size for e in at), _mean(e.cosine for e in at)) for step, at in sorted(by.items())
+                ]
+                for layer, by in sorted(by_layer.items())
+            }
+            found.append(FSeries(row.variant, target, layers, len(runs)))
+    return found
+
+
+def spread_of(study: StudyResults, row: schema.Row) -> list[tuple[int, float]]:
+    """Return step and standard deviation (n - 1) over seeds of the validation loss, where two seeds or more have it."""
+    losses: dict[int, list[float]] = defaultdict(list)
+    runs = _whole(study.runs_of(row))
+    for run in runs:
+        for step, loss in dict(run.evaluation).items():
+            if loss is not None:
+                losses[step].append(loss)
+    spread = []
+    for step, values in sorted(losses.items()):
+        if len(values) == len(runs) > 1:  # `statistics.stdev` gives other last digits before Python 3.11
+            mean = fmean(values)
+            spread.append((step, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))))
+    return spread
+
+
+def _whole(runs: Sequence[StudyRun]) -> list[StudyRun]:
+    """Return the runs that are complete; where none is, all, so that a mean has the same seeds at every step."""
+    return [run for run in runs if run.outcome == "complete"] or list(runs)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def study_csv(study: StudyResults) -> str:
+    """Return every run, a line each: variant, sweep point, seed, how it ended, its loss, size and cost."""
+    keys = list(dict.fromkeys(key for row in study.rows for key in row.point))
+    of_run = ("steps", "tokens", "wall_s", "peak_memory_bytes")
+    rows = []
+    for row in study.rows:
+        parameters = study.variants[row.variant].parameters
+        point = [value_text(row.point[key]) if key in row.point else None for key in keys]
+        runs = {run.seed: run for run in study.runs_of(row)}
+        losses = row.loss.values if row.loss is not None else {}
+        for seed in sorted({*runs, *losses, *row.diverged, *row.missing}):
+            run = runs.get(seed)
+            outcome = "diverged" if seed in row.diverged else "missing" if seed in row.missing else "complete"
+            ending = run.outcome if run is not None else outcome
+            diverged = row.diverged.get(seed, run.diverged_step if run is not None else None)
+            cost = (getattr(run.train if run is not None else None, name, None) for name in of_run)
+            start = row.variant, *point, int(row.best), seed
+            rows.append((*start, ending, diverged, losses.get(seed), *cost, parameters.non_embedding, parameters.total))
+    headings = ("variant", *keys, "best", "seed", "outcome", "diverged_step", "validation_loss", *of_run)
+    return csv_text((*headings, "non_embedding", "parameters"), rows)

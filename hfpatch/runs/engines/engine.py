@@ -1,8 +1,13 @@
-"""What every engine has in common, and how it works in this process alone."""
+"""Engines execute the units of a plan: `Engine` in this process, `Parallel` in workers, whose interface is here."""
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from typing import Protocol
+
+from hfpatch.runs.engines.worker import Job, Outcome, Place
 from hfpatch.runs.locks import Holder
+from hfpatch.runs.plan import Unit
 from hfpatch.runs.session import Session
 
 
@@ -10,10 +15,10 @@ class Engine:
     """Executes the units of a plan: here in the plan's order, in this process, ending with the first that fails.
 
     In several processes, if a launcher started them, each unit is shared by all of them. `Parallel` executes several
-    units at a time. What a unit writes does not depend on the engine, nor on which units were executed before it.
+    units at a time. The files of a unit depend neither on the engine nor on the units before it.
 
     Attributes:
-        holder: what the locks name as their holder, where workers borrow them.
+        holder: the holder that the locks name, where workers borrow them.
     """
 
     holder: Holder | None = None
@@ -31,7 +36,7 @@ class Engine:
         return 1
 
     def execute(self, session: Session) -> None:
-        """Bring every unit of a plan to its end.
+        """Complete every unit of a plan.
 
         Raises:
             HfpatchError: if a unit fails, naming its run.
@@ -43,4 +48,62 @@ class Engine:
                 session.record(unit)
 
     def close(self) -> None:
-        """End what `connect` and `execute` started; called whatever happened."""
+        """End everything that `connect` and `execute` started; also called after an error."""
+
+
+class Worker(Protocol):
+    """A process, perhaps on another machine, that works on one unit at a time.
+
+    The futures raise if the process has ended, and for no other reason.
+    """
+
+    def start(self) -> Future[Place]:
+        """Start the process; where it is, is known once its devices are free for it."""
+
+    def submit(self, unit: Unit) -> Future[Outcome]:
+        """Let it work on a unit."""
+
+    def terminate(self) -> None:
+        """Ask it to save a checkpoint and end, as far as it can be asked."""
+
+    def kill(self) -> None:
+        """End it at once; without effect if it has ended."""
+
+    def leave(self) -> None:
+        """Let it end, as it has nothing to do any longer."""
+        self.kill()
+
+
+class Workers(Protocol):
+    """Makes workers."""
+
+    def connect(self) -> None:
+        """Find the devices that the runs ask for.
+
+        Raises:
+            HfpatchError: if they are not there.
+        """
+
+    def check(self, job: Job) -> None:
+        """Check what workers on other machines need, after the run folder was written and before the first of them.
+
+        Raises:
+            HfpatchError: if something is missing.
+        """
+        return
+
+    def room(self) -> int:
+        """Return how many workers there may be at a time; it may change with the machines."""
+
+    def make(self, job: Job, number: int) -> Worker:
+        """Make a worker in place ``number``, counted from 0; there is no other in it."""
+
+    def threads(self) -> int | None:
+        """Return torch's threads of each process; None leaves them."""
+
+    def describe(self) -> str:
+        """Return where and how many runs are worked on at a time."""
+
+    def close(self) -> None:
+        """Close everything that `connect` opened; all workers have ended."""
+        return

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ _MODULE = "hfpatch.runs.engines.launching"
 
 
 def launch(job: Job, unit: Unit) -> Outcome:
-    """Work on one unit in processes of its own, and return what they say of it.
+    """Complete one unit in new processes, and return its outcome.
 
     A training is shared by ``job.processes``, through torchrun, or through `accelerate launch` where the job names a
     configuration, as FSDP2 and DeepSpeed need one. An evaluation is shared, too; each process has a whole model.
@@ -35,10 +36,10 @@ def launch(job: Job, unit: Unit) -> Outcome:
         Terminated: if this process was asked to end; a checkpoint has been written then.
     """
     from hfpatch.runs.engines.worker import Outcome
-    from hfpatch.training.interruption import SigtermWatch, Terminated
+    from hfpatch.training.interruption import Terminated, watch_sigterm
 
     processes, config = job.processes, None if unit.action in MEASURING else job.launch_config
-    with tempfile.TemporaryDirectory(prefix="hfpatch-") as name, SigtermWatch() as sigterm:
+    with tempfile.TemporaryDirectory(prefix="hfpatch-") as name, watch_sigterm() as sigterm:
         folder = Path(name)
         (folder / _TASK).write_bytes(pickle.dumps((replace(job, processes=1), unit, new_holder())))
         with (folder / _OUTPUT).open("wb") as output:
@@ -52,7 +53,10 @@ def launch(job: Job, unit: Unit) -> Outcome:
             env = _environment()
             started = subprocess.Popen(command, stdout=output, stderr=output, env=env, start_new_session=True)
         forwarded = False
-        while (code := _wait(started)) is None:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                code = started.wait(_POLL_S)
+                break
             if sigterm.asked and not forwarded:
                 started.terminate()  # the launcher passes it on
                 forwarded = True
@@ -71,13 +75,6 @@ def _environment() -> dict[str, str]:
     """Return this process's environment; ``python -m`` finds modules of the working directory only if this one does."""
     finds_them = {"", str(Path.cwd())} & set(sys.path)
     return {**os.environ, **({} if finds_them else {"PYTHONSAFEPATH": "1"})}  # read since Python 3.11
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int | None:
-    try:
-        return process.wait(_POLL_S)
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def main(folder: Path) -> int:

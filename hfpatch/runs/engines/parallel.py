@@ -7,9 +7,9 @@ import time
 import warnings
 from bisect import insort
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,13 @@ import torch
 from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
-from hfpatch.runs.engines.engine import Engine
-from hfpatch.runs.engines.scored import Scored, read_scored
+from hfpatch.runs.engines.engine import Engine, Worker, Workers
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.engines.worker import Job, Outcome, Place
-from hfpatch.runs.engines.workers import Worker, Workers
+from hfpatch.runs.engines.worker import Job, Outcome, Place, Scored, read_scored
 from hfpatch.runs.locks import new_holder, take_back
 from hfpatch.runs.plan import MEASURING, Unit, training_steps
 from hfpatch.runs.session import Session
-from hfpatch.training.interruption import SigtermWatch, Terminated
+from hfpatch.training.interruption import Terminated, watch_sigterm
 from hfpatch.training.processes import CPU_ONLY, start_processes
 from hfpatch.training.records import MetricsFile
 
@@ -36,20 +34,20 @@ GRACE_S = 8.0
 SAY_WAITING_S = 60.0
 """How often it is said that there is no worker yet."""
 POLL_S = 1.0
-"""How often it is looked at how far runs are."""
+"""How often the progress of runs is read."""
 LOOKS = 32
-"""Of how many runs at a time: a shared file system is not asked for hundreds of files a second."""
+"""For how many runs at a time, as a shared file system is slow."""
 
 
 class Parallel(Engine):
     """Executes several units at a time, each in a worker process; this process only collects their results.
 
     A unit that fails is reported in the end, after all units that do not need it. One whose worker ends before it
-    does is given to another one, which goes on from its checkpoint.
+    does is given to another one, which continues from its checkpoint.
 
     Args:
         workers: where workers come from.
-        settings: what was asked for.
+        settings: the options of the command.
     """
 
     def __init__(self, workers: Workers, settings: EngineSettings) -> None:
@@ -78,7 +76,7 @@ class Parallel(Engine):
         return self.workers.room()
 
     def execute(self, session: Session) -> None:
-        """Bring every unit to its end, or to where it or one that it needs fails."""
+        """Complete every unit that neither fails nor needs one that fails."""
         plan: Any = session.plan
         job = Job(
             recipe=plan.recipe,
@@ -94,7 +92,7 @@ class Parallel(Engine):
         _Dispatch(session, self.workers, job).run()
 
     def close(self) -> None:
-        """Give back what `connect` took."""
+        """Release everything that `connect` took."""
         self.workers.close()
         if self._cpu_only is not None:
             os.environ.pop(CPU_ONLY)
@@ -103,60 +101,9 @@ class Parallel(Engine):
             torch.set_num_threads(self._threads)
 
 
-class _Schedule:
-    """The units of a plan by what is left to do before them.
-
-    Args:
-        units: each after those that it needs.
-
-    Attributes:
-        open: how many units are neither complete nor dropped.
-        place: a unit's place in the plan, by its id.
-    """
-
-    def __init__(self, units: Sequence[Unit]) -> None:
-        self.open = len(units)
-        self.place = {id(unit): number for number, unit in enumerate(units)}
-        self._units = units
-        self._needed_by: list[list[int]] = [[] for _ in units]
-        self._left = [len(unit.needs) for unit in units]
-        for number, unit in enumerate(units):
-            for needed in unit.needs:
-                self._needed_by[self.place[id(needed)]].append(number)
-        self._ready = [number for number, left in enumerate(self._left) if not left]
-
-    def take(self) -> Unit | None:
-        """Return the first unit that is ready and was not returned yet, or None."""
-        if not self._ready:
-            return None
-        first = min(self._ready)
-        self._ready.remove(first)
-        return self._units[first]
-
-    def complete(self, unit: Unit) -> None:
-        """Note that a unit is complete; units that needed it alone become ready."""
-        self.open -= 1
-        for number in self._needed_by[self.place[id(unit)]]:
-            self._left[number] -= 1
-            if not self._left[number]:
-                self._ready.append(number)
-
-    def drop(self, unit: Unit) -> int:
-        """Note that a unit cannot be completed; return how many thereby cannot either, directly or not."""
-        dropped, reached = set[int](), [self.place[id(unit)]]
-        while reached:
-            new = set(self._needed_by[reached.pop()]) - dropped
-            dropped |= new
-            reached += new
-        self.open -= 1 + sum(self._left[number] >= 0 for number in dropped)
-        for number in dropped:
-            self._left[number] = -1  # is never ready, and counted once
-        return len(dropped)
-
-
 @dataclass
 class _Seat:
-    """A place for a worker: the worker in it, where that is, and what it works on."""
+    """A place for a worker, with the worker, its machine and its unit."""
 
     number: int
     worker: Worker
@@ -167,29 +114,47 @@ class _Seat:
 
 
 class _Dispatch:
-    """One execution of a plan's units by workers."""
+    """One execution of a plan's units by workers.
+
+    Attributes:
+        place: a unit's place in the plan, by its id.
+        order: finds the places that are ready, as all that they need are complete.
+        completed: how many units are complete.
+        left_out: the places of units that failed, and of those that need one of them.
+        queue: the units that are ready for a worker, in the plan's order.
+        begun: how often a worker began with a unit, by its id.
+        starts: workers that could not be started, since one was.
+    """
 
     def __init__(self, session: Session, workers: Workers, job: Job) -> None:
         self.session, self.workers, self.job = session, workers, job
-        self.schedule = _Schedule(session.plan.units)
+        self.units = session.plan.units
+        self.place = {id(unit): number for number, unit in enumerate(self.units)}
+        self.order = TopologicalSorter({self.place[id(unit)]: self._needs(unit) for unit in self.units})
+        self.order.prepare()
+        self.completed, self.left_out = 0, set[int]()
         self.queue: list[Unit] = []
         self.seats: list[_Seat] = []
         self.begun: Counter[int] = Counter()
-        self.starts = 0  # that failed, since one did not
+        self.starts = 0
         self.failures: list[str] = []
-        self.dropped = 0
         self.said: set[str] = set()
         self.seen: dict[int, int | Scored] = {}
         self.looked = 0
         self.waiting_since = time.monotonic()
 
+    @property
+    def open(self) -> int:
+        """How many units are neither complete nor left out."""
+        return len(self.units) - self.completed - len(self.left_out)
+
     def run(self) -> None:
         """Execute all units that can be."""
         self._sort()
-        self.session.progress.opened(self.workers.describe(), self.schedule.open)
+        self.session.progress.opened(self.workers.describe(), self.open)
         try:
-            with SigtermWatch() as sigterm:
-                while self.schedule.open:
+            with watch_sigterm() as sigterm:
+                while self.open:
                     if sigterm.asked:
                         raise Terminated(None)
                     self._assign()
@@ -198,8 +163,9 @@ class _Dispatch:
                     self._show_progress()
         finally:
             self._end_workers()
-        which = "unit that needs" if self.dropped == 1 else "units that need"
-        also = f" ({self.dropped} {which} it left out)" if self.dropped else ""
+        needing = len(self.left_out) - len(self.failures)
+        which = "unit that needs" if needing == 1 else "units that need"
+        also = f" ({needing} {which} it left out)" if needing else ""
         if len(self.failures) == 1:
             raise HfpatchError(self.failures[0] + also)
         if self.failures:
@@ -207,16 +173,28 @@ class _Dispatch:
 
     def _sort(self) -> None:
         """Complete at once the units that take no time, and queue the others that are ready."""
-        while (unit := self.schedule.take()) is not None:
-            try:
-                if self.session.is_due(unit):
-                    insort(self.queue, unit, key=lambda each: self.schedule.place[id(each)])
-                    continue
-                self.session.complete(unit)
-            except HfpatchError as error:
-                self._fail(unit, str(error))
-            else:
-                self.schedule.complete(unit)
+        while ready := self.order.get_ready():
+            for number in sorted(ready):
+                unit = self.units[number]
+                try:
+                    if self.session.is_due(unit):
+                        self._enqueue(unit)
+                        continue
+                    self.session.complete(unit)
+                except HfpatchError as error:
+                    self._fail(unit, str(error))
+                else:
+                    self._note_complete(unit)
+
+    def _needs(self, unit: Unit) -> list[int]:
+        return [self.place[id(needed)] for needed in unit.needs]
+
+    def _enqueue(self, unit: Unit) -> None:
+        insort(self.queue, unit, key=lambda each: self.place[id(each)])
+
+    def _note_complete(self, unit: Unit) -> None:
+        self.completed += 1
+        self.order.done(self.place[id(unit)])
 
     def _assign(self) -> None:
         """Give units to free workers, and start more workers where there is room for them."""
@@ -252,7 +230,7 @@ class _Dispatch:
             self.session.progress.waiting("no machine has free devices for a run yet")
 
     def _take_note(self, seat: _Seat) -> None:
-        """Note what became of a start or of a unit."""
+        """Note the result of a start or of a unit."""
         error = seat.future.exception()
         if error is not None:
             self._replace(seat, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
@@ -275,14 +253,14 @@ class _Dispatch:
         elif outcome.error is not None:
             self._fail(unit, outcome.error)
         else:
-            self.schedule.complete(unit)
+            self._note_complete(unit)
             self.session.record(unit)
-            self.session.progress.left(unit.run.name, self.schedule.open)
+            self.session.progress.left(unit.run.name, self.open)
             if outcome.summary is not None:
                 self.session.progress.finished(unit.run.name, outcome.summary)
 
     def _replace(self, seat: _Seat, reason: str) -> None:
-        """Leave a worker that has ended; another one goes on with its unit from the checkpoint."""
+        """Remove a worker that has ended; another one continues its unit from the checkpoint."""
         seat.worker.kill()
         self.seats.remove(seat)
         unit = seat.unit
@@ -295,17 +273,21 @@ class _Dispatch:
         if self.begun[id(unit)] >= TRIES:
             self._fail(unit, f"{unit.run.name}: its worker ended {TRIES} times before it did ({reason})")
         else:
-            insort(self.queue, unit, key=lambda each: self.schedule.place[id(each)])
+            self._enqueue(unit)
             self.session.progress.lost(unit.run.name, reason)
 
     def _fail(self, unit: Unit, message: str) -> None:
+        """Leave out a unit that failed, and all that need it, directly or not."""
         self.failures.append(message)
-        self.dropped += self.schedule.drop(unit)
-        self.session.progress.left(unit.run.name, self.schedule.open)
+        self.left_out.add(self.place[id(unit)])
+        for number, later in enumerate(self.units):  # each comes after those that it needs
+            if not self.left_out.isdisjoint(self._needs(later)):
+                self.left_out.add(number)
+        self.session.progress.left(unit.run.name, self.open)
         self.session.progress.failed(message)
 
     def _show_progress(self) -> None:
-        """Show how far runs that are at work are, of some after the others, as their folders have it."""
+        """Show the progress of running units as their folders have it, of some units at a time."""
         units = [seat.unit for seat in self.seats if seat.unit is not None]
         first = self.looked % max(1, len(units))
         chosen = [*units[first:], *units[:first]][:LOOKS]

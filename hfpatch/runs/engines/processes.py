@@ -12,9 +12,9 @@ from multiprocessing import get_context
 import torch
 
 from hfpatch.errors import HfpatchError
+from hfpatch.runs.engines.engine import Worker, Workers
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.worker import Job, Outcome, Place, begin, place, work
-from hfpatch.runs.engines.workers import Worker, Workers
 from hfpatch.runs.plan import Unit
 from hfpatch.support.cpu import count_cores
 from hfpatch.training.processes import CPU_ONLY
@@ -47,12 +47,6 @@ class Processes(Workers):
             raise HfpatchError(
                 f"--jobs {self.jobs} with --cpus-per-run {cpus}: this machine has {cores} cores; lower one of them"
             )
-
-    def check(self, job: Job) -> None:
-        """Do nothing: they see what this process sees."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
     def room(self) -> int:
         """Return the number asked for."""
@@ -102,7 +96,7 @@ class _Process(Worker):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def leave(self) -> None:
-        """Let it end by itself, so that it gives back what it shares with others; it is killed if that takes long."""
+        """Let it end and release what it shares with others; kill it if that takes long."""
         processes = list((self._pool._processes or {}).values())
         self._pool.shutdown(wait=False)
         for process in processes:
@@ -117,7 +111,7 @@ class _Process(Worker):
 
 
 def room_on(gpus: int, gpus_per_run: float) -> int:
-    """Return how many runs fit on so many GPUs; one that takes a fraction lies on one GPU."""
+    """Return how many runs fit on ``gpus`` GPUs; a fraction of a GPU is on one GPU."""
     if gpus_per_run >= 1:
         return gpus // int(gpus_per_run)
     return gpus * math.floor(1 / gpus_per_run + 1e-6)

@@ -1,27 +1,38 @@
-"""Workers that are actors of Ray: ``--ray``, on this machine or on a cluster."""
+"""Workers that are actors of Ray: ``--ray``, on this machine or on a cluster whose machines are compared first."""
 
 from __future__ import annotations
 
 import logging
 import os
+import platform
 import signal
 import socket
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from hfpatch.errors import HfpatchError
-from hfpatch.runs.engines.nodes import NodeReport, check_nodes, current_versions, inspect_node, shared_token
+from hfpatch.runs.engines.engine import Worker, Workers
 from hfpatch.runs.engines.processes import room_on
 from hfpatch.runs.engines.settings import LOCAL, EngineSettings
 from hfpatch.runs.engines.worker import Job, Outcome, Place, UnitWorker
-from hfpatch.runs.engines.workers import Worker, Workers
 from hfpatch.runs.plan import Unit
+from hfpatch.support.files import clear_about_writing
 from hfpatch.support.signals import sigterm_kept
 
 CONNECT_S = 10.0
 """How long an address may take to answer."""
+PACKAGES = ("hfpatch", "torch", "transformers", "peft", "ray")
+SEEN_S = 5.0
+"""How long a file may take to be seen from another machine, which network file systems may remember as absent."""
+_POLL_S = 0.2
 START_S = 120.0
 """How long a machine may take to start a process and report on itself."""
 STORE_BYTES = 80_000_000
@@ -110,7 +121,7 @@ class RayWorkers(Workers):
         return max(1, self.cpus // self.settings.processes)
 
     def describe(self) -> str:
-        """Return on how many machines runs are worked on, and what each of them has."""
+        """Return the number of machines, and the devices of a run."""
         nodes, gpus = len(self._nodes()), f" and {self.gpus:g} GPUs" if self.gpus else ""
         cores = f"{self.cpus} CPU core{'s' * (self.cpus > 1)}"
         where = "this machine" if self.settings.ray == LOCAL else f"{nodes} machine{'s' * (nodes > 1)}"
@@ -134,7 +145,7 @@ class RayWorkers(Workers):
         return float(any(node.get("GPU") for node in self._nodes()))
 
     def _nodes(self) -> list[dict[str, float]]:
-        """Return what each living machine has."""
+        """Return the resources of each living machine."""
         return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
     def _fits(self, node: dict[str, float]) -> int:
@@ -189,3 +200,92 @@ def _join(ray: ModuleType, address: str, common: dict[str, Any]) -> None:
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise HfpatchError(f"{where}: cannot be joined ({reason}); start the cluster with ray start") from error
+
+
+@dataclass(frozen=True)
+class Token:
+    """A file in the run folder, and its content."""
+
+    path: Path
+    text: str
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """The report of one machine.
+
+    Attributes:
+        node: its name.
+        sees_folder: whether it read the token.
+        versions: of Python and of each package; empty text for one that is not there.
+    """
+
+    node: str
+    sees_folder: bool
+    versions: Mapping[str, str]
+
+
+@contextmanager
+def shared_token(out: Path) -> Iterator[Token]:
+    """Write a token into the run folder, and remove it afterwards.
+
+    Raises:
+        HfpatchError: if the folder cannot be written.
+    """
+    token = Token(out.absolute() / f".seen-{uuid.uuid4().hex}", uuid.uuid4().hex)
+    with clear_about_writing(token.path):
+        token.path.write_text(token.text, encoding="utf-8")
+    try:
+        yield token
+    finally:
+        token.path.unlink(missing_ok=True)
+
+
+def inspect_node(token: Token, *, wait_s: float = SEEN_S) -> NodeReport:
+    """Return this machine's report."""
+    deadline, seen = time.monotonic() + wait_s, False
+    while True:
+        with suppress(OSError):
+            seen = token.path.read_text(encoding="utf-8") == token.text
+        if seen or time.monotonic() >= deadline:
+            return NodeReport(socket.gethostname(), seen, current_versions())
+        time.sleep(_POLL_S)
+
+
+def current_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that decide a number here."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def check_nodes(reports: Sequence[NodeReport], token: Token, versions: Mapping[str, str]) -> None:
+    """Compare the reports of machines with the driver.
+
+    Args:
+        reports: one of each machine.
+        token: the file that they were asked to read.
+        versions: the driver's.
+
+    Raises:
+        HfpatchError: in one line with every machine that does not see the folder, or else with every version that
+            differs and where.
+    """
+    blind = list(dict.fromkeys(report.node for report in reports if not report.sees_folder))
+    if blind:
+        raise HfpatchError(
+            f"{token.path.parent}: cannot be seen from {', '.join(blind)}; choose an --out on a file system that all "
+            "machines mount under the same path, such as NFS"
+        )
+    differ = [
+        f"{name} is {report.versions.get(name) or 'missing'} on {report.node} and {own or 'missing'} here"
+        for report in reports
+        for name, own in versions.items()
+        if report.versions.get(name) != own
+    ]
+    if differ:
+        raise HfpatchError(f"versions differ: {'; '.join(dict.fromkeys(differ))}; install the same on all machines")

@@ -17,7 +17,7 @@ LOCAL = "local"
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What the options of the command line say about where runs take place.
+    """Where runs take place, as the options of the command line say.
 
     Attributes:
         jobs: how many runs at a time; None is one in this process or, with Ray, as many as fit.

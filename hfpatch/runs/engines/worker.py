@@ -1,4 +1,4 @@
-"""What a worker process does: one unit at a time, on what it has loaded for the first of them.
+"""A worker process: it completes one unit at a time, with the inputs that it loaded for the first.
 
 Nothing here imports torch before the first unit, so that a worker soon ignores Ctrl-C, which its driver handles.
 """
@@ -8,19 +8,23 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 import traceback
 import warnings
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs.engines.launching import launch
+from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.locks import Holder, hold
 from hfpatch.runs.plan import Unit, plan_comparison, plan_pretraining
+from hfpatch.runs.progress import Progress
+from hfpatch.support.files import read_json, write_json
 
 if TYPE_CHECKING:
     from hfpatch.runs.session import Session
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
 _PACKAGE = str(Path(__file__).parents[2])
 _LOCK_WAIT_S = 20.0
 """How long to wait for a lock: the worker that had the run before may be about to end."""
+SCORED = "scored.json"
+SCORED_S = 1.0
+"""How often a worker writes how far its evaluation is."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +77,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a unit.
+    """The result of a unit.
 
     Attributes:
         error: why it failed; None if it is complete.
-        ended: why its processes ended before it did, so that it can go on elsewhere.
+        ended: why its processes ended early; another worker can continue it.
         summary: the run in one line, where it is complete.
         warnings: hfpatch's own.
     """
@@ -83,6 +90,46 @@ class Outcome:
     ended: str | None = None
     summary: str | None = None
     warnings: tuple[str, ...] = ()
+
+
+class Scored(NamedTuple):
+    """How many requests of a task are scored."""
+
+    task: str
+    done: int
+    total: int
+
+
+class UnitProgress(Progress):
+    """The progress of one unit in a worker: an evaluation's progress, in a file, and the run in one line.
+
+    The file is beside the answers of a run so far; it goes with them when the evaluation is complete.
+
+    Args:
+        run: the run's folder; None in processes that write nothing.
+    """
+
+    def __init__(self, run: Path | None) -> None:
+        self.summary: str | None = None
+        self._run, self._last = run, -SCORED_S
+
+    def scored(self, run: str, task: str, done: int, total: int) -> None:
+        """Write the progress, at most once a second; errors of a full disk are left to the files that must be kept."""
+        if self._run is not None and time.monotonic() - self._last >= SCORED_S:
+            self._last = time.monotonic()
+            with suppress(HfpatchError):
+                write_json(RunPaths(self._run).answers / SCORED, Scored(task, done, total)._asdict())
+
+    def finished(self, run: str, summary: str) -> None:
+        """Keep the line."""
+        self.summary = summary
+
+
+def read_scored(run: Path) -> Scored | None:
+    """Return the last progress in a run's folder, or None."""
+    with suppress(HfpatchError, TypeError):
+        return Scored(**read_json(RunPaths(run).answers / SCORED))
+    return None
 
 
 class UnitWorker:
@@ -99,7 +146,7 @@ class UnitWorker:
         return Place(socket.gethostname(), os.getpid())
 
     def work(self, unit: Unit) -> Outcome:
-        """Bring one unit to its end, from where another worker may have left it; no error of it is raised.
+        """Complete one unit, from where another worker may have left it; its errors are returned, not raised.
 
         Raises:
             Terminated: if this process was asked to end; a checkpoint has been written then.
@@ -112,7 +159,7 @@ class UnitWorker:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 try:
-                    summary = self._bring_to_end(unit)
+                    summary = self._complete(unit)
                 finally:
                     said = [str(each.message) for each in caught if each.filename.startswith(_PACKAGE)]
         except HfpatchError as error:
@@ -128,9 +175,8 @@ class UnitWorker:
         traceback_file.unlink(missing_ok=True)
         return Outcome(summary=summary, warnings=tuple(said))
 
-    def _bring_to_end(self, unit: Unit) -> str | None:
+    def _complete(self, unit: Unit) -> str | None:
         """Complete a unit under the lock on its run, which the first of several processes holds; return its summary."""
-        from hfpatch.runs.engines.scored import UnitProgress
         from hfpatch.support.cpu import pinned_library
         from hfpatch.training.processes import start_processes
 
@@ -146,7 +192,7 @@ class UnitWorker:
 
 
 def _set_up(job: Job) -> Session:
-    """Load what the units of a job share."""
+    """Load the inputs that the units of a job share."""
     import torch
 
     from hfpatch.runs.identity import check_shared, stored_library
@@ -158,18 +204,18 @@ def _set_up(job: Job) -> Session:
     if isinstance(job.recipe, StudyRecipe):
         from hfpatch.runs.study import StudySession
 
-        session = StudySession(job.recipe, plan_pretraining(job.recipe, job.out, job.part))
+        session = StudySession(plan_pretraining(job.recipe, job.out, job.part))
     else:
         from hfpatch.runs.train_eval import ComparisonSession
 
-        session = ComparisonSession(job.recipe, plan_comparison(job.recipe, job.out))
+        session = ComparisonSession(plan_comparison(job.recipe, job.out))
     with pinned_library(stored_library(job.out)):
         session.set_up()
     check_shared(job.out, session.setup.shared, session.setup.plans)
     return session
 
 
-# what a process of `concurrent.futures` calls
+# Called in the processes of `concurrent.futures`
 
 _worker: UnitWorker | None = None
 
@@ -178,7 +224,7 @@ def begin(job: Job, environment: dict[str, str | None]) -> None:
     """Make this process a worker: it ends with its parent, and leaves Ctrl-C to it.
 
     Args:
-        job: what it works on.
+        job: the job.
         environment: variables to set, or with None to remove, before anything reads them.
     """
     global _worker
@@ -204,7 +250,7 @@ def place() -> Place:
 
 
 def work(unit: Unit) -> Outcome:
-    """Bring one unit to its end in this process; if that is asked to end, it does, and waits for no other unit."""
+    """Complete one unit in this process, which ends at once when it is asked to."""
     assert _worker is not None
     try:
         return _worker.work(unit)

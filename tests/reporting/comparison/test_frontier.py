@@ -9,7 +9,7 @@ from budgets_example import BUDGETS, EXCHANGES, GAINS, frontier_example
 from hfpatch.reporting import document as doc
 from hfpatch.reporting.comparison.document import comparison_document, read_material
 from hfpatch.reporting.comparison.figures import draw
-from hfpatch.reporting.comparison.frontier import frontier_figure, frontier_findings, frontier_table
+from hfpatch.reporting.comparison.frontier import frontier_blocks, frontier_figure
 from hfpatch.reporting.html import html
 from hfpatch.reporting.markdown import markdown
 from hfpatch.reporting.plots import to_svgs
@@ -31,8 +31,11 @@ def test_the_figure_has_a_line_a_method_and_the_lora_in_black():
     assert any(min(band) == pytest.approx(0.04) and max(band) == pytest.approx(0.36) for band in bands)  # of lora
 
 
-def test_the_table_has_each_gain_and_rate():
-    table = frontier_table(frontier_example())
+def test_the_table_has_each_gain_and_rate_and_findings_the_tones_of_their_verdicts():
+    results = frontier_example()
+    findings, table, *_ = frontier_blocks(results, None, results)
+    tones = {each.subject: each.tone for each in findings.items}
+    assert tones == {"ahead": "better", "behind": "worse", "turning": "mixed", "alone": "not tested"}
     assert [column.name for column in table.columns] == ["method", *BUDGETS, "its one size", "for equal gain"]
     rows = {str(row.cells[0]): [*map(str, row.cells[1:])] for row in table.rows}
     assert rows["ahead"] == ["+0.20", "+0.30", "+0.40", "–", "0.1 [0.05, 0.2]"]
@@ -42,11 +45,6 @@ def test_the_table_has_each_gain_and_rate():
     tones = {str(row.cells[0]): [getattr(cell, "tone", None) for cell in row.cells[1:4]] for row in table.rows}
     assert tones["turning"] == ["better", "no difference shown", "worse"]
     assert tones["lora"] == [None] * 3
-
-
-def test_the_sentences_are_coloured_by_their_verdicts():
-    found = {each.subject: each.tone for each in frontier_findings(frontier_example()).items}
-    assert found == {"ahead": "better", "behind": "worse", "turning": "mixed", "alone": "not tested"}
 
 
 def document(tmp_path):
@@ -74,4 +72,4 @@ def test_the_frontier_is_the_first_figure_and_its_data_are_complete(tmp_path):
 
 def test_a_comparison_without_budgets_has_none(results):
     assert frontier_figure(results) is None
-    assert frontier_table(results).rows == ()
+    assert [*frontier_blocks(results, None, results)] == []

@@ -50,21 +50,15 @@ def test_held_out_documents_whose_text_is_not_recorded_are_not_listed(three, bui
 
 
 def test_an_evaluation_that_keeps_the_document_shows_it(three, results):
-    path = write(three, "baseline", 0, "tinyworld_cloze", answers({0, 1, 2}, doc={"question": "who <b>?"}))
-    assert path.is_file()
+    write(three, "baseline", 0, "tinyworld_cloze", answers({0, 1, 2}, doc={"question": "who <b>?"}))
     fields = read_samples(three, results).documents["tinyworld_cloze"]["3/00000003"]
     assert fields == {"target": "t3", "doc": '{"question": "who <b>?"}'}
 
 
 def test_a_perplexity_has_moves_and_no_sides(run_dir, results):
-    def texts(values):
-        return [
-            {"doc_id": i, "doc_hash": "x", "target": "", "word_perplexity": [value, 2]}
-            for i, value in enumerate(values)
-        ]
-
-    write(run_dir, "baseline", 0, "tinyworld_text", texts([-8.0, -8.0, -8.0]))
-    write(run_dir, "lora", 0, "tinyworld_text", texts([-6.0, -8.0, -9.0]))
+    for method, values in (("baseline", [-8.0, -8.0, -8.0]), ("lora", [-6.0, -8.0, -9.0])):
+        texts = [{"doc_id": i, "doc_hash": "x", "word_perplexity": [value, 2]} for i, value in enumerate(values)]
+        write(run_dir, method, 0, "tinyworld_text", texts)
     (sides,) = read_samples(run_dir, results).sides
     assert (sides.gained, sides.lost) == (None, None)
     assert [(change.document[0], change.gained) for change in sides.changes] == [("0", 1.0), ("2", -0.5)]
@@ -106,6 +100,7 @@ def test_samples_are_the_same_from_the_numbers_of_records_alone(tmp_path, monkey
     for records in folder.glob("runs/*/*/evaluations"):
         write_values(records, results.tasks)
     read = []
-    monkeypatch.setattr(samples, "_read", lambda path, task, own=samples._read: read.append(path) or own(path, task))
+    own = samples.read_whole_lines
+    monkeypatch.setattr(samples, "read_whole_lines", lambda path: read.append(path) or own(path))
     assert read_samples(folder, results) == expected
-    assert {path.parent.parent.name for path in read} == {"baseline"}
+    assert {path.parents[2].name for path in read} == {"baseline"}

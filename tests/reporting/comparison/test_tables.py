@@ -1,6 +1,16 @@
+import csv
+import io
+
 from scipy import stats
 
-from hfpatch.reporting.comparison.tables import difference_table, method_table, score_table, seed_table, task_table
+from hfpatch.reporting.comparison.tables import (
+    difference_table,
+    method_table,
+    results_csv,
+    score_table,
+    seed_table,
+    task_table,
+)
 from hfpatch.reporting.markdown import markdown_table
 from hfpatch.reporting.tabular import latex
 
@@ -11,17 +21,17 @@ def rows(table):
     return {str(row.cells[0]): [str(cell) for cell in row.cells[1:]] for row in table.rows}
 
 
-def test_headings_say_what_is_measured_on_how_much(results):
-    *_, cloze, _, text, _, _ = score_table(results).columns
+def test_scores_are_means_with_cost_and_the_baseline_has_its_standard_error(results):
+    table = score_table(results)
+    *_, cloze, _, text, _, _ = table.columns
     assert (cloze.name, cloze.notes) == ("tinyworld_cloze", ("acc, n = 400", "higher is better"))
     assert text.notes[1] == "lower is better"
-
-
-def test_scores_are_means_with_cost_and_the_baseline_has_its_standard_error(results):
-    found = rows(score_table(results))
+    found = rows(table)
     assert found["baseline"] == ["0", "40.0 ± 2.0 %", "50.0 ± 2.0 %", "20.00 ± 0.020", "–", "–"]
     assert found[SKIP] == ["80,000", "45.0 %", "51.5 %", "17.60", "2,048", "512 MiB"]
-    assert [row.cells[0] for row in score_table(results).rows if row.strong] == ["baseline"]
+    assert [row.cells[0] for row in table.rows if row.strong] == ["baseline"]
+    assert len(table.narrow[0].rows) == 9
+    assert table.narrow[0].rows[1].cells == (SKIP, "tinyworld_cloze", "45.0 %")
 
 
 def test_a_cell_without_result_is_a_dash(build, raw):
@@ -29,12 +39,6 @@ def test_a_cell_without_result_is_a_dash(build, raw):
         del run["evaluation"]["tinyworld_cloze"]
     raw["comparisons"] = []
     assert rows(score_table(build(raw)))["lora"][1] == "–"
-
-
-def test_a_narrow_terminal_has_a_line_for_each_method_and_task(results):
-    (narrow,) = score_table(results).narrow
-    assert narrow.rows[1].cells == (SKIP, "tinyworld_cloze", "45.0 %")
-    assert len(narrow.rows) == 9
 
 
 def test_every_difference_is_in_one_table_once(results):
@@ -57,9 +61,7 @@ def test_every_difference_is_in_one_table_once(results):
     assert lines[-2][-1] == ["not tested (not compared)"]
     assert "does it change the base? 6, is it better than LoRA? 1" in table.caption
 
-
-def test_filters_know_questions_measures_tasks_and_verdicts(results):
-    table = difference_table(results)
+    # filters know questions, measures, tasks and verdicts
     assert table.rows[-1].keys == {
         "question": ("is it better than LoRA?",),
         "task": ("tinyworld_text",),
@@ -113,7 +115,47 @@ def test_every_task_says_what_it_asks_with_one_example(build, raw):
     raw["tasks"] = {**raw["tasks"], "lambada": raw["tasks"]["tinyworld_cloze"]}
     table = task_table(build(raw), {"lambada": {"0/ab": {"target": "tree"}}})
     found = rows(table)
-    assert found["tinyworld_cloze"][:2] == ["the last word of a story, which follows from the whole of it", "acc"]
+    assert found["tinyworld_cloze"][1:2] == ["acc"]
     assert found["tinyworld_cloze"][2].endswith("]")
     assert "|" in found["tinyworld_endings"][2]
     assert found["lambada"] == ["scored by acc in lm-eval", "acc", "target: tree"]
+
+
+def read(text):
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def test_the_csv_has_every_number_once_and_says_which_run(results):
+    text = results_csv({"": results})
+    assert text.splitlines()[0].startswith("method,seed,task,metric,value,stderr,n,trainable,other,")
+    rows = {(r["method"], r["seed"], r["task"], r["metric"]): r for r in read(text) if r["value"]}
+    assert len(rows) == 3 * 2 * 4  # methods, seeds, and two metrics of one of three tasks
+    pairs = [row for row in read(text) if not row["value"]]
+    assert len(pairs) == 9  # three pairs on three tasks
+    assert not any(row["seed"] for row in pairs)
+    assert not any(row["verdict"] for row in rows.values())
+    row = rows[SKIP, "1", "tinyworld_cloze", "acc"]
+    assert (row["value"], row["stderr"], row["n"], row["trainable"]) == ("0.46", "0.02", "400", "80000")
+    assert rows["lora", "0", "tinyworld_text", "bits_per_byte"]["stderr"] == ""
+    both = results_csv({"a": results, "b": results})
+    assert both.startswith("run,method,seed,")
+    assert {row["run"] for row in read(both)} == {"a", "b"}
+
+
+def test_the_loss_on_held_out_text_and_the_groups_of_documents_are_in_the_table(build, raw):
+    raw["data"]["held_out"] = {"base_loss": 3.0}
+    for seed, loss in (("0", 2.25), ("1", 2.5)):
+        raw["methods"]["lora"]["runs"][seed]["train"]["final_eval_loss"] = loss
+        raw["methods"]["lora"]["runs"][seed]["evaluation"]["tinyworld_cloze"]["clusters"] = {"column": "x", "groups": 9}
+    rows = read(results_csv({"": build(raw)}))
+    losses = {(r["method"], r["seed"]): r["value"] for r in rows if r["metric"] == "held_out_loss"}
+    expected = {("lora", "0"): "2.25", ("lora", "1"): "2.5", ("baseline", "0"): "3.0", ("baseline", "1"): "3.0"}
+    assert losses == expected
+    grouped = {(r["method"], r["task"]) for r in rows if (r["groups"], r["grouped_by"]) == ("9", "x")}
+    assert grouped == {("lora", "tinyworld_cloze")}
+    assert all(r["groups"] == "" for r in rows if (r["method"], r["task"]) not in grouped)
+
+
+def test_hostile_text_comes_back_as_it_was(build, hostile):
+    results = build(hostile, curves=False)
+    assert {row["method"] for row in read(results_csv({"": results}))} == set(results.methods)

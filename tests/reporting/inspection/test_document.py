@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,8 +52,8 @@ def inspection(**found):
     return Inspection(base, found.pop("patch", None), sites, PatchSummary(5, 40, 1600, {0: 30, 1: 10}), **found)
 
 
-@pytest.fixture(scope="module")
-def found():
+def whole():
+    """Return an inspection with every analysis."""
     return inspection(
         patch=Path(HOSTILE) / "patch",
         text=Text("stories", 6, 2059),
@@ -85,6 +84,11 @@ def found():
         ],
         notes=["Something: not shown; & why."],
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found():
+    return whole()
 
 
 def tables_of(found):
@@ -208,46 +212,3 @@ def test_the_page_needs_nothing_else_and_escapes_what_it_shows(found):
     assert "url(http" not in text
     assert tags.count("h1") == 1
     assert page_of(found) == text
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_browser_shows_the_page_on_a_phone_without_a_request_or_an_error(found, tmp_path, scheme):
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no chromium on the path")
-    (path := tmp_path / "page.html").write_text(page_of(found), encoding="utf-8")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 390, "height": 900}, color_scheme=scheme)
-        noise = []
-        page.on("console", lambda message: noise.append(message.text))
-        page.on("pageerror", lambda error: noise.append(str(error)))
-        page.on("request", lambda request: None if request.is_navigation_request() else noise.append(request.url))
-        page.goto(path.as_uri())
-        assert page.evaluate("document.documentElement.scrollWidth") == 390
-        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}[scheme]
-        with page.expect_download() as downloading:
-            page.get_by_text("All numbers as JSON").click()
-        assert json.loads(gzip.decompress(downloading.value.path().read_bytes())) == found.to_json()
-        browser.close()
-    assert noise == []
-
-
-def test_neighbouring_layers_with_equal_cells_are_one_row():
-    layers = (0, 1, 2, 3, 5)
-    alike = {layer: LayerSize(layer, 0.25 if layer != 3 else 0.5) for layer in layers}
-    tables = {
-        block.name: block
-        for section in inspection_document(inspection(pre_projection_sizes=[*alike.values()])).parts[0].sections
-        for block in section.blocks
-        if isinstance(block, Table)
-    }
-    assert [row.cells[:2] for row in tables["added"].rows] == [("0–2", "0.250"), ("3", "0.500"), ("5", "0.250")]
-    assert "all alike" not in tables["added"].caption
-    del alike[3]
-    tables = inspection_document(inspection(pre_projection_sizes=[*alike.values()])).summary
-    (added,) = (block for block in tables if isinstance(block, Table) and block.name == "added")
-    assert [row.cells[:2] for row in added.rows] == [("0, 1, 2, 5", "0.250")]
-    assert added.caption.startswith("4 layers, all alike. ")

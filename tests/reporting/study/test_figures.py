@@ -7,9 +7,8 @@ import pytest
 from reporting.study_example import LINEAR, STEPS, read, row, runs_of, study, variant, with_one_seed
 
 from hfpatch.reporting.numbers import MOST_METHODS
-from hfpatch.reporting.study.data import figure_csv
 from hfpatch.reporting.study.document import study_document
-from hfpatch.reporting.study.figures import diagnostics, differences, draw, improvements, losses, spreads
+from hfpatch.reporting.study.figures import diagnostics, differences, draw, figure_csv, improvements, losses, spreads
 from hfpatch.reporting.theme import BLUE, GREY
 
 pytestmark = pytest.mark.usefixtures("style")

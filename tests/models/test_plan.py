@@ -1,6 +1,6 @@
 import pytest
 
-from hfpatch.models.describe import describe_query
+from hfpatch.models.plan import describe_query
 from hfpatch.recipes.models import QuerySettings
 
 PLAIN = "f = LN(GELU(RMSNorm(x) W₁) W₂)"
