@@ -87,10 +87,10 @@ def write_task(folder, name, **config):
     (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
 
 
-def task_result(task, primary="acc", **fields):
+def task_result(task, primary="acc", higher=True, **fields):
     """Return the result of a task without scores but for what is given."""
     given = {"n": 0, "metrics": {}, "stderr": {}, "num_fewshot": 0, "data_sha256": "", "version": "1", **fields}
-    return TaskResult(task=task, primary=primary, higher_is_better=True, **given)
+    return TaskResult(task=task, primary=primary, higher_is_better=higher, **given)
 
 
 def write_record(folder, task, metric, values, **columns):
