@@ -14,12 +14,11 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from families import make_config, make_model
-from training_blocks import make_blocks
+from training_blocks import make_blocks, same
 
 from hfpatch import PreProjectionConfig, patch
 from hfpatch.data.plan import draw_plan
@@ -59,25 +58,16 @@ def start(out: Path, kind: str, dies_at_sync: int | None = None) -> int:
     if child == 0:
         try:
             if dies_at_sync is not None:
-                os.fsync = dying(os.fsync, dies_at_sync)
+                sync, calls = os.fsync, itertools.count(1)
+                os.fsync = lambda file: (
+                    os.kill(os.getpid(), signal.SIGKILL) if next(calls) == dies_at_sync else sync(file)
+                )
             train(out, kind)
             os._exit(0)
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(1)
     return child
-
-
-def dying(sync: Callable[[int], None], last: int) -> Callable[[int], None]:
-    """Return ``sync`` that kills the process at its call number ``last``, before it does anything."""
-    calls = itertools.count(1)
-
-    def fatal(file: int) -> None:
-        if next(calls) == last:
-            os.kill(os.getpid(), signal.SIGKILL)
-        sync(file)
-
-    return fatal
 
 
 def outcome(out: Path) -> dict:
@@ -89,14 +79,6 @@ def outcome(out: Path) -> dict:
     diagnosed = out / "diagnostics.jsonl"
     diagnostics = diagnosed.read_text() if diagnosed.exists() else ""
     return {**torch.load(out / "end.pt"), "lines": lines, "checkpoints": checkpoints, "diagnostics": diagnostics}
-
-
-def equal(one: dict, other: dict) -> bool:
-    """Whether two outcomes are the same to the last bit."""
-    tensors = one["trained"].keys() == other["trained"].keys() and all(
-        torch.equal(value, other["trained"][name]) for name, value in one["trained"].items()
-    )
-    return tensors and all(one[key] == other[key] for key in one if key != "trained")
 
 
 def main(root: Path, kills: int, seed: int, kind: str) -> dict:
@@ -124,7 +106,9 @@ def main(root: Path, kills: int, seed: int, kind: str) -> dict:
             continue
         assert status == 0, "a resumed run failed"
         told["ends"] += 1
-        told["equal"] += equal(outcome(out), expected)
+        found = outcome(out)
+        equal = all(found[key] == expected[key] for key in expected if key != "trained")
+        told["equal"] += equal and same(found["trained"], expected["trained"])  # to the last bit
         done.append(out)
         out = root / f"broken-{len(done)}"
         shutil.rmtree(done[-1])

@@ -28,8 +28,8 @@ from hfpatch.training.processes import start_processes, start_ranks
 
 
 def evaluate_patches(out: Path, *, model: str, patches: list[str], settings: dict) -> None:
-    given = {"patches": [Path(patch) for patch in patches], "baseline": True}
-    evaluate(ModelSettings(name=model), settings=EvaluationSettings(**settings), output=out, **given)
+    given = {"settings": EvaluationSettings(**settings), "output": out, "baseline": True}
+    evaluate(ModelSettings(name=model), patches=list(map(Path, patches)), **given)
 
 
 def evaluate_several(out: Path, *, models: list[str], settings: dict) -> None:

@@ -33,15 +33,8 @@ _OWN = {config.spec.name: config for config in (getattr(methods, name) for name 
 _FIRST = ("pre_projection", "nonlinear_query", "query_temperature")
 CONFIGS = {name: _OWN[name] for name in (*_FIRST, *sorted(_OWN.keys() - {*_FIRST}))}
 NOT_CHOSEN = ("target_modules",)  # filled in at injection
-JSON_TYPES = {
-    "int": "integer",
-    "float": "number",
-    "bool": "boolean",
-    "str": "string",
-    "Literal": "string",
-    "None": "null",
-    "dict": "object",
-}
+JSON_TYPES = {"int": "integer", "float": "number", "bool": "boolean", "str": "string", "Literal": "string"}
+JSON_TYPES |= {"None": "null", "dict": "object"} | dict.fromkeys(("list", "tuple", "set"), "array")
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 PART = {
     "type": "Which method: one of hfpatch's own or one of PEFT's, in lower case, or package.module:Class.",
@@ -100,12 +93,8 @@ def part_schema():
             for key, types, text, default in rows_of(options_of(config))
         }
         is_it = {"properties": {"type": {"const": name}}, "required": ["type"]}
-        rules.append(
-            {
-                "if": is_it,
-                "then": {"properties": {"type": {}, "label": {}, **size, **keys}, "additionalProperties": False},
-            }
-        )
+        then = {"properties": {"type": {}, "label": {}, **size, **keys}, "additionalProperties": False}
+        rules.append({"if": is_it, "then": then})
     properties = {key: {"description": text} for key, text in PART.items()}
     own = {"type": "string", "pattern": "^[\\w.]+:\\w+$"}
     properties["type"]["anyOf"] = [{"enum": method_types()}, own]
@@ -125,9 +114,8 @@ def rows_of(options):
     """Return key, JSON types, help and default of each option."""
     for key, option in options.items():
         types = [name.split("[")[0].strip() for name in option.type.split("|")]
-        names = ["array" if name in ("list", "tuple", "set") else JSON_TYPES[name] for name in types]
         default = list(option.default) if isinstance(option.default, tuple) else option.default
-        yield key, names, option.metadata["help"], default
+        yield key, [JSON_TYPES[name] for name in types], option.metadata["help"], default
 
 
 def json_schema(kind):
@@ -191,7 +179,7 @@ def default_text(key, value, required):
 
 
 def cell(text):
-    """Return text that may stand in a table."""
+    """Return text with the bars escaped that would end a cell."""
     return text.replace("|", "\\|")
 
 

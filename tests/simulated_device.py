@@ -26,10 +26,8 @@ def simulated_device():
     engine = torch.autograd._engine_run_backward
     with _Operations() as operations, _Calls(operations) as calls:
 
-        def run(
-            *args, **kwargs
-        ):  # torch leaves the mode on the way to here; custom functions and checkpointing need it
-            with calls:
+        def run(*args, **kwargs):
+            with calls:  # torch has left the mode, which custom functions and checkpointing need
                 return engine(*args, **kwargs)
 
         with patch.object(torch.autograd, "_engine_run_backward", run):
@@ -74,9 +72,7 @@ class _Operations(TorchDispatchMode):
             if name in _INDEXED and places[0] == CUDA:
                 alike = [0, *(i for i in alike if i > len(_tensors(args[1])))]  # without the indices
             if len({places[i] for i in alike}) > 1:
-                found = ", ".join(
-                    f"{place.type} {tuple(each.shape)}" for place, each in zip(places, inputs, strict=True)
-                )
+                found = [(place.type, tuple(each.shape)) for place, each in zip(places, inputs, strict=True)]
                 raise RuntimeError(f"Expected all tensors to be on the same device; {name} got {found}")
         result = func(*args, **(kwargs or {}))
         known = {each.untyped_storage()._cdata for each in inputs}

@@ -12,7 +12,7 @@ print(*sys.modules)
 
 
 def modules_of_transformers(imported):
-    """Return the modules that a transformers model class imports by itself: none where scikit-learn is not imported.
+    """Return the modules that a transformers model class imports on its own: none where scikit-learn is not imported.
 
     Versions such as 5.20 import scikit-learn where it is installed, and with it pandas and SciPy.
     """

@@ -36,6 +36,17 @@ def start(monkeypatch, capsys):
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def small(tmp_path):
+    """Save a Llama with a tokenizer. Grouped heads: 4 of 8 wide for queries, 2 for keys and values; an MLP of 48."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint("gpt-neox"))
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(**sizes, intermediate_size=48, vocab_size=len(tokenizer))
+    for each in (LlamaForCausalLM(config), tokenizer):
+        each.save_pretrained(tmp_path / "small")
+    return tmp_path / "small"
+
+
 def test_step_time_gives_a_ratio_for_every_method(start):
     printed = json.loads(start("step_time", *SIZES, "--rounds", "2", "--json"))
     rows = {row["method"]: row for row in printed["rows"]}
@@ -70,24 +81,16 @@ def test_evaluation_compares_time_memory_and_answers(start, tmp_path, monkeypatc
     assert row["agreement"]["other_greedy_decisions"] == 0
     for clock in ("wall", "cpu"):
         figures = row[clock]
-        assert figures["seconds"][figures["best_peer"]] == min(
-            figures["seconds"][name] for name in figures["seconds"] if name != "hfpatch"
-        )
+        peers = {name: seconds for name, seconds in figures["seconds"].items() if name != "hfpatch"}
+        assert peers[figures["best_peer"]] == min(peers.values())
         assert 0 < figures["lowest"] <= figures["times_faster"] <= figures["highest"]
         assert figures["ratio_to_bound"] > 1
     assert set(row["peak_bytes"]) == {"hfpatch", "hflm-8"}
 
 
-def test_evaluation_measures_a_models_own_weights_against_its_own_bound(start, tmp_path):
-    """Grouped heads: 4 of 8 wide for queries, 2 for keys and values; a gated MLP of 48."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint("gpt-neox"))
-    config = LlamaConfig(**sizes, intermediate_size=48, vocab_size=len(tokenizer))
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "small")
-    tokenizer.save_pretrained(tmp_path / "small")
-    out = tmp_path / "speed.json"
-    options = ["--model", tmp_path / "small", "--tasks", "tinyworld_cloze", "--requests", "3", "--peers", "1"]
+def test_evaluation_measures_a_models_own_weights_against_its_own_bound(start, small, tmp_path):
+    tokenizer, out = AutoTokenizer.from_pretrained(small), tmp_path / "speed.json"
+    options = ["--model", small, "--tasks", "tinyworld_cloze", "--requests", "3", "--peers", "1"]
     start("evaluation", *options, "--rounds", "1", "--dtype", "bfloat16", "--no-start", "--no-memory", "--out", out)
     (row,) = json.loads(out.read_text(encoding="utf-8"))["scoring"]
     assert (row["shape"], row["dtype"]) == ("small", "bfloat16")
@@ -109,25 +112,15 @@ def test_evaluation_measures_a_models_own_weights_against_its_own_bound(start, t
 
 def test_agreement_counts_differences_of_every_family(start, tmp_path):
     out = tmp_path / "agreement.json"
-    options = [
-        "--tasks",
-        "tinyworld_endings",
-        "--tokenizer",
-        "tinyworld",
-        "--requests",
-        "4",
-        "--families",
-        "gpt2,falcon_h1",
-    ]
-    start("agreement", *options, "--out", out)
+    options = ["--tasks", "tinyworld_endings", "--tokenizer", "tinyworld", "--requests", "4"]
+    options += ["--families", "gpt2,falcon_h1", "--out", out]
+    start("agreement", *options)
     rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
-    assert [(row["family"], row["patched"]) for row in rows] == [
-        ("gpt2", False), ("gpt2", True), ("falcon_h1", False), ("falcon_h1", True),
-    ]  # fmt: skip
+    found = [(row["family"], row["patched"]) for row in rows]
+    assert found == [(family, patched) for family in ("gpt2", "falcon_h1") for patched in (False, True)]
     assert all(row["largest_excess"] <= 0 and row["other_choices"] == 0 for row in rows)
     written = out.read_bytes()
-    again = start("agreement", *options, "--out", out)
-    assert (again, out.read_bytes()) == ("", written)
+    assert (start("agreement", *options), out.read_bytes()) == ("", written)
 
 
 @pytest.mark.slow
@@ -150,17 +143,9 @@ def test_training_gives_every_ratio_with_its_facts(start, tmp_path):
     assert told["provenance"]["versions"]["torch"]
 
 
-def test_a_profile_of_a_models_own_step_in_bf16_has_the_shapes_of_its_products(start, tmp_path):
-    config = LlamaConfig(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=512,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "small")
-    AutoTokenizer.from_pretrained(checkpoint("gpt-neox")).save_pretrained(tmp_path / "small")
+def test_a_profile_of_a_models_own_step_in_bf16_has_the_shapes_of_its_products(start, small, tmp_path):
     out = tmp_path / "profile.json"
-    start(
-        "training", "--model", tmp_path / "small", "--rows", "2", "--autocast", "bfloat16", "--profile", "--json", out
-    )
+    start("training", "--model", small, "--rows", "2", "--autocast", "bfloat16", "--profile", "--json", out)
     told = json.loads(out.read_text(encoding="utf-8"))
     shapes = {(each["rows"], each["in"], each["out"]) for each in told["products"]}
     assert {(512, 32, 16), (512, 32, 48), (512, 48, 32), (512, 32, 40), (512, 40, 32)} <= shapes
@@ -241,11 +226,10 @@ def test_start_counts_the_cpu_time_of_processes(tmp_path, monkeypatch, capsys):
 
 
 def test_precision_makes_a_row_for_each_method_and_dtype():
-    names = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "precision.py"))
-    runs = {
-        str(seed): {"train": {"update_survival": {"lora_A": 0.25 * seed, "all": 0.5}, "final_eval_loss": 1.0 + seed}}
-        for seed in (1, 2)
-    }
+    names, runs = runpy.run_path(str(BENCHMARKS / "precision.py")), {}
+    for seed in (1, 2):
+        survival = {"lora_A": 0.25 * seed, "all": 0.5}
+        runs[str(seed)] = {"train": {"update_survival": survival, "final_eval_loss": 1.0 + seed}}
     methods = {"baseline": {"runs": {"0": {"train": None}}}, "lora": {"runs": runs, "parameters": {"trainable": 7}}}
     rows = names["summarise"]("bfloat16", {"methods": methods}, 2.0)
     assert len(rows) == 1
@@ -293,11 +277,9 @@ def test_gpu_keeps_each_measurement_and_fills_its_place_in_the_readme(tmp_path):
     assert rows["scoring unknown arc_easy"]["failed"] == "KeyError: 'unknown'"
     assert written["provenance"]["versions"]["torch"]
     text = readme.read_text(encoding="utf-8")
-    assert (text.startswith("before\n<!--"), text.endswith("<!-- gpu: end -->\nafter\n"), "old" in text) == (
-        True,
-        True,
-        False,
-    )
+    assert text.startswith("before\n<!--")
+    assert text.endswith("<!-- gpu: end -->\nafter\n")
+    assert "old" not in text
     assert "| tiny, arc_easy, hflm-auto |" in text
     assert "Not measured: training unknown" in text
     readme.write_text("before\n", encoding="utf-8")
@@ -326,9 +308,7 @@ def test_serving_prepares_a_case_and_gathers_what_was_served(start, tmp_path):
     case = tmp_path / "gpt2-skip_alone"
     expected = json.loads((case / "reference.json").read_text(encoding="utf-8"))
     assert [len(row) for row in expected["tokens"]] == [32] * 8
-    assert all(
-        len(values) == len(row) - 1 for row, values in zip(expected["prompts"], expected["logprobs"], strict=True)
-    )
+    assert [len(values) + 1 for values in expected["logprobs"]] == [len(row) for row in expected["prompts"]]
     block, skip, head = 12 * 128**2, 128**2, 384 * 128
     assert expected["multiply_adds"] == 2 * (block + skip) + head
     assert 0 < expected["bfloat16"] < 1

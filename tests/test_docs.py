@@ -1,4 +1,4 @@
-"""Every code block of docs/ runs, page by page, in the order in which it stands; links lead somewhere.
+"""Every code block of docs/ runs, page by page and in order; links lead somewhere.
 
 Python is executed, or written to the file that its first line names, as YAML is, and each command line runs; `pytest`
 runs the tests of its file. A command whose comment says that it takes minutes or needs the hub is checked instead: the
@@ -43,20 +43,16 @@ def run_commands(block):
     for line in block.splitlines():
         program, *arguments = shlex.split(line, comments=True)
         if program == "pytest":
-            run_tests(*arguments)
+            tests = [each for name, each in runpy.run_path(*arguments).items() if name.startswith("test_")]
+            assert tests
+            for test in tests:
+                test()
             continue
         assert program == "hfpatch"
         if NOT_HERE.search(line):
             check_command(arguments)
         else:
             assert main(arguments) == 0, line
-
-
-def run_tests(file):
-    found = [each for name, each in runpy.run_path(file).items() if name.startswith("test_")]
-    assert found
-    for test in found:
-        test()
 
 
 def check_command(arguments):
@@ -80,13 +76,6 @@ def write_file(block):
     return name is not None
 
 
-def write_recipe(block):
-    assert write_file(block), "the first line of a YAML block names its file"
-    section = yaml.safe_load(block)
-    if section.keys() == {"training"}:  # a part of a recipe
-        TrainingSettings(**section["training"])
-
-
 def check_entry_points(block):
     """Entry points are of the group that hfpatch reads, and each names an object in a module."""
     header, *entries = block.strip().splitlines()
@@ -103,27 +92,29 @@ def test_every_block_runs(page, tmp_path, monkeypatch):
     modules = set(sys.modules)
     if GGUF in text_of(page):  # which its reader has; a small one does as well
         write_gguf(tmp_path / GGUF, "llama", "Q4_1")
+    names = {"__name__": "__docs__"}
     with forgotten():
-        run_blocks(page)
+        for language, block in FENCE.findall(text_of(page)):
+            run_block(page, language, block, names)
     for name in [name for name in set(sys.modules) - modules if (tmp_path / f"{name}.py").exists()]:
         del sys.modules[name]
 
 
-def run_blocks(page):
-    names = {"__name__": "__docs__"}
-    for language, block in FENCE.findall(text_of(page)):
-        if language == "python" and write_file(block):
-            continue
-        if language == "python":
+def run_block(page, language, block, names):
+    if language == "python":
+        if not write_file(block):
             exec(compile(block, f"docs/{page}.md", "exec"), names)
-        elif language == "bash":
-            run_commands(block)
-        elif language == "yaml":
-            write_recipe(block)
-        elif language == "toml":
-            check_entry_points(block)
-        else:
-            pytest.fail(f"docs/{page}.md: a block of {language or 'no language'} that nothing runs")
+    elif language == "bash":
+        run_commands(block)
+    elif language == "yaml":
+        assert write_file(block), "the first line of a YAML block names its file"
+        section = yaml.safe_load(block)
+        if section.keys() == {"training"}:  # a part of a recipe
+            TrainingSettings(**section["training"])
+    elif language == "toml":
+        check_entry_points(block)
+    else:
+        pytest.fail(f"docs/{page}.md: a block of {language or 'no language'} that nothing runs")
 
 
 def test_pages_are_reached_and_the_tests_that_they_name_are_there():
@@ -132,9 +123,8 @@ def test_pages_are_reached_and_the_tests_that_they_name_are_there():
     assert len(links) == len(set(links))
     named = re.findall(r"`(tests/\S+\.py)::(\w+)`", text_of("fair-comparison"))
     assert len(named) > 20
-    assert [
-        name for file, name in named if f"def {name}(" not in (DOCS.parent / file).read_text(encoding="utf-8")
-    ] == []
+    for file, name in named:
+        assert f"def {name}(" in (DOCS.parent / file).read_text(encoding="utf-8"), name
 
 
 @pytest.mark.parametrize("page", ["../README", *(page for page in PAGES if page != "reference/commands")])
@@ -150,7 +140,8 @@ def test_commands_that_are_only_shown_have_what_they_name(page):
 def test_recipes_are_in_their_table_and_few_blocks_need_a_hub():
     table = text_of("recipes").partition("## The recipes that come with hfpatch")[2]
     assert set(re.findall(r"`([\w-]+)`", table)) == {path.stem for path in recipes_dir().glob("*.yaml")}
-    commands = [line for page in PAGES for lang, block in FENCE.findall(text_of(page)) for line in block.splitlines() if lang == "bash"]  # noqa: E501  # fmt: skip
+    blocks = [block for page in PAGES for language, block in FENCE.findall(text_of(page)) if language == "bash"]
+    commands = [line for block in blocks for line in block.splitlines()]
     assert len([line for line in commands if not NOT_HERE.search(line)]) >= 10
     assert len([line for line in commands if NOT_HERE.search(line)]) <= 7
 

@@ -14,7 +14,6 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 IMAGES = sorted((ROOT / "docker").glob("*.Dockerfile"))
-NUMBERS = {"seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13}
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +52,10 @@ def test_one_address_of_the_repository(project):
     assert read("CITATION.cff")["repository-code"] == home
 
 
-def commands(workflow):
-    """Return the shell commands of every job of a workflow."""
-    return [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
-
-
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_workflow_runs_targets_of_the_makefile(path):
-    found = [re.match(r"make ([\w.-]+)", command) for command in commands(read(path))]
+    steps = [step for job in read(path)["jobs"].values() for step in job["steps"]]
+    found = [re.match(r"make ([\w.-]+)", step["run"]) for step in steps if "run" in step]
     assert found
     assert all(found)
     targets = [re.sub(r"^test-3\..*", "test-3.%", match[1]) for match in found]

@@ -18,8 +18,8 @@ from hfpatch.training.processes import start_processes
 def run(text: str, tokenizer: str, out: Path) -> None:
     """Load the text in both ways, the first process of the machine before the others."""
     state, calls = start_processes(), []
-    load.write_token_file = noting(load.write_token_file, calls)
-    found = {}
+    write, found = load.write_token_file, {}
+    load.write_token_file = lambda *args, **options: calls.append("write_token_file") or write(*args, **options)
     for layout in ("packed", "stream"):
         settings = DataSettings(source=text, layout=layout, block_size=8)
         with state.local_main_process_first():
@@ -28,16 +28,6 @@ def run(text: str, tokenizer: str, out: Path) -> None:
         found[layout] = {"sha256": blocks.sha256, "mapped": isinstance(rows, np.memmap)}
     (out / f"{state.process_index}.json").write_text(json.dumps({"calls": calls, **found}))
     state.wait_for_everyone()
-
-
-def noting(function, calls):
-    """Return the function, which notes its name when it is called."""
-
-    def wrapped(*args, **kwargs):
-        calls.append(function.__name__)
-        return function(*args, **kwargs)
-
-    return wrapped
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 
 Besides training settings a scenario may hold ``fsdp: true``, ``resume: true``, ``dtype`` (the base's), ``stack: true``
 (one of all further methods, off their initial values) and ``kill: N``: the last process ends itself by SIGKILL in its
-N-th forward pass. With ``query``, a query path, a whole GPT-2 is
-pretrained instead; ``spoil: N`` makes the last process's N-th forward pass return NaN there.
+N-th forward pass. With ``query``, a query path, a whole GPT-2 is pretrained instead; ``spoil: N`` makes the last
+process's N-th forward pass return NaN there.
 """
 
 import gc
@@ -40,6 +40,7 @@ from hfpatch.training.probe import train_probe
 from hfpatch.training.processes import start_processes
 
 STEPS, BATCH = 6, 4
+SETTINGS = {"steps": STEPS, "batch_size": BATCH, "lr": 1e-2, "warmup_steps": 2, "evaluate_every": 3}
 FSDP = {
     "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
     "FSDP_RESHARD_AFTER_FORWARD": "true",
@@ -50,8 +51,7 @@ def train(out: Path, scenario: dict) -> None:
     """Run one scenario in ``out``; the model's parts are saved and compared with what lies on disk."""
     chosen = dict(scenario)
     fsdp, resume, kill = (chosen.pop(key, None) for key in ("fsdp", "resume", "kill"))
-    for name, value in FSDP.items():
-        os.environ[name] = value if fsdp else "false"
+    os.environ.update(FSDP if fsdp else dict.fromkeys(FSDP, "false"))
     if "query" in chosen:
         train_from_scratch(out, chosen, resume=bool(resume))
         return
@@ -70,9 +70,7 @@ def train(out: Path, scenario: dict) -> None:
     model.register_forward_hook(observer(kinds, kill if state.process_index == state.num_processes - 1 else None))
     steps = chosen.get("steps", STEPS)
     plan = draw_plan(blocks=len(blocks), steps=steps, batch_size=BATCH, seed=3)
-    settings = TrainingSettings(
-        **{"steps": STEPS, "batch_size": BATCH, "lr": 1e-2, "warmup_steps": 2, "evaluate_every": 3, **chosen}
-    )
+    settings = TrainingSettings(**{**SETTINGS, **chosen})
     result = train_probe(
         model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=out, held_out=held_out,
         resume=bool(resume),
@@ -80,9 +78,7 @@ def train(out: Path, scenario: dict) -> None:
     assert hash_weights(model) == before
     if state.is_main_process:
         save_patch(model, out / "patch")
-        facts = {**result.to_json(), "kinds": sorted(kinds), "processes": state.num_processes}
-        (out / "result.json").write_text(json.dumps(facts))
-    state.wait_for_everyone()
+    write_result(out, result, kinds, state)
 
 
 def train_from_scratch(out: Path, chosen: dict, *, resume: bool) -> None:
@@ -96,13 +92,15 @@ def train_from_scratch(out: Path, chosen: dict, *, resume: bool) -> None:
         model.transformer.ln_f.register_forward_hook(spoiler(spoil))
     blocks, held_out = make_blocks(vocabulary=96), make_blocks(vocabulary=96, documents=30, seed=1)
     plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=3)
-    settings = PretrainSettings(
-        **{"steps": STEPS, "batch_size": BATCH, "lr": 1e-2, "warmup_steps": 2, "evaluate_every": 3, **chosen}
-    )
+    settings = PretrainSettings(**{**SETTINGS, **chosen})
     result = pretrain(
         model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=out, evaluation_blocks=held_out,
         resume=resume,
     )  # fmt: skip
+    write_result(out, result, kinds, state)
+
+
+def write_result(out: Path, result, kinds: set, state) -> None:
     if state.is_main_process:
         facts = {**result.to_json(), "kinds": sorted(kinds), "processes": state.num_processes}
         (out / "result.json").write_text(json.dumps(facts))

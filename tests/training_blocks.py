@@ -85,7 +85,7 @@ def _split(kind: type[LoopSettings], values: dict[str, Any]) -> tuple[LoopSettin
 
 
 class Killed(BaseException):
-    """Stands for the end of a process."""
+    """Simulates the end of a process."""
 
 
 def metrics_of(folder, name="metrics"):

@@ -1,6 +1,6 @@
 """A patched model's adapters as the description and tensors for :mod:`hfpatch.export.runtime`.
 
-Adapters that an export cannot have as parts are merged into the weights of the base by PEFT.
+PEFT merges all other adapters into the weights of the base.
 """
 
 from __future__ import annotations

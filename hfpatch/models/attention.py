@@ -24,16 +24,16 @@ _Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
 _lock = threading.Lock()
 _users = 0
-_stock: _Attention | None = None  # what acts outside, the user's own if there is one
+_stock: _Attention | None = None  # the function outside, the user's own if there is one
 
 
 @contextmanager
 def fast_attention() -> Iterator[None]:
-    """Let transformers' SDPA attention on CPUs compute what is asked and not more, as long as this lasts.
+    """Let transformers' SDPA attention on CPUs skip the pairs of tokens that a mask excludes, as long as this lasts.
 
     Attention under a mask computes a whole row of T tokens: T² products of queries and keys. Documents of n_1, n_2, ...
-    tokens need half of n_1² + n_2² + ..., and with a window of w keys w (n_1 + n_2 + ...). It acts where the mask says
-    nothing but that (see `read_mask`); elsewhere transformers' own function is called.
+    tokens need half of n_1² + n_2² + ..., and with a window of w keys w (n_1 + n_2 + ...). It acts on masks of this
+    kind (see `read_mask`); elsewhere transformers' own function is called.
 
     Causal rows without a mask are computed in fp32, also in bf16 and under autocast: of documents of a hundred tokens
     and their gradients that takes a third of the time of torch's bf16 kernel. A processor with AMX, whose products in

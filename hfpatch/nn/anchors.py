@@ -1,4 +1,4 @@
-"""Anchored queries: what f is added to, and by which rule."""
+"""Anchored queries: an anchor A and a map f, combined to (A + f)/2 or (2A + f)/2."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def anchored(anchor: Tensor, f: Tensor) -> Tensor:
 
 
 def anchor_preserving(anchor: Tensor, f: Tensor) -> Tensor:
-    """Return (2A + f)/2: the frozen anchor counts twice, so f = 0 leaves it as it was, bit for bit.
+    """Return (2A + f)/2: the frozen anchor counts twice, so f = 0 leaves it unchanged, bit for bit.
 
     The literal form halves a pretrained model's attention logits at step 0; this one does not.
     """

@@ -61,30 +61,22 @@ class _CausalAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         with torch.autocast("cpu", enabled=False):
-            given = (each.float() for each in (*outer, *ctx.saved_tensors))
-            found = _gradients(*given, scale=ctx.scale, window=ctx.window)
-        return *(each.to(outer[0].dtype) for each in found), None, None
-
-
-def _gradients(
-    outer: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, *, scale: float, window: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients by query, key and value of an output whose own gradient is ``outer``."""
-    means = (outer * out).sum(-1)  # (G ⊙ O) 1, (batch, heads, seq)
-    by_query, by_key, by_value = (torch.zeros_like(each) for each in (query, key, value))
-    for own, group, block in _blocks(query, key):
-        queries, keys, values = query[own][:, block], key[group], value[group]
-        rows, by_out = queries.flatten(0, 1) * scale, outer[own][:, block].flatten(0, 1)
-        total, mean = (each[own][:, block].reshape(-1, 1) for each in (sums, means))
-        found = torch.zeros_like(rows)
-        for tile in _tiles(block, window):
-            weights = _logits(rows, keys, tile, block, window).sub_(total).exp_()
-            by_value[group][tile] += linear(weights.t(), by_out.t())
-            weights.mul_(linear(by_out, values[tile]).sub_(mean))  # dS
-            found += linear(weights, keys[tile].t())
-            by_key[group][tile] += linear(weights.t(), rows.t())
-        by_query[own][:, block] = found.mul_(scale).view_as(queries)
-    return by_query, by_key, by_value
+            grad, query, key, value, out, sums = (each.float() for each in (*outer, *ctx.saved_tensors))
+            means = (grad * out).sum(-1)  # (G ⊙ O) 1, (batch, heads, seq)
+            by_query, by_key, by_value = (torch.zeros_like(each) for each in (query, key, value))
+            for own, group, block in _blocks(query, key):
+                queries, keys, values = query[own][:, block], key[group], value[group]
+                rows, by_out = queries.flatten(0, 1) * ctx.scale, grad[own][:, block].flatten(0, 1)
+                total, mean = (each[own][:, block].reshape(-1, 1) for each in (sums, means))
+                found = torch.zeros_like(rows)
+                for tile in _tiles(block, ctx.window):
+                    weights = _logits(rows, keys, tile, block, ctx.window).sub_(total).exp_()
+                    by_value[group][tile] += linear(weights.t(), by_out.t())
+                    weights.mul_(linear(by_out, values[tile]).sub_(mean))  # dS
+                    found += linear(weights, keys[tile].t())
+                    by_key[group][tile] += linear(weights.t(), rows.t())
+                by_query[own][:, block] = found.mul_(ctx.scale).view_as(queries)
+        return *(each.to(outer[0].dtype) for each in (by_query, by_key, by_value)), None, None
 
 
 def _blocks(query: Tensor, key: Tensor) -> Iterator[tuple[tuple[int, slice], tuple[int, int], slice]]:

@@ -1,4 +1,4 @@
-"""What the modules of one forward pass hand to each other, kept by thread and call and never on a model."""
+"""Values that modules pass to each other within one forward call, kept per thread and never on a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Calls(threading.local):
-    """What is under way in this thread: tensors by their owner and name, and replicas by the module they are of."""
+    """Per-thread state of running forward calls: tensors by owner and name, and replicas by their original module."""
 
     def __init__(self) -> None:
         self.values: dict[Any, dict[str, Any]] = {}
@@ -41,10 +41,10 @@ CALLS = Calls()
 class HookedModule(nn.Module):
     """A module that acts through hooks on other modules of its block.
 
-    What one hook leaves for a later one is kept in :data:`CALLS` and cleared when the block's forward ends, also by an
-    exception: threads, recomputation and failed calls do not meet. A replica of ``nn.DataParallel`` shares the hooks of
-    its original; the block that is called then shows which replica of this module has to act. Hooks are kept as bound
-    methods, so that a deep copy or an unpickled model acts on its own modules.
+    Values that one hook leaves for a later one are kept in :data:`CALLS` and cleared when the block's forward ends,
+    also by an exception: threads, recomputation and failed calls do not meet. A replica of ``nn.DataParallel`` shares
+    the hooks of its original; the block that is called then shows which replica of this module has to act. Hooks are
+    kept as bound methods, so that a deep copy or an unpickled model acts on its own modules.
     """
 
     def __init__(self) -> None:

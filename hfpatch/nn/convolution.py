@@ -1,4 +1,4 @@
-"""A short causal convolution of each column of the hidden state: the smallest mixing of tokens that there is."""
+"""A short causal convolution of each column of the hidden state."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def seeded_generator(seed: int, name: str) -> torch.Generator:
 def normal_(tensor: Tensor, *, std: float, seed: int, name: str) -> Tensor:
     """Fill ``tensor`` in place with N(0, std²), drawn in fp32 on the CPU so that every device gets the same values.
 
-    A tensor on the meta device is left as it is.
+    A tensor on the meta device is left unchanged.
     """
     if tensor.device.type != "meta":
         tensor.copy_(torch.randn(tensor.shape, generator=seeded_generator(seed, name), dtype=torch.float32) * std)
@@ -30,7 +30,7 @@ def normal_(tensor: Tensor, *, std: float, seed: int, name: str) -> Tensor:
 def uniform_(tensor: Tensor, *, bound: float, seed: int, name: str) -> Tensor:
     """Fill ``tensor`` in place with U(-bound, bound), drawn as :func:`normal_` draws.
 
-    A tensor on the meta device is left as it is.
+    A tensor on the meta device is left unchanged.
     """
     if tensor.device.type != "meta":
         values = torch.rand(tensor.shape, generator=seeded_generator(seed, name), dtype=torch.float32)
@@ -73,7 +73,7 @@ def orthonormal_rows(matrix: Tensor) -> Tensor:
 def orthonormal_(tensor: Tensor, *, seed: int, name: str) -> Tensor:
     """Fill ``tensor`` ``(r, d)`` in place with random orthonormal rows, drawn and computed in fp32 on the CPU.
 
-    A tensor on the meta device is left as it is.
+    A tensor on the meta device is left unchanged.
     """
     if tensor.device.type != "meta":
         drawn = normal_(torch.empty(tensor.shape, device="cpu", dtype=torch.float32), std=1.0, seed=seed, name=name)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from hfpatch.support import cpu
 
-_LARGEST = 2048  # what is timed of a wider weight
+_LARGEST = 2048  # wider weights are timed at this width
 _SMALLEST = 1 << 18  # weights with fewer elements take no time worth saving, and little to measure it by
 _PLAIN = (Tensor, nn.Parameter)
 _WITH_ONEDNN = ("onednn", "bf16", "fp32")  # of the fp32 products in a bf16 model it is never the slower one
@@ -121,7 +121,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _changed_by(library: cpu.MatmulLibrary | None) -> tuple[torch.dtype, ...]:
-    """Return the dtypes of the products that are computed otherwise than ``F.linear`` does."""
+    """Return the dtypes of the products that differ from those of ``F.linear``."""
     fp32 = (torch.float32,) if library in _WITH_ONEDNN and cpu.has_onednn() else ()
     return (*fp32, torch.bfloat16) if library == "fp32" else fp32
 
@@ -166,8 +166,8 @@ def _is_plain(module: nn.Module, dtypes: tuple[torch.dtype, ...] = (torch.float3
     return known and not has_own_forward(module) and _takes(dtypes, cast("Tensor", module.weight))
 
 
-def _expensive_shapes(model: nn.Module, most: int = 3) -> cpu.Shapes:
-    """Return the shapes (out, in) that the model's plain linear modules spend the most operations on."""
+def _expensive_shapes(model: nn.Module) -> cpu.Shapes:
+    """Return the three shapes (out, in) that the model's plain linear modules spend the most operations on."""
     operations: dict[tuple[int, int], int] = {}
     for module in model.modules():
         if _is_plain(module):
@@ -176,4 +176,4 @@ def _expensive_shapes(model: nn.Module, most: int = 3) -> cpu.Shapes:
             if weight.numel() >= _SMALLEST:
                 shape = (min(out, _LARGEST), min(inputs, _LARGEST))
                 operations[shape] = operations.get(shape, 0) + weight.numel()
-    return tuple(sorted(operations, key=lambda shape: -operations[shape])[:most])
+    return tuple(sorted(operations, key=lambda shape: -operations[shape])[:3])

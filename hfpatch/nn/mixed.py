@@ -28,9 +28,8 @@ class MixedProjection(nn.Module):
     .. math::
         RMSNorm(x) W_1 = (x·(g ⊙ W_1)) / rms(x)
 
-    exact to rounding, with the same parameters under the same names. What adapters add to one of these matrices is
-    added to its part of the product; where another layer was put in the place of one (quantised), each is computed by
-    itself.
+    exact to rounding, with the same parameters under the same names. Terms that adapters add to one of these matrices
+    are added to its part of the product. If another layer replaced one (quantised), each is computed separately.
 
     Args:
         inputs: d.
@@ -40,8 +39,8 @@ class MixedProjection(nn.Module):
         spans: (start, length) in a group, by name.
         bias: whether the matrix has a bias.
         fused: compute W_1 and the matrix in one product.
-        partners: where keys and values have projections of their own, those that W_1 joins; they take their products
-            when they are called with the same x.
+        partners: the separate projections of keys and values that W_1 joins, if there are any; they take their
+            products when they are called with the same x.
 
     Raises:
         HfpatchError: if ``fused`` is impossible.
@@ -109,10 +108,10 @@ class MixedProjection(nn.Module):
 
     @torch.no_grad()
     def linear_part(self, module_of: ModuleOf = lambda module: module) -> tuple[Tensor, Tensor]:
-        """Return what this projection is with every nonlinear f at 0: x M + b.
+        """Return this projection with every nonlinear f at 0: x M + b.
 
         Args:
-            module_of: what to use for a linear layer; usually the layer, or the one inside an adapter.
+            module_of: maps a linear layer to the one to use: itself, or the one inside an adapter.
 
         Returns:
             M ``(inputs, groups·width)`` and b ``(groups·width,)``.

@@ -13,11 +13,11 @@ from hfpatch.nn.functions import NORM_EPSILON, Activation, activation, make_norm
 from hfpatch.nn.initialization import normal_
 
 MAX_EXPANSION = 1024
-"""The largest inner width over the hidden size: far beyond any use; what is more is a typing mistake."""
+"""The largest inner width over the hidden size; a larger one is a typing mistake."""
 
 
 def as_read_by(linear: nn.Module, x: Tensor) -> Tensor:
-    """Return x in the dtype of a linear layer's weight, or as it is where that is no float (quantised)."""
+    """Return x in the dtype of a linear layer's weight, or unchanged where that is no float (quantised)."""
     weight: Tensor = linear.weight  # type: ignore[assignment]
     return x.to(weight.dtype) if weight.is_floating_point() else x
 
@@ -25,18 +25,9 @@ def as_read_by(linear: nn.Module, x: Tensor) -> Tensor:
 def nonlinear_map(
     x: Tensor, *, norm_in: nn.Module, up: nn.Linear, act: Activation, down: nn.Linear, norm_out: nn.Module
 ) -> Tensor:
-    """Return f(x) = norm_out(g(norm_in(x) W_1) W_2) in the dtype of the weights.
+    """Return f(x) = norm_out(g(norm_in(x) W_1) W_2) ``(batch, seq, out)`` in the dtype of the weights.
 
-    Args:
-        x: ``(batch, seq, hidden)``.
-        norm_in: the norm before W_1.
-        up: W_1, ``hidden -> rank``.
-        act: g.
-        down: W_2, ``rank -> out``.
-        norm_out: the norm after W_2.
-
-    Returns:
-        ``(batch, seq, out)``.
+    x is ``(batch, seq, hidden)``, ``up`` is W_1: hidden -> rank, ``act`` is g, and ``down`` is W_2: rank -> out.
     """
     f: Tensor = norm_out(down(act(up(norm_in(as_read_by(up, x))))))
     return f
@@ -77,7 +68,7 @@ class NonlinearProjection(nn.Module):
         rank: r; None takes d/2.
         activation_name: g, a key of :data:`hfpatch.nn.ACTIVATIONS`.
         input_norm: the norm before W_1, a key of :data:`hfpatch.nn.NORMS`.
-        output_norm: the norm after W_2, likewise.
+        output_norm: the norm after W_2, a key of :data:`hfpatch.nn.NORMS`.
         silent: start at f = 0 exactly: the output norm's gain is 0, or W_2 is 0 where there is no output norm.
         seed: seed of the initialisation.
 
@@ -146,7 +137,7 @@ class NonlinearProjection(nn.Module):
 
 
 class HiddenState:
-    """Carries what the down-projection of an MLP reads to the next block's attention in the same call, which clears it.
+    """Passes the input of an MLP's down-projection to the next block's attention in the same call, which clears it.
 
     Args:
         mlp: the module that holds the down-projection.
@@ -169,10 +160,10 @@ class HiddenState:
             down.register_forward_pre_hook(self.keep)
 
     def take(self) -> Tensor:
-        """Return what was kept.
+        """Return the kept input.
 
         Raises:
-            HfpatchError: if nothing was, because the block before did not run.
+            HfpatchError: if the MLP did not run.
         """
         value: Tensor | None = CALLS.take(self, "value")
         if value is None:
@@ -193,7 +184,7 @@ class HiddenProjection(nn.Module):
         out_features: d_q.
         source: where h comes from.
         input_norm: norm of h[0:d], a key of :data:`hfpatch.nn.NORMS`.
-        output_norm: norm of the product, likewise.
+        output_norm: norm of the product, a key of :data:`hfpatch.nn.NORMS`.
         seed: seed of the initialisation, W' ~ N(0, 1/d).
     """
 
@@ -219,7 +210,7 @@ class HiddenProjection(nn.Module):
         return ["down"]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return f ``(batch, seq, out_features)``; x is what other maps read and is not used here."""
+        """Return f ``(batch, seq, out_features)``; x, which the other maps read, is not used."""
         h = self.source.take()[..., : self.down.in_features]
         f: Tensor = self.norm_out(self.down(self.norm_in(as_read_by(self.down, h))))
         return f
@@ -247,8 +238,8 @@ def init_nonlinear(
 
     They are drawn from N(0, std²), or from N(0, 1/fan_in) where ``std`` is None.
     """
-    for what, linear in (("up", up), ("down", down)):
-        normal_(linear.weight, std=std or linear.in_features**-0.5, seed=seed, name=f"{name}_{what}")
+    for part, linear in (("up", up), ("down", down)):
+        normal_(linear.weight, std=std or linear.in_features**-0.5, seed=seed, name=f"{name}_{part}")
     if silent:
         last = norm_out if isinstance(norm_out, nn.LayerNorm | nn.RMSNorm) else down
         nn.init.zeros_(last.weight)

@@ -1,4 +1,4 @@
-"""Pre-projection: a small residual MLP in front of W_Q, W_K and W_V; content skip: x~ into the residual stream."""
+"""Pre-projection: a residual MLP before W_Q, W_K and W_V. Content skip: x~ added to the residual stream."""
 
 from __future__ import annotations
 
@@ -41,19 +41,8 @@ def pre_project(
 ) -> Tensor:
     """Return x~ = x + W_down σ(W_up x), or x + W_down (σ(W_gate x) ⊙ W_up x) with a gate.
 
+    x and x~ are ``(batch, seq, hidden)``; ``dropout`` is the probability of dropping an inner activation in training.
     Computed in the dtype of the weights and returned in that of ``x``, so that fp32 weights serve any base.
-
-    Args:
-        x: ``(batch, seq, hidden)``.
-        up: W_up, ``hidden -> inner``.
-        down: W_down, ``inner -> hidden``.
-        gate: W_gate, ``hidden -> inner``, or None.
-        act: σ.
-        dropout: probability of dropping an inner activation.
-        training: whether dropout is on.
-
-    Returns:
-        ``(batch, seq, hidden)``.
     """
     h = x.to(up.weight.dtype)
     inner = act(up(h)) if gate is None else act(gate(h)) * up(h)  # (batch, seq, inner)
@@ -162,13 +151,9 @@ class ContentSkip(nn.Module):
         return add_skip(branch, x, self.skip)
 
 
-def add_skip(branch: Tensor, x: Tensor, skip: nn.Linear, *, factor: float = 1.0) -> Tensor:
-    """Return ``branch + x W_skip / factor`` computed in the dtype of W_skip, returned in that of ``branch``.
-
-    ``factor`` is what the result is multiplied with before it is added to the residual stream.
-    """
-    added = skip(x.to(skip.weight.dtype))
-    changed: Tensor = branch + (added if factor == 1 else added / factor)
+def add_skip(branch: Tensor, x: Tensor, skip: nn.Linear) -> Tensor:
+    """Return ``branch + x W_skip`` computed in the dtype of W_skip, returned in that of ``branch``."""
+    changed: Tensor = branch + skip(x.to(skip.weight.dtype))
     return changed.to(branch.dtype)
 
 

@@ -1,4 +1,4 @@
-"""A temperature for each head's query: the smallest change of a query that there is."""
+"""A temperature for the query of each head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class QueryTemperature(nn.Module):
         q_h <- q_h (1 + τ_h)                           τ: (heads,),  τ = 0 at init: an exact no-op
 
     The attention logits of head h are multiplied by 1 + τ_h, wherever rotary positions come in. It is the control for
-    what changes the size of the queries, such as the literal form (xW_Q + f(x))/2, which starts at half of it.
+    methods that change the size of the queries, such as the literal form (xW_Q + f(x))/2, which starts at half of it.
     Parameters: one a head.
 
     Args:

@@ -1,1 +1,1 @@
-"""What every package uses: files, caches, lazy names, provenance."""
+"""Shared by all packages: files, caches, lazy names, provenance."""

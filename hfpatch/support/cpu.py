@@ -86,7 +86,7 @@ def measured_gain(shapes: Shapes, threads: int, product: Product, dtype: torch.d
 
     Timed are the forward product and the gradient by the input, in less than 0.5 s; the answer is kept for the process.
     The smallest of some interleaved times counts, as whatever else runs on the machine only adds to them; of one thread
-    the time on the processor, which leaves out what others take. torch must have that many threads already.
+    the time on the processor, which leaves out the time of others. torch must have that many threads already.
     """
     ways = ((F.linear, torch.float32), (product, dtype))
     best = [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""Writing files atomically, removing what killed processes left behind, and hashing files."""
+"""Writing files atomically, removing the temporary files of killed processes, and hashing files."""
 
 from __future__ import annotations
 
@@ -73,17 +73,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             for file in temporary.rglob("*"):
                 if file.is_file():
                     _sync(file)
-            if not path.exists():
-                temporary.replace(path)
-                return
-            old = temporary_path(path, "old")
-            path.replace(old)
-            try:
-                temporary.replace(path)
-            except OSError:
-                old.replace(path)
-                raise
-            shutil.rmtree(old)
+            _swap(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -188,6 +178,21 @@ def check_manifest(folder: Path) -> None:
 def _files_in(folder: Path) -> list[str]:
     paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     return sorted(path.as_posix() for path in paths if path.name != MANIFEST and not path.name.startswith("."))
+
+
+def _swap(new: Path, path: Path) -> None:
+    """Rename ``new`` to ``path``, and keep an existing folder of that name until this has succeeded."""
+    if not path.exists():
+        new.replace(path)
+        return
+    old = temporary_path(path, "old")
+    path.replace(old)
+    try:
+        new.replace(path)
+    except OSError:
+        old.replace(path)
+        raise
+    shutil.rmtree(old)
 
 
 def _sync(path: Path) -> None:

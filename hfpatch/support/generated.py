@@ -71,7 +71,7 @@ def modelling_file(
     for method in methods:
         if method.__module__ not in used:
             _sort(method.__module__, used)
-        used[method.__module__].add(method.__name__)  # whose code follows, without what belongs to PEFT
+        used[method.__module__].add(method.__name__)  # whose code follows, without the parts of PEFT
     for method in methods:
         _use(module, _BASE, used)
         code, names = standalone_source(method, called)
@@ -284,7 +284,7 @@ def standalone_source(cls: type, called: Collection[str]) -> tuple[str, set[str]
     options = {ast.unparse(each.target) for each in node.body if _is_option(each)}
     members = {name: each for each in node.body if not _is_option(each) for name in _member_names(each)}
 
-    # The members that are called from outside, and those that they use
+    # Members that are called from outside, and the members that these use
     left = members.keys() & set(called)
     if "__post_init__" in members:  # kept where it computes more than the options, which are saved as it left them
         nodes = [each for each in ast.walk(members["__post_init__"]) if isinstance(each, ast.Attribute)]

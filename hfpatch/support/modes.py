@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode, and each of its modules back in its own mode at the end."""
+    """Put a model in evaluation mode, and restore the mode of each module at the end."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

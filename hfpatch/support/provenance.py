@@ -24,15 +24,12 @@ class Clock:
     Attributes:
         started: when the run first started, ISO 8601.
         before: seconds that sessions before this one took.
+        began: the monotonic time at which this session began.
     """
 
     started: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     before: float = 0.0
-    _now: float = field(default_factory=time.monotonic)
-
-    def elapsed(self) -> float:
-        """Return the seconds that all sessions took so far."""
-        return self.before + time.monotonic() - self._now
+    began: float = field(default_factory=time.monotonic)
 
 
 def provenance(clock: Clock) -> dict[str, Any]:
@@ -46,7 +43,7 @@ def provenance(clock: Clock) -> dict[str, Any]:
         "dirty": dirty,
         "command": command_line(sys.argv),
         "started": clock.started,
-        "wall_s": round(clock.elapsed(), 3),
+        "wall_s": round(clock.before + time.monotonic() - clock.began, 3),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
         "processor": processor(),

@@ -47,14 +47,13 @@ def document(split: Split, use: Use, seed: int, index: int) -> str:
 
 
 def draw_story(split: Split, use: Use, seed: int, index: int) -> tuple[Story, Random]:
-    """Draw stories until one has an opening that belongs to ``use``; return it with the generator that drew it."""
+    """Draw stories until one has an opening that belongs to ``use``; return it with the generator that drew it.
+
+    The hash of an opening decides its use, so no evaluation opening is trained on.
+    """
     rng = Random(f"tinyworld {split} {use} {seed} {index}")
     while True:
         story = tell(rng, STYLES[split])
-        if opening_use(story.opening) == use:
+        trained = hashlib.sha256(story.opening.encode()).digest()[0] % _EVALUATION_SHARE != 0
+        if trained == (use == "train"):
             return story, rng
-
-
-def opening_use(opening: str) -> Use:
-    """Return the use of an opening, by its hash: so no evaluation opening is trained on."""
-    return "train" if hashlib.sha256(opening.encode()).digest()[0] % _EVALUATION_SHARE else "eval"

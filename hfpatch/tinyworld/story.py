@@ -53,7 +53,11 @@ def tell(rng: Random, style: Style) -> Story:
     """Tell one story: an opening, some events, and often a search for a thing at the end."""
     teller = Teller(rng, style)
     opening = teller.opening()
-    events = [event for _ in range(rng.randint(*style.events)) if (event := teller.next_event())]
+    events = []
+    for _ in range(rng.randint(*style.events)):
+        if options := teller.options():
+            _, happen, person = rng.choices(options, [weight for weight, _, _ in options])[0]
+            events.append(happen(person))
     if teller.tracked() and rng.random() < 0.6:
         events.append(teller.look())
     return Story(opening, tuple(events), teller.world)
@@ -73,14 +77,6 @@ class Teller:
         self.rng.shuffle(facts)
         return " ".join(facts)
 
-    def next_event(self) -> Event | None:
-        """Draw one of the events that are possible now, if any."""
-        options = self._options()
-        if not options:
-            return None
-        _, happen, person = self.rng.choices(options, [weight for weight, _, _ in options])[0]
-        return happen(person)
-
     def tracked(self) -> list[str]:
         """Return the objects whose place is known."""
         held = [person.holds for person in self.world.people.values() if person.holds]
@@ -90,11 +86,11 @@ class Teller:
         """Somebody looks for an object and finds it where it was last, in somebody's hands or not."""
         thing = self.rng.choice(self.tracked())
         holder = self.world.holder(thing)
-        others = [name for name in self.world.people if not holder or name != holder.name]
-        who = self.rng.choice(others)
+        place = holder.place if holder else self.world.left[thing]
+        who = self.rng.choice([name for name in self.world.people if not holder or name != holder.name])
         lead = self._say(f"At night {who} looked for {thing}.", f"Where was {thing}? {who} asked at night.")
         template = self._say("it was in {place}.", "in {place} it was.")
-        return Event("look", lead, template, {"place": str(self.world.place_of(thing))}, ("place",))
+        return Event("look", lead, template, {"place": place}, ("place",))
 
     def _say(self, usual: str, rare: str) -> str:
         return rare if self.rng.random() < self.style.rare else usual
@@ -114,7 +110,8 @@ class Teller:
             facts.append(self._say(f"{name} trusts {person.friend}.", f"{person.friend} is trusted by {name}."))
         return facts
 
-    def _options(self) -> list[tuple[float, Callable[[Person], Event], Person]]:
+    def options(self) -> list[tuple[float, Callable[[Person], Event], Person]]:
+        """Return the events that are possible now: weight, event and person."""
         options: list[tuple[float, Callable[[Person], Event], Person]] = []
         for person in self.world.people.values():
             friend = self.world.people[person.friend] if person.friend else None

@@ -1,9 +1,8 @@
-"""The files of the tiny world, made once by ``tests/tinyworld/build.py``: pretrained checkpoints, and the tasks' items.
+"""The pretrained checkpoints and the items of tasks, which ``tests/tinyworld/build.py`` made once.
 
-The items are in the shifted way of speaking and have the forms of well-known tasks: ``cloze`` that of LAMBADA (the last
-word follows from the whole passage), ``endings`` that of HellaSwag (four endings, one of them consistent),
-``questions`` that of ARC (a question with four choices) and ``text`` that of WikiText (documents for a rolling
-perplexity).
+The items are of the shifted split. Their forms are those of known tasks: ``cloze`` of LAMBADA (the last word follows
+from the whole passage), ``endings`` of HellaSwag (four endings, one of them consistent), ``questions`` of ARC (four
+choices) and ``text`` of WikiText (documents for a rolling perplexity).
 """
 
 from __future__ import annotations

@@ -89,11 +89,6 @@ class World:
     objects: list[str] = field(default_factory=list)
     """Objects that no sentence has named yet, in the order in which they will appear."""
 
-    def place_of(self, thing: str) -> str | None:
-        """Return where an object is, or None if it was not taken yet."""
-        holder = self.holder(thing)
-        return holder.place if holder else self.left.get(thing)
-
     def holder(self, thing: str) -> Person | None:
         """Return the holder of an object."""
         return next((person for person in self.people.values() if person.holds == thing), None)

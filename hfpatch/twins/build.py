@@ -77,8 +77,10 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     head size is the hidden size, and one layer at least of each kind that the configuration lists. Dropout is off.
     """
     values = _values(config)
-    layers = _chosen_layers(values)
-    small = {name: _small(name, value, values, layers) for name, value in values.items()}
+    counts = (values.get(name) for name in LAYER_COUNTS)
+    total = next((count for count in counts if isinstance(count, int) and count > 0), 0)
+    layers = _chosen_layers(values, total)
+    small = {name: _small(name, value, total, layers) for name, value in values.items()}
     small |= {name: value for name, value in _heads(values).items() if name in small}
     if config.model_type in CORRECTIONS:
         CORRECTIONS[config.model_type](small)
@@ -117,8 +119,7 @@ def _values(config: PreTrainedConfig) -> dict[str, Any]:
     return values
 
 
-def _small(name: str, value: Any, values: Mapping[str, Any], layers: Sequence[int]) -> Any:
-    total = _layer_count(values)
+def _small(name: str, value: Any, total: int, layers: Sequence[int]) -> Any:
     if isinstance(value, PreTrainedConfig):
         return shrink(value)
     if name == "per_layer_config":  # exceptions of single layers: sizes twice those of the others
@@ -140,16 +141,8 @@ def _small(name: str, value: Any, values: Mapping[str, Any], layers: Sequence[in
     return SIZES.get(name, value)
 
 
-def _layer_count(values: Mapping[str, Any]) -> int:
-    for name in LAYER_COUNTS:
-        if isinstance(values.get(name), int) and values[name] > 0:
-            return int(values[name])
-    return 0
-
-
-def _chosen_layers(values: Mapping[str, Any]) -> list[int]:
+def _chosen_layers(values: Mapping[str, Any], total: int) -> list[int]:
     """Return the indices of layers to keep: the first of each kind that some list distinguishes, at least two."""
-    total = _layer_count(values)
     per_layer = [v for v in values.values() if isinstance(v, list | tuple) and len(v) == total]
     own = values.get("per_layer_config") or {}
     kinds: dict[str, int] = {}
@@ -163,7 +156,7 @@ def _chosen_layers(values: Mapping[str, Any]) -> list[int]:
 
 
 def _heads(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return numbers of heads and their size that keep what the structure depends on."""
+    """Return numbers of heads and a head size of the same structure; see :func:`shrink`."""
     heads, hidden = SIZES["num_attention_heads"], SIZES["hidden_size"]
     size = hidden // heads
     out: dict[str, Any] = {}

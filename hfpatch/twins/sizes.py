@@ -46,7 +46,7 @@ SIZES = {
     "time_step_rank": 8, "chunk_size": 8, "mamba_chunk_size": 8, "n_groups": 1, "mamba_n_groups": 1,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
     "linear_num_heads": 4, "linear_head_dim": 16,
-    # towers that read something else than text, and their embeddings
+    # towers that read other inputs than text, and their embeddings
     "decoder_vocab_size": VOCABULARY, "pronunciation_vocab_size": 32, "shape_vocab_size": 32,
     "pronunciation_embed_dim": 16, "shape_embed_dim": 16, "encoder_hash_byte_group_vocab": 64,
     "hidden_size_global": 64, "adapter_in_dim": 64, "adapter_out_dim": 64, "adapter_input_size": 64,
@@ -61,7 +61,7 @@ SIZES = {
     "local_attention": 32, "original_max_position_embeddings": 64, "attention_chunk_size": 32,
 }  # fmt: skip
 
-SWITCHES = {  # zero turns these off, which must stay so
+SWITCHES = {  # zero turns these off and stays zero
     "shared_intermediate_size", "num_shared_experts", "n_shared_experts", "moe_num_shared_experts",
     "first_k_dense_replace",
 }  # fmt: skip
@@ -100,7 +100,7 @@ def _shared_keys_and_values(values: Values) -> None:
         values["layer_types"] = list(dict.fromkeys(values["layer_types"])) * 2
         values["num_hidden_layers"] = len(values["layer_types"])
         values["num_kv_shared_layers"] = len(values["layer_types"]) // 2
-        if "per_layer_config" in values:  # what full attention does otherwise
+        if "per_layer_config" in values:  # the differences of full attention
             changes: Values = next(iter(values["per_layer_config"].values()), {})
             full = [i for i, kind in enumerate(values["layer_types"]) if kind == "full_attention"]
             values["per_layer_config"] = {index: dict(changes) for index in full}

@@ -5,7 +5,7 @@ import pytest
 import torch
 from families import logits_of, make_model, make_tokens, perturb
 from peft import BeftConfig, LoraConfig
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
@@ -33,8 +33,6 @@ def write_base(case, dtype, folder):
 
 
 def write_patch(base, dtype, folder, configs):
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype).eval()
     hfpatch.patch(model, configs(model))
     perturb(model, std=0.2)

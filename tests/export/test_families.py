@@ -13,6 +13,7 @@ from transformers import (
     Gemma2Config,
     GraniteConfig,
     LlamaConfig,
+    LlamaForCausalLM,
     Qwen3Config,
 )
 
@@ -99,8 +100,6 @@ def test_an_export_is_quantised_as_its_base_would_be(tmp_path):
     write(tmp_path, LlamaConfig(), [*STACK, LoraConfig(r=2, target_modules=["q_proj", "o_proj", "up_proj"])])
     folder, tokens = export_patch(tmp_path / "patch", tmp_path / "export").directory, make_tokens()
     eight_bits = {"quantization_config": BitsAndBytesConfig(load_in_8bit=True), "device_map": "cpu"}
-    from transformers import LlamaForCausalLM
-
     model = LlamaForCausalLM.from_pretrained(tmp_path / "base", **eight_bits).eval()
     plain = logits_of(model, tokens)
     hfpatch.load_patch(model, tmp_path / "patch", allow_other_base=True)

@@ -47,6 +47,12 @@ def folder(tmp_path_factory):
     return path
 
 
+def save_tokenizer(folder):
+    tokenizer = AutoTokenizer.from_pretrained(locate("tinyworld/gpt-neox")[0])
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
 def load(folder, **options):
     return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options).eval()
 
@@ -67,8 +73,7 @@ def test_its_tokenizer_loads_without_a_question_and_without_a_word(folder, tmp_p
         model.save_pretrained(home)
     else:
         shutil.copytree(folder, home)
-    tokenizer = AutoTokenizer.from_pretrained(locate("tinyworld/gpt-neox")[0])
-    tokenizer.save_pretrained(home)
+    tokenizer = save_tokenizer(home)
     alone = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "check": True}
     done = subprocess.run([sys.executable, "-c", TOKENIZE, str(home)], **alone)
     assert json.loads(done.stdout) == tokenizer("Anna ran.").input_ids
@@ -83,9 +88,8 @@ def test_nothing_loads_it_without_its_patch(folder, tmp_path, capsys):
     for kind in (AutoModelForCausalLM, AutoModel, AutoModelForSequenceClassification, Gemma2ForCausalLM):
         with pytest.raises(ValueError, match="none without trust_remote_code=True"):
             kind.from_pretrained(folder)
-    shutil.copytree(folder, tmp_path / "export")
-    AutoTokenizer.from_pretrained(locate("tinyworld/gpt-neox")[0]).save_pretrained(tmp_path / "export")
-    place = str(tmp_path / "export")
+    place = str(shutil.copytree(folder, tmp_path / "export"))
+    save_tokenizer(place)
     evaluated = ["eval", "--tasks", "tinyworld_cloze", "--model", place]
     for command in (["inspect", place], ["check", place], ["check", place, "--config-only"], evaluated):
         assert main(command) == 2
@@ -122,9 +126,8 @@ def test_another_dtype_is_the_one_of_the_base_and_the_parts_stay_in_fp32(folder)
     model = load(folder, dtype=torch.bfloat16, device_map="cpu")
     dtypes = {("hfpatch_" in name, parameter.dtype) for name, parameter in model.named_parameters()}
     assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
-    assert torch.nn.functional.cosine_similarity(
-        logits_of(model, TOKENS).flatten().float(), logits_of(load(folder), TOKENS).flatten(), dim=0
-    ) > 0.99  # fmt: skip
+    found, expected = (logits_of(each, TOKENS).flatten().float() for each in (model, load(folder)))
+    assert torch.nn.functional.cosine_similarity(found, expected, dim=0) > 0.99
 
 
 def test_a_new_model_of_its_configuration_computes_what_a_new_base_does(folder):
@@ -148,10 +151,8 @@ def test_lora_on_top_goes_into_the_base_inside_the_parts(folder):
 
 @pytest.mark.slow
 def test_a_peft_adapter_folder_is_exported_with_what_stands_beside_it_and_the_commands_take_it(tmp_path, capsys):
-    base = make_model("llama")
-    base.save_pretrained(tmp_path / "base")
-    tokenizer = AutoTokenizer.from_pretrained(locate("tinyworld/gpt-neox")[0])
-    tokenizer.save_pretrained(tmp_path / "base")
+    make_model("llama").save_pretrained(tmp_path / "base")
+    tokenizer = save_tokenizer(tmp_path / "base")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
     model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"]))
     perturb(model)

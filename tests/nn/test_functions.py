@@ -11,7 +11,7 @@ X = torch.tensor([-3.0, -0.5, 0.0, 0.25, 2.0], dtype=torch.float64)
 SIZE = 6
 
 FORMULAS = {
-    "gelu": lambda x: x * 0.5 * (1 + math.erf(x / math.sqrt(2))),
+    "gelu": lambda x: x * 0.5 * (1 + math.erf(x / math.sqrt(2))),  # not the approximation by tanh
     "relu": lambda x: max(x, 0.0),
     "relu2": lambda x: max(x, 0.0) ** 2,
     "silu": lambda x: x / (1 + math.exp(-x)),
@@ -19,20 +19,10 @@ FORMULAS = {
 }
 
 
-def test_every_activation_has_a_formula_here():
-    assert set(FORMULAS) == set(ACTIVATIONS)
-
-
-@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activation(name):
     expected = torch.tensor([FORMULAS[name](x) for x in X.tolist()], dtype=torch.float64)
     torch.testing.assert_close(activation(name)(X), expected, rtol=1e-14, atol=1e-15)
-
-
-def test_gelu_is_the_exact_one_not_the_tanh_approximation():
-    x = torch.tensor([1.5], dtype=torch.float64)
-    approximation = torch.nn.functional.gelu(x, approximate="tanh")
-    assert abs(float(activation("gelu")(x) - approximation)) > 1e-5
 
 
 @pytest.mark.parametrize(
@@ -61,14 +51,11 @@ def test_norm(name, formula, dtype, tolerance, scale):
     torch.testing.assert_close(norm(x), formula(x, gain), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["rmsnorm", "layernorm"])
-def test_there_is_a_gain_of_one_and_no_bias(name):
-    parameters = dict(make_norm(name, SIZE).named_parameters())
-    assert list(parameters) == ["weight"]
-    assert torch.equal(parameters["weight"], torch.ones(SIZE))
-
-
-def test_none_is_the_identity():
+def test_norms_have_a_gain_of_one_and_no_bias_and_none_is_the_identity():
+    for name in ("rmsnorm", "layernorm"):
+        ((key, gain),) = make_norm(name, SIZE).named_parameters()
+        assert key == "weight"
+        assert torch.equal(gain, torch.ones(SIZE))
     norm = make_norm("none", SIZE)
     x = torch.randn(2, SIZE)
     assert torch.equal(norm(x), x)

@@ -48,11 +48,8 @@ def test_shapes(hidden_size, expansion, leading, gated):
 
 
 def test_there_are_no_biases():
-    assert [name for name, _ in PreProjection(hidden_size=D, gated=True).named_parameters()] == [
-        "up.weight",
-        "gate.weight",
-        "down.weight",
-    ]
+    names = [name for name, _ in PreProjection(hidden_size=D, gated=True).named_parameters()]
+    assert names == ["up.weight", "gate.weight", "down.weight"]
 
 
 @pytest.mark.parametrize(("expansion", "width"), [(1.25, 960), (1.0, 768), (0.3, 230), (2.667, 2048)])
@@ -69,6 +66,9 @@ def test_identity_init_is_a_no_op_bit_for_bit(gated, dtype):
     assert module(x).dtype == dtype
     assert not module.down.weight.any()
     assert module.up.weight.any()
+    branch, skip = torch.randn(2, 5, D).to(dtype), ContentSkip(hidden_size=D)
+    assert torch.equal(skip(branch, x), branch)
+    assert skip(branch, x).dtype == dtype
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -84,12 +84,11 @@ def test_init_statistics(gated, init):
     assert all(not torch.equal(a, b) for i, a in enumerate(weights) for b in weights[:i])
 
 
-def test_init_depends_on_the_seed_alone():
+@pytest.mark.parametrize("kind", [PreProjection, ContentSkip])
+def test_init_depends_on_the_seed_alone(kind):
     def weights(seed):
         torch.randn(seed + 1)  # another random state at every call
-        return torch.cat(
-            [p.detach().flatten() for p in PreProjection(hidden_size=D, init="paper", seed=seed).parameters()]
-        )
+        return torch.cat([p.detach().flatten() for p in kind(hidden_size=D, init="paper", seed=seed).parameters()])
 
     assert torch.equal(weights(3), weights(3))
     assert not torch.equal(weights(3), weights(4))
@@ -102,10 +101,13 @@ def test_the_gate_leaves_the_other_matrices_as_they_were():
 
 
 def test_low_precision_input_is_computed_in_fp32_and_rounded_once():
-    module = made()
-    x = torch.randn(2, 5, D).to(torch.bfloat16)
+    module, skip = made(), ContentSkip(hidden_size=D)
+    skip.skip.weight.data = torch.randn(D, D)
+    branch, x = torch.randn(2, 2, 5, D).to(torch.bfloat16)
     expected = formula(module, x.float(), ACTIVATIONS["silu"])
     assert torch.equal(module(x), expected.to(torch.bfloat16))
+    expected = branch.float() + x.float() @ skip.skip.weight.T
+    assert torch.equal(skip(branch, x), expected.to(torch.bfloat16))
 
 
 def test_dropout_drops_inner_activations_in_training_only():
@@ -148,31 +150,11 @@ def test_skip_value(dtype, tolerance):
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_skip_identity_init_is_a_no_op_bit_for_bit(dtype):
-    branch, x = torch.randn(2, 2, 5, D).to(dtype)
-    changed = ContentSkip(hidden_size=D)(branch, x)
-    assert torch.equal(changed, branch)
-    assert changed.dtype == dtype
-
-
-def test_skip_init_statistics_seed_and_shape():
+def test_skip_init_statistics_and_shape():
     weight = ContentSkip(hidden_size=300, init="paper").skip.weight
     assert weight.std().item() == pytest.approx(1e-4, rel=0.02)
     assert abs(weight.mean()) < 2e-6
-    first, again, other = (ContentSkip(hidden_size=D, init="paper", seed=s).skip.weight for s in (1, 1, 2))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert [(name, tuple(p.shape)) for name, p in ContentSkip(hidden_size=D).named_parameters()] == [
-        ("skip.weight", (D, D))
-    ]
+    ((name, parameter),) = ContentSkip(hidden_size=D).named_parameters()
+    assert (name, parameter.shape) == ("skip.weight", (D, D))
     with pytest.raises(HfpatchError, match="init='none' is not one of identity"):
         ContentSkip(hidden_size=D, init="none")
-
-
-def test_skip_low_precision_is_computed_in_fp32_and_rounded_once():
-    module = ContentSkip(hidden_size=D)
-    module.skip.weight.data = torch.randn(D, D)
-    branch, x = torch.randn(2, 2, 5, D).to(torch.bfloat16)
-    expected = branch.float() + x.float() @ module.skip.weight.T
-    assert torch.equal(module(branch, x), expected.to(torch.bfloat16))

@@ -29,11 +29,16 @@ def test_a_command_says_what_to_install(tmp_path):
     assert done.stderr == ("hfpatch: error: this needs lm_eval, which is not installed; pip install 'hfpatch[lab]'\n")
 
 
-@pytest.mark.parametrize(
-    "statement",
-    ["from hfpatch.runs import compare", "import hfpatch.evaluation", "from hfpatch.reporting import write_report"],
+COMPARE = (
+    "from pathlib import Path; from hfpatch.recipes.comparison import load_recipe; from hfpatch.runs import compare; "
+    "compare(load_recipe('quickstart'), Path('out'))"
 )
-def test_an_import_says_what_to_install(statement, tmp_path):
+
+
+@pytest.mark.parametrize(
+    "statement", [COMPARE, "import hfpatch.evaluation", "from hfpatch.reporting import write_report"]
+)
+def test_an_import_or_a_call_says_what_to_install(statement, tmp_path):
     code = f"try:\n    {statement}\nexcept ImportError as error:\n    print(error)"
     done = without_lab(code, tmp_path)
     assert done.returncode == 0, done.stderr

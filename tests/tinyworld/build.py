@@ -20,8 +20,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from transformers import PreTrainedTokenizerFast
-
 from hfpatch import tinyworld
 from hfpatch.data.load import load_blocks
 from hfpatch.data.plan import draw_plan
@@ -46,7 +44,7 @@ _WORDS = {"person": NAMES, "friend": NAMES, "place": PLACES, "object": OBJECTS}
 
 
 def manifest() -> dict[str, Any]:
-    """Read the manifest: the seed and settings of the build, and the SHA-256 of every file it wrote."""
+    """Read the manifest: facts of each checkpoint, and the SHA-256 of every built file."""
     return dict(read_json(_MANIFEST))
 
 
@@ -56,48 +54,29 @@ def built_files() -> dict[str, str]:
     return {path.relative_to(_FOLDER).as_posix(): sha256_file(path) for path in files}
 
 
-def build_items() -> None:
-    """Draw the items of every task and write them."""
-    for task in TASKS:
-        write_text(_FOLDER / "items" / f"{task}.jsonl", "".join(json.dumps(item) + "\n" for item in draw_items(task)))
-
-
-def build_tokenizer(context: int) -> PreTrainedTokenizerFast:
-    """Train the tokenizer on both splits, so that it splits the words of neither.
-
-    Args:
-        context: the model's context in tokens, kept as ``model_max_length``.
-    """
-    texts = [text for split in ("base", "shifted") for text in documents(split, count=_TOKENIZER_DOCUMENTS)]
-    tokenizer = train_tokenizer(texts, VOCABULARY_SIZE)
-    tokenizer.model_max_length = context
-    return tokenizer
-
-
 def build_checkpoint(name: str) -> dict[str, Any]:
     """Pretrain a checkpoint by its recipe and put it in its place; return what the manifest says about it."""
     recipe = load_pretrain_or_study(recipes_dir() / f"tinyworld-{name}.yaml")
-    tokenizer = build_tokenizer(recipe.data.block_size)
-    model = build_model(recipe.architecture, tokenizer=tokenizer, seed=recipe.seed)
+    training, seed = recipe.training, recipe.seed
+    texts = [text for split in ("base", "shifted") for text in documents(split, count=_TOKENIZER_DOCUMENTS)]
+    tokenizer = train_tokenizer(texts, VOCABULARY_SIZE)  # on both splits, so that it splits the words of neither
+    tokenizer.model_max_length = recipe.data.block_size
+    model = build_model(recipe.architecture, tokenizer=tokenizer, seed=seed)
     blocks = load_blocks(recipe.data, tokenizer)
-    training = recipe.training
-    plan = draw_plan(blocks=len(blocks), steps=training.steps, batch_size=training.batch_size, seed=recipe.seed)
+    plan = draw_plan(blocks=len(blocks), steps=training.steps, batch_size=training.batch_size, seed=seed)
+
+    def print_step(record: StepRecord) -> None:
+        if record.step % 50 == 0:
+            print(f"step {record.step}  loss {record.loss:.4f}  {record.seconds:.2f} s a step", flush=True)
+
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder)
-        result = pretrain(
-            model,
-            settings=training,
-            blocks=blocks,
-            plan=plan,
-            tokenizer=tokenizer,
-            seed=recipe.seed,
-            run_dir=run_dir,
-            on_step=_print_step,
-        )
+        given: dict[str, Any] = {"blocks": blocks, "plan": plan, "tokenizer": tokenizer, "seed": seed}
+        result = pretrain(model, settings=training, run_dir=run_dir, on_step=print_step, **given)
         with atomic_directory(checkpoint(name)) as temporary:
             shutil.copytree(run_dir / "model", temporary, copy_function=shutil.copyfile, dirs_exist_ok=True)
     return {
-        "seed": recipe.seed,
+        "seed": seed,
         "parameters": model.num_parameters(),
         "steps": result.steps,
         "tokens": result.tokens,
@@ -111,23 +90,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build the embedded language's items and checkpoints.")
     parser.add_argument("names", nargs="*", choices=[*CHECKPOINTS, []], help="checkpoints; none means all")
     names = parser.parse_args().names or CHECKPOINTS
-    build_items()
+    for task in TASKS:
+        write_text(_FOLDER / "items" / f"{task}.jsonl", "".join(json.dumps(item) + "\n" for item in draw_items(task)))
     for name in names:
         built = build_checkpoint(name)
         others = manifest()["checkpoints"] if _MANIFEST.exists() else {}
         write_json(_MANIFEST, {"checkpoints": {**others, name: built}, "files": built_files()})
 
 
-def _print_step(record: StepRecord) -> None:
-    if record.step % 50 == 0:
-        print(f"step {record.step}  loss {record.loss:.4f}  {record.seconds:.2f} s a step", flush=True)
-
-
-def draw_items(task: str, number: int = ITEMS + EXAMPLES) -> list[Item]:
+def draw_items(task: str) -> list[Item]:
     """Draw a task's items and examples; those in the package were drawn by this."""
     draw = {"cloze": _cloze, "endings": _endings, "questions": _questions, "text": _text}[task]
     stream: Iterator[Item] = (item for index in count() for item in draw(TASKS.index(task), index))
-    return list(islice(stream, number))
+    return list(islice(stream, ITEMS + EXAMPLES))
 
 
 def _text(seed: int, index: int) -> list[Item]:

@@ -46,26 +46,20 @@ def best_choice(model, tokenizer, context, choices):
     return sums.index(max(sums))
 
 
-def right_cloze(model, tokenizer, item):
-    context, word = item["text"].rsplit(" ", 1)
-    return bool(log_probabilities(model, tokenizer, context, f" {word}")[1].all())
-
-
-def right_ending(model, tokenizer, item):
-    return best_choice(model, tokenizer, item["ctx"], item["endings"]) == item["label"]
-
-
-def right_answer(model, tokenizer, item):
+def is_right(task, model, tokenizer, item):
+    if task == "cloze":
+        context, word = item["text"].rsplit(" ", 1)
+        return bool(log_probabilities(model, tokenizer, context, f" {word}")[1].all())
+    if task == "endings":
+        return best_choice(model, tokenizer, item["ctx"], item["endings"]) == item["label"]
     context = f"{item['passage']}\nQuestion: {item['question']}\nAnswer:"
     return "ABCD"[best_choice(model, tokenizer, context, item["choices"]["text"])] == item["answerKey"]
 
 
-@pytest.mark.parametrize(
-    ("task", "right"), [("cloze", right_cloze), ("endings", right_ending), ("questions", right_answer)]
-)
-def test_baseline_is_above_chance_and_below_one(base, task, right):
+@pytest.mark.parametrize("task", ["cloze", "endings", "questions"])
+def test_baseline_is_above_chance_and_below_one(base, task):
     name, model, tokenizer = base
-    accuracy = sum(right(model, tokenizer, item) for item in items(task)[:ITEMS]) / ITEMS
+    accuracy = sum(is_right(task, model, tokenizer, item) for item in items(task)[:ITEMS]) / ITEMS
     low, high = WINDOWS[name][task]
     assert low <= accuracy <= high, (name, task, accuracy)
 

@@ -1,4 +1,4 @@
-import itertools
+import hashlib
 import subprocess
 import sys
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hfpatch.errors import HfpatchError
-from hfpatch.tinyworld.language import DOCUMENTS, document, documents, draw_story, opening_use
+from hfpatch.tinyworld.language import DOCUMENTS, document, documents, draw_story
 from hfpatch.tinyworld.tasks import TASKS, items
 
 SPLITS = st.sampled_from(["base", "shifted"])
@@ -27,10 +27,13 @@ def test_another_seed_gives_other_text(split, seed):
     assert not set(documents(split, count=5, seed=seed)) & set(documents(split, count=5, seed=seed + 1))
 
 
-def test_text_does_not_depend_on_the_process():
-    code = "from hfpatch.tinyworld import documents; print('\\n'.join(documents('shifted', count=20, seed=3)))"
+def test_text_does_not_depend_on_the_process_and_importing_it_is_light():
+    code = (
+        "import sys; from hfpatch.tinyworld import documents; print('\\n'.join(documents('shifted', count=20, seed=3)))"
+    )
+    code += "; print([name for name in ('torch', 'transformers', 'tokenizers') if name in sys.modules])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed == "\n".join(documents("shifted", count=20, seed=3)) + "\n"
+    assert printed.splitlines() == [*"\n".join(documents("shifted", count=20, seed=3)).splitlines(), "[]"]
 
 
 @pytest.mark.parametrize("split", ["base", "shifted"])
@@ -42,20 +45,16 @@ def test_number_of_documents(split):
 @given(SPLITS, st.integers(0, 2**32), st.sampled_from(["train", "eval"]))
 @settings(max_examples=30, deadline=None)
 def test_an_opening_belongs_to_training_or_to_evaluation(split, seed, use):
-    assert opening_use(draw_story(split, use, seed, 0)[0].opening) == use
+    opening = draw_story(split, use, seed, 0)[0].opening
+    assert (hashlib.sha256(opening.encode()).digest()[0] % 16 == 0) is (use == "eval")
 
 
 def test_no_evaluation_text_occurs_in_training_text():
     training = "\n".join(text for split in ("base", "shifted") for text in documents(split, count=3000))
     openings = [draw_story("shifted", "eval", TASKS.index("text"), index)[0].opening for index in range(100)]
     assert not [opening for opening in openings if opening in training]
-    passages = itertools.chain(
-        (item["text"] for item in items("text")),
-        (item["text"] for item in items("cloze")),
-        (item["ctx"] for item in items("endings")),
-        (item["passage"] for item in items("questions")),
-    )
-    assert not [passage for passage in passages if passage in training]
+    for task, key in (("text", "text"), ("cloze", "text"), ("endings", "ctx"), ("questions", "passage")):
+        assert not [item for item in items(task) if item[key] in training]
 
 
 def test_the_splits_differ_in_words_and_order():
@@ -65,11 +64,3 @@ def test_the_splits_differ_in_words_and_order():
         assert shifted.count(rare) > 1.5 * shifted.count(usual) > 0
     with pytest.raises(HfpatchError, match="did you mean 'shifted'"):
         documents("shift")
-
-
-def test_import_is_light():
-    code = (
-        "import sys, hfpatch.tinyworld; print([m for m in ('torch', 'transformers', 'tokenizers') if m in sys.modules])"
-    )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == "[]"

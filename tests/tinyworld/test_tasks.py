@@ -1,5 +1,6 @@
 import re
 from collections import Counter
+from statistics import fmean
 
 import pytest
 from tinyworld.build import EXAMPLES, draw_items
@@ -105,21 +106,11 @@ class Replay:
 
     def leave(self, who, thing, place):
         consistent = self.holds.get(who) == thing and self.place[who] == place
-
-        def change():
-            del self.holds[who]
-            self.left[thing] = place
-
-        return change if consistent else None
+        return (lambda: self.left.update({self.holds.pop(who): place})) if consistent else None
 
     def send(self, who, thing, friend):
         consistent = self.holds.get(who) == thing and self.friend.get(who) == friend
-
-        def change():
-            del self.holds[who]
-            self.holds[friend] = thing
-
-        return change if consistent else None
+        return (lambda: self.holds.update({friend: self.holds.pop(who)})) if consistent else None
 
     def answer(self, question):
         if m := re.fullmatch(r"Where does (\w+) live\?", question):
@@ -135,11 +126,6 @@ class Replay:
         if m := re.fullmatch(r"Who has (\w+)\?", question):
             return next(name for name, held in self.holds.items() if held == m[1])
         raise AssertionError(question)
-
-
-def share_where(values):
-    values = list(values)
-    return sum(values) / len(values)
 
 
 def sentence_of(text):
@@ -196,19 +182,17 @@ def test_right_answers_stand_in_every_place_equally_often():
         assert chi_squared < 16.3, (task, counts)  # 0.001 with 3 degrees of freedom
 
 
-def first_at(values, best):
-    return values.index(best(values))
+def share_of_firsts(rows, best):
+    """The share of (values, label) whose first best value is at the label."""
+    return fmean(values.index(best(values)) == label for values, label in rows)
 
 
 @pytest.mark.parametrize("best", [min, max])
 def test_length_does_not_betray_the_right_ending(best):
-    endings = share_where(first_at([len(e) for e in i["endings"]], best) == i["label"] for i in items("endings"))
-    choices = share_where(
-        first_at([len(t) for t in i["choices"]["text"]], best) == "ABCD".index(i["answerKey"])
-        for i in items("questions")
-    )
-    assert 0.15 < endings < 0.4
-    assert 0.15 < choices < 0.4
+    endings = [(list(map(len, i["endings"])), i["label"]) for i in items("endings")]
+    choices = [(list(map(len, i["choices"]["text"])), "ABCD".index(i["answerKey"])) for i in items("questions")]
+    assert 0.15 < share_of_firsts(endings, best) < 0.4
+    assert 0.15 < share_of_firsts(choices, best) < 0.4
 
 
 @pytest.mark.parametrize("best", [min, max])
@@ -217,8 +201,8 @@ def test_how_often_the_story_names_the_words_does_not_solve_the_endings(best):
         story = re.findall(r"\w+", item["ctx"])
         return sum(story.count(word) for word in re.findall(r"\w+", ending) if word in NAMES + PLACES + OBJECTS)
 
-    right = share_where(first_at([named(i, e) for e in i["endings"]], best) == i["label"] for i in items("endings"))
-    assert right < 0.5
+    rows = [([named(item, ending) for ending in item["endings"]], item["label"]) for item in items("endings")]
+    assert share_of_firsts(rows, best) < 0.5
 
 
 def test_last_words_are_spread():

@@ -65,7 +65,7 @@ class Unit:
         return (index for batch in self.batches for tree in batch for index, _ in tree.scored)
 
     def missing(self, done: Collection[int]) -> Iterator[list[Tree]]:
-        """Yield the batches that score any other request than those that are done."""
+        """Yield the batches that score at least one request that is not done."""
         return (batch for batch in self.batches if any(i not in done for tree in batch for i, _ in tree.scored))
 
     def cost(self, done: Collection[int]) -> int:
@@ -81,7 +81,7 @@ def units(made: Sequence[list[Tree]], limits: BatchLimits, *, together: bool = T
 
     Args:
         made: the batches.
-        limits: what a batch may contain.
+        limits: of a batch.
         together: False makes a unit of each batch.
     """
     most, few = (_MOST_BATCHES, _FEWEST_POSITIONS) if together else (1, 0)

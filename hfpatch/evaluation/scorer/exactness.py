@@ -2,8 +2,8 @@
 
 A tree needs two things: attention that depends on the mask alone, and positions that come from position ids. Recurrent
 layers and convolutions have no mask; ALiBi uses distances in the row, not in the text; a sliding window counts tokens
-of the row, so it must not be shorter than the row. What a model's configuration does not say is tested by a probe, at
-the lengths that are scored: a limit (a window, a number of selected keys) has an effect only in longer rows.
+of the row, so it must not be shorter than the row. A probe tests the rest, which no configuration says, at the lengths
+that are scored: a limit (a window, a number of selected keys) has an effect only in longer rows.
 """
 
 from __future__ import annotations

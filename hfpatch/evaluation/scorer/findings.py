@@ -1,4 +1,4 @@
-"""What trials have found about a model, so that none is made twice."""
+"""The results of trials on a model, kept so that none is repeated."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Findings:
 
     Attributes:
         split: whether body and head give the model's logits; None if that was not tried.
-        tail: what the model does with its head's output, where they do.
+        tail: the model's last step after its head, where they do.
         padding: of rows of these lengths.
         trees: of rows of these sizes.
     """
@@ -57,19 +57,19 @@ class Findings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Findings:
-        """Return findings from what `to_json` gave."""
+        """Return findings from the values of `to_json`."""
         padding = [Padding(*each) for each in values["padding"]]
         trees = [TreeTrial(*each) for each in values["trees"]]
         return cls(values["split"], Tail(*values["tail"]), padding, trees)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what was found exact. What failed may have lacked memory: it is tried again."""
+        """Return the successful trials. A failure may be a lack of memory: it is tried again."""
         padding = [each for each in self.padding if each.obstacle is None]
         trees = [each for each in self.trees if each.exact]
         return {"split": self.split or None, "tail": [*self.tail], "padding": padding, "trees": trees}
 
     def padding_of(self, shortest: int, longest: int) -> Padding | None:
-        """Return what is known of padding rows of these lengths; what holds for a range holds within it."""
+        """Return the known result for rows of these lengths; a success for a range holds within it."""
         for each in self.padding:
             exact = each.obstacle is None and each.shortest <= shortest and longest <= each.longest
             if exact or (each.shortest, each.longest) == (shortest, longest):
@@ -77,7 +77,7 @@ class Findings:
         return None
 
     def tree_is_exact(self, row: int, path: int) -> bool | None:
-        """Return what is known of trees of these sizes; what holds for some holds for smaller ones."""
+        """Return the known result for trees of these sizes; a success holds for smaller ones, a failure for larger."""
         if any(each.exact and row <= each.row and path <= each.path for each in self.trees):
             return True
         if any(not each.exact and each.row <= row and each.path <= path for each in self.trees):

@@ -18,7 +18,7 @@ _SMALLEST_SLICE = 256
 
 
 class BodyAndHead(LMHead):
-    """A model whose logits are those of its head, in steps of which scoring takes only what it needs."""
+    """A model whose logits are those of its head, split in steps so that scoring computes only the steps it needs."""
 
     @property
     def vocabulary(self) -> int:
@@ -35,7 +35,7 @@ class BodyAndHead(LMHead):
         return self.tail(self.head(features)).float()
 
     def sliceable(self, features: Tensor) -> bool:
-        """Return whether the head is a matrix and nothing else, so that parts of its rows give parts of the logits."""
+        """Return whether the head is a plain matrix, so that parts of its rows give parts of the logits."""
         head = self.head
         plain = type(head) is nn.Linear and not (head._forward_hooks or head._forward_pre_hooks)
         plain = plain and not has_own_forward(head) and head.weight.device == features.device
@@ -104,7 +104,7 @@ of features (n, width), as a tensor that may be overwritten."""
 def split_model(model: Any, findings: Findings) -> Parts:
     """Return a model's body and head if together they give its logits, else the model as a whole.
 
-    What is found is added to the findings.
+    The result is added to ``findings``.
     """
     if findings.split is None:
         found = find_lm_head(model)

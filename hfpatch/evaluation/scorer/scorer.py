@@ -1,4 +1,4 @@
-"""Scoring many requests: grouped, batched, within the memory that there is."""
+"""Scoring many requests: grouped, batched, within the available memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Plan:
     Attributes:
         batches: rows that go through the model together.
         parts: the model in two steps, or as a whole.
-        modules: those that compute scored positions only.
+        modules: modules that compute scored positions only.
         sharing: how long a row with several endings may be; None where rows are scored one by one.
     """
 
@@ -65,14 +65,14 @@ class Scorer:
     """Scores token requests on one model, in the state in which the scorer was built.
 
     Padding, trees and the separate head are tried on the model before they are used, see
-    `hfpatch.evaluation.scorer.exactness`, and only where they save more than the trial costs. What requests get depends
-    on them and the limits alone: not on what was tried before.
+    `hfpatch.evaluation.scorer.exactness`, and only where they save more than the trial costs. Scores depend on
+    the requests and the limits alone, not on earlier trials.
 
     Args:
         model: a causal language model in evaluation mode, with adapters or without.
         max_length: the longest row that the model takes.
         limits: how much goes through the model at once; None takes the limits of the device.
-        findings: what earlier trials found about this model; what new ones find is added.
+        findings: the results of earlier trials on this model; new ones are added.
         weigh_trials: False scores as in a job so large that trials cost nothing.
     """
 
@@ -117,7 +117,7 @@ class Scorer:
         """Score requests, and pass on the scores of each unit of batches as soon as they are known.
 
         Args:
-            requests: what to score; the batches depend on all of them, including known ones.
+            requests: the requests; the batches depend on all of them, including known ones.
             on_scores: called with the index and the score of each request in a unit.
             known: indices of requests that need no score; a batch of such requests alone is skipped.
             share: shares the units out among several processes; it is called once, also where memory is too small.
@@ -175,7 +175,8 @@ class Scorer:
         """Return how the requests are scored.
 
         There are three ways, each with the trials that it needs: rows one by one, which needs none; plain rows in
-        padded batches; contexts with several endings in one row. What takes the fewest tokens is done, trials included.
+        padded batches; contexts with several endings in one row. The one with the fewest tokens, trials included, is
+        chosen.
         """
         rows = sorted(plain_rows(requests), key=lambda row: (-len(row), row.tokens))
         if not rows:
@@ -184,7 +185,7 @@ class Scorer:
         longest = len(rows[0])
         shortest = min(longest - 1, len(rows[-1]))
 
-        # what each way costs, in tokens
+        # the cost of each way, in tokens
         overhead = limits.overhead
         shared = _batched(requests, self.declared, limits)
         row, path = _sizes(shared)

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-_MOST_ADDED = 16  # times what a request shares with a tree; beyond that, attention to masked tokens costs as much
+_MOST_ADDED = 16  # times the tokens shared with a tree; beyond that, attention to masked tokens costs as much
 ROW = 128  # tokens; in longer rows attention to masked tokens costs more than padding does
 
 
@@ -106,7 +106,7 @@ def group(requests: Sequence[TokenRequest], *, longest: int, endings: int = 512)
     """Return rows that score all requests, those with the same (truncated) context together.
 
     Args:
-        requests: what to score.
+        requests: the requests.
         longest: the most tokens that a row with more than one ending may have; 0 gives plain rows only, in which a
             request shares a row with another if its tokens begin that row.
         endings: the most tokens that several endings may add to their context.
@@ -117,7 +117,7 @@ def group(requests: Sequence[TokenRequest], *, longest: int, endings: int = 512)
     trees = []
     for context, indices in members.items():
         limit, root, tree = min(longest, len(context) + endings), len(context) - 1, Tree.of(context)
-        # In descending order a branch comes right after those that begin with it: only the last tree can contain it.
+        # In descending order a branch comes right after its own extensions: only the last tree can contain it.
         for branch, index in sorted(((requests[index].targets[:-1], index) for index in indices), reverse=True):
             extra = tree.missing(root, branch)
             shared = len(context) + len(branch) - extra

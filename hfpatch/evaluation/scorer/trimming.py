@@ -1,6 +1,6 @@
 """The last block at scored positions alone, where the rest of its output is not read.
 
-After the last attention each position is computed by itself: the output projection and the MLP of the last block can
+After the last attention each position is computed separately: the output projection and the MLP of the last block can
 skip all positions that are not scored. They run unchanged, on fewer rows; skipped positions are filled with zeros. That
 is most of a block, a sixth of a model with six blocks.
 """

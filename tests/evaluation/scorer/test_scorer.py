@@ -2,19 +2,19 @@
 
 import copy
 import json
-import logging
 import random
 
 import families
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
-from peft import LoraConfig
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CONFIG_MAPPING, GPT2LMHeadModel
 
 from hfpatch import CanonConfig, NonlinearQueryConfig, PreProjectionConfig, patch
 from hfpatch.errors import HfpatchError
+from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.scorer import Scorer, TokenRequest, exactness, scorer
 from hfpatch.evaluation.scorer.batching import BatchLimits
 from hfpatch.evaluation.scorer.exactness import SHORT
@@ -67,9 +67,9 @@ def tokens_of(generator, count):
 
 
 @torch.no_grad()
-def encoded(model, contexts=7, seed=0):
+def encoded(model, contexts=7):
     """Requests of every kind: shared beginnings, one token, greedy, longer than the longest row, twice the same."""
-    generator = random.Random(seed)
+    generator = random.Random(0)
     made = []
     for number in range(contexts):
         context = tokens_of(generator, generator.choice([1, 4, 11, 25, 45]))
@@ -83,35 +83,41 @@ def encoded(model, contexts=7, seed=0):
     return made
 
 
-def cut(requests):
-    return [TokenRequest.cut(context, ending, LONGEST) for _, context, ending in requests]
+def cut(requests, longest=LONGEST):
+    return [TokenRequest.cut(context, ending, longest) for _, context, ending in requests]
 
 
-def ours(model, requests, limits=SMALL, **options):
+def ours(model, requests, limits=SMALL):
     """Scores as of a large job, in which everything that is exact is done."""
     answers = {}
-    Scorer(model, LONGEST, limits, weigh_trials=False, **options).score(cut(requests), answers.update)
+    Scorer(model, LONGEST, limits, weigh_trials=False).score(cut(requests), answers.update)
     return [answers[index] for index in range(len(requests))]
 
 
-def plan_of(model, requests, limits=SMALL):
-    return Scorer(model, LONGEST, limits, weigh_trials=False).plan(cut(requests), limits)
+def plan_of(model, requests):
+    return Scorer(model, LONGEST, SMALL, weigh_trials=False).plan(cut(requests), SMALL)
 
 
-def theirs(model, tokenizer, requests, batch_size=4):
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    lm = HFLM(model, tokenizer=tokenizer, batch_size=batch_size, max_length=LONGEST, softmax_dtype="float32")
-    return lm._loglikelihood_tokens(requests, disable_tqdm=True)
+def theirs(model, tokenizer, requests, batch_size=4, longest=LONGEST, **options):
+    with quiet():
+        lm = HFLM(model, tokenizer=tokenizer, batch_size=batch_size, max_length=longest, **options)
+        return lm._loglikelihood_tokens(requests, disable_tqdm=True)
 
 
 @torch.no_grad()
-def reference(model, tokenizer, requests):
-    """The log-likelihoods of the model in fp64, one row at a time, and lm-eval's decisions."""
-    exact, answers = copy.deepcopy(model).double(), []
-    for request, (_, greedy) in zip(cut(requests), theirs(model, tokenizer, requests), strict=True):
+def in_fp64(model, requests, longest=LONGEST):
+    """The log-likelihoods of the model in fp64, one row at a time."""
+    exact, values = copy.deepcopy(model).double(), []
+    for request in cut(requests, longest):
         logs = exact(torch.tensor([request.tokens])).logits[0, -len(request.targets) :].double().log_softmax(dim=-1)
-        answers.append((float(logs.gather(1, torch.tensor(request.targets)[:, None]).sum()), greedy))
-    return answers
+        values.append(float(logs.gather(1, torch.tensor(request.targets)[:, None]).sum()))
+    return values
+
+
+def reference(model, tokenizer, requests):
+    """The log-likelihoods of the model in fp64, and lm-eval's decisions."""
+    answers = theirs(model, tokenizer, requests, softmax_dtype="float32")
+    return [(value, greedy) for value, (_, greedy) in zip(in_fp64(model, requests), answers, strict=True)]
 
 
 def assert_equal(got, expected):
@@ -157,6 +163,32 @@ def test_answers_are_lm_evals_on_patched_models(case, configs, make, tokenizer):
     assert plan_of(model, requests).sharing.longest == SHARED[case]
 
 
+@pytest.mark.parametrize("configs", [[], SURGERY])
+@pytest.mark.parametrize("case", ["gpt_neox", "gpt2", "llama", "gemma2", "opt", "bloom"])
+def test_in_fp32_it_is_no_further_from_fp64_than_lm_eval(case, configs, make, tokenizer):
+    model, generator, requests, longest = make(case), random.Random(0), [], 64
+    if configs:
+        patch(model, configs).eval()
+        families.perturb(model)
+    for number in range(6):  # shared contexts, and long endings, whose sums are large
+        context = tokens_of(generator, generator.choice([1, 5, 20]))
+        requests += [(("context", f"{number} {n}"), context, tokens_of(generator, n)) for n in (1, 4, 9, 40)]
+    exact = torch.tensor(in_fp64(model, requests, longest), dtype=torch.float64)
+    lm_eval = theirs(model, tokenizer, requests, batch_size=8, longest=longest)
+    rounding = torch.finfo(torch.float32).eps * exact.abs().max()  # of the largest value, once
+    for weigh_trials in (True, False):
+        found = {}
+        Scorer(model, longest, weigh_trials=weigh_trials).score(cut(requests, longest), found.update)
+        answers = [found[index] for index in range(len(requests))]
+        assert [greedy for _, greedy in answers] == [greedy for _, greedy in lm_eval]
+        error, other = (
+            (torch.tensor([value for value, _ in each], dtype=torch.float64) - exact).abs()
+            for each in (answers, lm_eval)
+        )
+        assert error.max() <= other.max() + rounding
+        assert error.square().mean().sqrt() <= other.square().mean().sqrt() + rounding
+
+
 @pytest.mark.parametrize(("case", "at"), [("gpt_neox", "input"), ("llama", "qkv")])
 def test_answers_are_lm_evals_where_a_method_reads_earlier_positions(case, at, make, tokenizer):
     """In a row with several endings the position before a token's is not that of the token before it."""
@@ -182,7 +214,7 @@ def test_rows_are_scored_one_by_one_where_their_length_decides(kind, tokenizer, 
     requests = encoded(families.make_model("llama"), contexts=8)  # rows of 1 to 40 tokens, across the limit of 20
     short = [number for number, (_, context, ending) in enumerate(requests) if len(context) + len(ending) <= 20]
     assert 0 < len(short) < len(requests)
-    expected = theirs(make(), tokenizer, requests, batch_size=1)  # some of these have no fp64
+    expected = theirs(make(), tokenizer, requests, batch_size=1, softmax_dtype="float32")  # some have no fp64
     assert_equal(ours(make(), requests), expected)
     assert "one by one" in caplog.text
     assert_equal(ours(make(), [requests[number] for number in short]), [expected[number] for number in short])
@@ -198,8 +230,6 @@ def test_what_a_short_probe_misses_a_long_one_finds(make, tokenizer, monkeypatch
 
 
 def test_eager_attention_and_a_peft_model(make, tokenizer):
-    from peft import get_peft_model
-
     model = make("llama")
     model.set_attn_implementation("eager")
     model = get_peft_model(model, LORA).eval()
@@ -210,8 +240,6 @@ def test_eager_attention_and_a_peft_model(make, tokenizer):
 
 
 def test_virtual_tokens_in_front(make, tokenizer):
-    from peft import PromptTuningConfig, get_peft_model
-
     model = get_peft_model(make("llama"), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
     requests = encoded(make("llama"))
     expected = reference(model, tokenizer, requests)
@@ -238,9 +266,9 @@ class RoundedProducts(TorchDispatchMode):
 def test_decisions_are_those_of_the_products_that_the_model_computes(make, tokenizer):
     model = make("gpt_neox")
     requests = [(texts, context, ending[-1:]) for texts, context, ending in encoded(model, contexts=20)]
-    exact = theirs(model, tokenizer, requests)
+    exact = theirs(model, tokenizer, requests, softmax_dtype="float32")
     with RoundedProducts():
-        expected = theirs(model, tokenizer, requests)
+        expected = theirs(model, tokenizer, requests, softmax_dtype="float32")
         got = ours(model, requests)
     changed = [abs(value - other) for (value, _), (other, _) in zip(exact, expected, strict=True)]
     assert max(changed) > 1e-3
@@ -275,9 +303,8 @@ def test_a_model_without_a_separable_head_is_scored_as_a_whole_with_a_warning(to
     requests = encoded(model)
     assert_equal(ours(model, requests), reference(model, tokenizer, requests))
     assert isinstance(Scorer(model, LONGEST).parts, WholeModel)
-    assert [record.getMessage() for record in caplog.records] == [
-        "Doubled: its head cannot be separated from its body; the logits of every position are computed"
-    ]
+    (record,) = caplog.records
+    assert record.getMessage().startswith("Doubled: its head cannot be separated")
 
 
 def test_the_log_says_why_endings_do_not_share_a_row(make, caplog):
@@ -295,16 +322,13 @@ def test_the_log_says_why_endings_do_not_share_a_row(make, caplog):
     assert not caplog.records
 
 
-def test_known_requests_are_left_out_and_the_others_stay_bit_equal(make, monkeypatch):
+def test_known_requests_are_left_out_and_the_others_stay_bit_equal(make):
     model = make("gpt_neox")
     requests = encoded(model)
     first = ours(model, requests)
-    tokens = cut(requests)
-    made = Scorer(model, LONGEST, SMALL, weigh_trials=False)
-    rows = made.plan(tokens, SMALL).batches
-    known = [index for tree in rows[0] for index, _ in tree.scored]
+    known = [index for tree in plan_of(model, requests).batches[0] for index, _ in tree.scored]
     answers = {}
-    made.score(tokens, answers.update, known=known)
+    Scorer(model, LONGEST, SMALL, weigh_trials=False).score(cut(requests), answers.update, known=known)
     assert set(answers) == set(range(len(requests))) - set(known)
     assert all(answers[index] == first[index] for index in answers)
 
@@ -324,9 +348,9 @@ class Counting:
         return sum(rows * size for rows, size in self.shapes)
 
 
-def texts_of(sizes, seed=0):
-    """Whole texts, which begin with the same token and share nothing else."""
-    generator = random.Random(seed)
+def texts_of(sizes):
+    """Whole texts that share their first token alone."""
+    generator = random.Random(0)
     return [TokenRequest.cut([0], tokens_of(generator, size), LONGEST) for size in sizes]
 
 
@@ -392,9 +416,8 @@ def test_plans_do_not_depend_on_what_was_tried_and_nothing_is_tried_twice(make):
     again = Scorer(model, LONGEST, SMALL, findings=kept)
     found = again.plan(requests, SMALL)
     assert seen.shapes == []
-    assert [[tree.tokens for tree in batch] for batch in found.batches] == [
-        [tree.tokens for tree in batch] for batch in made.batches
-    ]
+    rows = [[[tree.tokens for tree in batch] for batch in plan.batches] for plan in (found, made)]
+    assert rows[0] == rows[1]
     assert (found.modules, found.sharing) == (made.modules, made.sharing)
     few = texts_of([5, 31])
     plans = [Scorer(model, LONGEST, SMALL, findings=each).plan(few, SMALL) for each in (kept, Findings())]
