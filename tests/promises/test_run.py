@@ -144,8 +144,7 @@ def test_an_adapter_that_nothing_reaches_is_seen(monkeypatch):
     }  # fmt: skip
 
 
-def test_low_precision_trainables_are_seen(monkeypatch):
-    monkeypatch.setattr("hfpatch.tuners.layer._default_dtype", lambda dtype: torch.no_grad())
+def test_other_trainables_than_fp32_are_seen(monkeypatch):
     from hfpatch.tuners.layer import MethodLayer
 
     build = MethodLayer.update_layer
