@@ -19,7 +19,8 @@ _SDPA = "sdpa"
 _SHORTEST, _SHORTEST_ALONE = 256, 512
 """Tokens from which on blocks are faster than torch's kernel: where heads share keys, and where they do not."""
 _HAS_AMX = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
-_DTYPES = (torch.float32,) if _HAS_AMX else (torch.float32, torch.bfloat16)
+_SHORTEST_WITH_AMX = 256
+"""Tokens from which on the gradients of torch's bf16 kernel are as fast as those in fp32, with AMX."""
 _Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
 _lock = threading.Lock()
@@ -36,10 +37,10 @@ def fast_attention() -> Iterator[None]:
     kind (see `read_mask`); elsewhere transformers' own function is called.
 
     Causal rows without a mask are computed in fp32, also in bf16 and under autocast: of documents of a hundred tokens
-    and their gradients that takes a third of the time of torch's bf16 kernel. A processor with AMX, whose products in
-    bf16 are far faster, keeps that kernel. Longer rows are computed in blocks by the faster library, where
-    `hfpatch.fast_matmul` found one: torch's kernel computes whole squares of up to 512 keys and its products with MKL.
-    Values agree to rounding.
+    and their gradients that takes a third of the time of torch's bf16 kernel. With AMX, whose bf16 products are far
+    faster, that takes two fifths, and the bf16 kernel computes longer rows and rows without gradients. Longer rows in
+    fp32 are computed in blocks by the faster library, where `hfpatch.fast_matmul` found one: torch's kernel computes
+    whole squares of up to 512 keys and its products with MKL. Values agree to rounding.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # imports scipy
 
@@ -93,8 +94,12 @@ def _fast(stock: _Attention) -> _Attention:
     ) -> Tensor:
         """Attention under a mask that is causal within the window, or any mask without one."""
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
+        in_fp32 = dtype == torch.float32
+        if dtype == torch.bfloat16:
+            trains = torch.is_grad_enabled() and query.requires_grad
+            in_fp32 = not _HAS_AMX or (trains and query.shape[2] < _SHORTEST_WITH_AMX)
         is_known = (mask is None or window is not None) and _is_plain(module, query, key, options)
-        if is_known and stock is sdpa_attention_forward and dtype in _DTYPES:
+        if in_fp32 and is_known and stock is sdpa_attention_forward:
             shortest = _SHORTEST if query.shape[1] > key.shape[1] else _SHORTEST_ALONE
             with torch.autocast("cpu", enabled=False):
                 if (query.shape[2] >= shortest or window is not None) and active_library() != "mkl":
