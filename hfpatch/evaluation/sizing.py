@@ -17,7 +17,7 @@ from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.metrics import metric_named, ratio_error
 from hfpatch.evaluation.model import Encoded, HfpatchLM
 from hfpatch.evaluation.run import evaluate, hash_task, run_task, scorer_options
-from hfpatch.evaluation.selection import Selection, select
+from hfpatch.evaluation.selection import Selection
 from hfpatch.evaluation.windows import long_windows, row_operations
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.records import hash_documents, read_lines
@@ -124,12 +124,11 @@ def count_tokens(requests: Sequence[Encoded]) -> int:
 
 
 def collect_requests(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings, data_dir: Path | None
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings, chosen: Selection
 ) -> dict[str, TaskRequests]:
-    """Return the requests of each task, without scoring anything; errors are those of `evaluate`."""
+    """Return the requests of each chosen task, without scoring anything; errors are those of `evaluate`."""
     found = {}
     with quiet(), templates_compiled_once():
-        chosen = select(settings, data_dir)
         options = scorer_options(tokenizer, settings)
         for name, task in chosen.tasks.items():
             collector = _Collector(model, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hfpatch.data.plan import draw_plans
+from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.selection import select
 from hfpatch.evaluation.sizing import (
     Spread,
@@ -40,7 +42,7 @@ from hfpatch.tuners.config import method_name
 BASE = "base"
 SECONDS = 20.0
 """How long a forecast measures, loading and tokenising aside."""
-_REPEATS = 4  # steps, of which the last is timed: a first one is mostly start-up
+_MOST = 4  # steps of each kind of method
 FORWARD = 1 / 3
 """How long a forward pass takes, of a step's time for each token."""
 _STEP, _SCORE, _SPREAD = 2.0, 1.0, 2.0  # shares of the time
@@ -156,16 +158,19 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
             largest[kind_of(method)] = name
     progress.evaluating(BASE, "requests of the tasks")
     given = (base.model, base.tokenizer, recipe.evaluation)
-    found = Measured(setup, collect_requests(*given, recipe.data_dir))
+    with quiet():
+        chosen = select(recipe.evaluation, recipe.data_dir)
+    found = Measured(setup, collect_requests(*given, chosen))
     weights = (_SCORE + spread * _SPREAD) * len(found.asked) + _STEP * max(1, len(largest) - 1)
-    each_s = seconds / weights
+    end = time.perf_counter() + seconds
 
     def share(kind: str, what: str, weight: float) -> float:
-        """Return the seconds for one of the measurements, and show how many are left."""
+        """Return the seconds for one of the measurements, of those that are left, and show how many are."""
         nonlocal weights
-        progress.evaluating(kind, f"{what}, about {round(each_s * weights)} s left")
-        weights -= weight
-        return each_s * weight
+        left_s = max(0.0, end - time.perf_counter())
+        progress.evaluating(kind, f"{what}, about {left_s:.0f} s left")
+        own, weights = weight / weights, weights - weight
+        return left_s * own
 
     with pinned_library(setup.matmul):
         # The base on each task
@@ -175,7 +180,6 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
         scorer = scorer_of(*given)
         for name, asked in found.asked.items():
             found.timed[name] = time_requests(scorer, [asked], share(BASE, f"a part of {name}", _SCORE))
-        chosen = select(recipe.evaluation, recipe.data_dir)
         for name, asked in found.asked.items() if spread else ():
             left = share(BASE, f"documents of {name}", _SPREAD)
             if asked.encoded and not asked.generated:
@@ -192,9 +196,9 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
                 model = patch(base.model, setup.methods[name].configs, seed=recipe.training.seeds[0])
                 try:
                     own_s = _forward_seconds(setup, model)
-                    if len(found.kinds) == 1:  # the first step of a process is mostly start-up
-                        _take_steps(setup, model, 1, recipe.training.micro_batch_size or 1)
-                    step = _time_step(setup, model, own_s / setup.blocks.block_size / FORWARD, left)
+                    # the first step of a process, or of a compiled model, is mostly start-up
+                    least = 2 if len(found.kinds) == 1 or recipe.training.compile else 1
+                    step = _time_step(setup, model, own_s / setup.blocks.block_size / FORWARD, left, least=least)
                     added = _bytes(model) - base_bytes
                 finally:
                     unpatch(model)
@@ -224,40 +228,44 @@ def _forward_seconds(setup: ComparisonSetup, model: PreTrainedModel) -> float:
     return min(taken)
 
 
-def _time_step(setup: ComparisonSetup, model: PreTrainedModel, token_s: float, seconds: float) -> dict[str, Any]:
-    """Return seconds and memory of an optimiser step, from one of as many of its blocks as there is time for."""
-    training = setup.recipe.training
-    batch, micro = training.batch_size, training.micro_batch_size or 1
-    blocks = min(batch, max(1, int(seconds / max(token_s * setup.blocks.block_size, 1e-9))))
+def _time_step(
+    setup: ComparisonSetup, model: PreTrainedModel, token_s: float, seconds: float, *, least: int
+) -> dict[str, Any]:
+    """Return seconds and memory of an optimiser step, from steps of as many of its blocks as there is time for.
+
+    At least ``least`` steps are taken, at most ``_MOST``, and the last counts.
+    """
+    training, taken = setup.recipe.training, list[float]()
+    micro = training.micro_batch_size or 1
+    blocks = min(training.batch_size, max(1, int(seconds / max(token_s * setup.blocks.block_size, 1e-9))))
     blocks = max(blocks // micro * micro, 1)
-    start = time.perf_counter()
-    step, memory = _take_steps(setup, model, 1, blocks)
-    took = time.perf_counter() - start
-    if took + 2 * step <= seconds or training.compile:
-        step, memory = _take_steps(setup, model, _REPEATS if _REPEATS * step <= seconds else 2, blocks)
-    share = blocks / batch
-    return {"step_s": step / share, "step_share": share, "training_memory_bytes": memory}
-
-
-def _take_steps(setup: ComparisonSetup, model: PreTrainedModel, steps: int, blocks: int) -> tuple[float, int]:
-    """Return the seconds of the last of several optimiser steps of ``blocks`` blocks, and their peak memory."""
-    training, records = setup.recipe.training, list[StepRecord]()
-    micro = training.micro_batch_size if blocks >= (training.micro_batch_size or 1) else None
-    changed = {"steps": steps, "warmup_steps": 0, "save_every": None, "evaluate_every": None, "report_to": ()}
-    changed |= {"patience": None, "keep_best": False, "batch_size": blocks, "micro_batch_size": micro}
+    changed = {"steps": _MOST + 1, "warmup_steps": 0, "save_every": None, "evaluate_every": None, "report_to": ()}
+    changed |= {"patience": None, "keep_best": False, "on_bad_loss": "skip", "batch_size": blocks}
+    changed["micro_batch_size"] = training.micro_batch_size if blocks >= micro else None
     settings = training.model_copy(update=changed)
-    seed = training.seeds[0]
-    plan = draw_plans(settings, setup.blocks, [seed])[seed]
-    with tempfile.TemporaryDirectory() as folder:
-        outcome = train_probe(
+    seed, begun = training.seeds[0], time.perf_counter()
+
+    def on_step(record: StepRecord) -> None:
+        taken.append(record.seconds)
+        late = time.perf_counter() - begun + record.seconds > seconds
+        if len(taken) == _MOST or (late and len(taken) >= least):
+            raise _Enough
+
+    with tempfile.TemporaryDirectory() as folder, suppress(_Enough):
+        train_probe(
             model,
             settings=settings,
             blocks=setup.blocks,
-            plan=plan,
+            plan=draw_plans(settings, setup.blocks, [seed])[seed],
             seed=seed,
             run_dir=Path(folder) / "run",
-            on_step=records.append,
+            on_step=on_step,
             origin={"frozen": setup.base.sha256},
             blocks_checked=True,
         )
-    return records[-1].seconds, outcome.peak_memory_bytes
+    share = blocks / training.batch_size
+    return {"step_s": taken[-1] / share, "step_share": share, "training_memory_bytes": peak_memory_bytes()}
+
+
+class _Enough(Exception):
+    """Ends a run before its last step, whose checkpoint takes longer than the step."""

@@ -123,9 +123,14 @@ class ComparisonSetup:
 
     def identify_scores(self) -> dict[str, dict[str, str]]:
         """Return the hashes of each task and of its prompts, which are the same for all methods."""
+        from hfpatch.evaluation.harness import quiet
+        from hfpatch.evaluation.selection import select
         from hfpatch.evaluation.sizing import collect_requests
 
-        asked = collect_requests(self.base.model, self.base.tokenizer, self.recipe.evaluation, self.recipe.data_dir)
+        settings = self.recipe.evaluation
+        with quiet():
+            chosen = select(settings, self.recipe.data_dir)
+        asked = collect_requests(self.base.model, self.base.tokenizer, settings, chosen)
         return {task: each.identity for task, each in asked.items()}
 
     @contextmanager

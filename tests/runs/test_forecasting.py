@@ -11,6 +11,7 @@ import hfpatch.evaluation.sizing
 import hfpatch.runs.measuring
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import evaluate
+from hfpatch.evaluation.selection import select
 from hfpatch.evaluation.sizing import collect_requests, scorer_of, time_requests
 from hfpatch.evaluation.windows import row_operations
 from hfpatch.recipes.comparison import Recipe
@@ -90,10 +91,14 @@ def test_one_method_of_each_kind_is_measured_and_small_steps_run_whole(found):
 
 
 def test_without_time_it_works_from_a_part_of_everything(tmp_path, monkeypatch):
+    """Nor is anything saved or evaluated: on a real model that takes longer than the step."""
     monkeypatch.chdir(tmp_path)
-    shown = []
+    shown, beside = [], []
+    for name in ("save_checkpoint", "mean_loss"):
+        monkeypatch.setattr(f"hfpatch.training.loop.{name}", lambda *_, **__: beside.append(1))
     progress = type("Shown", (Progress,), {"evaluating": lambda self, run, task: shown.append((run, task))})()
     found = forecast(make_recipe(), seconds=0, progress=progress)
+    assert not beside
     steps = [each for kind, each in found.kinds.items() if kind != "base"]
     assert {each.step_share for each in steps} == {0.25}  # one of four blocks
     assert all(each.step_s > 0 for each in steps)
@@ -108,7 +113,7 @@ def test_without_time_it_works_from_a_part_of_everything(tmp_path, monkeypatch):
 def test_a_part_is_scaled_to_the_whole(monkeypatch):
     """Of a scorer that takes as long as its rows have operations, a small part tells the time of all."""
     base, recipe = load_base(MODEL), make_recipe()
-    asked = collect_requests(base.model, base.tokenizer, recipe.evaluation, None)["tinyworld_text"]
+    asked = collect_requests(base.model, base.tokenizer, recipe.evaluation, select(recipe.evaluation))["tinyworld_text"]
     scorer = scorer_of(base.model, base.tokenizer, recipe.evaluation)
     limits, clock = scorer._scorer().limits, [0.0]
 
