@@ -168,15 +168,13 @@ def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(rec
     assert_equal(out, straight)
 
 
-NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # which differs between processes
-
-
 @pytest.fixture(scope="module")
 def study(recipe):
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # which differs between processes
     return StudyRecipe.model_validate(
         {
             "name": "small",
-            "architecture": {**GPT2, "n_layer": 1, **NO_DROPOUT},
+            "architecture": {**GPT2, "n_layer": 1, **no_dropout},
             "tokenizer": {"path": recipe.model.name},
             "data": {"source": "tinyworld/base", "max_documents": 40, "block_size": 32, "held_out": 5},
             "training": {"steps": 300, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "save_every": 10},
