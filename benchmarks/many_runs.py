@@ -127,7 +127,6 @@ def measure(stage: str, out: Path) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     if stage != "report":
-        from hfpatch.runs.folder import RunFolder
         from hfpatch.runs.results import collect
         from hfpatch.runs.setup import set_up
         from hfpatch.support.files import write_json
@@ -139,7 +138,7 @@ def measure(stage: str, out: Path) -> dict[str, Any]:
     if stage == "report":
         write_report(out)
     else:
-        results = collect(setup, RunFolder(out), Clock(), complete=stage == "collect")
+        results = collect(setup, out, Clock(), complete=stage == "collect")
         write_json(out / "results.json", results.to_json())
     found |= {"wall_s": time.perf_counter() - started, "cpu_s": time.process_time() - spent, "peak_mb": _peak_mb()}
     return found

@@ -11,7 +11,7 @@ from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.folder import load_comparison
 from hfpatch.runs.engines import make_engine
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.folder import RunFolder, RunPaths, changes, diverged_step
+from hfpatch.runs.folder import RunPaths, changes, diverged_step, is_complete
 from hfpatch.runs.plan import plan_comparison, plan_training
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.session import check_start, open_runs, resumed_clock
@@ -54,30 +54,31 @@ def compare(
     from hfpatch import reporting  # `train` needs neither of these
     from hfpatch.runs.results import compares_what_it_should
 
-    state, plan, folder = start_processes(), plan_comparison(recipe, out), RunFolder(out)
+    state, plan = start_processes(), plan_comparison(recipe, out)
     if state.num_processes > 1 and cuts_tensors():
         raise HfpatchError(
             "compare evaluates a whole model on each process, which FSDP and DeepSpeed cut in pieces; launch with "
             "plain DDP, or launch hfpatch train for each method, then compare --resume"
         )
     check_start(plan, resume=resume)
-    done = folder.is_complete() and not changes(out, recipe)[0]
+    done = is_complete(out) and not changes(out, recipe)[0]
     if done and compares_what_it_should(recipe, load_comparison(out)):  # nothing is left but the report
         if state.is_main_process:
             reporting.write_report(out)
         state.wait_for_everyone()
-        return folder.read_results()
-    session = ComparisonSession(plan, progress, resumed_clock(out))
-    with closing(make_engine(engine or EngineSettings())) as executor:
-        executor.connect()
-        with open_runs(session, resume=resume, holder=executor.holder):
-            with session.throttle:
-                executor.execute(session)
-            session.write_results(complete=True)
-            if state.is_main_process:
-                reporting.write_report(out)
-            state.wait_for_everyone()
-    return folder.read_results()
+    else:
+        session = ComparisonSession(plan, progress, resumed_clock(out))
+        with closing(make_engine(engine or EngineSettings())) as executor:
+            executor.connect()
+            with open_runs(session, resume=resume, holder=executor.holder):
+                with session.throttle:
+                    executor.execute(session)
+                session.write_results(complete=True)
+                if state.is_main_process:
+                    reporting.write_report(out)
+                state.wait_for_everyone()
+    results: dict[str, Any] = read_json(out / "results.json")
+    return results
 
 
 def train(

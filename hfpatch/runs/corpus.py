@@ -7,7 +7,6 @@ import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +30,12 @@ from hfpatch.training.processes import start_processes
 
 @dataclass(frozen=True)
 class Corpus:
-    """A tokenizer, the blocks to train on and, if the recipe has any, those whose loss is measured."""
+    """A tokenizer, the blocks to train on, those whose loss is measured, if any, and the hashes of all three."""
 
     tokenizer: PreTrainedTokenizerBase
     train: TokenBlocks
     evaluation: TokenBlocks | None
-
-    @cached_property
-    def identity(self) -> Identity:
-        """The hashes of all three."""
-        return identify_data(self.tokenizer, self.train, self.evaluation)
+    identity: Identity
 
 
 def load_corpus(recipe: PretrainRecipe | StudyRecipe) -> Corpus:
@@ -62,7 +57,7 @@ def load_corpus(recipe: PretrainRecipe | StudyRecipe) -> Corpus:
     evaluation = splits.held_out
     if evaluation is not None and recipe.evaluation_blocks is not None:
         evaluation = draw_evaluation(evaluation, recipe.evaluation_blocks)
-    return Corpus(tokenizer, splits.train, evaluation)
+    return Corpus(tokenizer, splits.train, evaluation, identify_data(tokenizer, splits.train, evaluation))
 
 
 def recipe_tokenizer(recipe: PretrainRecipe | StudyRecipe) -> PreTrainedTokenizerBase:
@@ -123,10 +118,7 @@ class Tokenized:
 
 
 def tokenize(
-    recipe: PretrainRecipe | StudyRecipe,
-    out: Path | None = None,
-    *,
-    on_part: Callable[[int, int], None] | None = None,
+    recipe: PretrainRecipe | StudyRecipe, out: Path | None = None, *, on_part: Callable[[int, int], None] | None = None
 ) -> Tokenized:
     """Tokenise the text that ``recipe.data`` names into a token file, in bounded memory.
 

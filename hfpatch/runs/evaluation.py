@@ -126,7 +126,7 @@ def _evaluate(
     warnings = variants.warnings(selection.tasks)
     with nullcontext(output) if output is not None else TemporaryDirectory() as folder:
         records = Path(folder)
-        for variant in variants:
+        for variant in variants.variants:
             log, model = None, variant.model
             if log_samples and output is not None:  # lm-eval's own files
                 known: dict[str, Any] = {"pretrained": model.full_name, "dtype": model.dtype}
@@ -140,7 +140,19 @@ def _evaluate(
                 scores, compared = scored[variant.label].scores, variants.compared
                 of_base = (model, settings, scores, records / variant.label, selection.tasks)
                 warnings += ranks.on_first(check_base, *of_base, compared=compared)
-        comparisons = ranks.on_first(_compare, records, variants, scored, selection.tasks)
+
+        # Each variant against its references, by the primary and the low-noise metrics
+        comparisons: list[Comparison] = []
+        if references := {variant.label: variant.references for variant in variants.variants if variant.references}:
+            comparisons = ranks.on_first(
+                evaluation.compare,
+                {label: {0: records / label} for label in scored},
+                tasks=next(iter(scored.values())).scores,
+                references=references,
+                baseline=BASE if BASE in scored else "",
+                aggregations=evaluation.all_aggregations(selection.tasks),
+                without_low_noise=variants.cut_by_tokens(selection.tasks),
+            )
 
     found = EvaluationResults(
         model=variants.model,
@@ -229,20 +241,3 @@ def check_base(
     evaluation.check_comparable(records, scores, evaluation.all_aggregations(tasks))
     unknown = unknown_base(model.full_name, model.revision, model.dtype, scores, plain=settings.plain)
     return [*surprises, *([unknown] if unknown else []), *floor_cautions(scores, model.name)]
-
-
-def _compare(
-    records: Path, variants: Variants, scored: Mapping[str, EvaluatedVariant], tasks: Mapping[str, Any]
-) -> list[Comparison]:
-    """Return the differences between each variant and its references, by the primary and the low-noise metrics."""
-    references = {variant.label: variant.references for variant in variants if variant.references}
-    if not references:
-        return []
-    return evaluation.compare(
-        {label: {0: records / label} for label in scored},
-        tasks=next(iter(scored.values())).scores,
-        references=references,
-        baseline=BASE if BASE in scored else "",
-        aggregations=evaluation.all_aggregations(tasks),
-        without_low_noise=variants.cut_by_tokens(tasks),
-    )

@@ -6,7 +6,6 @@ import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +16,7 @@ from hfpatch.recipes.comparison import Recipe, load_recipe
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_or_study
 from hfpatch.recipes.strict import flatten
 from hfpatch.recipes.tuning import tuning_seed
-from hfpatch.runs.locks import held_by_others
+from hfpatch.runs.locks import FOLDER as LOCKS
 from hfpatch.support.files import read_json, remove_leftovers, write_json, write_text
 
 AnyRecipe: TypeAlias = Recipe | PretrainRecipe | StudyRecipe
@@ -32,31 +31,6 @@ NOT_IDENTITY = {
 number, but for rounding."""
 ABSENT = "absent"
 _LIMIT = re.compile(r"evaluation\.(tasks\.[^.]+\.)?limit")
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """The paths of a run folder."""
-
-    root: Path
-
-    @property
-    def results(self) -> Path:
-        """Everything that was measured."""
-        return self.root / "results.json"
-
-    def run(self, method: str, seed: int) -> RunPaths:
-        """Return the paths of one method's run with one seed."""
-        return RunPaths(self.root / "runs" / method / f"seed-{seed}")
-
-    def is_complete(self) -> bool:
-        """Return whether everything that the recipe asks for is done."""
-        return self.results.is_file() and bool(self.read_results().get("complete"))
-
-    def read_results(self) -> dict[str, Any]:
-        """Return the content of results.json."""
-        results: dict[str, Any] = read_json(self.results)
-        return results
 
 
 class RunPaths:
@@ -89,6 +63,12 @@ class RunPaths:
         return self.root / "rewind" / f"{scale:g}" / "result.json"
 
 
+def is_complete(out: Path) -> bool:
+    """Return whether everything that the recipe of a folder asks for is done."""
+    results = out / "results.json"
+    return results.is_file() and bool(read_json(results).get("complete"))
+
+
 def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None = None) -> None:
     """Refuse a folder that cannot take the runs of a recipe; one with fewer methods, variants or seeds can.
 
@@ -115,7 +95,7 @@ def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None
         )
     if resume:
         return
-    if RunFolder(out).is_complete() or (out / "result.json").is_file():
+    if is_complete(out) or (out / "result.json").is_file():
         more = f" and {len(added) - 3} more" if len(added) > 3 else ""
         then = f"add what is new ({', '.join(list(added)[:3])}{more})" if added else "report it again"
         raise HfpatchError(f"{out}: contains a finished run; --resume to {then}, or choose another --out")
@@ -155,7 +135,8 @@ def discard_failed_start(out: Path, locks: Collection[str]) -> Iterator[None]:
         work = [out / name for name in ("metrics.jsonl", "result.json", "results.json")]
         work += [path for name in ("runs", "checkpoints", "model") for path in (out / name).rglob("*")]
         has_begun = any(path.is_file() and path.stat().st_size for path in work)
-        if was_empty and out.is_dir() and not has_begun and not held_by_others(out, locks):
+        held = {path.name for path in (out / LOCKS).glob("[!.]*")}
+        if was_empty and out.is_dir() and not has_begun and held <= set(locks):
             for entry in out.iterdir():
                 if not entry.name.startswith("."):
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -179,7 +160,8 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
     load = load_recipe if isinstance(recipe, Recipe) else load_pretrain_or_study
     old: AnyRecipe = load(out / "recipe.yaml", trust_code=True)  # its code is not run
     there, here = (flatten(each.model_dump(mode="json")) for each in (old, recipe))
-    unrun = [name for name in {**_parts(old), **_parts(recipe)} if not (out / "runs" / name).exists()]
+    names = {name for each in (old, recipe) for key in ("methods", "variants") for name in getattr(each, key, ())}
+    unrun = [name for name in names if not (out / "runs" / name).exists()]
     added: Changes = {}
     changed: Changes = {}
     for key in [*there, *(key for key in here if key not in there)]:
@@ -227,13 +209,6 @@ def reopen(out: Path, recipe: AnyRecipe, plans: Mapping[int, BatchPlan], added: 
     if plans:
         write_plans(out, plans)
     write_text(out / "recipe.yaml", recipe.to_yaml())
-
-
-def _parts(recipe: AnyRecipe) -> Mapping[str, Any]:
-    """Return the methods or variants, which have folders below ``runs``."""
-    if isinstance(recipe, PretrainRecipe):
-        return {}
-    return recipe.methods if isinstance(recipe, Recipe) else recipe.variants
 
 
 def diverged_step(trained: Mapping[str, Any] | None) -> int | None:

@@ -12,7 +12,7 @@ from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.comparison import read_match
 from hfpatch.results.forecast import Detectable, Forecast, PlannedMethod, PlannedTask
 from hfpatch.results.verdicts import ALPHA, POWER
-from hfpatch.runs.measuring import SECONDS, Measured, kind_of, measure
+from hfpatch.runs.measuring import SECONDS, kind_of, measure
 from hfpatch.runs.plan import plan_comparison
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.setup import ComparisonSetup
@@ -47,6 +47,20 @@ def forecast(
     setup, asked, spreads, recipe = measured.setup, measured.asked, measured.spreads, measured.setup.recipe
     matches = {name: method.match for name, method in setup.methods.items() if name != recipe.baseline}
     comparisons = len(matches) * sum(spread.sd is not None for spread in spreads.values())
+    warnings = [f"{caution}." for caution in setup.cautions]
+    warnings += [f"{name} is left out: {reason}." for name, reason in setup.left_out.items()]
+    for name, each in asked.items():
+        spread, document_s = spreads.get(name), measured.timed[name].seconds / max(1, each.documents)
+        warnings += [f"{name}: {each.windows}."] if each.windows else []
+        if each.generated:
+            warnings.append(f"{name} generates {each.generated:,} texts, whose time is not estimated.")
+        elif spread is None:
+            warnings.append(
+                f"{name}: what differences it can show is not known: a document takes {document_s:.2g} s here; "
+                "--seconds gives more time for measuring."
+            )
+        elif spread.sd is None:
+            warnings.append(f"{name}: what differences of {spread.metric} it can show is not known: it is no mean.")
     return Forecast(
         name=recipe.name,
         model={**setup.base.facts, "dtype": recipe.model.dtype, "parameters": setup.sizes[recipe.baseline].base},
@@ -68,11 +82,7 @@ def forecast(
         comparisons=comparisons,
         effect=effect,
         assumptions=[measured.words, *_assumptions(setup, spreads.values())],
-        warnings=[
-            *(f"{caution}." for caution in setup.cautions),
-            *(f"{name} is left out: {reason}." for name, reason in setup.left_out.items()),
-            *_warnings(measured),
-        ],
+        warnings=warnings,
         provenance={**provenance(clock), "matmul": setup.matmul},
     )
 
@@ -118,7 +128,7 @@ def _assumptions(setup: ComparisonSetup, spreads: Iterable[Spread]) -> list[str]
     kinds = {spread.accuracy for spread in spreads if spread.sd is not None}
     said = [
         "Loading, hashing and saving are left out. A method is taken to be as fast as the largest of its kind, and to "
-        "be slower or faster than the base by the same factor on all tasks.",
+        "be slower or faster than the base by the same factor on all tasks."
     ]
     if setup.held_out is not None:
         said.append("The loss on held-out text takes a third of a step's time for each token.")
@@ -141,21 +151,4 @@ def _assumptions(setup: ComparisonSetup, spreads: Iterable[Spread]) -> list[str]
                 clauses[-1] += f", and a seed shifts all by {assumed.shift:.0%} of a difference's deviation"
         if clauses:
             said.append(f"Of {name} {'; '.join(clauses)}: as on the quickstart.")
-    return said
-
-
-def _warnings(measured: Measured) -> list[str]:
-    said = []
-    for name, each in measured.asked.items():
-        spread, timed = measured.spreads.get(name), measured.timed[name]
-        said += [f"{name}: {each.windows}."] if each.windows else []
-        if each.generated:
-            said.append(f"{name} generates {each.generated:,} texts, whose time is not estimated.")
-        elif spread is None:
-            said.append(
-                f"{name}: what differences it can show is not known: a document takes "
-                f"{timed.seconds / each.documents:.2g} s here; --seconds gives more time for measuring."
-            )
-        elif spread.sd is None:
-            said.append(f"{name}: what differences of {spread.metric} it can show is not known: it is no mean.")
     return said

@@ -20,7 +20,6 @@ from hfpatch.data.tokenizer import identify_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings
 from hfpatch.results.identity import OF_BASE, OF_TASK, facts_of_base
-from hfpatch.support.code import hash_code
 from hfpatch.support.cpu import MatmulLibrary
 from hfpatch.support.files import hash_values, read_json, write_json, write_text
 from hfpatch.surgery.bases import Base, hash_model_code, hash_tensors
@@ -28,7 +27,6 @@ from hfpatch.training.checkpoint import stored_origins
 
 if TYPE_CHECKING:
     from hfpatch.recipes.comparison import ModelSettings
-    from hfpatch.surgery.methods import Method
 
 Identity: TypeAlias = dict[str, str | None]
 """A SHA-256 by name, see :data:`NAMES`; None where there is no such thing."""
@@ -50,7 +48,6 @@ NAMES = {
 
 _OUTCOMES = ("training.json", "result.json")
 _CONFIG_WITHOUT = {"_name_or_path", "_from_model_config", "transformers_version", "dtype", "torch_dtype"}
-_METHOD_WITHOUT = {"base_model_name_or_path", "revision", "inference_mode", "peft_version"}
 
 
 def identify_base(base: Base) -> Identity:
@@ -88,20 +85,9 @@ def identify_data(tokenizer: PreTrainedTokenizerBase, text: TokenBlocks, evaluat
     }
 
 
-def identify_method(method: Method) -> Identity:
-    """Return the hash of a method's settings, every default and the solved rank included, and of its code."""
-    configs = [config.to_dict() for config in method.configs]
-    kept = [{key: value for key, value in config.items() if key not in _METHOD_WITHOUT} for config in configs]
-    code = hash_code(method.classes)
-    return {"method": hash_values([kept, code])}
-
-
 def identify_training(settings: LoopSettings, plan: BatchPlan) -> Identity:
     """Return the hashes of a batch plan and of the training settings that a resumed run must share."""
-    return {
-        "plan": plan.sha256,
-        "training": hash_values(settings.model_dump(mode="json", exclude=set(NOT_IDENTITY))),
-    }
+    return {"plan": plan.sha256, "training": hash_values(settings.model_dump(mode="json", exclude=set(NOT_IDENTITY)))}
 
 
 def check_shared(out: Path, shared: Identity, plans: Mapping[int, BatchPlan]) -> None:
@@ -187,11 +173,7 @@ def stored_library(out: Path) -> MatmulLibrary | None:
 
 
 def write_shared(
-    out: Path,
-    recipe: str,
-    shared: Identity,
-    plans: Mapping[int, BatchPlan],
-    matmul: MatmulLibrary | None = None,
+    out: Path, recipe: str, shared: Identity, plans: Mapping[int, BatchPlan], matmul: MatmulLibrary | None = None
 ) -> None:
     """Write the files that all runs of a folder share, if missing; the recipe first, as it marks a run folder."""
     if not (out / "recipe.yaml").is_file():

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
 from hfpatch.analysis.ablation import ablate_layers, document_losses
-from hfpatch.analysis.attention import HeadAttention, head_attention
+from hfpatch.analysis.attention import head_attention
 from hfpatch.analysis.gradients import gradient_norms
 from hfpatch.analysis.heads import each_layers_weights, norm_gains
 from hfpatch.analysis.inspection import Inspection, Text
 from hfpatch.analysis.linearised import is_nonlinear, linearise
 from hfpatch.analysis.movement import initial_tensors, movement, patch_tensors, read_run
 from hfpatch.analysis.norms import pre_projection_sizes, query_sizes, skip_norms, skip_sizes
-from hfpatch.analysis.relation import HeadRelation, gauge_deviation, head_relations
+from hfpatch.analysis.relation import gauge_deviation, head_relations
 from hfpatch.analysis.reparametrisation import reparametrise
 from hfpatch.analysis.running import Batch
 from hfpatch.analysis.text import batches_of, token_rows
@@ -38,7 +39,6 @@ LENGTH = 256
 """The most tokens of one document that an inspection reads."""
 LEAST_TOKENS = 2048
 _SEED = re.compile(r"seed-(\d+)")
-Found = TypeVar("Found")
 
 
 def inspect(
@@ -69,21 +69,42 @@ def inspect(
     base = load_model(model)
     seen = survey(base.model)
     source, rows = _rows(base, seen.sites[0].hidden_size, text, tokens, data_dir)
+    batches = _batches(base, rows)
     notes = [f"Block {layer} is no attention branch: {why}." for layer, why in seen.skipped.items()]
-    # first: a patch that does not fit is refused at once
-    found: dict[str, Any] = {} if patch is None else _moved(base, patch, allow_other_base, notes)
-    found |= _of_the_base(base, notes) | {"attention": _attention(base, rows, notes)}
+    # First the patch against its own initialisation: one that does not fit is refused at once
+    found: dict[str, Any] = {}
+    if patch is not None:
+        folder = patch.resolve().parent
+        seed = int(name[1]) if (name := _SEED.fullmatch(folder.name)) else None
+        first = initial_tensors(base.model, patch, seed=seed, allow_other_base=allow_other_base)
+        last = patch_tensors(base.model, patch, allow_other_base=allow_other_base)
+        if unknown := sorted(last.keys() - first.keys()):
+            notes.append(
+                f"Movement: {len(unknown)} tensors not shown; the seed of their initialisation is not known (it is "
+                "that of the run, read from the folder name seed-N)."
+            )
+        found["movement"] = movement(first, {name: last[name] for name in first})
+        if any((folder / name).is_file() for name in ("training.json", "metrics.jsonl")):
+            found["run"] = read_run(folder)
+
+    # The base, then the patch in it
+    found |= _of_the_base(base, notes)
+    with _noted(notes, "Attention on the text"):
+        found["attention"] = head_attention(base.model, batches) if rows else []
     if reparametrisation:
         ids = batches_of(rows[:2] or [list(range(3, 19))])[0]["input_ids"]
-        found["reparametrisation"] = _try(notes, "Reparametrisation", lambda: reparametrise(base.model, ids))
+        with _noted(notes, "Reparametrisation"):
+            found["reparametrisation"] = reparametrise(base.model, ids)
     if patch is not None:
         load_patch(base.model, patch, allow_other_base=allow_other_base)
-        found |= _of_the_patch(base, rows, notes) | {"attention_patched": _attention(base, rows, notes)}
+        found |= _of_the_patch(base, rows, notes)
+        with _noted(notes, "Attention on the text"):
+            found["attention_patched"] = head_attention(base.model, batches) if rows else []
     elif query_paths_with_f(base.model):
         if any(not isinstance(each.path.f, nn.Linear) for each in query_paths_with_f(base.model)):
             notes.append("Q-K relation: the nonlinear f that the model was pretrained with counts as 0 there.")
         if rows:
-            found["query_sizes"] = query_sizes(base.model, _batches(base, rows))
+            found["query_sizes"] = query_sizes(base.model, batches)
         else:
             notes.append("‖f‖/‖A‖: not shown; give text with --text.")
     base.model.eval()
@@ -108,61 +129,34 @@ def _rows(
     return source, token_rows(texts, base.tokenizer, tokens=wanted, length=length)
 
 
-def _try(notes: list[str], what: str, make: Callable[[], list[Found]]) -> list[Found]:
-    """Make one analysis; where the model does not allow it, note why and continue."""
+@contextmanager
+def _noted(notes: list[str], what: str) -> Iterator[None]:
+    """Where the model does not allow an analysis, note why and continue."""
     try:
-        return make()
+        yield
     except HfpatchError as error:
         notes.append(f"{what}: not shown; {error}.")
-        return []
 
 
 def _of_the_base(base: Base, notes: list[str]) -> dict[str, Any]:
-    deviations = []
-
-    def relations() -> list[HeadRelation]:
-        found = []
+    found: dict[str, Any] = {}
+    with _noted(notes, "Q-K relation"):
+        relations, deviations = [], []
         for layer in each_layers_weights(base.model):
-            found += head_relations(base.model, [layer])
+            relations += head_relations(base.model, [layer])
             deviations.append(gauge_deviation(base.model, layer))
-        return found
-
-    found = _try(notes, "Q-K relation", relations)
+        found = {"relations": relations, "gauge": max(deviations, default=None)}
     behind = [site for site in find_sites(base.model) if normed(site.attention)]
-    if found and behind:
+    if found.get("relations") and behind:
         folded = all(norm_gains(site) is not None for site in behind)
         rest = "the division by their size" if folded else "the norms (B stands before them)"
         gains = "; the norms' gains are: B = W_Q diag(g_Q) R(Δ) diag(g_K) W_Kᵀ" if folded else ""
         notes.append(f"Q-K relation: queries and keys are normed behind W_Q and W_K, and {rest} is not in B{gains}.")
-    return {"relations": found, "gauge": max(deviations, default=None)}
-
-
-def _attention(base: Base, rows: list[list[int]], notes: list[str]) -> list[HeadAttention]:
-    if not rows:
-        return []
-    return _try(notes, "Attention on the text", lambda: head_attention(base.model, _batches(base, rows)))
+    return found
 
 
 def _batches(base: Base, rows: list[list[int]]) -> list[Batch]:
     return batches_of(rows, pad=int(base.tokenizer.pad_token_id or 0))
-
-
-def _moved(base: Base, patch: Path, allow_other_base: bool, notes: list[str]) -> dict[str, Any]:
-    """Compare a saved patch with its own initialisation, and read the run that it is in."""
-    seed = _SEED.fullmatch(patch.resolve().parent.name)
-    first = initial_tensors(base.model, patch, seed=int(seed[1]) if seed else None, allow_other_base=allow_other_base)
-    last = patch_tensors(base.model, patch, allow_other_base=allow_other_base)
-    if unknown := sorted(last.keys() - first.keys()):
-        notes.append(
-            f"Movement: {len(unknown)} tensors not shown; the seed of their initialisation is not known (it is that "
-            "of the run, read from the folder name seed-N)."
-        )
-    folder = patch.resolve().parent
-    in_run = any((folder / name).is_file() for name in ("training.json", "metrics.jsonl"))
-    return {
-        "movement": movement(first, {name: last[name] for name in first}),
-        "run": read_run(folder) if in_run else None,
-    }
 
 
 def _of_the_patch(base: Base, rows: list[list[int]], notes: list[str]) -> dict[str, Any]:
@@ -174,7 +168,8 @@ def _of_the_patch(base: Base, rows: list[list[int]], notes: list[str]) -> dict[s
         return found
     if rows:
         fit, held_out = _batches(base, rows[::2]), _batches(base, rows[1::2])
-        found["linearised"] = _try(notes, "Linear stand-in", lambda: linearise(model, fit, held_out))
+        with _noted(notes, "Linear stand-in"):
+            found["linearised"] = linearise(model, fit, held_out)
         found |= {
             "skip_sizes": skip_sizes(model, held_out),
             "pre_projection_sizes": pre_projection_sizes(model, held_out),
@@ -188,5 +183,6 @@ def _of_the_patch(base: Base, rows: list[list[int]], notes: list[str]) -> dict[s
     if missing:
         notes.append(f"Q-K relation with the patch: not shown for {len(missing)} layers whose query is not linear.")
     kept = (fits.get(each.layer, each) for each in each_layers_weights(model) if each.layer not in missing)
-    found["relations_patched"] = _try(notes, "Q-K relation with the patch", lambda: head_relations(model, kept))
+    with _noted(notes, "Q-K relation with the patch"):
+        found["relations_patched"] = head_relations(model, kept)
     return found

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timezone
 from functools import cache
@@ -111,7 +111,7 @@ def new_holder() -> Holder:
 def take_back(out: Path, name: str, lender: Holder) -> None:
     """Put a lender's lock in the place of that of a worker which is known to have ended."""
     path = out / FOLDER / name
-    if _is_lent(_read(path), lender):
+    if _lender(_read(path) or {}).get("token") == lender["token"]:
         _replace(path, lender)
 
 
@@ -123,11 +123,6 @@ def hold_shared(out: Path) -> AbstractContextManager[None]:
 def run_lock(out: Path, folder: Path) -> str:
     """Return the name of the lock on one run's folder."""
     return "@".join(folder.relative_to(out / "runs").parts)
-
-
-def held_by_others(out: Path, names: Collection[str]) -> bool:
-    """Return whether other processes hold locks on a folder, besides those of these names."""
-    return any(not path.name.startswith(".") and path.name not in names for path in (out / FOLDER).glob("*"))
 
 
 def _take(path: Path, holder: Holder, deadline: float) -> Path:
@@ -150,7 +145,7 @@ def _take(path: Path, holder: Holder, deadline: float) -> Path:
         if other is not None and _is_gone(path, other):
             _remove_stale(path, other)
         elif other is not None and time.monotonic() >= deadline and not has_ended(_lender(other)):
-            what, who = _locked(path), _describe(other)
+            what, who = _folder_and_holder(path, other)
             raise HfpatchError(f"{what} is in use by {who}; wait for it or end it, or choose another --out")
         elif other is not None:
             time.sleep(_POLL_S)
@@ -175,11 +170,12 @@ def _renew(held: list[Path], holder: Holder, ended: threading.Event) -> None:
                     _take(path, holder, deadline=0.0)
                 elif other.get("token") == holder["token"]:
                     os.utime(path)
-                elif not other or _is_lent(other, holder):  # just being written, or lent
+                elif not other or _lender(other).get("token") == holder["token"]:  # just being written, or lent
                     continue
                 else:
-                    taken = f"the lock on {_locked(path)} was taken over by {_describe(other)}"
-                    print(f"hfpatch: {taken} while this process was suspended, so it ends", file=sys.stderr)
+                    what, who = _folder_and_holder(path, other)
+                    taken = f"the lock on {what} was taken over by {who} while this process was suspended"
+                    print(f"hfpatch: {taken}, so it ends", file=sys.stderr)
                     # Interrupt the main thread as Ctrl-C does, which background jobs ignore; then end the process
                     if hasattr(signal, "pthread_kill"):
                         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -212,11 +208,6 @@ def _lender(holder: Holder) -> Holder:
     """Return the lender of a holder's lock; an empty one if it was not lent."""
     lender = holder.get("lender")
     return lender if isinstance(lender, dict) else {}
-
-
-def _is_lent(current: Holder | None, lender: Holder) -> bool:
-    """Return whether the holder of a lock has it from this lender."""
-    return current is not None and bool(_lender(current)) and _lender(current).get("token") == lender["token"]
 
 
 def _remove_stale(path: Path, holder: Holder) -> None:
@@ -285,13 +276,11 @@ def _birth(pid: Any) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
-def _locked(path: Path) -> str:
-    """Return the folder that a lock protects."""
+def _folder_and_holder(path: Path, holder: Holder) -> tuple[str, str]:
+    """Return the folder that a lock protects, and who holds it, as messages call them."""
     out = path.parent.parent
-    return str(out if "@" not in path.name else out.joinpath("runs", *path.name.split("@")))
-
-
-def _describe(holder: Holder) -> str:
+    folder = out if "@" not in path.name else out.joinpath("runs", *path.name.split("@"))
     if not holder:
-        return "an unknown process"
-    return f"process {holder.get('pid')} on {holder.get('host')} since {holder.get('since')} ({holder.get('command')})"
+        return str(folder), "an unknown process"
+    command = f"{holder.get('since')} ({holder.get('command')})"
+    return str(folder), f"process {holder.get('pid')} on {holder.get('host')} since {command}"

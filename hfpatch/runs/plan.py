@@ -227,9 +227,8 @@ def _tuning_rounds(recipe: Recipe, out: Path) -> tuple[Round, ...]:
             for values in tuning.combinations(method, trained):
                 point = {"lr": rate, **values}
                 name, folder = f"{method} · {point_name(point)} · tuning", out / "runs" / method / "tuning"
-                folder = folder / point_name(point)
-                lock = run_lock(out, folder)
-                runs.append(PlannedRun(name, method, point, recipe.tuning_seed, folder, lock))
+                folder /= point_name(point)
+                runs.append(PlannedRun(name, method, point, recipe.tuning_seed, folder, run_lock(out, folder)))
         found.append(Round(edge, tuple(runs)))
     return tuple(found)
 

@@ -42,7 +42,6 @@ class PretrainingSetup:
         corpus: the tokenizer and the text.
         plans: the batch plan of each seed.
         parameters: the parameter counts of each variant, ``total`` and ``non_embedding``.
-        clock: the wall time of all sessions.
     """
 
     recipe: PretrainRecipe | StudyRecipe
@@ -50,7 +49,6 @@ class PretrainingSetup:
     corpus: Corpus
     plans: Mapping[int, BatchPlan]
     parameters: Mapping[str, Mapping[str, int]]
-    clock: Clock
     matmul: None = None  # each training chooses its library and keeps it in its checkpoints
 
     @property
@@ -97,10 +95,7 @@ class PretrainingSession(Session):
                 "total": model.num_parameters(),
                 "non_embedding": non_embedding_parameters(model),
             }
-        self.setup = PretrainingSetup(recipe, out, corpus, plans, parameters, resumed_clock(out))
-
-    def write_results(self, *, complete: bool = False) -> None:
-        """Do nothing: the result of a single model is that of its run."""
+        self.clock, self.setup = resumed_clock(out), PretrainingSetup(recipe, out, corpus, plans, parameters)
 
     def complete(self, unit: Unit) -> None:
         """Complete a unit."""

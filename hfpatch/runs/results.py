@@ -22,22 +22,23 @@ from hfpatch.results.frontier import Exchange, Frontier, FrontierLine
 from hfpatch.results.identity import facts_of_base
 from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.records import write_published
-from hfpatch.results.schema import ComparisonResults, LayerSeries, Method, Parameters, Run, Task
+from hfpatch.results.schema import ComparisonResults, LayerSeries, Method, Parameters, Rewound, Run, Task
 from hfpatch.results.series import mean_curve, mean_series
-from hfpatch.runs.folder import RunFolder, RunPaths
+from hfpatch.runs.folder import RunPaths
+from hfpatch.runs.identity import check_measured
 from hfpatch.runs.plan import PlannedRun, planned_runs
-from hfpatch.runs.retention import collect_retention, retention_of_run, retention_records
+from hfpatch.runs.retention import collect_retention, retention_records
 from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.runs.tuning import collect_tuning
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock, provenance
 
 
-def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete: bool) -> ComparisonResults:
+def collect(setup: ComparisonSetup, out: Path, clock: Clock, *, complete: bool) -> ComparisonResults:
     """Return the results of all complete runs and, where the comparison is complete, the paired tests."""
     recipe, settings = setup.recipe, setup.recipe.model_dump(mode="json")
     baseline, training = recipe.baseline, recipe.training
-    runs = [run for run in planned_runs(recipe, folder.root) if run.result.is_file()]
+    runs = [run for run in planned_runs(recipe, out) if run.result.is_file()]
     methods = {name: _method(setup, name, runs) for name in recipe.methods}
     data = setup.blocks.to_json()
     if setup.held_out:
@@ -54,7 +55,7 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
     # What pairs of methods show, once every run is there
     comparisons, kept = list[Comparison](), None
     if complete:
-        records, of_base = _records(folder, methods), methods[baseline].runs[0].evaluation
+        records, of_base = _records(out, methods), methods[baseline].runs[0].evaluation
         aggregations = all_aggregations(select(recipe.evaluation, recipe.data_dir).tasks)
         given: dict[str, Any] = {"tasks": of_base, "baseline": baseline}
         compared = _compared(recipe, methods)
@@ -86,7 +87,7 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
         methods=methods,
         questions=_questions(recipe),
         comparisons=comparisons,
-        retention=collect_retention(setup, folder, methods, complete=complete),
+        retention=collect_retention(setup, out, methods, complete=complete),
         kept=kept,
     )
     warnings = [f"{caution}." for caution in setup.cautions]
@@ -103,16 +104,28 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
 
 
 def _method(setup: ComparisonSetup, name: str, runs: Sequence[PlannedRun]) -> Method:
-    size, match = setup.sizes[name], setup.methods[name].match
-    paths = {run.seed: RunPaths(run.folder) for run in runs if run.variant == name}
-    done = {run.seed: read_json(run.result) | retention_of_run(setup, run) for run in runs if run.variant == name}
+    size, match, recipe = setup.sizes[name], setup.methods[name].match, setup.recipe
+    paths, done = dict[int, RunPaths](), dict[int, dict[str, Any]]()
+    for run in [run for run in runs if run.variant == name]:
+        own = paths[run.seed] = RunPaths(run.folder)
+        result = done[run.seed] = read_json(run.result)
+        if recipe.retention is None:
+            continue
+        # What `retain` and `rewind` have measured of it
+        identity = setup.identify_retention(run)
+        if own.retention.is_file():
+            result["retention"] = check_measured(own.retention, identity).get("evaluation", {})
+        rewound = {f"{scale:g}": own.rewound(scale) for scale in (*recipe.rewind, 1.0) if recipe.rewind}
+        measured = {scale: check_measured(file, identity) for scale, file in rewound.items() if file.is_file()}
+        if measured:
+            result["rewound"] = {scale: Rewound.model_validate(found) for scale, found in measured.items()}
     layers = (LayerSeries.model_validate(series) for result in done.values() for series in result["layers"])
     return Method(
-        label=setup.recipe.labels.get(name),
-        parts=setup.recipe.methods[name],
+        label=recipe.labels.get(name),
+        parts=recipe.methods[name],
         parameters=Parameters(trainable=size.trainable, added=size.added, base=size.base),
         match=read_match(match.to_json()) if match else None,
-        form=form_of(setup.recipe.methods[name]),
+        form=form_of(recipe.methods[name]),
         runs={seed: Run.model_validate(result) for seed, result in done.items()},
         curve=mean_curve(path.metrics for path in paths.values()),
         layers=mean_series(layers),
@@ -134,24 +147,25 @@ def _questions(recipe: Recipe) -> dict[Question, list[tuple[str, str]]]:
     return by_question(declared, recipe.baseline, loras)
 
 
-def publish_values(folder: RunFolder, results: ComparisonResults) -> None:
+def publish_values(out: Path, results: ComparisonResults) -> None:
     """Write the values of all documents beside complete results, so that a folder can be published without its runs."""
-    records = {**_records(folder, results.methods), **retention_records(folder, results.methods)}
+    records = {**_records(out, results.methods), **retention_records(out, results.methods)}
     reader, (path, *_) = Reader(), [path for own in records.values() for path in own.values()]  # documents are alike
     scores = next(iter(run.evaluation for method in results.methods.values() for run in method.runs.values()))
     groups = {task: reader.read_groups(path, score) for task, score in scores.items()}
     points = results.retention.points if results.retention is not None else []
     made = [*results.comparisons, *(each for point in points for each in point.comparisons)]
     measures = [(each.task, each.metric) for each in made]
-    write_published(folder.root, records, measures, {task: own for task, own in groups.items() if own is not None})
+    write_published(out, records, measures, {task: own for task, own in groups.items() if own is not None})
 
 
-def _records(folder: RunFolder, methods: Mapping[str, Method]) -> dict[str, dict[int, Path]]:
+def _records(out: Path, methods: Mapping[str, Method]) -> dict[str, dict[int, Path]]:
     """Return the folder of the records of each run that has scores, by method and seed."""
-    scored = {name: [seed for seed in each.runs if seed not in each.diverged] for name, each in methods.items()}
-    return {
-        name: {seed: folder.run(name, seed).evaluations for seed in seeds} for name, seeds in scored.items() if seeds
-    }
+    found: dict[str, dict[int, Path]] = {}
+    for name, method in methods.items():
+        for seed in [seed for seed in method.runs if seed not in method.diverged]:
+            found.setdefault(name, {})[seed] = RunPaths(out / "runs" / name / f"seed-{seed}").evaluations
+    return found
 
 
 def _compared(recipe: Recipe, methods: Mapping[str, Method]) -> dict[str, list[str]]:

@@ -23,10 +23,10 @@ from hfpatch.recipes.retention import task_of
 from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.records import write_values
 from hfpatch.results.retention import KL
-from hfpatch.results.schema import Method, Retention, RetentionPoint, Rewound, TaskResult
-from hfpatch.runs.folder import RunFolder, RunPaths, diverged_step
+from hfpatch.results.schema import Method, Retention, RetentionPoint, TaskResult
+from hfpatch.runs.folder import RunPaths, diverged_step
 from hfpatch.runs.identity import check_measured, check_run
-from hfpatch.runs.plan import PlannedRun, Unit
+from hfpatch.runs.plan import Unit
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.support.files import read_json, write_json
@@ -71,16 +71,15 @@ def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Rank
     found: dict[str, Any] = {}
     scores: dict[str, TaskResult] = {}
 
-    def add_up(value: torch.Tensor) -> torch.Tensor:
-        return torch.stack(ranks.everyone(value.cpu())).sum(0) if ranks.shares else value
-
     with setup.patched(run, paths.patch, scale=unit.scale) as model:
         model.eval()
         if unit.action == "rewind" and setup.tuning_text is not None:
             progress.evaluating(run.name, f"text of tuning at {unit.scale:g}")
             with fast_attention(), fast_matmul(model, library=setup.matmul):  # as the trials measure it
                 passes = _passes(setup, ranks)
-                found["tuning_loss"] = mean_loss(model, setup.tuning_text, **passes, add_up=add_up)
+                if ranks.shares:
+                    passes["add_up"] = lambda value: torch.stack(ranks.everyone(value.cpu())).sum(0)
+                found["tuning_loss"] = mean_loss(model, setup.tuning_text, **passes)
         for name, blocks in setup.retained.items() if unit.action == "retain" or unit.scale != 1 else ():
             progress.evaluating(run.name, task_of(name))
             changes = by_document(document_changes, model, setup, blocks, ranks)
@@ -116,27 +115,8 @@ def _passes(setup: ComparisonSetup, ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def retention_of_run(setup: ComparisonSetup, run: PlannedRun) -> dict[str, Any]:
-    """Return the fields ``retention`` and ``rewound`` of a run's results, where they are measured.
-
-    Raises:
-        HfpatchError: if a file is damaged, or of another run or text.
-    """
-    if setup.recipe.retention is None:
-        return {}
-    paths, identity = RunPaths(run.folder), setup.identify_retention(run)
-    found: dict[str, Any] = {}
-    if paths.retention.is_file():
-        found["retention"] = check_measured(paths.retention, identity).get("evaluation", {})
-    scales = {f"{scale:g}": paths.rewound(scale) for scale in (*setup.recipe.rewind, 1.0) if setup.recipe.rewind}
-    rewound = {
-        name: Rewound.model_validate(check_measured(path, identity)) for name, path in scales.items() if path.is_file()
-    }
-    return found | ({"rewound": rewound} if rewound else {})
-
-
 def collect_retention(
-    setup: ComparisonSetup, folder: RunFolder, methods: Mapping[str, Method], *, complete: bool
+    setup: ComparisonSetup, out: Path, methods: Mapping[str, Method], *, complete: bool
 ) -> Retention | None:
     """Return what training changed on the texts of ``retention``; differences only where the comparison is complete."""
     from hfpatch.evaluation.retention import compare_points
@@ -155,7 +135,7 @@ def collect_retention(
     if complete and base is not None:
         points = compare_points(
             points,
-            retention_records(folder, methods),
+            retention_records(out, methods),
             texts=base.retention or {},
             held_out=base.evaluation.get(HELD_OUT),
             baseline=recipe.baseline,
@@ -167,14 +147,14 @@ def collect_retention(
     return Retention(texts=texts, tasks=list(recipe.retention.tasks or recipe.evaluation.tasks), points=points)
 
 
-def retention_records(folder: RunFolder, methods: Mapping[str, Method]) -> dict[str, dict[int, Path]]:
+def retention_records(out: Path, methods: Mapping[str, Method]) -> dict[str, dict[int, Path]]:
     """Return the folder of the records of each method, at each scale of its patch, by `point_name` and seed."""
     from hfpatch.evaluation.retention import point_name
 
     found: dict[str, dict[int, Path]] = {}
     for name, method in methods.items():
         for seed, run in method.runs.items():
-            paths = folder.run(name, seed)
+            paths = RunPaths(out / "runs" / name / f"seed-{seed}")
             if run.retention:
                 found.setdefault(name, {})[seed] = paths.evaluations
             for scale, rewound in (run.rewound or {}).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ SHARE = 0.05
 """The largest share of the time that writing may take; with very many runs it is written less often."""
 
 
-class Throttled:
+class Throttled(AbstractContextManager["Throttled"]):
     """Calls a function that writes the complete runs, unless one was called a short while ago.
 
     This affects only readers during the run: every run has its own result, from which the next call, or the next
@@ -39,25 +39,16 @@ class Throttled:
 
     def __call__(self, write: Callable[[], object]) -> None:
         """Write unless it is too soon."""
-        self._pending = write
-        if self._clock() >= self._next:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write if something is pending."""
-        if self._pending is not None:
-            started = self._clock()
-            self._pending()
+        self._pending, started = write, self._clock()
+        if started >= self._next:
+            write()
             ended = self._clock()
             self._pending, self._next = None, ended + max(EVERY_S, (ended - started) / SHARE)
 
-    def __enter__(self) -> Throttled:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Write once more if an error ends the block."""
-        if kind is not None:
-            self.flush()
+        """Write what is pending if an error ends the block."""
+        if kind is not None and self._pending is not None:
+            self._pending()
         self._pending = None
 
 
@@ -67,6 +58,7 @@ class Session(ABC):
     Args:
         plan: the units.
         progress: called at every step; None shows nothing.
+        clock: gives results.json its times; None starts one.
 
     Attributes:
         setup: the inputs that all runs share, loaded by `set_up`: a `ComparisonSetup` or a `PretrainingSetup`.
@@ -75,8 +67,8 @@ class Session(ABC):
 
     setup: Any
 
-    def __init__(self, plan: Plan, progress: Progress | None = None) -> None:
-        self.plan, self.progress = plan, progress or Progress()
+    def __init__(self, plan: Plan, progress: Progress | None = None, clock: Clock | None = None) -> None:
+        self.plan, self.progress, self.clock = plan, progress or Progress(), clock or Clock()
         self.throttle = Throttled()
 
     @abstractmethod
@@ -95,13 +87,13 @@ class Session(ABC):
             HfpatchError: if it fails, naming the run.
         """
 
-    @abstractmethod
     def write_results(self, *, complete: bool = False) -> None:
         """Write results.json, of the runs that are complete so far; of several processes the first does.
 
         Args:
             complete: whether these are all runs.
         """
+        return  # a single model has none
 
     def is_due(self, unit: Unit) -> bool:
         """Return whether completing a unit takes time; the units that it needs are complete."""

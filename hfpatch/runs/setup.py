@@ -22,9 +22,10 @@ from hfpatch.recipes.budgets import TOLERANCE, budget_in, family_of
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.training import with_steps
 from hfpatch.recipes.tuning import trial_training
-from hfpatch.runs.identity import Identity, identify_base, identify_data, identify_method, identify_training
+from hfpatch.runs.identity import Identity, identify_base, identify_data, identify_training
 from hfpatch.runs.plan import PlannedRun
 from hfpatch.runs.tuning import Tuning, values_text
+from hfpatch.support.code import hash_code
 from hfpatch.support.cpu import MatmulLibrary
 from hfpatch.support.files import check_data_dir, hash_values
 from hfpatch.support.folders import cache_folder
@@ -37,6 +38,8 @@ from hfpatch.surgery.scale import scale_patch
 from hfpatch.training.run import check_blocks
 from hfpatch.training.sharding import cuts_tensors
 from hfpatch.training.trackers import check_trackers
+
+_METHOD_WITHOUT = {"base_model_name_or_path", "revision", "inference_mode", "peft_version"}
 
 
 @dataclass(frozen=True)
@@ -101,14 +104,17 @@ class ComparisonSetup:
         method = self.method_of(run)
         if not method.configs:
             return self.shared
+        # The method's settings, every default and the solved rank included, and its code
+        configs = [config.to_dict() for config in method.configs]
+        kept = [{key: value for key, value in config.items() if key not in _METHOD_WITHOUT} for config in configs]
+        of_method = hash_values([kept, hash_code(method.classes)])
         training = identify_training(self.recipe_of(run).training, self.plans[run.seed])
-        return {**self.shared, **identify_method(method), **training}
+        return {**self.shared, "method": of_method, **training}
 
     @cached_property
     def held_out_documents(self) -> Documents:
         """The hashes and lengths of the held-out documents."""
-        if self.held_out is None:
-            raise ValueError("nothing is held out")
+        assert self.held_out is not None
         return describe_documents(self.held_out, self.base.tokenizer)
 
     @cached_property

@@ -16,18 +16,18 @@ from hfpatch.data.tokenizer import hash_tokenizer
 from hfpatch.evaluation.stats import Estimate, over_seeds
 from hfpatch.models.plan import describe_query
 from hfpatch.recipes.models import split_architecture
-from hfpatch.recipes.pretraining import Point, StudyRecipe
+from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.results.schema import AtStep, Improvement, Loss, Row, StudyResults, StudyRun, Variant
 from hfpatch.results.verdicts import ALPHA
 from hfpatch.runs.engines import make_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.locks import hold_shared
-from hfpatch.runs.plan import PlannedRun, plan_pretraining, planned_runs
+from hfpatch.runs.plan import plan_pretraining, planned_runs
 from hfpatch.runs.pretraining import PretrainingSession, PretrainingSetup
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.session import check_start, open_runs
 from hfpatch.support.files import read_json, write_json
-from hfpatch.support.provenance import provenance
+from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.diagnostics import DiagnosticsFile
 from hfpatch.training.processes import start_processes
 from hfpatch.training.records import MetricsFile
@@ -43,7 +43,7 @@ class StudySession(PretrainingSession):
         """Write results.json with the complete runs of all processes that share the study."""
         if start_processes().is_main_process:
             with hold_shared(self.plan.out):
-                write_json(self.plan.out / "results.json", collect_study(self.setup).to_json())
+                write_json(self.plan.out / "results.json", collect_study(self.setup, self.clock).to_json())
 
 
 def pretrain_study(
@@ -94,7 +94,7 @@ def pretrain_study(
     return results
 
 
-def collect_study(setup: PretrainingSetup) -> StudyResults:
+def collect_study(setup: PretrainingSetup, clock: Clock) -> StudyResults:
     """Return the results of all runs that are complete.
 
     For each variant the best point of its sweep is the one of lowest mean loss at which every seed came to the end.
@@ -109,7 +109,24 @@ def collect_study(setup: PretrainingSetup) -> StudyResults:
     recipe, corpus = setup.recipe, setup.corpus
     assert isinstance(recipe, StudyRecipe)
     planned = list(planned_runs(recipe, setup.out))
-    runs = [_run(run) for run in planned if run.result.is_file()]
+    runs = []
+    for run in planned:
+        if run.result.is_file():
+            result, records = read_json(run.result), MetricsFile(run.folder / "metrics.jsonl").read()
+            step = result["train"]["diverged_step"]
+            found = {
+                "variant": run.variant,
+                "point": run.point,
+                "seed": run.seed,
+                "outcome": "complete" if step is None else "diverged",
+                "diverged_step": step,
+                "commit": result["provenance"]["commit"],
+                "seconds_per_step": statistics.median(record.seconds for record in records if record.step),
+                "train": result["train"],
+                "evaluation": [(record.step, record.eval_loss) for record in records if record.eval_loss is not None],
+                "diagnostics": DiagnosticsFile(run.folder / "diagnostics.jsonl").values(),
+            }
+            runs.append(StudyRun.model_validate(found))
     values = recipe.model_dump(mode="json")
     variants = {}
     for name, variant in recipe.variants.items():
@@ -126,7 +143,7 @@ def collect_study(setup: PretrainingSetup) -> StudyResults:
         complete=len(runs) == len(planned),
         name=recipe.name,
         description=recipe.description,
-        provenance=provenance(setup.clock),
+        provenance=provenance(clock),
         data=corpus.train.to_json(),
         evaluation_data=corpus.evaluation.to_json() if corpus.evaluation else None,
         tokenizer={"vocab_size": len(corpus.tokenizer), "sha256": hash_tokenizer(corpus.tokenizer)},
@@ -141,44 +158,40 @@ def collect_study(setup: PretrainingSetup) -> StudyResults:
     )
 
 
-def _run(run: PlannedRun) -> StudyRun:
-    result = read_json(run.result)
-    step = result["train"]["diverged_step"]
-    records = MetricsFile(run.folder / "metrics.jsonl").read()
-    return StudyRun.model_validate(
-        {
-            "variant": run.variant,
-            "point": run.point,
-            "seed": run.seed,
-            "outcome": "complete" if step is None else "diverged",
-            "diverged_step": step,
-            "commit": result["provenance"]["commit"],
-            "seconds_per_step": statistics.median(record.seconds for record in records if record.step),
-            "train": result["train"],
-            "evaluation": [(record.step, record.eval_loss) for record in records if record.eval_loss is not None],
-            "diagnostics": DiagnosticsFile(run.folder / "diagnostics.jsonl").values(),
-        }
-    )
-
-
 def _rows(recipe: StudyRecipe, runs: Sequence[StudyRun]) -> list[Row]:
     """Return a row for each variant and point, in the recipe's order, compared with the baseline's best."""
     rows: list[Row] = []
     curves: list[dict[int, Curve]] = []
-    for variant in recipe.variants:
-        for point in recipe.points(variant):
-            its = [run for run in runs if (run.variant, run.point) == (variant, point)]
-            curves.append({run.seed: {step: loss for step, loss in run.evaluation if loss is not None} for run in its})
-            rows.append(_row(variant, point, recipe.seeds, its, curves[-1]))
+    for variant, point in [(name, point) for name in recipe.variants for point in recipe.points(name)]:
+        its = [run for run in runs if (run.variant, run.point) == (variant, point)]
+        ends = [(run.seed, run.train.final_eval_loss) for run in its if run.outcome == "complete" and run.train]
+        losses = {seed: loss for seed, loss in ends if loss is not None}
+        mean = float(np.mean(list(losses.values()))) if losses else None
+        sd = float(np.std(list(losses.values()), ddof=1)) if len(losses) > 1 else None
+        curves.append({run.seed: {step: loss for step, loss in run.evaluation if loss is not None} for run in its})
+        steps = sorted(set.intersection(*map(set, curves[-1].values()))) if curves[-1] else []
+        by_step = [(step, [curve[step] for curve in curves[-1].values()]) for step in steps]
+        seconds = [run.seconds_per_step for run in its if run.seconds_per_step is not None]
+        row = Row(
+            variant=variant,
+            point=point,
+            loss=None if mean is None else Loss(mean=mean, sd=sd, values=losses),
+            diverged={run.seed: run.diverged_step for run in its if run.diverged_step is not None},
+            missing=[seed for seed in recipe.seeds if all(run.seed != seed for run in its)],
+            curve=[(step, float(np.mean(each)), min(each), max(each)) for step, each in by_step],
+            seconds_per_step=statistics.median(seconds) if seconds else None,
+        )
+        rows.append(row)
+
     # The best row of each variant; of several, one that all seeds came to the end of
     choices, best = dict[str, int](), dict[str, int]()
     for variant in recipe.variants:
-        own = [i for i, row in enumerate(rows) if row.variant == variant]
-        whole = [i for i in own if len(own) == 1 or not (rows[i].diverged or rows[i].missing)]
-        losses = {i: loss.mean for i in whole if (loss := rows[i].loss) is not None}
-        choices[variant] = len(losses)
-        if losses:
-            best[variant] = min(losses, key=lambda i: (losses[i], i))
+        places = [i for i, row in enumerate(rows) if row.variant == variant]
+        whole = [i for i in places if len(places) == 1 or not (rows[i].diverged or rows[i].missing)]
+        means = [(loss.mean, i) for i in whole if (loss := rows[i].loss) is not None]
+        choices[variant] = len(means)
+        if means:
+            best[variant] = min(means)[1]
     rows = [row.model_copy(update={"best": i in best.values()}) for i, row in enumerate(rows)]
     if recipe.baseline not in best:
         return rows
@@ -192,40 +205,15 @@ def _rows(recipe: StudyRecipe, runs: Sequence[StudyRun]) -> list[Row]:
         chosen = math.ceil(more / fewer)
         first, own_losses = (each.loss.values if each.loss is not None else {} for each in (rows[baseline], row))
         shared = [seed for seed in curves[i] if seed in curves[baseline]]
-        by_step: list[AtStep] = []
-        for step in _common_steps([each[seed] for each in (curves[baseline], curves[i]) for seed in shared]):
+        improved: list[AtStep] = []
+        measured = [set(each[seed]) for each in (curves[baseline], curves[i]) for seed in shared]
+        for step in sorted(set.intersection(*measured)) if measured else ():
             there, here = ({seed: each[seed][step] for seed in shared} for each in (curves[baseline], curves[i]))
             one = improvement(there, here, chosen)
-            by_step += [(step, one.mean, one.low, one.high)] if one else []
-        found = {"improvement": improvement(first, own_losses, chosen), "improvement_by_step": by_step}
+            improved += [(step, one.mean, one.low, one.high)] if one else []
+        found = {"improvement": improvement(first, own_losses, chosen), "improvement_by_step": improved}
         rows[i] = row.model_copy(update=found)
     return rows
-
-
-def _row(
-    variant: str, point: Point, seeds: Sequence[int], runs: Sequence[StudyRun], curves: Mapping[int, Curve]
-) -> Row:
-    """Return the losses of one point, compared with nothing yet."""
-    ends = [(run.seed, run.train.final_eval_loss) for run in runs if run.outcome == "complete" and run.train]
-    losses = {seed: loss for seed, loss in ends if loss is not None}
-    values, steps = list(losses.values()), _common_steps(list(curves.values()))
-    by_step = [(step, [curve[step] for curve in curves.values()]) for step in steps]
-    seconds = [run.seconds_per_step for run in runs if run.seconds_per_step is not None]
-    sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return Row(
-        variant=variant,
-        point=point,
-        loss=Loss(mean=float(np.mean(values)), sd=sd, values=losses) if values else None,
-        diverged={run.seed: run.diverged_step for run in runs if run.diverged_step is not None},
-        missing=[seed for seed in seeds if all(run.seed != seed for run in runs)],
-        curve=[(step, float(np.mean(each)), min(each), max(each)) for step, each in by_step],
-        seconds_per_step=statistics.median(seconds) if seconds else None,
-    )
-
-
-def _common_steps(curves: Sequence[Curve]) -> list[int]:
-    """Return the steps that all curves have."""
-    return sorted(set.intersection(*map(set, curves))) if curves else []
 
 
 def improvement(baseline: Mapping[int, float], losses: Mapping[int, float], choices: int = 1) -> Improvement | None:

@@ -17,16 +17,15 @@ from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.identity import task_identity
 from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.series import patch_norms
-from hfpatch.runs.folder import RunFolder, RunPaths, diverged_step, summarise
+from hfpatch.runs.folder import RunPaths, diverged_step, summarise
 from hfpatch.runs.identity import check_run, check_scores, check_seeds
-from hfpatch.runs.plan import MEASURING, Plan, PlannedRun, Unit
-from hfpatch.runs.progress import Progress
+from hfpatch.runs.plan import MEASURING, PlannedRun, Unit
 from hfpatch.runs.retention import by_document, measure_further
 from hfpatch.runs.session import Session
 from hfpatch.runs.setup import ComparisonSetup, set_up
 from hfpatch.runs.tuning import Outcome, Tuning, values_text
 from hfpatch.support.files import read_json, write_json
-from hfpatch.support.provenance import Clock, checkout_state
+from hfpatch.support.provenance import checkout_state
 from hfpatch.surgery.folder import save_patch
 from hfpatch.training.probe import train_probe
 from hfpatch.training.processes import start_ranks
@@ -34,19 +33,9 @@ from hfpatch.training.validation import document_losses
 
 
 class ComparisonSession(Session):
-    """The units of a comparison, or those that train one of its methods.
-
-    Args:
-        plan: the units.
-        progress: called at every step; None shows nothing.
-        clock: gives results.json its times; None starts one.
-    """
+    """The units of a comparison, or those that train one of its methods."""
 
     setup: ComparisonSetup
-
-    def __init__(self, plan: Plan, progress: Progress | None = None, clock: Clock | None = None) -> None:
-        super().__init__(plan, progress)
-        self._folder, self._clock = RunFolder(plan.out), clock or Clock()
 
     def set_up(self) -> None:
         """Load the base and the data, and try each method on the base."""
@@ -64,10 +53,11 @@ class ComparisonSession(Session):
         if PartialState().is_main_process:
             from hfpatch.runs.results import collect, publish_values
 
-            results = collect(self.setup, self._folder, self._clock, complete=complete)
+            out = self.plan.out
+            results = collect(self.setup, out, self.clock, complete=complete)
             if complete and results.comparisons:
-                publish_values(self._folder, results)
-            write_json(self._folder.results, results.to_json())
+                publish_values(out, results)
+            write_json(out / "results.json", results.to_json())
 
     def is_due(self, unit: Unit) -> bool:
         """Return whether `complete` would train or evaluate something; the units that this one needs are complete."""
@@ -95,7 +85,9 @@ class ComparisonSession(Session):
                 if setup.tuning.needs(run):
                     if not unit.is_complete():
                         self._train(run)
-                        progress.finished(run.name, str(Outcome(run, read_json(RunPaths(run.folder).training))))
+                        trial = Outcome(run, read_json(RunPaths(run.folder).training))
+                        step, loss = diverged_step(trial.trained), f"loss on the text of tuning {trial.loss:.4f}"
+                        progress.finished(run.name, loss if step is None else f"diverged at step {step}")
                     _remove_checkpoints(run)
             else:
                 self._complete_training(unit)
@@ -194,7 +186,7 @@ class ComparisonSession(Session):
                     ranks=ranks,
                 )
                 computed = {"computed_with": computed_with(model)}
-                baseline = self._folder.run(setup.recipe.baseline, 0)
+                baseline, *_ = self.plan.runs
                 check_scores(baseline.result, {task: task_identity(score) for task, score in scores.items()})
         result = {
             "commit": checkout_state()[0],

@@ -44,10 +44,6 @@ class Outcome:
         known = diverged_step(self.trained) is None and measured is not None and math.isfinite(measured)
         return float(measured) if known and measured is not None else math.inf
 
-    def __str__(self) -> str:
-        step = diverged_step(self.trained)
-        return f"loss on the text of tuning {self.loss:.4f}" if step is None else f"diverged at step {step}"
-
 
 @dataclass(frozen=True)
 class Tuning:
@@ -129,10 +125,9 @@ def _at_edge(known: Sequence[Outcome], edge: Edge) -> list[str]:
     return [method for method, outcome in best.items() if outcome is not None and outcome.rate == limits[method]]
 
 
-def collect_tuning(tuning: Tuning, recipe: Recipe, text: TokenBlocks, plan: BatchPlan) -> results.Tuning | None:
-    """Return the outcomes of the trials so far, for the results; None where the recipe does not tune."""
-    if recipe.tuning is None:
-        return None
+def collect_tuning(tuning: Tuning, recipe: Recipe, text: TokenBlocks, plan: BatchPlan) -> results.Tuning:
+    """Return the outcomes of the trials so far, for the results of a recipe that tunes."""
+    assert recipe.tuning is not None
     outcomes = tuning.outcomes()
     rates = list(dict.fromkeys(outcome.rate for outcome in outcomes))
     return results.Tuning(

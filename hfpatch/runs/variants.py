@@ -65,22 +65,6 @@ class Patch:
         listing = "".join(f"{path.relative_to(self.folder).as_posix()} {sha256_file(path)}\n" for path in files)
         return hashlib.sha256(listing.encode()).hexdigest()
 
-    @contextmanager
-    def applied(self, base: Base) -> Iterator[int]:
-        """Load the patch, yield how many parameters it adds, and remove it.
-
-        Raises:
-            HfpatchError: as `load_patch`.
-        """
-        from hfpatch.surgery.folder import load_patch  # here, as a bare model needs no PEFT
-        from hfpatch.surgery.patch import patch_summary, unpatch
-
-        load_patch(base.model, self.folder, allow_other_base=self.allow_other_base, scale=self.scale)
-        try:
-            yield patch_summary(base.model).added
-        finally:
-            unpatch(base.model)
-
 
 @dataclass(frozen=True)
 class Variant:
@@ -109,6 +93,7 @@ class Variants(ABC):
         placement: where the weights go.
 
     Attributes:
+        variants: the variants.
         ranks: the processes that evaluate together.
         identity: identifies the evaluation; `prepare` adds the hashes of the weights.
         compared: the models compared with a bare one, as messages call them; empty for none.
@@ -129,11 +114,8 @@ class Variants(ABC):
         placement.check(self.ranks.count)
         self.models: dict[str, dict[str, Any]] = {}
         self.computed: dict[str, Any] = {}
-        self._variants, self._placement = variants, placement
+        self.variants, self._placement = variants, placement
         self._loaded: tuple[ModelSettings, Base] | None = None
-
-    def __iter__(self) -> Iterator[Variant]:
-        return iter(self._variants)
 
     @abstractmethod
     def prepare(self, settings: EvaluationSettings) -> None:
@@ -145,14 +127,25 @@ class Variants(ABC):
 
     @contextmanager
     def opened(self, variant: Variant) -> Iterator[tuple[Base, int]]:
-        """Load a variant, and yield its base and how many parameters its patch adds.
+        """Load a variant, yield its base and how many parameters its patch adds, and remove the patch.
 
         The bare base decides the library for matrix products, so that all patches share it.
+
+        Raises:
+            HfpatchError: as `load_base` and `load_patch`.
         """
-        base = self.load(variant.model)
+        base, patch = self.load(variant.model), variant.patch
         with ExitStack() as stack:
             stack.enter_context(pinned_library(self.ranks.same(choose_library(base.model))))
-            yield base, stack.enter_context(variant.patch.applied(base)) if variant.patch is not None else 0
+            added = 0
+            if patch is not None:
+                from hfpatch.surgery.folder import load_patch  # here, as a bare model needs no PEFT
+                from hfpatch.surgery.patch import patch_summary, unpatch
+
+                load_patch(base.model, patch.folder, allow_other_base=patch.allow_other_base, scale=patch.scale)
+                stack.callback(unpatch, base.model)
+                added = patch_summary(base.model).added
+            yield base, added
 
     def cut_by_tokens(self, tasks: Mapping[str, Any]) -> list[str]:
         """Return the tasks that count or cut by tokens, where the models' tokenizers differ."""
@@ -189,7 +182,12 @@ class Variants(ABC):
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            self._loaded = model, load_placed(model, self._placement, self.ranks.count)
+            loading, processes = model.loading, self.ranks.count
+            if self._placement.device_map is not None:
+                loading["device_map"] = self._placement.device_map
+            base = load_base(model.name, **loading, tensor_parallel=processes if self._placement.tp else None)
+            place_base(base, start_processes().device)
+            self._loaded = model, base
         return self._loaded[1]
 
 
@@ -235,7 +233,7 @@ class Patches(Variants):
     def prepare(self, settings: EvaluationSettings) -> None:
         """Load the base and, of several variants, try every patch on it."""
         base = self.load(self._model)
-        for variant in self if len(self._variants) > 1 else ():
+        for variant in self.variants if len(self.variants) > 1 else ():
             with self.opened(variant):
                 pass
         self.identity["model"]["sha256"] = base.sha256
@@ -264,11 +262,29 @@ class Models(Variants):
 
     def prepare(self, settings: EvaluationSettings) -> None:
         """Load every model and check that each can be scored and no two are the same."""
-        found = {  # in reverse, as the first one, which is scored first, then stays in memory
-            variant.label: _describe(self.load(variant.model), variant.model, settings)
-            for variant in reversed(self._variants)
-        }
-        self.models = self.ranks.same({variant.label: found[variant.label] for variant in self})
+        found = {}
+        for variant in reversed(self.variants):  # as the first one, which is scored first, then stays in memory
+            base = self.load(variant.model)
+            try:
+                with quiet():
+                    template_arguments(base.tokenizer, settings.apply_chat_template)
+                    scorer = HfpatchLM(base.model, tokenizer=base.tokenizer, max_length=settings.max_length)
+            except HfpatchError as error:
+                raise HfpatchError(f"--model {variant.model.name}: {error}") from error
+            known, tokenizer = describe_base(base, variant.model), hash_tokenizer(base.tokenizer)
+            chat = bool(settings.apply_chat_template)  # else its template writes no prompt
+            identity = {**known["identity"], **({} if chat else {"tokenizer": tokenizer})}
+            found[variant.label] = {
+                **known,
+                "parameters": sum(map(count_values, base.model.parameters())),
+                "max_length": scorer.max_length,
+                "tokenizer_sha256": tokenizer,
+                "identity_sha256": hash_values([base.sha256, identity]),
+                "matmul": choose_library(base.model),
+                "computed_with": computed_with(base.model),
+            }
+            del base, scorer  # one model is in memory at a time
+        self.models = self.ranks.same({variant.label: found[variant.label] for variant in self.variants})
         self.model = next(iter(self.models.values()))
         first: dict[str, str] = {}
         for label, facts in self.models.items():
@@ -279,42 +295,6 @@ class Models(Variants):
                     "and tokenizer); leave one of them out"
                 )
             self.identity["models"][label]["sha256"] = facts["sha256"]
-
-
-def load_placed(model: ModelSettings, placement: Placement, processes: int) -> Base:
-    """Load a model where it is computed.
-
-    Raises:
-        HfpatchError: as `load_base`.
-    """
-    loading = model.loading
-    if placement.device_map is not None:
-        loading["device_map"] = placement.device_map
-    base = load_base(model.name, **loading, tensor_parallel=processes if placement.tp else None)
-    place_base(base, start_processes().device)
-    return base
-
-
-def _describe(base: Base, model: ModelSettings, settings: EvaluationSettings) -> dict[str, Any]:
-    """Return the facts about a whole model, after checking that it can be scored."""
-    chat = bool(settings.apply_chat_template)  # else its template writes no prompt
-    try:
-        with quiet():
-            template_arguments(base.tokenizer, settings.apply_chat_template)
-            scorer = HfpatchLM(base.model, tokenizer=base.tokenizer, max_length=settings.max_length)
-    except HfpatchError as error:
-        raise HfpatchError(f"--model {model.name}: {error}") from error
-    known, tokenizer = describe_base(base, model), hash_tokenizer(base.tokenizer)
-    identity = {**known["identity"], **({} if chat else {"tokenizer": tokenizer})}
-    return {
-        **known,
-        "parameters": sum(map(count_values, base.model.parameters())),
-        "max_length": scorer.max_length,
-        "tokenizer_sha256": tokenizer,
-        "identity_sha256": hash_values([base.sha256, identity]),
-        "matmul": choose_library(base.model),
-        "computed_with": computed_with(base.model),
-    }
 
 
 def label_models(models: Sequence[ModelSettings]) -> dict[str, ModelSettings]:

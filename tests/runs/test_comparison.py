@@ -90,17 +90,9 @@ def test_compare_writes_the_run_folder(straight):
     assert not any(file.endswith(".tmp") for file in found)
 
 
-def test_a_published_folder_gives_the_same_comparisons_without_its_runs(straight, tmp_path):
-    for name in ("results.json", "values.safetensors"):
-        shutil.copy(straight / name, tmp_path)
-    assert compare_again(tmp_path) == load_results(straight).comparisons
-
-
 def test_results_name_everything_a_result_must_name(straight, model_folder):
     results = read_json(straight / "results.json")
-    assert results["schema"] == 2
-    assert results["kind"] == "comparison"
-    assert results["complete"] is True
+    assert (results["schema"], results["kind"], results["complete"]) == (2, "comparison", True)
     assert {"commit", "dirty", "command", "started", "wall_s", "python", "platform", "device", "threads"} < set(
         results["provenance"]
     )
@@ -124,12 +116,21 @@ def test_results_name_everything_a_result_must_name(straight, model_folder):
     }
     shared = read_json(straight / "identity.json")
     assert results["model"]["identity"] == {name: shared[name] for name in OF_BASE if name != "base_weights"}
-    runs = [run for method in results["methods"].values() for run in method["runs"].values()]
+    methods = results["methods"]
+    runs = [run for method in methods.values() for run in method["runs"].values()]
     assert all(set(run["computed_with"]) == set(COMPUTED_WITH) for run in runs)
-
-
-HELD_OUT_DATA = {"block_size": 16, "max_documents": 60, "held_out": 25}
-HELD_OUT_TASKS = {"tasks": ["tinyworld_cloze"], "limit": 8}
+    # Each method with its size and runs
+    assert list(methods) == ["baseline", "pre_projection", "lora"]
+    assert methods["baseline"]["parameters"]["trainable"] == 0
+    assert set(methods["baseline"]["runs"]) == {"0"}
+    assert methods["baseline"]["runs"]["0"]["train"] is None
+    d, layers = NEOX["hidden_size"], NEOX["num_hidden_layers"]
+    assert methods["pre_projection"]["parameters"]["trainable"] == layers * 2 * d * (5 * d // 4)
+    rank = methods["lora"]["match"]["rank"]
+    assert methods["lora"]["parameters"]["trainable"] == layers * rank * ((d + 3 * d) + (d + d))
+    assert methods["lora"]["match"]["to"] == "pre_projection"
+    assert set(methods["lora"]["runs"]) == {"0", "1"}
+    assert methods["lora"]["runs"]["1"]["train"]["steps"] == 3
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +138,8 @@ def with_held_out(model_folder, tmp_path_factory):
     """A comparison with one seed whose held-out documents are split over packed rows."""
     out = tmp_path_factory.mktemp("held-out") / "out"
     training = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0]}
-    chosen = make_recipe(model_folder, data=HELD_OUT_DATA, evaluation=HELD_OUT_TASKS, training=training)
+    data, tasks = {"block_size": 16, "max_documents": 60, "held_out": 25}, {"tasks": ["tinyworld_cloze"], "limit": 8}
+    chosen = make_recipe(model_folder, data=data, evaluation=tasks, training=training)
     compare(chosen, out)
     return out, chosen
 
@@ -216,21 +218,6 @@ def test_added_seeds_and_methods_are_compared_on_held_out_documents(with_held_ou
     assert {name: each.seeds for name, each in made.items()} == {"pre_projection": 2, "lora": 2, "lora_2": 2}
     assert made["lora_2"].test == "paired t over seeds and documents"
     assert made["lora_2"].n == 25
-
-
-def test_results_hold_each_method_with_its_size_and_runs(straight):
-    methods = read_json(straight / "results.json")["methods"]
-    assert list(methods) == ["baseline", "pre_projection", "lora"]
-    assert methods["baseline"]["parameters"]["trainable"] == 0
-    assert set(methods["baseline"]["runs"]) == {"0"}
-    assert methods["baseline"]["runs"]["0"]["train"] is None
-    d, layers = NEOX["hidden_size"], NEOX["num_hidden_layers"]
-    assert methods["pre_projection"]["parameters"]["trainable"] == layers * 2 * d * (5 * d // 4)
-    rank = methods["lora"]["match"]["rank"]
-    assert methods["lora"]["parameters"]["trainable"] == layers * rank * ((d + 3 * d) + (d + d))
-    assert methods["lora"]["match"]["to"] == "pre_projection"
-    assert set(methods["lora"]["runs"]) == {"0", "1"}
-    assert methods["lora"]["runs"]["1"]["train"]["steps"] == 3
 
 
 def test_every_declared_pair_is_compared_and_each_question_has_a_verdict_for_every_task(straight):
@@ -413,8 +400,7 @@ def test_a_base_off_its_known_score_stops_before_any_training(model_folder, tmp_
 
 def test_a_metric_that_compares_nothing_stops_before_any_training(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(hfpatch.evaluation, "all_aggregations", lambda *_: {"tinyworld_cloze": {"acc": len}})
-    with pytest.raises(HfpatchError, match="task tinyworld_cloze: its metric acc does not follow from"):
-        compare(recipe, tmp_path / "run")
+    assert "task tinyworld_cloze: its metric acc does not follow from" in refused(compare, recipe, tmp_path / "run")
     assert [path.name for path in (tmp_path / "run" / "runs").iterdir()] == ["baseline"]
 
 
@@ -522,17 +508,15 @@ def test_a_failure_before_the_first_step_leaves_what_others_have_done(recipe, tm
         raise HfpatchError("no memory")
 
     monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", fail)
-    with pytest.raises(HfpatchError, match="no memory"):
-        train(recipe, "pre_projection", out)
+    assert "no memory" in refused(train, recipe, "pre_projection", out)
     assert files(out) == before
-    with pytest.raises(HfpatchError, match="no memory"):
-        train(recipe, "pre_projection", tmp_path / "alone")
-    assert not (tmp_path / "alone").exists()
-    (tmp_path / "alone").mkdir()
-    (tmp_path / "alone" / ".hidden").write_text("of someone else")
-    with pytest.raises(HfpatchError, match="no memory"):
-        train(recipe, "pre_projection", tmp_path / "alone")
-    assert files(tmp_path / "alone") == [".hidden"]
+    alone = tmp_path / "alone"
+    assert "no memory" in refused(train, recipe, "pre_projection", alone)
+    assert not alone.exists()
+    alone.mkdir()
+    (alone / ".hidden").write_text("of someone else")
+    assert "no memory" in refused(train, recipe, "pre_projection", alone)
+    assert files(alone) == [".hidden"]
 
 
 @pytest.mark.parametrize("keep", [False, True])

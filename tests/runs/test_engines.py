@@ -6,20 +6,19 @@ import shutil
 import signal
 import time
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import forked
 import pytest
+import torch
 from tiny_runs import GPT2, lines, numbers, small_recipe, without_reports
 
-import hfpatch.runs.comparison
-import hfpatch.runs.engines.processes
-import hfpatch.runs.study
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import Progress, compare, locks, pretrain_study
-from hfpatch.runs.engines import parallel, worker
+from hfpatch.runs.engines import parallel, processes, worker
 from hfpatch.runs.engines.job import Job, Place
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.support.files import read_json
@@ -134,9 +133,22 @@ def test_a_worker_that_starts_ends_the_count_of_those_that_did_not():
         begin(lost)
 
 
+def test_processes_that_share_a_run_share_its_threads(monkeypatch):
+    monkeypatch.setattr(processes, "count_cores", lambda: 8)
+    torch.set_num_threads(8)
+    settings = EngineSettings(jobs=1, processes_per_run=2)
+    workers = processes.Processes(settings)
+    with closing(parallel.Parallel(workers, settings)) as engine:
+        engine.connect()
+        assert (torch.get_num_threads(), workers.threads, engine.at_once) == (4, 4, 1)
+        assert workers.describe() == "1 runs at a time, each on 8 threads of this machine"
+    assert torch.get_num_threads() == 8
+    torch.set_num_threads(1)
+
+
 @pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(recipe, straight, tmp_path, monkeypatch):
-    monkeypatch.setattr(hfpatch.runs.engines.processes, "get_context", lambda _: forked.context())
+    monkeypatch.setattr(processes, "get_context", lambda _: forked.context())
     out = tmp_path / "out"
     broken = out / "runs" / "lora" / "seed-1"
     log = Break(broken)
@@ -156,15 +168,13 @@ def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(rec
     assert_equal(out, straight)
 
 
-NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # which differs between processes
-
-
 @pytest.fixture(scope="module")
 def study(recipe):
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # which differs between processes
     return StudyRecipe.model_validate(
         {
             "name": "small",
-            "architecture": {**GPT2, "n_layer": 1, **NO_DROPOUT},
+            "architecture": {**GPT2, "n_layer": 1, **no_dropout},
             "tokenizer": {"path": recipe.model.name},
             "data": {"source": "tinyworld/base", "max_documents": 40, "block_size": 32, "held_out": 5},
             "training": {"steps": 300, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "save_every": 10},

@@ -10,7 +10,7 @@ import pytest
 import hfpatch.evaluation.sizing
 import hfpatch.runs.measuring
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import evaluate
+from hfpatch.evaluation import evaluate, load_tasks
 from hfpatch.evaluation.selection import select
 from hfpatch.evaluation.sizing import collect_requests, scorer_of, time_requests
 from hfpatch.evaluation.windows import row_operations
@@ -57,22 +57,15 @@ def found(empty):
         return forecast(make_recipe(), effect=0.1, seconds=1000)  # whatever else this machine does
 
 
-def test_it_counts_the_units_of_the_plan(found):
+def test_it_counts_the_units_of_the_plan_and_the_tokens_of_the_requests(found):
     units = Counter(unit.action for unit in plan_comparison(make_recipe(), Path("out")).units)
     assert {action: work.units for action, work in found.work.items()} == {"train": units["train"], "evaluate": 7}
     assert found.work["train"].steps == 3 * 2 * 7
     assert found.work["train"].tokens == 3 * 2 * 7 * 4 * 32
     assert found.work["evaluate"].requests == 7 * 2 * DOCUMENTS
-
-
-def test_the_tokens_are_those_of_the_requests(found):
     tokenizer = load_base(MODEL).tokenizer
-    from hfpatch.evaluation import load_tasks
-
     documents = list(load_tasks(["tinyworld_text"])["tinyworld_text"].eval_docs)[:DOCUMENTS]
-    texts = [
-        tokenizer(document["page"] if "page" in document else document["text"]).input_ids for document in documents
-    ]
+    texts = [tokenizer(document.get("page", document.get("text"))).input_ids for document in documents]
     assert found.tasks["tinyworld_text"].tokens == sum(len(tokens) + 1 for tokens in texts)  # after one start token
     assert found.work["evaluate"].tokens == 7 * sum(task.tokens for task in found.tasks.values())
 

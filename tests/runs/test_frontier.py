@@ -45,7 +45,7 @@ def two(read, tmp_path_factory):
     return out
 
 
-def test_a_method_that_misses_a_budget_is_left_out_and_listed(two):
+def test_a_method_that_misses_a_budget_is_left_out_and_listed(two, read):
     results = load_results(two)
     sizes = {name: method.trainable for name, method in results.methods.items() if name != "heat"}
     assert sizes == {"baseline": 0, "pre@64": 2 * COLUMN, "pre@192": 6 * COLUMN, "lora@192": 2 * RANK}
@@ -55,10 +55,7 @@ def test_a_method_that_misses_a_budget_is_left_out_and_listed(two):
     assert not (two / "runs" / "lora@64").exists()
     assert "lora@64" in (two / "report.md").read_text()
     assert "lora@64" in (two / "recipe.yaml").read_text()
-
-
-def test_a_finished_run_is_only_reported_again(two, read):
-    compare(read(), two, resume=True, progress=Nothing())
+    compare(read(), two, resume=True, progress=Nothing())  # a finished run is only reported again
 
 
 def test_a_budget_more_trains_only_what_is_new(two, read, tmp_path):
@@ -93,11 +90,10 @@ def test_one_budget_can_be_trained_alone_and_one_that_is_left_out_cannot(read, t
         train(read(), "lora@64", tmp_path / "other")
     with pytest.raises(HfpatchError, match="no method 'lora' in the recipe"):
         train(read(), "lora", tmp_path / "third")
-
-
-def test_no_method_reaches_a_budget(read, tmp_path):
     with pytest.raises(HfpatchError, match="budgets: no method reaches any; pre@3: its nearest size"):
-        compare(read("budgets=[3]", "methods.heat=null"), tmp_path / "out")
+        compare(read("budgets=[3]", "methods.heat=null"), tmp_path / "fourth")
+    with pytest.raises(HfpatchError, match=r"tuning\.at: middle: lora@64 cannot be tuned, because its nearest size"):
+        compare(read(TUNED), tmp_path / "fifth")
 
 
 def test_tuning_at_the_middle_serves_all_budgets(read, tmp_path, no_report):
@@ -122,11 +118,6 @@ def test_tuning_at_the_middle_serves_all_budgets(read, tmp_path, no_report):
 
 def read_identity(out, name):
     return json.loads((out / "runs" / name / "seed-0" / "training.json").read_text())["identity"]["training"]
-
-
-def test_a_method_is_not_tuned_where_it_is_left_out(read, tmp_path):
-    with pytest.raises(HfpatchError, match=r"tuning\.at: middle: lora@64 cannot be tuned, because its nearest size"):
-        compare(read(TUNED), tmp_path / "out")
 
 
 def test_the_plan_counts_what_is_run(read):

@@ -13,11 +13,11 @@ import pytest
 import torch
 import yaml
 from own_methods import forgotten
-from own_tasks import CHAT, SHORT, write_model, write_tasks
+from own_tasks import CHAT, write_model, write_tasks
 from reporting.conftest import example
 from tiny_runs import NEOX, Nothing
 
-from hfpatch.data.tokenizer import identify_tokenizer, train_tokenizer
+from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import evaluate
 from hfpatch.evaluation.cache import model_key
@@ -491,20 +491,14 @@ def test_every_key_is_tried_and_only_these_are_free():
     assert FREE == NOT_IDENTITY
 
 
-def two_recipes(section, key):
-    """Return a recipe, and it with one key changed; neither need be possible as a whole."""
-    given = KEYS[section][key]
-    before, after = given if isinstance(given, tuple) else ({}, given)
-    base = Recipe.model_validate(BASE)
-    first = getattr(base, section).model_copy(update=before)
-    second = first.model_copy(update={key: after})
-    return (base.model_copy(update={section: each}) for each in (first, second))
-
-
 @pytest.mark.parametrize(("section", "key"), EACH_KEY, ids=[".".join(each) for each in EACH_KEY])
 @pytest.mark.filterwarnings("ignore:Pydantic serializer")
 def test_a_run_resumes_with_no_other_value_of_a_key_that_decides(section, key, tmp_path, monkeypatch):
-    first, second = two_recipes(section, key)
+    given = KEYS[section][key]
+    before, after = given if isinstance(given, tuple) else ({}, given)
+    base = Recipe.model_validate(BASE)  # it, and it with one key changed, need not be possible as a whole
+    old = getattr(base, section).model_copy(update=before)
+    first, second = (base.model_copy(update={section: each}) for each in (old, old.model_copy(update={key: after})))
     monkeypatch.setattr("hfpatch.runs.folder.load_recipe", lambda path, **_: first)
     for run in ("baseline", "lora"):
         (tmp_path / "runs" / run).mkdir(parents=True)
@@ -545,10 +539,3 @@ def test_the_cache_and_a_base_know_the_modelling_file(restored):
     assert hashes() == before
     replaced("base/modeling_mine.py", "1.0 *", "2.0 *")(restored)
     assert all(now != then for now, then in zip(hashes(), before, strict=True))
-
-
-def test_the_tokenizers_hash_has_its_template(place):
-    tokenizer = load_base(str(place / "base")).tokenizer
-    before = identify_tokenizer(tokenizer)
-    tokenizer.chat_template = SHORT
-    assert identify_tokenizer(tokenizer) != before

@@ -92,10 +92,6 @@ def machine(cluster):
             cluster.remove_node(each, allow_graceful=False)
 
 
-def raylet(node) -> int:
-    return node.all_processes["raylet"][0].process.pid
-
-
 class KillNode(Log):
     """Kills the machine that a run is on, with all its processes, once the run has done some steps."""
 
@@ -107,7 +103,8 @@ class KillNode(Log):
         if run == self.run and record.step > 20 and self.killed is None:
             worker = next(int(node.rpartition(":")[2]) for name, _, node in self.nodes if name == run)
             place = psutil.Process(worker).ppid()
-            self.killed = next(node for node in self.cluster.list_all_nodes() if raylet(node) == place)
+            raylets = {node.all_processes["raylet"][0].process.pid: node for node in self.cluster.list_all_nodes()}
+            self.killed = raylets[place]
             for process in [*psutil.Process(place).children(recursive=True), psutil.Process(place)]:
                 process.send_signal(signal.SIGKILL)
             self.kept = (self.folder / "metrics.jsonl").read_text().splitlines()[:20]  # of the last checkpoint
@@ -166,26 +163,22 @@ def test_no_worker_outlives_its_driver_and_the_next_goes_on(study, straight_stud
     assert_equal(out, straight_study)
 
 
-def make_job(study, out):  # noqa: F811
-    return Job(recipe=study, out=out, part=None, holder=new_holder(), folder=out)
-
-
 @pytest.mark.slow
 def test_fractions_of_gpus_and_machines_that_lack_something(study, tmp_path, cluster, machine, monkeypatch):  # noqa: F811
     from hfpatch.runs.engines.ray import RayWorkers
 
     machine(num_cpus=4, num_gpus=1)  # declared; there is none
-    job, half = make_job(study, tmp_path), EngineSettings(ray=cluster.address, gpus_per_run=0.5)
+    job = Job(recipe=study, out=tmp_path, part=None, holder=new_holder(), folder=tmp_path)
     with pytest.raises(HfpatchError, match=r"^--gpus-per-run 4: no machine .* \(the most is 1\)"):
         pretrain_study(study, tmp_path / "out", engine=EngineSettings(ray=cluster.address, gpus_per_run=4))
     assert not (tmp_path / "out").exists()
-    workers = RayWorkers(half)
+    workers = RayWorkers(EngineSettings(ray=cluster.address, gpus_per_run=0.5))
     workers.connect()
     try:
         assert workers.room() == 2
         workers.check(job)
         made = [workers.make(job, number) for number in range(3)]
-        futures = [worker.start() for worker in made]
+        futures = [worker.place for worker in made]
         nodes = [future.result(timeout=120).node for future in futures[:2]]
         assert nodes == [socket.gethostname()] * 2
         with pytest.raises(TimeoutError):

@@ -47,16 +47,6 @@ def test_the_script_is_bash():
     subprocess.run(["bash", "-n", SCRIPT], check=True)
 
 
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
     """Start Slurm with one node of two CPUs; the result runs a command of it."""
@@ -68,7 +58,11 @@ def slurm(tmp_path, monkeypatch):
     (tmp_path / "state").mkdir()
     (tmp_path / "spool").mkdir()
     config = tmp_path / "slurm.conf"
-    config.write_text(CONFIG.format(host=host, folder=tmp_path, ports=free_ports(2)))
+    with socket.socket() as one, socket.socket() as other:  # two free ports
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        ports = [each.getsockname()[1] for each in (one, other)]
+    config.write_text(CONFIG.format(host=host, folder=tmp_path, ports=ports))
     monkeypatch.setenv("SLURM_CONF", str(config))
     started = [subprocess.Popen(["slurmctld", "-D"], stderr=subprocess.DEVNULL)]
     started += [subprocess.Popen(["slurmd", "-D"], stderr=subprocess.DEVNULL)]

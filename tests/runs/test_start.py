@@ -20,15 +20,8 @@ from hfpatch.evaluation import check_comparable, evaluate
 print(*sys.modules)
 """
 REPORTS = {"matplotlib", "scipy.stats", "hfpatch.reporting.report", "hfpatch.reporting.plots"}
-ONLY_ELSEWHERE = {
-    "datasets",
-    "lm_eval",
-    "matplotlib",
-    "pandas",
-    "scipy.stats",
-    "hfpatch.evaluation",
-    "hfpatch.reporting",
-}
+ONLY_ELSEWHERE = {"datasets", "lm_eval", "matplotlib", "pandas", "scipy.stats"}
+ONLY_ELSEWHERE |= {"hfpatch.evaluation", "hfpatch.reporting"}
 
 
 @pytest.mark.parametrize(("program", "later"), [(TRAIN, ONLY_ELSEWHERE), (COMPARE, REPORTS)])

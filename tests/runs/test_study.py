@@ -182,10 +182,7 @@ def test_a_variant_that_cannot_be_built_stops_before_any_training(tmp_path):
         assert not out.exists()
 
 
-LOSSES = st.lists(st.tuples(st.floats(1, 9), st.floats(1, 9)), min_size=2, max_size=6)
-
-
-@given(LOSSES)
+@given(st.lists(st.tuples(st.floats(1, 9), st.floats(1, 9)), min_size=2, max_size=6))
 def test_improvements_are_students_over_the_seeds(pairs):
     ratios = [(baseline - loss) / baseline for baseline, loss in pairs]
     found = improvement(*({seed: pair[side] for seed, pair in enumerate(pairs)} for side in (0, 1)))

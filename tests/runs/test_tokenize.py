@@ -123,12 +123,9 @@ def test_a_file_of_another_tool_gets_its_sidecar(tmp_path):
     with pytest.raises(HfpatchError, match=r"gets only its sidecar; leave out --out"):
         tokenize(chosen, tmp_path / "other.bin")
     assert tokenize(chosen).info.sha256 == made.info.sha256
-    blocks = [load_blocks(each.data, load_base_tokenizer(made)) for each in (chosen, from_file(made))]
+    tokenizer = AutoTokenizer.from_pretrained(made.tokenizer)
+    blocks = [load_blocks(each.data, tokenizer) for each in (chosen, from_file(made))]
     assert np.array_equal(blocks[0].rows, blocks[1].rows)
-
-
-def load_base_tokenizer(made):
-    return AutoTokenizer.from_pretrained(made.tokenizer)
 
 
 def test_nothing_is_left_where_a_mistake_is_found(tmp_path, monkeypatch):

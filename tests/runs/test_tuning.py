@@ -300,17 +300,14 @@ def test_options_that_cannot_be_tuned_are_refused_before_anything_is_written(mod
         assert not out.exists()
 
 
-def test_a_text_without_enough_documents_is_refused_before_anything_is_written(model_folder, tmp_path):
+def test_a_text_that_tuning_does_not_fit_is_refused_before_anything_is_written(model_folder, tmp_path):
+    """Of the first there are too few documents; an epoch of the second is a few steps, which one warm-up exceeds."""
     text = tmp_path / "text.txt"
     text.write_text("One of many.\n\n" * 30 + "\n\n".join(documents("base", count=9)))
     small = make_recipe(model_folder, data={"source": str(text), "block_size": 32}, tuning={**TUNING, "held_out": 10})
     message = refused(compare, small, tmp_path / "out")
     assert "tuning.held_out is 10, and of 39 documents only 9 occur once in the text" in message
     assert not (tmp_path / "out").exists()
-
-
-def test_a_trial_whose_steps_are_known_with_the_text_is_judged_then(model_folder, tmp_path):
-    """One epoch of 25 documents is a few steps; the first warm-up fits into them, the second does not."""
     training = {key: value for key, value in TRAINING.items() if key != "steps"} | {"epochs": 1.0}
     tuning = {**TUNING, "grid": {"training.warmup_steps": [1, 500]}}
     message = refused(compare, make_recipe(model_folder, training=training, tuning=tuning), tmp_path / "out")

@@ -1,5 +1,7 @@
 """What an evaluation compares: labels, and where models are loaded."""
 
+from types import SimpleNamespace
+
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.runs import variants
 from hfpatch.runs.variants import label_models, short_names
@@ -19,6 +21,8 @@ def test_what_is_asked_for_goes_to_transformers(monkeypatch):
     monkeypatch.setattr(variants, "place_base", lambda base, device: None)
     model = ModelSettings(name="some/model", device_map="cpu")
     for asked in (Placement(), Placement("auto"), Placement(tp=True)):
-        variants.load_placed(model, asked, 2)
+        made = object.__new__(variants.Models)
+        made.ranks, made._placement, made._loaded = SimpleNamespace(count=2), asked, None
+        made.load(model)
     assert [options["device_map"] for options in given] == ["cpu", "auto", "cpu"]
     assert [options["tensor_parallel"] for options in given] == [None, None, 2]

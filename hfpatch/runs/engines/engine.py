@@ -19,9 +19,11 @@ class Engine:
 
     Attributes:
         holder: the holder that the locks name, where workers borrow them.
+        at_once: how many runs are worked on at a time, known once it is connected.
     """
 
     holder: Holder | None = None
+    at_once = 1
 
     def connect(self) -> None:
         """Find the devices that the runs ask for, before anything is written.
@@ -29,11 +31,6 @@ class Engine:
         Raises:
             HfpatchError: if they are not there.
         """
-
-    @property
-    def at_once(self) -> int:
-        """How many runs are worked on at a time, known once it is connected."""
-        return 1
 
     def execute(self, session: Session) -> None:
         """Complete every unit of a plan.
@@ -55,10 +52,12 @@ class Worker(Protocol):
     """A process, perhaps on another machine, that works on one unit at a time.
 
     The futures raise if the process has ended, and for no other reason.
+
+    Attributes:
+        place: where it is, known once its devices are free for it.
     """
 
-    def start(self) -> Future[Place]:
-        """Start the process; where it is, is known once its devices are free for it."""
+    place: Future[Place]
 
     def submit(self, unit: Unit) -> Future[Outcome]:
         """Let it work on a unit."""
@@ -75,7 +74,13 @@ class Worker(Protocol):
 
 
 class Workers(Protocol):
-    """Makes workers."""
+    """Makes workers.
+
+    Attributes:
+        threads: torch's threads of each process, known once it is connected.
+    """
+
+    threads: int
 
     def connect(self) -> None:
         """Find the devices that the runs ask for.
@@ -96,10 +101,7 @@ class Workers(Protocol):
         """Return how many workers there may be at a time; it may change with the machines."""
 
     def make(self, job: Job, number: int) -> Worker:
-        """Make a worker in place ``number``, counted from 0; there is no other in it."""
-
-    def threads(self) -> int | None:
-        """Return torch's threads of each process; None leaves them."""
+        """Make a worker in place ``number``, counted from 0, and start it; there is no other in it."""
 
     def describe(self) -> str:
         """Return where and how many runs are worked on at a time."""

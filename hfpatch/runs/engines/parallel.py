@@ -66,15 +66,9 @@ class Parallel(Engine):
             PartialState._reset_state()
             start_processes()
         self.workers.connect()
-        threads = self.workers.threads()
-        if threads is not None:
-            self._threads = torch.get_num_threads()
-            torch.set_num_threads(threads)
-
-    @property
-    def at_once(self) -> int:
-        """As many as there is room for."""
-        return self.workers.room()
+        self.at_once = self.workers.room()
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(self.workers.threads)
 
     def execute(self, session: Session) -> None:
         """Complete every unit that neither fails nor needs one that fails."""
@@ -85,7 +79,7 @@ class Parallel(Engine):
             part=plan.part,
             holder=self.holder or {},
             folder=Path.cwd(),
-            threads=self.workers.threads(),
+            threads=self.workers.threads,
             processes=self.settings.processes,
             launch_config=self.settings.launch_config,
         )
@@ -119,10 +113,11 @@ class _Dispatch:
 
     Attributes:
         place: a unit's place in the plan, by its id.
+        needs: the places that each place needs.
         order: finds the places that are ready, as all that they need are complete.
         completed: how many units are complete.
         left_out: the places of units that failed, and of those that need one of them.
-        queue: the units that are ready for a worker, in the plan's order.
+        queue: the places that are ready for a worker, in the plan's order.
         begun: how often a worker began with a unit, by its id.
         starts: workers that could not be started, since one was.
     """
@@ -131,10 +126,11 @@ class _Dispatch:
         self.session, self.workers, self.job = session, workers, job
         self.units = session.plan.units
         self.place = {id(unit): number for number, unit in enumerate(self.units)}
-        self.order = TopologicalSorter({self.place[id(unit)]: self._needs(unit) for unit in self.units})
+        self.needs = [[self.place[id(needed)] for needed in unit.needs] for unit in self.units]
+        self.order = TopologicalSorter(dict(enumerate(self.needs)))
         self.order.prepare()
         self.completed, self.left_out = 0, set[int]()
-        self.queue: list[Unit] = []
+        self.queue: list[int] = []
         self.seats: list[_Seat] = []
         self.begun: Counter[int] = Counter()
         self.starts = 0
@@ -159,11 +155,34 @@ class _Dispatch:
                     if sigterm.asked:
                         raise Terminated(None)
                     self._assign()
-                    self._wait()
+                    # Wait for one of the workers, or until it is time to look at the progress
+                    busy = [seat for seat in self.seats if seat.unit is not None or not seat.started]
+                    done, _ = wait([seat.future for seat in busy], timeout=POLL_S, return_when=FIRST_COMPLETED)
+                    for seat in busy:
+                        if seat.future in done:
+                            self._take_note(seat)
+                    if any(seat.started for seat in self.seats):
+                        self.waiting_since = time.monotonic()
+                    elif time.monotonic() - self.waiting_since > SAY_WAITING_S:
+                        self.waiting_since = time.monotonic()
+                        self.session.progress.waiting("no machine has free devices for a run yet")
                     self._sort()
                     self._show_progress()
         finally:
-            self._end_workers()
+            # End all workers; those at work may save a checkpoint first
+            idle = [seat for seat in self.seats if seat.started and seat.unit is None]
+            others = [seat for seat in self.seats if seat not in idle]
+            for seat in others:
+                seat.worker.terminate()
+            for seat in idle:
+                seat.worker.leave()
+            wait([seat.future for seat in others if seat.unit is not None], timeout=GRACE_S)
+            for seat in others:
+                seat.worker.kill()
+                if seat.unit is not None:
+                    take_back(self.session.plan.out, seat.unit.run.lock, self.job.holder)
+
+        # What failed, in one line
         needing = len(self.left_out) - len(self.failures)
         which = "unit that needs" if needing == 1 else "units that need"
         also = f" ({needing} {which} it left out)" if needing else ""
@@ -179,23 +198,14 @@ class _Dispatch:
                 unit = self.units[number]
                 try:
                     if self.session.is_due(unit):
-                        self._enqueue(unit)
+                        insort(self.queue, number)
                         continue
                     self.session.complete(unit)
                 except HfpatchError as error:
                     self._fail(unit, str(error))
                 else:
-                    self._note_complete(unit)
-
-    def _needs(self, unit: Unit) -> list[int]:
-        return [self.place[id(needed)] for needed in unit.needs]
-
-    def _enqueue(self, unit: Unit) -> None:
-        insort(self.queue, unit, key=lambda each: self.place[id(each)])
-
-    def _note_complete(self, unit: Unit) -> None:
-        self.completed += 1
-        self.order.done(self.place[id(unit)])
+                    self.completed += 1
+                    self.order.done(number)
 
     def _assign(self) -> None:
         """Give units to free workers, and start more workers where there is room for them."""
@@ -206,9 +216,9 @@ class _Dispatch:
         open_seats = [number for number in range(self.workers.room()) if number not in taken]
         for number in open_seats[: max(0, wanted)]:
             worker = self.workers.make(self.job, number)
-            self.seats.append(_Seat(number, worker, worker.start()))
+            self.seats.append(_Seat(number, worker, worker.place))
         for seat in free[: len(self.queue)]:
-            unit = seat.unit = self.queue.pop(0)
+            unit = seat.unit = self.units[self.queue.pop(0)]
             self.begun[id(unit)] += 1
             run, marker = replace(unit.run, folder=unit.run.folder.absolute()), unit.marker and unit.marker.absolute()
             seat.future = seat.worker.submit(replace(unit, run=run, marker=marker, needs=()))
@@ -217,18 +227,6 @@ class _Dispatch:
                 self.session.progress.evaluating(unit.run.name, "evaluation")
             else:
                 self.session.progress.started(unit.run.name, training_steps(self.session.setup.recipe, unit))
-
-    def _wait(self) -> None:
-        busy = [seat for seat in self.seats if seat.unit is not None or not seat.started]
-        done, _ = wait([seat.future for seat in busy], timeout=POLL_S, return_when=FIRST_COMPLETED)
-        for seat in busy:
-            if seat.future in done:
-                self._take_note(seat)
-        if any(seat.started for seat in self.seats):
-            self.waiting_since = time.monotonic()
-        elif time.monotonic() - self.waiting_since > SAY_WAITING_S:
-            self.waiting_since = time.monotonic()
-            self.session.progress.waiting("no machine has free devices for a run yet")
 
     def _take_note(self, seat: _Seat) -> None:
         """Note the result of a start or of a unit."""
@@ -254,7 +252,8 @@ class _Dispatch:
         elif outcome.error is not None:
             self._fail(unit, outcome.error)
         else:
-            self._note_complete(unit)
+            self.completed += 1
+            self.order.done(self.place[id(unit)])
             self.session.record(unit)
             self.session.progress.left(unit.run.name, self.open)
             if outcome.summary is not None:
@@ -274,15 +273,15 @@ class _Dispatch:
         if self.begun[id(unit)] >= TRIES:
             self._fail(unit, f"{unit.run.name}: its worker ended {TRIES} times before it did ({reason})")
         else:
-            self._enqueue(unit)
+            insort(self.queue, self.place[id(unit)])
             self.session.progress.lost(unit.run.name, reason)
 
     def _fail(self, unit: Unit, message: str) -> None:
         """Leave out a unit that failed, and all that need it, directly or not."""
         self.failures.append(message)
         self.left_out.add(self.place[id(unit)])
-        for number, later in enumerate(self.units):  # each comes after those that it needs
-            if not self.left_out.isdisjoint(self._needs(later)):
+        for number, needs in enumerate(self.needs):  # each comes after those that it needs
+            if not self.left_out.isdisjoint(needs):
                 self.left_out.add(number)
         self.session.progress.left(unit.run.name, self.open)
         self.session.progress.failed(message)
@@ -305,18 +304,3 @@ class _Dispatch:
                 if record is not None and record.step != known:
                     self.seen[id(unit)] = record.step
                     self.session.progress.stepped(name, record)
-
-    def _end_workers(self) -> None:
-        """End all workers: those at work may save a checkpoint first."""
-        idle = [seat for seat in self.seats if seat.started and seat.unit is None]
-        self.seats = [seat for seat in self.seats if seat not in idle]
-        for seat in self.seats:
-            seat.worker.terminate()
-        for seat in idle:
-            seat.worker.leave()
-        wait([seat.future for seat in self.seats if seat.unit is not None], timeout=GRACE_S)
-        for seat in self.seats:
-            seat.worker.kill()
-            if seat.unit is not None:
-                take_back(self.session.plan.out, seat.unit.run.lock, self.job.holder)
-        self.seats = []

@@ -13,9 +13,9 @@ import torch
 
 from hfpatch.errors import HfpatchError
 from hfpatch.runs.engines.engine import Worker, Workers
-from hfpatch.runs.engines.job import Job, Outcome, Place
+from hfpatch.runs.engines.job import Job, Outcome
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.engines.worker import begin, place, work
+from hfpatch.runs.engines.worker import UnitWorker, begin, work
 from hfpatch.runs.plan import Unit
 from hfpatch.support.cpu import count_cores
 from hfpatch.training.processes import CPU_ONLY
@@ -48,6 +48,9 @@ class Processes(Workers):
             raise HfpatchError(
                 f"--jobs {self.jobs} with --cpus-per-run {cpus}: this machine has {cores} cores; lower one of them"
             )
+        # The share of each process in the cores, at most as many threads as torch uses here
+        share = min(cpus or max(1, count_cores() // self.jobs), torch.get_num_threads())
+        self.threads = max(1, share // self.settings.processes)
 
     def room(self) -> int:
         """Return the number asked for."""
@@ -64,14 +67,9 @@ class Processes(Workers):
             environment[VISIBLE] = ",".join(self.devices[first : first + count])
         return _Process(job, environment)
 
-    def threads(self) -> int:
-        """Return the share of each process in the cores, at most as many as torch uses here."""
-        share = self.settings.cpus_per_run or max(1, count_cores() // self.jobs)
-        return max(1, min(share, torch.get_num_threads()) // self.settings.processes)
-
     def describe(self) -> str:
         """Return how many runs are worked on at a time."""
-        threads = self.threads() * self.settings.processes
+        threads = self.threads * self.settings.processes
         return f"{self.jobs} runs at a time, each on {threads} thread{'s' * (threads > 1)} of this machine"
 
 
@@ -82,9 +80,7 @@ class _Process(Worker):
         self._pool = ProcessPoolExecutor(
             1, mp_context=get_context("spawn"), initializer=begin, initargs=(job, environment)
         )
-
-    def start(self) -> Future[Place]:
-        return self._pool.submit(place)
+        self.place = self._pool.submit(UnitWorker.place)
 
     def submit(self, unit: Unit) -> Future[Outcome]:
         return self._pool.submit(work, unit)

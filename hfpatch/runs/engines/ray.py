@@ -55,6 +55,8 @@ class RayWorkers(Workers):
             raise HfpatchError("--ray needs Ray, which is not installed; pip install 'hfpatch[ray]'") from error
         self.ray: ModuleType = ray
         self.settings, self._joined = settings, False
+        self.cpus = settings.cpus_per_run or settings.processes
+        self.threads = max(1, self.cpus // settings.processes)
 
     def connect(self) -> None:
         """Start Ray on this machine, or join a cluster."""
@@ -117,10 +119,6 @@ class RayWorkers(Workers):
             options["runtime_env"] = {"env_vars": passed}
         return _Actor(self.ray, self.ray.remote(UnitWorker).options(**options), job)
 
-    def threads(self) -> int:
-        """Return the cores of a process."""
-        return max(1, self.cpus // self.settings.processes)
-
     def describe(self) -> str:
         """Return the number of machines, and the devices of a run."""
         nodes, gpus = len(self._nodes()), f" and {self.gpus:g} GPUs" if self.gpus else ""
@@ -132,11 +130,6 @@ class RayWorkers(Workers):
         """Leave the cluster, or end the one on this machine."""
         if self._joined:
             self.ray.shutdown()
-
-    @property
-    def cpus(self) -> int:
-        """The cores of a run."""
-        return self.settings.cpus_per_run or self.settings.processes
 
     @property
     def gpus(self) -> float:
@@ -159,15 +152,7 @@ class _Actor(Worker):
 
     def __init__(self, ray: ModuleType, remote: Any, job: Job) -> None:
         self._ray, self._actor = ray, remote.remote(job)
-        self._place: Place | None = None
-
-    def start(self) -> Future[Place]:
-        def note(future: Future[Place]) -> None:
-            self._place = None if future.exception() else future.result()
-
-        future: Future[Place] = self._actor.place.remote().future()
-        future.add_done_callback(note)
-        return future
+        self.place: Future[Place] = self._actor.place.remote().future()
 
     def submit(self, unit: Unit) -> Future[Outcome]:
         future: Future[Outcome] = self._actor.work.remote(unit).future()
@@ -175,9 +160,9 @@ class _Actor(Worker):
 
     def terminate(self) -> None:
         """Send SIGTERM where that is possible, on this machine; elsewhere Ray can only kill, which `kill` does."""
-        if self._place is not None and self._place.node == socket.gethostname():
+        if self.place.done() and not self.place.exception() and self.place.result().node == socket.gethostname():
             with suppress(OSError):
-                os.kill(self._place.pid, signal.SIGTERM)
+                os.kill(self.place.result().pid, signal.SIGTERM)
 
     def kill(self) -> None:
         with suppress(Exception):  # Ray may have lost it, or be gone itself

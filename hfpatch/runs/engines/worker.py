@@ -87,8 +87,9 @@ class UnitWorker:
             os.chdir(job.folder)
         self._session: Session | None = None
 
-    def place(self) -> Place:
-        """Return where this worker is."""
+    @staticmethod
+    def place() -> Place:
+        """Return where this process is."""
         return Place(socket.gethostname(), os.getpid())
 
     def work(self, unit: Unit) -> Outcome:
@@ -123,42 +124,39 @@ class UnitWorker:
 
     def _complete(self, unit: Unit) -> str | None:
         """Complete a unit under the lock on its run, which the first of several processes holds; return its summary."""
+        import torch
+
+        from hfpatch.runs.identity import check_shared, stored_library
         from hfpatch.support.cpu import pinned_library
         from hfpatch.training.processes import start_processes
 
-        state = start_processes()
-        lock = hold(self.job.out, [unit.run.lock], wait_s=_LOCK_WAIT_S, lender=self.job.holder)
+        job, state = self.job, start_processes()
+        lock = hold(job.out, [unit.run.lock], wait_s=_LOCK_WAIT_S, lender=job.holder)
         with lock if state.is_main_process else nullcontext():
             state.wait_for_everyone()
-            session = self._session = self._session or _set_up(self.job)
+            # Load the inputs that all units share
+            if self._session is None:
+                if job.threads is not None:
+                    torch.set_num_threads(job.threads)
+                session: Session
+                if isinstance(job.recipe, StudyRecipe):
+                    from hfpatch.runs.pretraining import PretrainingSession
+
+                    session = PretrainingSession(plan_pretraining(job.recipe, job.out, job.part))
+                else:
+                    from hfpatch.runs.train_eval import ComparisonSession
+
+                    session = ComparisonSession(plan_comparison(job.recipe, job.out))
+                with pinned_library(stored_library(job.out)):
+                    session.set_up()
+                check_shared(job.out, session.setup.shared, session.setup.plans)
+                self._session = session
+
+            session = self._session
             session.progress = shown = UnitProgress(unit.run.folder if state.is_main_process else None)
             with pinned_library(session.setup.matmul):
                 session.complete(unit)
         return shown.summary
-
-
-def _set_up(job: Job) -> Session:
-    """Load the inputs that the units of a job share."""
-    import torch
-
-    from hfpatch.runs.identity import check_shared, stored_library
-    from hfpatch.support.cpu import pinned_library
-
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)
-    session: Session
-    if isinstance(job.recipe, StudyRecipe):
-        from hfpatch.runs.pretraining import PretrainingSession
-
-        session = PretrainingSession(plan_pretraining(job.recipe, job.out, job.part))
-    else:
-        from hfpatch.runs.train_eval import ComparisonSession
-
-        session = ComparisonSession(plan_comparison(job.recipe, job.out))
-    with pinned_library(stored_library(job.out)):
-        session.set_up()
-    check_shared(job.out, session.setup.shared, session.setup.plans)
-    return session
 
 
 # Called in the processes of `concurrent.futures`
@@ -187,12 +185,6 @@ def begin(job: Job, environment: dict[str, str | None]) -> None:
     signal.signal(signal.SIGTERM, leave)
     end_with_parent("driver")
     _worker = UnitWorker(job)
-
-
-def place() -> Place:
-    """Return where this process is."""
-    assert _worker is not None
-    return _worker.place()
 
 
 def work(unit: Unit) -> Outcome:
