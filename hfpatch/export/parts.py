@@ -49,15 +49,20 @@ def describe(model: nn.Module) -> tuple[Description, Tensors]:
             if layer.working_adapters():
                 found.append(_method(site, layer, names, tensors))
     for name, module in model.named_modules():
-        if isinstance(module, LoraLayer) and not module.merged:
-            found.append(_lora(name, module, tensors))
+        if not isinstance(module, LoraLayer) or module.merged:
+            continue
+        at, parts = base_name(name), []
+        host, _, last = at.rpartition(".")
+        own = f"hfpatch_lora_{last}"
+        for index, adapter in enumerate(each for each in module.active_adapters if each in module.lora_A):
+            a, b = (cast("nn.Linear", held[adapter]) for held in (module.lora_A, module.lora_B))
+            tensors[joined(host, f"{own}.a.{index}.weight")] = a.weight
+            tensors |= {joined(host, f"{own}.b.{index}.{kind}"): tensor for kind, tensor in b.named_parameters()}
+            sizes = {"inputs": a.in_features, "rank": a.out_features, "outputs": b.out_features}
+            parts.append({**sizes, "scaling": float(module.scaling[adapter]), "bias": b.bias is not None})
+        paths = {"host": host, "block": host, "at": {"linear": [at]}, "around": [at]}
+        found.append({"kind": "hfpatch_lora", "name": own, **paths, "options": {"parts": parts}})
     return found + rows, tensors  # the last one attached is called first
-
-
-def methods_of(model: nn.Module) -> list[type[MethodConfig]]:
-    """Return the methods whose parts a description of the model lists."""
-    layers = (layer for site in find_sites(model) for layer in layers_at(site) if layer.working_adapters())
-    return list(dict.fromkeys(layer.method for layer in layers))
 
 
 def base_name(name: str) -> str:
@@ -116,20 +121,6 @@ def _item(
     around = sorted({path for paths in at.values() for path in paths} - {site.path, site.block_path})
     paths = {"host": site.host_path, "block": site.block_path, "at": at, "around": around}
     return {"kind": kind, "name": name, **paths, "options": options}
-
-
-def _lora(name: str, layer: LoraLayer, tensors: Tensors) -> dict[str, Any]:
-    at, parts = base_name(name), []
-    host, _, last = at.rpartition(".")
-    own = f"hfpatch_lora_{last}"
-    for index, adapter in enumerate(name for name in layer.active_adapters if name in layer.lora_A):
-        a, b = (cast("nn.Linear", held[adapter]) for held in (layer.lora_A, layer.lora_B))
-        tensors[joined(host, f"{own}.a.{index}.weight")] = a.weight
-        tensors |= {joined(host, f"{own}.b.{index}.{kind}"): tensor for kind, tensor in b.named_parameters()}
-        sizes = {"inputs": a.in_features, "rank": a.out_features, "outputs": b.out_features}
-        parts.append({**sizes, "scaling": float(layer.scaling[adapter]), "bias": b.bias is not None})
-    paths = {"host": host, "block": host, "at": {"linear": [at]}, "around": [at]}
-    return {"kind": "hfpatch_lora", "name": own, **paths, "options": {"parts": parts}}
 
 
 def is_plain_lora(module: Any) -> bool:

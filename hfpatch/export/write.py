@@ -22,17 +22,18 @@ from hfpatch.export.parts import (
     describe,
     exported_name,
     merge_others,
-    methods_of,
     parts_of_the_base,
 )
 from hfpatch.export.runtime import MADE
 from hfpatch.promises.common import example_tokens, logits, relative, rounding
+from hfpatch.sites import find_sites
 from hfpatch.sites.family import EXPORTED
 from hfpatch.support.files import write_text
 from hfpatch.support.generated import modelling_file
 from hfpatch.support.plugins import one_line
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.hooks import PLACES
+from hfpatch.tuners.layer import layers_at
 
 _COUNT = itertools.count()
 FILE = "modeling_hfpatch.py"
@@ -134,7 +135,9 @@ def _write(model: Any, description: Description, base: Tensors, parts: Tensors, 
     """Write modelling file, configuration and weights; return the class of the model."""
     fp32 = any(tensor.dtype == torch.float32 for tensor in parts.values())
     integers = sorted({name.partition(".parts.")[2] for name, each in parts.items() if not each.is_floating_point()})
-    write_text(folder / FILE, modelling_source(model, methods_of(model), keep_fp32=fp32, integers=integers))
+    layers = [layer for site in find_sites(model) for layer in layers_at(site) if layer.working_adapters()]
+    methods = list(dict.fromkeys(layer.method for layer in layers))
+    write_text(folder / FILE, modelling_source(model, methods, keep_fp32=fp32, integers=integers))
     module, home = imported(folder), FILE.removesuffix(".py")
     kind, config_kind = (getattr(module, f"Hfpatch{type(stock).__name__}") for stock in (model, model.config))
     model.config.save_pretrained(str(folder))  # read again as transformers keeps it
