@@ -14,7 +14,6 @@ from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.other import ModulesToSaveWrapper
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from transformers.pytorch_utils import Conv1D
@@ -23,7 +22,6 @@ from hfpatch.errors import HfpatchError, first_line
 from hfpatch.sites import AttentionSite, find_sites
 from hfpatch.sites.modules import unwrapped
 from hfpatch.sites.site import joined
-from hfpatch.tuners.adapters import adapter_state
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.hooks import PLACES
 from hfpatch.tuners.layer import MethodLayer, layers_at
@@ -163,16 +161,3 @@ def merge_others(model: nn.Module) -> list[str]:
                 ) from error
             merged.append(base_name(name))
     return merged
-
-
-def parts_of_the_base(model: nn.Module) -> dict[str, Tensor]:
-    """Return the base's tensors by their names without adapters; copies in ``modules_to_save`` replace the original."""
-    added = adapter_state(model)
-    state = model.state_dict(keep_vars=True)
-    found = {base_name(name): tensor for name, tensor in state.items() if name not in added}
-    for name, module in model.named_modules():
-        if isinstance(module, ModulesToSaveWrapper) and not module.disable_adapters:
-            for adapter in (each for each in module.active_adapters if each in module.modules_to_save):
-                for key, tensor in module.modules_to_save[adapter].state_dict(keep_vars=True).items():
-                    found[f"{base_name(name)}.{key}"] = tensor
-    return found

@@ -177,13 +177,13 @@ class _Listing:
         if module in self._homes or module.partition(".")[0] in self._packages:
             return True
         if isinstance(value, FunctionType):
-            file: str | None = value.__code__.co_filename
+            file: Any = value.__code__.co_filename
         else:
             file = getattr(value if isinstance(value, ModuleType) else sys.modules.get(module), "__file__", None)
         if file is None:  # of a notebook, of no known module, or built in
             functions = vars(value).values() if isinstance(value, type) else ()
             file = next((each.__code__.co_filename for each in functions if isinstance(each, FunctionType)), None)
-        return file is not None and not file.startswith(_INSTALLED)
+        return file is not None and not str(file).startswith(_INSTALLED)
 
 
 def _is_plain(value: Any) -> bool:
