@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from families import make_config, make_model
-from training_blocks import make_blocks, same
+from training_blocks import make_blocks, metrics_of, same
 
 from hfpatch import PreProjectionConfig, patch
 from hfpatch.data.plan import draw_plan
@@ -72,7 +72,7 @@ def start(out: Path, kind: str, dies_at_sync: int | None = None) -> int:
 
 def outcome(out: Path) -> dict:
     """Return everything of a finished run that must not depend on interruptions."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(out)
     for line in lines:
         del line["seconds"]
     checkpoints = sorted(path.name for path in (out / "checkpoints").iterdir())

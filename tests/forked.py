@@ -56,8 +56,7 @@ class Forked:
         return CompletedProcess(self.arguments, self._process.exitcode, out, err)
 
 
-def start(arguments, **options):
-    return Forked(arguments, **options)
+start = Forked
 
 
 def python(arguments, *, timeout=300, **options):

@@ -34,12 +34,6 @@ def make(family: str, seed: int = 0) -> PreTrainedModel:
     return model.eval()
 
 
-def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Return a query or key projection in the order of llama.cpp, whose rotary pairs are neighbours."""
-    halves = weight.view(heads, 2, len(weight) // heads // 2, -1)
-    return halves.swapaxes(1, 2).reshape(weight.shape)
-
-
 def write_gguf(path: Path, family: str, kind: str = "Q8_0", *, seed: int = 0, extra: dict | None = None) -> dict:
     """Write a file whose matrices are quantised, and return the state dict that it holds, dequantised by ``gguf``."""
     model, ggml = make(family, seed), GGMLQuantizationType[kind]
@@ -78,11 +72,13 @@ def write_gguf(path: Path, family: str, kind: str = "Q8_0", *, seed: int = 0, ex
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         stem, suffix = name.rsplit(".", 1)
-        values = tensor
-        if family == "gpt2" and tensor.dim() == 2 and ".h." in name:
+        values, transposed = tensor, family == "gpt2" and tensor.dim() == 2 and ".h." in name
+        heads = {"q_proj": HEADS, "k_proj": PAIRS}.get(stem.rpartition(".")[2]) if family == "llama" else None
+        if transposed:
             values = tensor.T
-        if family == "llama" and stem.endswith(("q_proj", "k_proj")):
-            values = _interleaved(tensor, HEADS if stem.endswith("q_proj") else PAIRS)
+        if heads:  # in the order of llama.cpp, whose rotary pairs are neighbours
+            halves = tensor.view(heads, 2, len(tensor) // heads // 2, -1)
+            values = halves.swapaxes(1, 2).reshape(tensor.shape)
         values = values.contiguous().numpy()
         if tensor.dim() == 1 or kind == "F32":
             writer.add_tensor(f"{names.get_name(stem)}.{suffix}", values)
@@ -91,10 +87,9 @@ def write_gguf(path: Path, family: str, kind: str = "Q8_0", *, seed: int = 0, ex
         stored = quants.quantize(values, ggml)
         writer.add_tensor(f"{names.get_name(stem)}.{suffix}", stored, raw_dtype=ggml)
         back = torch.from_numpy(quants.dequantize(stored, ggml).copy())
-        if family == "gpt2" and ".h." in name:
+        if transposed:
             back = back.T
-        if family == "llama" and stem.endswith(("q_proj", "k_proj")):
-            heads = HEADS if stem.endswith("q_proj") else PAIRS
+        if heads:
             back = back.view(heads, len(back) // heads // 2, 2, -1).swapaxes(1, 2).reshape(back.shape)
         held[name] = back.contiguous()
     writer.write_header_to_file()

@@ -1,12 +1,12 @@
 """What the tests of trainings on several processes share: the program, free ports, and what a training left."""
 
-import json
 import socket
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 from train_on_processes import STEPS
+from training_blocks import metrics_of
 
 TESTS = Path(__file__).parent
 PROGRAM = TESTS / "train_on_processes.py"
@@ -19,7 +19,7 @@ def free_port() -> int:
 
 
 def losses(folder: Path, key: str = "loss", steps: int = STEPS) -> list[float]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(folder)
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
     return [line[key] for line in lines if key in line]
 

@@ -169,15 +169,6 @@ WORDS = {"array": "list", "object": "mapping", "string": "text", "boolean": "tru
 LIMITS = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "below", "maximum": "up to"}
 
 
-def default_text(key, value, required):
-    """Return the default of a key."""
-    if key in required:
-        return "**required**"
-    if "default" not in value or isinstance(value["default"], dict):
-        return ""
-    return f"`{json.dumps(value['default'], ensure_ascii=False)}`"
-
-
 def cell(text):
     """Return text with the bars escaped that would end a cell."""
     return text.replace("|", "\\|")
@@ -187,7 +178,12 @@ def table(schema, headings):
     """Return a section's keys as a table."""
     lines = ["| key | takes | default | |", "|---|---|---|---|"]
     for key, value in schema["properties"].items():
-        cells = type_text(value, headings), default_text(key, value, schema.get("required", ())), value["description"]
+        default = ""
+        if key in schema.get("required", ()):
+            default = "**required**"
+        elif "default" in value and not isinstance(value["default"], dict):
+            default = f"`{json.dumps(value['default'], ensure_ascii=False)}`"
+        cells = type_text(value, headings), default, value["description"]
         lines.append(f"| `{key}` | {' | '.join(map(cell, cells))} |")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Every code block of docs/ runs, page by page and in order; links lead somewhere.
+"""Every code block of docs/ and the README's snippets run, page by page and in order; links lead somewhere.
 
 Python is executed, or written to the file that its first line names, as YAML is, and each command line runs; `pytest`
 runs the tests of its file. A command whose comment says that it takes minutes or needs the hub is checked instead: the
@@ -13,9 +13,11 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from gguf_models import write_gguf
 from own_methods import forgotten
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from hfpatch.__main__ import main
@@ -26,6 +28,7 @@ from hfpatch.recipes.pretraining import load_pretrain_or_study
 from hfpatch.recipes.training import TrainingSettings
 from hfpatch.sites import family
 from hfpatch.support.folders import recipes_dir
+from hfpatch.tinyworld import checkpoint
 from hfpatch.tuners import registration as methods
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -95,26 +98,45 @@ def test_every_block_runs(page, tmp_path, monkeypatch):
     names = {"__name__": "__docs__"}
     with forgotten():
         for language, block in FENCE.findall(text_of(page)):
-            run_block(page, language, block, names)
+            if language == "python":
+                if not write_file(block):
+                    exec(compile(block, f"docs/{page}.md", "exec"), names)
+            elif language == "bash":
+                run_commands(block)
+            elif language == "yaml":
+                assert write_file(block), "the first line of a YAML block names its file"
+                section = yaml.safe_load(block)
+                if section.keys() == {"training"}:  # a part of a recipe
+                    TrainingSettings(**section["training"])
+            elif language == "toml":
+                check_entry_points(block)
+            else:
+                pytest.fail(f"docs/{page}.md: a block of {language or 'no language'} that nothing runs")
     for name in [name for name in set(sys.modules) - modules if (tmp_path / f"{name}.py").exists()]:
         del sys.modules[name]
 
 
-def run_block(page, language, block, names):
-    if language == "python":
-        if not write_file(block):
-            exec(compile(block, f"docs/{page}.md", "exec"), names)
-    elif language == "bash":
-        run_commands(block)
-    elif language == "yaml":
-        assert write_file(block), "the first line of a YAML block names its file"
-        section = yaml.safe_load(block)
-        if section.keys() == {"training"}:  # a part of a recipe
-            TrainingSettings(**section["training"])
-    elif language == "toml":
-        check_entry_points(block)
-    else:
-        pytest.fail(f"docs/{page}.md: a block of {language or 'no language'} that nothing runs")
+README = [block for block in FENCE.findall(text_of("../README")) if block[0] in ("python", "diff")]
+
+
+@pytest.mark.parametrize("snippet", [block for language, block in README if language == "python"])
+def test_a_snippet_of_the_readme_runs(snippet, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(snippet, "README.md", "exec"), {})
+    assert "added" in capsys.readouterr().out
+    assert (tmp_path / "my-patch" / "patch.json").is_file()
+
+
+def test_the_diff_of_the_readme_leaves_a_script_that_trains():
+    (diff,) = (block for language, block in README if language == "diff")
+    after = "\n".join(line[1:] for line in diff.splitlines() if not line.startswith("-"))
+    names = {"AutoModelForCausalLM": AutoModelForCausalLM, "name": checkpoint("gpt-neox")}
+    exec(compile(after, "README.md", "exec"), names)
+    tokens = torch.arange(8)[None]
+    names["model"](tokens, labels=tokens).loss.backward()
+    trained = [n for n, p in names["model"].named_parameters() if p.grad is not None]
+    assert trained
+    assert all("preproj_" in name for name in trained)
 
 
 def test_pages_are_reached_and_the_tests_that_they_name_are_there():

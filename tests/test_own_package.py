@@ -68,16 +68,13 @@ def make(case):
     return sage() if case == "sage" else make_model(case)
 
 
-CASES = ["gpt_neox", "gpt2", "llama", "gemma2", "sage"]
-
-
 def config(model, **options):
     """Return the configuration that a recipe names."""
     recipe = Recipe(name="own", methods={"baseline": [], "mix": [{"type": "head_mix", **options}]})
     return build_method(model, recipe.methods, "mix").configs[0]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["gpt_neox", "gpt2", "llama", "gemma2", "sage"])
 def test_every_promise_holds_of_the_method(case, monkeypatch):
     compiled = case == "sage"  # the others take seconds for it
     monkeypatch.setattr(run, "PROMISES", [each for each in run.PROMISES if compiled or each[0] != "torch.compile"])

@@ -52,6 +52,12 @@ def test_one_address_of_the_repository(project):
     assert read("CITATION.cff")["repository-code"] == home
 
 
+def test_every_make_target_of_the_readme_exists():
+    targets = set(re.findall(r"^ +make (\w+)", README, flags=re.MULTILINE))
+    assert {"quickstart", "test"} <= targets
+    assert all(re.search(rf"^{target}:", MAKEFILE, flags=re.MULTILINE) for target in targets)
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_workflow_runs_targets_of_the_makefile(path):
     steps = [step for job in read(path)["jobs"].values() for step in job["steps"]]

@@ -60,7 +60,20 @@ def export_patch(
             f"{name}: was pretrained with another query path and has its own modelling file; only patches of "
             "stock models can be exported (save_patch and load_patch work on it)"
         )
-    tokenizer, generation = _beside(patch, name, revision)
+
+    # Tokenizer and generation settings beside the adapter, else the base's tokenizer
+    own = any((patch / file).is_file() for file in _TOKENIZER)
+    source, gguf = (str(patch), None) if own else locate(name, revision)
+    options = {"revision": None if own else revision, **({} if gguf is None else {"gguf_file": str(gguf)})}
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
+        generation = GenerationConfig.from_pretrained(str(patch)) if (patch / _GENERATION).is_file() else None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = first_line(error)
+        raise HfpatchError(f"{patch}: its tokenizer or {_GENERATION} cannot be loaded: {reason}") from error
+    if (patch / _TEMPLATE).is_file():
+        tokenizer.chat_template = (patch / _TEMPLATE).read_text(encoding="utf-8")
+
     load_patch(base.model, patch, allow_other_base=allow_other_base, scale=scale)
     with atomic_directory(out) as folder:
         written = write_model(base.model, folder)
@@ -88,19 +101,3 @@ def _named_base(patch: Path) -> str:
         raise HfpatchError(f"{patch / file}: names no base; give it with --model")
     shown = shown_base(name)
     return shown if shown.startswith("tinyworld/") else name
-
-
-def _beside(patch: Path, base: str, revision: str | None) -> tuple[Any, Any]:
-    """Return tokenizer and generation settings: those beside the adapter, else the base's tokenizer and None."""
-    own = any((patch / file).is_file() for file in _TOKENIZER)
-    source, gguf = (str(patch), None) if own else locate(base, revision)
-    options = {"revision": None if own else revision, **({} if gguf is None else {"gguf_file": str(gguf)})}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
-        generation = GenerationConfig.from_pretrained(str(patch)) if (patch / _GENERATION).is_file() else None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = first_line(error)
-        raise HfpatchError(f"{patch}: its tokenizer or {_GENERATION} cannot be loaded: {reason}") from error
-    if (patch / _TEMPLATE).is_file():
-        tokenizer.chat_template = (patch / _TEMPLATE).read_text(encoding="utf-8")
-    return tokenizer, generation

@@ -14,7 +14,6 @@ from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.other import ModulesToSaveWrapper
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from transformers.pytorch_utils import Conv1D
@@ -23,7 +22,6 @@ from hfpatch.errors import HfpatchError, first_line
 from hfpatch.sites import AttentionSite, find_sites
 from hfpatch.sites.modules import unwrapped
 from hfpatch.sites.site import joined
-from hfpatch.tuners.adapters import adapter_state
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.hooks import PLACES
 from hfpatch.tuners.layer import MethodLayer, layers_at
@@ -49,15 +47,20 @@ def describe(model: nn.Module) -> tuple[Description, Tensors]:
             if layer.working_adapters():
                 found.append(_method(site, layer, names, tensors))
     for name, module in model.named_modules():
-        if isinstance(module, LoraLayer) and not module.merged:
-            found.append(_lora(name, module, tensors))
+        if not isinstance(module, LoraLayer) or module.merged:
+            continue
+        at, parts = base_name(name), []
+        host, _, last = at.rpartition(".")
+        own = f"hfpatch_lora_{last}"
+        for index, adapter in enumerate(each for each in module.active_adapters if each in module.lora_A):
+            a, b = (cast("nn.Linear", held[adapter]) for held in (module.lora_A, module.lora_B))
+            tensors[joined(host, f"{own}.a.{index}.weight")] = a.weight
+            tensors |= {joined(host, f"{own}.b.{index}.{kind}"): tensor for kind, tensor in b.named_parameters()}
+            sizes = {"inputs": a.in_features, "rank": a.out_features, "outputs": b.out_features}
+            parts.append({**sizes, "scaling": float(module.scaling[adapter]), "bias": b.bias is not None})
+        paths = {"host": host, "block": host, "at": {"linear": [at]}, "around": [at]}
+        found.append({"kind": "hfpatch_lora", "name": own, **paths, "options": {"parts": parts}})
     return found + rows, tensors  # the last one attached is called first
-
-
-def methods_of(model: nn.Module) -> list[type[MethodConfig]]:
-    """Return the methods whose parts a description of the model lists."""
-    layers = (layer for site in find_sites(model) for layer in layers_at(site) if layer.working_adapters())
-    return list(dict.fromkeys(layer.method for layer in layers))
 
 
 def base_name(name: str) -> str:
@@ -118,20 +121,6 @@ def _item(
     return {"kind": kind, "name": name, **paths, "options": options}
 
 
-def _lora(name: str, layer: LoraLayer, tensors: Tensors) -> dict[str, Any]:
-    at, parts = base_name(name), []
-    host, _, last = at.rpartition(".")
-    own = f"hfpatch_lora_{last}"
-    for index, adapter in enumerate(name for name in layer.active_adapters if name in layer.lora_A):
-        a, b = (cast("nn.Linear", held[adapter]) for held in (layer.lora_A, layer.lora_B))
-        tensors[joined(host, f"{own}.a.{index}.weight")] = a.weight
-        tensors |= {joined(host, f"{own}.b.{index}.{kind}"): tensor for kind, tensor in b.named_parameters()}
-        sizes = {"inputs": a.in_features, "rank": a.out_features, "outputs": b.out_features}
-        parts.append({**sizes, "scaling": float(layer.scaling[adapter]), "bias": b.bias is not None})
-    paths = {"host": host, "block": host, "at": {"linear": [at]}, "around": [at]}
-    return {"kind": "hfpatch_lora", "name": own, **paths, "options": {"parts": parts}}
-
-
 def is_plain_lora(module: Any) -> bool:
     """Return whether a module is LoRA on a linear projection, y = xW + (x A) B, which an export has as a part."""
     if not isinstance(module, LoraLayer) or isinstance(module, ParamWrapper):
@@ -172,16 +161,3 @@ def merge_others(model: nn.Module) -> list[str]:
                 ) from error
             merged.append(base_name(name))
     return merged
-
-
-def parts_of_the_base(model: nn.Module) -> dict[str, Tensor]:
-    """Return the base's tensors by their names without adapters; copies in ``modules_to_save`` replace the original."""
-    added = adapter_state(model)
-    state = model.state_dict(keep_vars=True)
-    found = {base_name(name): tensor for name, tensor in state.items() if name not in added}
-    for name, module in model.named_modules():
-        if isinstance(module, ModulesToSaveWrapper) and not module.disable_adapters:
-            for adapter in (each for each in module.active_adapters if each in module.modules_to_save):
-                for key, tensor in module.modules_to_save[adapter].state_dict(keep_vars=True).items():
-                    found[f"{base_name(name)}.{key}"] = tensor
-    return found

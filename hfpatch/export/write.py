@@ -14,25 +14,21 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from peft.utils.other import ModulesToSaveWrapper
 
 from hfpatch.errors import HfpatchError
-from hfpatch.export.parts import (
-    Description,
-    Tensors,
-    describe,
-    exported_name,
-    merge_others,
-    methods_of,
-    parts_of_the_base,
-)
+from hfpatch.export.parts import Description, Tensors, base_name, describe, exported_name, merge_others
 from hfpatch.export.runtime import MADE
 from hfpatch.promises.common import example_tokens, logits, relative, rounding
+from hfpatch.sites import find_sites
 from hfpatch.sites.family import EXPORTED
 from hfpatch.support.files import write_text
 from hfpatch.support.generated import modelling_file
 from hfpatch.support.plugins import one_line
+from hfpatch.tuners.adapters import adapter_state
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.hooks import PLACES
+from hfpatch.tuners.layer import layers_at
 
 _COUNT = itertools.count()
 FILE = "modeling_hfpatch.py"
@@ -90,7 +86,17 @@ def write_model(model: Any, folder: Path) -> Export:
     expected = logits(realigned(model), tokens)
     merged = merge_others(model)
     description, tensors = describe(model)
-    base = {exported_name(name, description): tensor for name, tensor in parts_of_the_base(model).items()}
+
+    # The base's tensors by their names without adapters; copies in `modules_to_save` replace the original
+    added = adapter_state(model)
+    base = {base_name(name): each for name, each in model.state_dict(keep_vars=True).items() if name not in added}
+    for name, module in model.named_modules():
+        if isinstance(module, ModulesToSaveWrapper) and not module.disable_adapters:
+            for adapter in (each for each in module.active_adapters if each in module.modules_to_save):
+                for key, tensor in module.modules_to_save[adapter].state_dict(keep_vars=True).items():
+                    base[f"{base_name(name)}.{key}"] = tensor
+    base = {exported_name(name, description): tensor for name, tensor in base.items()}
+
     try:
         kind = _write(model, description, base, tensors, folder)
         loaded, report = kind.from_pretrained(str(folder), output_loading_info=True)
@@ -134,7 +140,9 @@ def _write(model: Any, description: Description, base: Tensors, parts: Tensors, 
     """Write modelling file, configuration and weights; return the class of the model."""
     fp32 = any(tensor.dtype == torch.float32 for tensor in parts.values())
     integers = sorted({name.partition(".parts.")[2] for name, each in parts.items() if not each.is_floating_point()})
-    write_text(folder / FILE, modelling_source(model, methods_of(model), keep_fp32=fp32, integers=integers))
+    layers = [layer for site in find_sites(model) for layer in layers_at(site) if layer.working_adapters()]
+    methods = list(dict.fromkeys(layer.method for layer in layers))
+    write_text(folder / FILE, modelling_source(model, methods, keep_fp32=fp32, integers=integers))
     module, home = imported(folder), FILE.removesuffix(".py")
     kind, config_kind = (getattr(module, f"Hfpatch{type(stock).__name__}") for stock in (model, model.config))
     model.config.save_pretrained(str(folder))  # read again as transformers keeps it

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,14 +21,12 @@ from hfpatch.promises.common import (
     NOT_OURS,
     changed_by,
     gradients,
-    largest,
     leak,
     logits,
     loss,
     perturbed,
     relative,
     rounding,
-    training,
     within,
 )
 from hfpatch.support.modes import keeping_flags
@@ -51,7 +49,7 @@ def no_op(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     with keeping_flags(model):
         model.requires_grad_(False)  # torch picks kernels by the flags
         before = logits(model, tokens)
-        difference = largest(before, logits(patch(model, config), tokens))
+        difference = float((before - logits(patch(model, config), tokens)).abs().max())
         unpatch(model)
     pre_projection = isinstance(config, PreProjectionConfig) and config.init != "identity"
     if pre_projection or (isinstance(config, NonlinearQueryConfig) and config.form == "literal"):
@@ -120,17 +118,31 @@ def unpatch_restores(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bo
 def cache(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """Greedy generation with and without K/V cache agrees."""
 
-    def patched() -> float:
-        with perturbed(model, config):
-            with_cache, without = (_generate(model, tokens, use_cache=use).sequences for use in (True, False))
-        return 0.0 if torch.equal(with_cache, without) else float("inf")
+    def difference(*, of_logits: bool) -> float:
+        found: list[Any] = []
+        for use_cache in (True, False):
+            torch.manual_seed(0)
+            generated = model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                max_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                use_cache=use_cache,
+                eos_token_id=None,
+                pad_token_id=0,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+            found.append(generated)
+        with_cache, without = found
+        if of_logits:
+            return relative(torch.stack(without.logits), torch.stack(with_cache.logits))
+        return 0.0 if torch.equal(with_cache.sequences, without.sequences) else float("inf")
 
-    def unpatched() -> float:  # the logits, up to rounding: equal tokens may be luck
-        with_cache, without = (torch.stack(_generate(model, tokens, use_cache=use).logits) for use in (True, False))
-        return relative(without, with_cache)
-
+    # Of the base the logits, up to rounding: equal tokens may be luck
+    unpatched = (lambda: difference(of_logits=True)), (lambda: leak(model, tokens))
     text = f"{NEW_TOKENS} greedy tokens with and without K/V cache"
-    return within(rounding(model), text, patched, unpatched, lambda: leak(model, tokens))
+    return within(model, config, text, lambda: difference(of_logits=False), *unpatched)
 
 
 def padding(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
@@ -141,15 +153,11 @@ def padding(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     accepts = "position_ids" in inspect.signature(model.forward).parameters  # sees through decorators
     extra = {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)} if accepts else {}
 
-    def unpatched() -> float:
+    def difference() -> float:
         padded = logits(model, tokens, attention_mask=mask, **extra)[:, pad:]
         return relative(logits(model, tokens[:, pad:]), padded)
 
-    def patched() -> float:
-        with perturbed(model, config):
-            return unpatched()
-
-    return within(rounding(model), "relative difference {:.1g}", patched, unpatched)
+    return within(model, config, "relative difference {:.1g}", difference, difference)
 
 
 def checkpointing(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
@@ -157,8 +165,11 @@ def checkpointing(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool,
     if not model.supports_gradient_checkpointing:
         return True, "does not apply: the model does not support gradient checkpointing"
 
-    def difference(part: PeftConfig) -> float:
-        with perturbed(model, part), training(model), _own_checkpointing(model):
+    def difference() -> float:
+        settings = ("gradient_checkpointing", "_gradient_checkpointing_func")
+        before = [(m, {each: vars(m)[each] for each in settings if each in vars(m)}) for m in model.modules()]
+        model.gradient_checkpointing_disable()
+        try:
             plain = gradients(model, tokens)
             worst = 0.0
             for reentrant in (False, True):
@@ -166,13 +177,19 @@ def checkpointing(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool,
                 again = gradients(model, tokens)
                 model.gradient_checkpointing_disable()
                 worst = max(worst, *(relative(plain[name], again[name]) for name in plain))
-        return worst
+            return worst
+        finally:
+            # The user's setting again
+            model.gradient_checkpointing_disable()
+            for module, values in before:
+                vars(module).update(values)
 
     def with_lora() -> float:
-        return difference(LoraConfig(r=2, init_lora_weights=False, target_modules=attention_modules(model)))
+        lora = LoraConfig(r=2, init_lora_weights=False, target_modules=attention_modules(model))
+        with perturbed(model, lora):
+            return difference()
 
-    text = "largest relative gradient difference {:.1g} (both kinds)"
-    return within(rounding(model), text, lambda: difference(config), with_lora)
+    return within(model, config, "largest relative gradient difference {:.1g} (both kinds)", difference, with_lora)
 
 
 def compiled(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
@@ -191,11 +208,9 @@ def gradients_reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[boo
     added = adapter_parameters(model)
     optimizer = torch.optim.SGD(added.values(), lr=1.0)
     reached: set[str] = set()
-    with training(model):
-        for _ in range(2):
-            optimizer.zero_grad()
-            reached |= {name for name, gradient in gradients(model, tokens).items() if gradient.abs().max() > 0}
-            optimizer.step()
+    for _ in range(2):
+        reached |= {name for name, gradient in gradients(model, tokens).items() if gradient.abs().max() > 0}
+        optimizer.step()
     base = [name for name, p in base_parameters(model).items() if p.grad is not None or p.requires_grad]
     missing = added.keys() - reached
     wrong = f"; {_some(sorted(missing))} received none" if missing else f"; {_some(base)} did" if base else ""
@@ -241,20 +256,17 @@ def _calls(model: Any, config: MethodConfig, tokens: Tensor) -> dict[str, Call]:
     """Run the model with the method and return the first call at each place where the method acts."""
     calls: dict[str, Call] = {}
 
-    def recorded(place: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def record(self: MethodConfig, parts: Any, *given: Any) -> Tensor:
-            before = [each._version for each in given if isinstance(each, Tensor)]
-            result = function(self, parts, *given)
-            in_place = before != [each._version for each in given if isinstance(each, Tensor)]
-            calls.setdefault(place, Call(given, result.dtype, in_place))
-            return result
-
-        return record
+    def record(self: MethodConfig, place: str, function: Callable[..., Tensor], parts: Any, *given: Any) -> Tensor:
+        before = [each._version for each in given if isinstance(each, Tensor)]
+        result = function(self, parts, *given)
+        in_place = before != [each._version for each in given if isinstance(each, Tensor)]
+        calls.setdefault(place, Call(given, result.dtype, in_place))
+        return result
 
     original = {place: getattr(type(config), place) for place in config.acts_at()}
     with perturbed(model, config):
         for place, function in original.items():
-            setattr(type(config), place, recorded(place, function))
+            setattr(type(config), place, partialmethod(record, place, function))
         try:
             logits(model, tokens)
         finally:
@@ -284,32 +296,3 @@ def full_precision(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool
     dtypes = {str(p.dtype).removeprefix("torch.") for p in adapter_parameters(model).values()}
     trainable = patch_summary(model).trainable
     return dtypes == {"float32"}, f"{trainable:,} trainable parameters in {', '.join(dtypes)} on a {model.dtype} base"
-
-
-@contextmanager
-def _own_checkpointing(model: Any) -> Iterator[None]:
-    """Start without gradient checkpointing and restore the user's setting."""
-    attributes = ("gradient_checkpointing", "_gradient_checkpointing_func")
-    before = [(m, {a: vars(m)[a] for a in attributes if a in vars(m)}) for m in model.modules()]
-    model.gradient_checkpointing_disable()
-    try:
-        yield
-    finally:
-        model.gradient_checkpointing_disable()
-        for module, values in before:
-            vars(module).update(values)
-
-
-def _generate(model: Any, tokens: Tensor, *, use_cache: bool) -> Any:
-    torch.manual_seed(0)
-    return model.generate(
-        tokens,
-        attention_mask=torch.ones_like(tokens),
-        max_new_tokens=NEW_TOKENS,
-        do_sample=False,
-        use_cache=use_cache,
-        eos_token_id=None,
-        pad_token_id=0,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )

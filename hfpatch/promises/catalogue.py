@@ -33,8 +33,7 @@ from peft.utils.error import NoMatchingPeftModuleError
 from peft.utils.hotswap import hotswap_adapter
 from torch import Tensor, nn
 
-from hfpatch.nn import normal_
-from hfpatch.promises.common import NOT_OURS, in_one_line
+from hfpatch.promises.common import NOT_OURS, in_one_line, moved
 from hfpatch.sites import survey
 from hfpatch.support.modes import keeping_flags
 from hfpatch.surgery.budget import attention_modules
@@ -73,17 +72,10 @@ class Base:
         """Return a new ``PeftModel`` in evaluation mode, with every added tensor moved off its initial value."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return moved(get_peft_model(self.new(), copy.deepcopy(config), **options)).eval()
+            return moved(get_peft_model(self.new(), copy.deepcopy(config), **options), _NOISE).eval()
 
 
 Entry = Callable[[Base, PeftConfig], "str | None"]
-
-
-def moved(model: Any, seed: int = 0) -> Any:
-    """Move every tensor that adapters added off its initial value."""
-    for name, parameter in adapter_parameters(model).items():
-        parameter.data += normal_(torch.empty(parameter.shape), std=_NOISE, seed=seed, name=name).to(parameter)
-    return model
 
 
 @torch.no_grad()
@@ -197,7 +189,7 @@ def several(base: Base, config: PeftConfig) -> str | None:
     model.eval()  # a new part is in training mode
     require(torch.equal(outputs(model, base.tokens), first), "a further adapter acts before it is set")
     model.set_adapter("second")
-    moved(model, seed=1)
+    moved(model, _NOISE, seed=1)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     only_second = bool(trained) and all(".second" in name for name in trained)
     require(only_second, "other tensors than the active adapter's train")
@@ -214,7 +206,7 @@ def several(base: Base, config: PeftConfig) -> str | None:
 
 def state_dict(base: Base, config: PeftConfig) -> str | None:
     """``inject_adapter_in_model`` finds the layers in a state dict, which PEFT's functions get and set."""
-    source = moved(inject_adapter_in_model(copy.deepcopy(config), base.new()))
+    source = moved(inject_adapter_in_model(copy.deepcopy(config), base.new()), _NOISE)
     state = get_peft_model_state_dict(source)
     target = inject_adapter_in_model(copy.deepcopy(config), base.new(), state_dict=state)
     found: Any = set_peft_model_state_dict(target, state)

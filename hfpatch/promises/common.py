@@ -66,14 +66,25 @@ def loss(model: Any, tokens: Tensor) -> Tensor:
 
 
 def gradients(model: Any, tokens: Tensor) -> dict[str, Tensor]:
-    """Return the gradients of the added tensors; dropout drops the same entries in every call."""
+    """Return the gradients of the added tensors in training; dropout drops the same entries in every call."""
     config = text_config(model)
     if getattr(config, "axial_pos_embds", False):  # these take only one length in training
         length = math.prod(config.axial_pos_shape)
         tokens = tokens.repeat(1, -(-length // tokens.shape[1]))[:, :length]
     model.zero_grad()
-    loss(model, tokens).backward()  # type: ignore[no-untyped-call]
+    model.train()
+    try:
+        loss(model, tokens).backward()  # type: ignore[no-untyped-call]
+    finally:
+        model.eval()
     return {name: p.grad.clone() for name, p in adapter_parameters(model).items() if p.grad is not None}
+
+
+def moved(model: Any, std: float, seed: int = 0) -> Any:
+    """Move every tensor that adapters added off its initial value."""
+    for name, parameter in adapter_parameters(model).items():
+        parameter.data += normal_(torch.empty(parameter.shape), std=std, seed=seed, name=name).to(parameter)
+    return model
 
 
 @contextmanager
@@ -81,32 +92,15 @@ def perturbed(model: Any, config: PeftConfig) -> Iterator[None]:
     """Patch a model with every added tensor moved off its initial value, and unpatch it again."""
     patch(model, config)
     try:
-        for name, parameter in adapter_parameters(model).items():
-            noise = normal_(torch.empty(parameter.shape), std=0.1, seed=0, name=name).to(parameter)
-            parameter.data += noise
+        moved(model, std=0.1)
         yield
     finally:
         unpatch(model)
 
 
-@contextmanager
-def training(model: Any) -> Iterator[None]:
-    """Put a model in training mode inside a ``with`` block."""
-    model.train()
-    try:
-        yield
-    finally:
-        model.eval()
-
-
-def largest(a: Tensor, b: Tensor) -> float:
-    """Return the largest absolute difference."""
-    return float((a - b).abs().max())
-
-
 def relative(a: Tensor, b: Tensor) -> float:
     """Return the largest absolute difference, relative to the largest value of ``a``."""
-    return largest(a, b) / max(float(a.abs().max()), 1e-12)
+    return float((a - b).abs().max()) / max(float(a.abs().max()), 1e-12)
 
 
 def leak(model: Any, tokens: Tensor) -> float:
@@ -117,14 +111,17 @@ def leak(model: Any, tokens: Tensor) -> float:
     return relative(logits(model, tokens)[:, :at], logits(model, other)[:, :at])
 
 
-def within(limit: float, text: str, patched: Callable[[], float], *unpatched: Callable[[], float]) -> tuple[bool, str]:
-    """Return whether a measure of the patched model is within a limit, and the text with the number in it.
+def within(
+    model: Any, config: PeftConfig, text: str, patched: Callable[[], float], *unpatched: Callable[[], float]
+) -> tuple[bool, str]:
+    """Return whether a measure of the perturbed model is within rounding, and the text with the number in it.
 
     If it is not, or an error prevents it, and the same holds for the model without hfpatch, the promise does not apply.
     """
     try:
-        found = patched()
-        if found <= limit:
+        with perturbed(model, config):
+            found = patched()
+        if found <= rounding(model):
             return True, text.format(found)
         problem = text.format(found)
     except HfpatchError:
@@ -133,7 +130,7 @@ def within(limit: float, text: str, patched: Callable[[], float], *unpatched: Ca
         problem = in_one_line(error)
     for measure in unpatched:
         try:
-            if not measure() <= limit:
+            if not measure() <= rounding(model):
                 return True, "does not apply: the model itself does not, without hfpatch"
         except Exception as error:
             return True, f"does not apply: the model itself cannot, without hfpatch: {in_one_line(error)}"

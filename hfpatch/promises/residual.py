@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from peft import PeftConfig
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hfpatch.methods import PreProjectionConfig
@@ -34,37 +34,34 @@ def arrival(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
         return True, "does not apply: there is no content skip"
     sites = changed_by(model, config)
     patch(model, config)
+    missed: dict[str, float] = {}
+    seen: list[Tensor] = []
     try:
-        missed = {site.path: _missing_share(model, site, tokens) for site in sites}
+        for site in sites:
+            # W_skip zero, the same with a silent attention, and W_skip random
+            prefix = f"{site.host_path}.hfpatch_"
+            skip = next(p for n, p in adapter_parameters(model).items() if n.startswith(prefix) and "skip" in n)
+            before = skip.detach().clone()
+            skip.data.zero_()
+            plain = AdditionTrace(model, site, skip).run(tokens)
+            silent = AdditionTrace(model, site, skip).run(tokens, silent=True)
+            weight = torch.randn(skip.shape, generator=torch.Generator().manual_seed(0)).to(skip)
+            skip.data.copy_(weight / weight.shape[0] ** 0.5)
+            seen.clear()
+            keep_input = site.entries[0].register_forward_pre_hook(
+                lambda module, args, kwargs: seen.append(hidden_argument(args, kwargs).detach().float()),
+                with_kwargs=True,
+            )
+            with hooked([keep_input]):
+                skipped = AdditionTrace(model, site, skip).run(tokens)
+            expected = seen[0] @ skip.detach().float().T
+            skip.data.copy_(before)
+            missed[site.path] = skipped.nearest_difference(plain, silent, expected)
     finally:
         unpatch(model)
     worst = max(missed, key=lambda path: missed[path])
-    seen = f"the residual stream differs from x~ W_skip by {missed[worst]:.1g} of it at most ({worst})"
-    return missed[worst] < 10 * rounding(model), seen
-
-
-def _missing_share(model: Any, site: AttentionSite, tokens: Tensor) -> float:
-    """Return how far the residual stream is from having received x~ W_skip of one block, relative to it."""
-    prefix = f"{site.host_path}.hfpatch_"
-    skip = next(p for n, p in adapter_parameters(model).items() if n.startswith(prefix) and "skip" in n)
-    before = skip.detach().clone()
-    seen: list[Tensor] = []
-
-    def keep_input(module: nn.Module, args: Any, kwargs: Any) -> None:
-        seen.append(hidden_argument(args, kwargs).detach().float())
-
-    skip.data.zero_()
-    plain = AdditionTrace(model, site, skip).run(tokens)
-    silent = AdditionTrace(model, site, skip).run(tokens, silent=True)
-    weight = torch.randn(skip.shape, generator=torch.Generator().manual_seed(0)).to(skip)
-    skip.data.copy_(weight / weight.shape[0] ** 0.5)
-    try:
-        with hooked([site.entries[0].register_forward_pre_hook(keep_input, with_kwargs=True)]):
-            skipped = AdditionTrace(model, site, skip).run(tokens)
-        expected = seen[0] @ skip.detach().float().T
-    finally:
-        skip.data.copy_(before)
-    return skipped.nearest_difference(plain, silent, expected)
+    text = f"the residual stream differs from x~ W_skip by {missed[worst]:.1g} of it at most ({worst})"
+    return missed[worst] < 10 * rounding(model), text
 
 
 @dataclass(frozen=True)
@@ -123,8 +120,10 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if mine.kind == "matrix" and True in joins:
                 break
             if True in joins or mine.kind == "sum":
-                pairs = zip((mine.result, *mine.operands), (theirs.result, *theirs.operands), strict=False)
-                best = min([best, *(_distance(a, b, wanted) for a, b in pairs)])
+                for a, b in zip((mine.result, *mine.operands), (theirs.result, *theirs.operands), strict=False):
+                    if a is not None and b is not None and a.numel() == b.numel() == wanted.numel():
+                        apart = ((a - b).flatten().float() - wanted).abs().max() / wanted.abs().max()
+                        best = min(best, float(apart))
         return best
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -165,9 +164,3 @@ def _joins(plain: Step, silent: Step, size: int) -> bool:
 
 def _changes(a: Tensor, b: Tensor) -> bool:
     return float((a - b).abs().max()) > VISIBLE * float(a.abs().max())
-
-
-def _distance(a: Tensor | None, b: Tensor | None, wanted: Tensor) -> float:
-    if a is None or b is None or not a.numel() == b.numel() == wanted.numel():
-        return float("inf")
-    return float(((a - b).flatten().float() - wanted).abs().max() / wanted.abs().max())

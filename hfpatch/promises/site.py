@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
 from hfpatch.nn import QueryTemperature
-from hfpatch.promises.common import changed_by, leak, logits, perturbed, relative, rounding, within
+from hfpatch.promises.common import changed_by, leak, logits, relative, rounding, within
 from hfpatch.promises.softmax import Observation, SoftmaxMode, attentions, observe, self_attention, silence
 from hfpatch.sites import AttentionSite, find_sites, survey, unwrapped
 from hfpatch.support.modes import hooked
@@ -72,13 +72,8 @@ def purity(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
 
 def causality(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """A changed token changes no logit before it."""
-
-    def patched() -> float:
-        with perturbed(model, config):
-            return leak(model, tokens)
-
     text = "a token changes earlier logits by {:.1g} of the largest"
-    return within(rounding(model), text, patched, lambda: leak(model, tokens))
+    return within(model, config, text, lambda: leak(model, tokens), lambda: leak(model, tokens))
 
 
 def reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
@@ -91,18 +86,20 @@ def reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
         seen = plain[site.path]
         if seen.scores is None:
             return False, NO_SOFTMAX.format(path=site.path)
-        moved = _moved_at(seen.middle)
+        moved = partial(_moved, at=seen.middle)
         effect = _effect_of(model, site, tokens, seen, _entering(site, moved))
         at_the_call = effect  # of x changed where the attention itself is called
         if site.norm is not None or site.entries != (site.attention,):
-            at_the_call = _effect_of(model, site, tokens, seen, _at(site.attention, moved))
+            at_the_call = _effect_of(model, site, tokens, seen, [_at(site.attention, moved)])
         missing = effect.missing()
         own_query_alone = site.projections.keys() == {"query"} and site.projections["query"].source is None
         if own_query_alone and at_the_call.missing() == ["key", "value"]:  # the attention reads those of another layer
             missing = [target for target in missing if target == "query"]
         if missing:
             return False, f"x~ does not reach the {' and the '.join(missing)} of every head in {site.path}"
-        if not effect.close_to(at_the_call, rounding(model)):
+        # The same change of query, key and value
+        heads = max((effect.row - at_the_call.row).abs().max(), (effect.column - at_the_call.column).abs().max())
+        if not max(float(heads), abs(effect.elsewhere - at_the_call.elsewhere)) <= rounding(model):
             return False, f"x~ does not reach all that reads the hidden state in {site.path}"
     return True, f"a changed input changes query, key and value in each of {len(sites)} attentions"
 
@@ -146,31 +143,25 @@ def own_heads(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str
             scores = plain[site.path].scores
             if scores is None:
                 return False, NO_SOFTMAX.format(path=site.path)
-            if problem := _wrong_heads(model, site, tokens, scores):
-                return False, f"{problem} in {site.path}"
+            size = scores.nan_to_num().abs().amax((1, 2)).clamp(min=TINY)
+            layer = method_layer(site, QueryTemperatureConfig)
+            assert layer is not None
+            tau = cast("QueryTemperature", layer.parts(layer.working_adapters()[0])["query"]).weight
+            number = torch.arange(len(tau), device=tau.device)
+            for digit in range(max(1, (len(tau) - 1).bit_length())):
+                chosen = (number >> digit) % 2 == (0 if len(tau) == 1 else 1)
+                tau.data.copy_(chosen)
+                seen = observe(model, [site], tokens)[site.path].scores
+                tau.data.zero_()
+                if seen is None or seen.shape[0] % len(tau):
+                    return False, f"the softmax does not see {len(tau)} query heads in {site.path}"
+                change = (seen - scores).nan_to_num().abs().amax((1, 2)) / size
+                moved = (change > rounding(model)).reshape(-1, len(tau))
+                if not torch.equal(moved, chosen.to(moved.device).expand_as(moved)):
+                    return False, f"a temperature does not act only on its own head in {site.path}"
     finally:
         unpatch(model)
     return True, f"each temperature acts only on its own head in each of {len(sites)} attentions"
-
-
-def _wrong_heads(model: Any, site: AttentionSite, tokens: Tensor, plain: Tensor) -> str | None:
-    """Return an error about the heads of a site, whose scores without temperatures are ``plain``; else None."""
-    layer = method_layer(site, QueryTemperatureConfig)
-    assert layer is not None
-    tau = cast("QueryTemperature", layer.parts(layer.working_adapters()[0])["query"]).weight
-    number = torch.arange(len(tau), device=tau.device)
-    for digit in range(max(1, (len(tau) - 1).bit_length())):
-        chosen = (number >> digit) % 2 == (0 if len(tau) == 1 else 1)
-        tau.data.copy_(chosen)
-        seen = observe(model, [site], tokens)[site.path].scores
-        tau.data.zero_()
-        if seen is None or seen.shape[0] % len(tau):
-            return f"the softmax does not see {len(tau)} query heads"
-        change = (seen - plain).nan_to_num().abs().amax((1, 2)) / plain.nan_to_num().abs().amax((1, 2)).clamp(min=TINY)
-        moved = (change > rounding(model)).reshape(-1, len(tau))
-        if not torch.equal(moved, chosen.to(moved.device).expand_as(moved)):
-            return "a temperature does not act only on its own head"
-    return None
 
 
 @dataclass(frozen=True)
@@ -197,20 +188,6 @@ class _Effect:
         """Return the targets that the change did not reach in every head."""
         reached = {"query": float(self.row.min()), "key": float(self.column.min()), "value": self.elsewhere}
         return [target for target, change in reached.items() if change <= MOVED]
-
-    def close_to(self, other: _Effect, limit: float) -> bool:
-        """Return whether another change did the same to query, key and value."""
-        heads = max(float((self.row - other.row).abs().max()), float((self.column - other.column).abs().max()))
-        return max(heads, abs(self.elsewhere - other.elsewhere)) <= limit
-
-    def acts_as(self, target: str, limit: float) -> bool:
-        """Return whether this is exactly the effect of one target's columns, in every head."""
-        row, column = float(self.row.max()), float(self.column.max())
-        if target == "query":
-            return "query" not in self.missing() and max(column, self.others, self.here, self.elsewhere) <= limit
-        if target == "key":  # a convolution over time may carry it to later keys
-            return "key" not in self.missing() and max(self.earlier, self.here, self.elsewhere) <= limit
-        return "value" not in self.missing() and max(row, column, self.others) <= limit
 
 
 def _effect_of(model: Any, site: AttentionSite, tokens: Tensor, plain: Observation, handles: list[Any]) -> _Effect:
@@ -239,10 +216,7 @@ def _wrong_columns(model: Any, site: AttentionSite, target: str, tokens: Tensor,
     """Return an error about the columns declared for a target; None if they are right."""
     declared, projection, at = site.projections[target], site.projection_module(target), plain.middle
     columns = declared.columns
-    moved, limit = _moved_at(at), rounding(model) / 10
-
-    def move(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        return columns.write(output, moved(columns.read(output)))
+    moved, limit = partial(_moved, at=at), rounding(model) / 10
 
     def fix(original: Tensor, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         if output.shape != original.shape:  # another call, with another stream
@@ -251,10 +225,20 @@ def _wrong_columns(model: Any, site: AttentionSite, target: str, tokens: Tensor,
         fixed[:, at] = original[:, at]
         return columns.write(output, columns.read(fixed)) if module is projection else fixed
 
-    effect = _effect_of(model, site, tokens, plain, [projection.register_forward_hook(move)])
-    if not effect.acts_as(target, limit):
+    # Moved columns have the effect of the target in every head, and no other
+    move = projection.register_forward_hook(lambda _, args, output: columns.write(output, moved(columns.read(output))))
+    effect = _effect_of(model, site, tokens, plain, [move])
+    row, column = float(effect.row.max()), float(effect.column.max())
+    besides = {
+        "query": max(column, effect.others, effect.here, effect.elsewhere),
+        "key": max(effect.earlier, effect.here, effect.elsewhere),  # a convolution over time may carry it to later keys
+        "value": max(row, column, effect.others),
+    }
+    if target in effect.missing() or not besides[target] <= limit:
         return f"columns do not act as {target}"
-    handles = _at(site.attention, moved)
+
+    # With the columns fixed, a changed hidden state has no effect on the target
+    handles = [_at(site.attention, moved)]
     for path in (declared.path, *declared.beside):
         handles.append(site.inner_module(path).register_forward_hook(partial(fix, plain.projected[path])))
     left = _effect_of(model, site, tokens, plain, handles)
@@ -267,25 +251,22 @@ def _entering(site: AttentionSite, change: Callable[[Tensor], Tensor]) -> list[A
     """Change the hidden state where the pre-projection does; return the hooks."""
     if site.norm is not None:
         return [site.norm.register_forward_hook(lambda module, args, output: change(output))]
-    return [handle for entry in site.entries for handle in _at(entry, change)]
+    return [_at(entry, change) for entry in site.entries]
 
 
-def _at(entry: nn.Module, change: Callable[[Tensor], Tensor]) -> list[Any]:
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return replace_hidden(module, args, kwargs, change(hidden_argument(args, kwargs)))
+def _at(entry: nn.Module, change: Callable[[Tensor], Tensor]) -> Any:
+    return entry.register_forward_pre_hook(
+        lambda module, args, kwargs: replace_hidden(module, args, kwargs, change(hidden_argument(args, kwargs))),
+        with_kwargs=True,
+    )
 
-    return [entry.register_forward_pre_hook(enter, with_kwargs=True)]
 
-
-def _moved(x: Tensor) -> Tensor:
+def _moved(x: Tensor, at: int | None = None) -> Tensor:
+    """Return x with noise added, at one position or at all."""
     noise = torch.randn(x.shape[-1], generator=torch.Generator().manual_seed(0)).to(x)
-    return x + noise * x.abs().mean()
-
-
-def _moved_at(position: int) -> Callable[[Tensor], Tensor]:
-    def change(x: Tensor) -> Tensor:
-        out = x.clone()
-        out[:, position] = _moved(x)[:, position]
-        return out
-
-    return change
+    moved = x + noise * x.abs().mean()
+    if at is None:
+        return moved
+    out = x.clone()
+    out[:, at] = moved[:, at]
+    return out

@@ -85,8 +85,11 @@ class _Listing:
 
     def _function(self, function: FunctionType) -> str:
         code, cells = function.__code__, function.__closure__ or ()
-        names = {name for each in _nested(code) for name in each.co_names}
-        done = [item for each in _nested(code) for item in dis.get_instructions(each)]
+        nested = [code]
+        for each in nested:  # as it grows
+            nested += [inner for inner in each.co_consts if isinstance(inner, CodeType)]
+        names = {name for each in nested for name in each.co_names}
+        done = [item for each in nested for item in dis.get_instructions(each)]
         changed = {item.argval for item in done if item.opname == "STORE_GLOBAL"}
         if names & _FILLING or any(item.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") for item in done):
             changed |= {name for name in names if isinstance(function.__globals__.get(name), list | dict | set)}
@@ -173,8 +176,14 @@ class _Listing:
         module = module_of(value)
         if module in self._homes or module.partition(".")[0] in self._packages:
             return True
-        file = _file(value)
-        return file is not None and not file.startswith(_INSTALLED)
+        if isinstance(value, FunctionType):
+            file: Any = value.__code__.co_filename
+        else:
+            file = getattr(value if isinstance(value, ModuleType) else sys.modules.get(module), "__file__", None)
+        if file is None:  # of a notebook, of no known module, or built in
+            functions = vars(value).values() if isinstance(value, type) else ()
+            file = next((each.__code__.co_filename for each in functions if isinstance(each, FunctionType)), None)
+        return file is not None and not str(file).startswith(_INSTALLED)
 
 
 def _is_plain(value: Any) -> bool:
@@ -203,13 +212,6 @@ def _constant(value: Any) -> str:
     return f"tuple{[_constant(each) for each in value]}" if isinstance(value, tuple) else repr(value)
 
 
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _nested(each)
-
-
 def module_of(value: Any) -> str:
     """Return the name of the module that a value, or its class, is defined in."""
     if isinstance(value, ModuleType):
@@ -222,14 +224,3 @@ def module_of(value: Any) -> str:
 def _name(value: Any) -> str:
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__qualname__
     return f"{module_of(value)}.{name}"
-
-
-def _file(value: Any) -> str | None:
-    """Return the file of code; None for built-in code."""
-    if isinstance(value, FunctionType):
-        return value.__code__.co_filename
-    module = value if isinstance(value, ModuleType) else sys.modules.get(module_of(value))
-    if (file := getattr(module, "__file__", None)) is not None:
-        return str(file)
-    functions = vars(value).values() if isinstance(value, type) else ()  # of a notebook, or of no known module
-    return next((each.__code__.co_filename for each in functions if isinstance(each, FunctionType)), None)

@@ -73,7 +73,17 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             for file in temporary.rglob("*"):
                 if file.is_file():
                     _sync(file)
-            _swap(temporary, path)
+            if not path.exists():
+                temporary.replace(path)
+                return
+            old = temporary_path(path, "old")  # kept until the new folder is in its place
+            path.replace(old)
+            try:
+                temporary.replace(path)
+            except OSError:
+                old.replace(path)
+                raise
+            shutil.rmtree(old)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -151,11 +161,12 @@ def sha256_file(path: Path) -> str:
 
 def hash_values(values: Any) -> str:
     """Return the SHA-256 of values as JSON; sets are sorted, values that JSON does not know are text."""
-
-    def plain(value: Any) -> Any:
-        return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
-
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=plain).encode()).hexdigest()
+    text = json.dumps(
+        values,
+        sort_keys=True,
+        default=lambda value: sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value),
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_manifest(folder: Path) -> None:
@@ -178,21 +189,6 @@ def check_manifest(folder: Path) -> None:
 def _files_in(folder: Path) -> list[str]:
     paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     return sorted(path.as_posix() for path in paths if path.name != MANIFEST and not path.name.startswith("."))
-
-
-def _swap(new: Path, path: Path) -> None:
-    """Rename ``new`` to ``path``, and keep an existing folder of that name until this has succeeded."""
-    if not path.exists():
-        new.replace(path)
-        return
-    old = temporary_path(path, "old")
-    path.replace(old)
-    try:
-        new.replace(path)
-    except OSError:
-        old.replace(path)
-        raise
-    shutil.rmtree(old)
 
 
 def _sync(path: Path) -> None:

@@ -25,17 +25,12 @@ def is_writable(folder: Path, what: str) -> bool:
 
 
 def eval_dir() -> Path:
-    """Return the folder of lm-eval task files."""
-    return _locate("eval")
+    """Return the folder of lm-eval task files: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).parents[1]
+    installed = package / "_resources" / "eval"
+    return installed if installed.is_dir() else package.parent / "eval"
 
 
 def recipes_dir() -> Path:
-    """Return the folder of recipes."""
-    return _locate("recipes")
-
-
-def _locate(name: str) -> Path:
-    """Return a folder beside the package in a checkout, inside it in a wheel."""
-    package = Path(__file__).parents[1]
-    installed = package / "_resources" / name
-    return installed if installed.is_dir() else package.parent / name
+    """Return the folder of recipes, beside that of the tasks."""
+    return eval_dir().with_name("recipes")

@@ -282,18 +282,21 @@ def standalone_source(cls: type, called: Collection[str]) -> tuple[str, set[str]
     lines, node = source.splitlines(), ast.parse(source).body[0]
     assert isinstance(node, ast.ClassDef)
     options = {ast.unparse(each.target) for each in node.body if _is_option(each)}
-    members = {name: each for each in node.body if not _is_option(each) for name in _member_names(each)}
+    members: dict[str, list[ast.stmt]] = {}
+    for each in node.body:
+        for name in () if _is_option(each) else _defined(each):
+            members.setdefault(name, []).append(each)
 
     # Members that are called from outside, and the members that these use
     left = members.keys() & set(called)
     if "__post_init__" in members:  # kept where it computes more than the options, which are saved as it left them
-        nodes = [each for each in ast.walk(members["__post_init__"]) if isinstance(each, ast.Attribute)]
+        nodes = [each for each in ast.walk(members["__post_init__"][-1]) if isinstance(each, ast.Attribute)]
         if {each.attr for each in nodes if isinstance(each.ctx, ast.Store)} - options:
             left.add("__post_init__")
     kept: set[str] = set()
     while left:
         kept |= left
-        used_by = [each for name in left for each in ast.walk(members[name])]
+        used_by = [each for name in left for member in members[name] for each in ast.walk(member)]
         names = {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in used_by}
         left = (names & members.keys()) - kept
 
@@ -303,12 +306,12 @@ def standalone_source(cls: type, called: Collection[str]) -> tuple[str, set[str]
             parts.append("\n".join(lines[each.lineno - 1 : each.end_lineno]) + "\n")
         elif _is_option(each):
             parts.append(f"    {ast.unparse(each.target)}: {ast.unparse(each.annotation)}")
-        elif kept & {*_member_names(each)}:
+        elif kept & {*_defined(each)}:
             start = min([each.lineno, *(decorator.lineno for decorator in getattr(each, "decorator_list", ()))])
             blank = "" if isinstance(each, ast.Assign | ast.AnnAssign) else "\n"
             parts.append(blank + "\n".join(lines[start - 1 : each.end_lineno]))
     used: set[str] = set()
-    for member in map(members.__getitem__, kept):
+    for member in (each for name in kept for each in members[name]):
         code = member.body if isinstance(member, ast.FunctionDef) else [member]
         in_code = {each.id for part in code for each in ast.walk(part) if isinstance(each, ast.Name)}
         found = {each.id for each in ast.walk(member) if isinstance(each, ast.Name)}
@@ -318,14 +321,6 @@ def standalone_source(cls: type, called: Collection[str]) -> tuple[str, set[str]
 
 def _is_option(node: ast.stmt) -> TypeGuard[ast.AnnAssign]:
     return isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation)
-
-
-def _member_names(node: ast.stmt) -> list[str]:
-    """Return the names of a function, a class or a constant of a class."""
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
 
 
 def source_file(module: str) -> Path:

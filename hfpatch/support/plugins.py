@@ -109,12 +109,6 @@ def _installed_folders() -> tuple[Path, ...]:
     return (Path(__file__).resolve().parents[1], *(folder.resolve() for folder in dict.fromkeys(found)))
 
 
-def being_imported(module: str) -> bool:
-    """Return whether the import of a module has begun and has not ended."""
-    spec = getattr(sys.modules.get(module), "__spec__", None)
-    return bool(getattr(spec, "_initializing", False))
-
-
 def one_line(error: BaseException) -> str:
     """Return an error as one line, with its class unless it is hfpatch's own."""
     text = " ".join(str(error).split())

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 from hfpatch.errors import HfpatchError
@@ -22,7 +21,6 @@ from hfpatch.support.signals import sigterm_answered_by
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_LONGEST_WAIT = timedelta(days=2)  # for a rank whose share takes longer; a lost one is noticed at once
 _SILENCE_S = 20.0
 _SAID = "hfpatch/said"
 
@@ -99,15 +97,6 @@ class Ranks:
             getattr(torch.distributed, operation)(*arguments, group=self.group, **options)
         except RuntimeError:
             _end_with_others()
-
-
-def join_ranks(index: int, count: int, *, split: bool = False) -> Ranks:
-    """Return the ranks of a process that has joined the others, see :class:`Ranks`; all of them must call this."""
-    if count == 1:
-        return Ranks()
-    import torch
-
-    return Ranks(index, count, split, torch.distributed.new_group(backend="gloo", timeout=_LONGEST_WAIT))
 
 
 def ended_together(ranks: Ranks) -> AbstractContextManager[None]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from functools import cache
 
 import torch
 from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError, first_line
-from hfpatch.support.ranks import Ranks, join_ranks
+from hfpatch.support.ranks import Ranks
 from hfpatch.training.interruption import end_with_launcher
 
 CPU_ONLY = "ACCELERATE_USE_CPU"
 """The variable that keeps accelerate from using an accelerator."""
 
+_LONGEST_WAIT = timedelta(days=2)  # for a rank whose share takes longer; a lost one is noticed at once
 _OF_RECIPES = ("the recipe's training.autocast", "training.autocast=bfloat16")
 _OF_EVAL = ("--dtype", "--dtype bfloat16")
 
@@ -59,7 +61,10 @@ def start_ranks(*, split: bool = False) -> Ranks:
 @cache
 def _ranks(split: bool) -> Ranks:
     state = start_processes(_OF_EVAL)
-    return join_ranks(state.process_index, state.num_processes, split=split)
+    if state.num_processes == 1:
+        return Ranks()
+    group = torch.distributed.new_group(backend="gloo", timeout=_LONGEST_WAIT)
+    return Ranks(state.process_index, state.num_processes, split, group)
 
 
 def runs_on_cpu() -> bool:

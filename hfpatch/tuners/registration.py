@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import functools
 import logging
+import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
@@ -115,7 +116,7 @@ def load_plugins() -> None:
     where its method is asked for: importing PEFT must not fail for a package that has nothing to do with it.
     """
     for entry in plugins.entries(GROUP):
-        if plugins.being_imported(entry.module):
+        if getattr(getattr(sys.modules.get(entry.module), "__spec__", None), "_initializing", False):
             continue  # its import has led to this one, and registers the method as it goes on
         try:
             _load(entry)

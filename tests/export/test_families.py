@@ -57,11 +57,6 @@ def write(folder, config, configs):
     return model
 
 
-def around(name):
-    """Return the name of a tensor of the base whose module has a part around it."""
-    return name.rpartition(".")[0] + ".base." + name.rpartition(".")[2]
-
-
 def classes(folder, prefix=""):
     """Return the written model class, or that of the part below a prefix."""
     module = imported(folder)
@@ -78,7 +73,8 @@ def test_an_export_holds_and_computes_what_the_patched_model_does(case, tmp_path
     exported = classes(folder).from_pretrained(folder).eval()
     held = exported.state_dict()
     for name, tensor in model.state_dict().items():
-        assert "hfpatch_" in name or torch.equal(held.get(name, held.get(around(name))), tensor), name
+        module, _, last = name.rpartition(".")  # `base` where a part is around it
+        assert "hfpatch_" in name or torch.equal(held.get(name, held.get(f"{module}.base.{last}")), tensor), name
     assert torch.equal(logits_of(exported, tokens[0]), expected[0])
     assert all(map(torch.equal, in_step(exported.requires_grad_(False), tokens), expected))
 

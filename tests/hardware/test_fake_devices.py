@@ -1,6 +1,5 @@
 """The scorer, the tuners and the training loop with tensors of a simulated GPU: see `simulated_device`."""
 
-import json
 import warnings
 from contextlib import nullcontext
 
@@ -12,7 +11,7 @@ from accelerate.state import AcceleratorState
 from families import logits_of, make_model, make_tokens, perturb
 from peft import LoraConfig
 from simulated_device import CPU, CUDA, simulated_device
-from training_blocks import make_blocks
+from training_blocks import make_blocks, metrics_of
 
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch
 from hfpatch.data.plan import draw_plan
@@ -226,30 +225,23 @@ def test_a_run_trains_evaluates_and_resumes_on_the_device(tmp_path, accelerate_o
 
 
 def losses(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line[key] for line in lines for key in ("loss", "eval_loss") if line.get(key) is not None]
+    return [line[key] for line in metrics_of(folder) for key in ("loss", "eval_loss") if line.get(key) is not None]
 
 
-def of_labels(monkeypatch):
-    stock = loss.shifted
-    monkeypatch.setattr(loss, "shifted", lambda labels: stock(labels).cpu())
+MISTAKES = {
+    "labels": (loss, "shifted", lambda stock: lambda labels: stock(labels).cpu()),
+    "adapters": (MethodLayer, "device", lambda stock: lambda self: CPU),
+    "trees": (scorer, "model_inputs", lambda stock: lambda *given: {k: x.cpu() for k, x in stock(*given).items()}),
+}
 
 
-def of_adapters(monkeypatch):
-    monkeypatch.setattr(MethodLayer, "device", lambda self: CPU)
-
-
-def of_trees(monkeypatch):
-    stock = scorer.model_inputs
-    monkeypatch.setattr(scorer, "model_inputs", lambda *given: {key: x.cpu() for key, x in stock(*given).items()})
-
-
-@pytest.mark.parametrize("mistake", [None, of_labels, of_adapters, of_trees])
+@pytest.mark.parametrize("mistake", [None, *MISTAKES])
 def test_a_mistake_in_the_code_is_found(monkeypatch, mistake):
     tokens = make_tokens()
     with simulated_device():
         if mistake is not None:
-            mistake(monkeypatch)
+            place, name, wrong = MISTAKES[mistake]
+            monkeypatch.setattr(place, name, wrong(getattr(place, name)))
         with pytest.raises(RuntimeError, match="same device") if mistake is not None else nullcontext():
             model = patched("llama", "gated", "cuda").eval()
             with loss_in_forward(model):

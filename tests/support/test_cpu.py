@@ -46,13 +46,9 @@ def test_freed_memory_is_used_again_without_the_system_and_a_threshold_set_by_ha
 
 @pytest.mark.parametrize("problem", [AttributeError, OSError, TypeError])
 def test_another_c_library_is_left_alone(problem, monkeypatch):
-    class Other:
-        def __getattr__(self, name):
-            raise problem(name)
-
     def load(name):
         if problem is AttributeError:
-            return Other()
+            return object()
         raise problem(name)
 
     monkeypatch.setattr(ctypes, "CDLL", load)
