@@ -52,6 +52,8 @@ class Theirs(hfpatch.MethodConfig):
 
     GAIN: ClassVar[float] = 0.5
     HALF = GAIN
+    SCALES: ClassVar[dict[str, float]] = {}
+    SCALES.update(half=HALF)
 
     class Order(nn.Module):
         def __init__(self, size):
@@ -80,7 +82,7 @@ class Theirs(hfpatch.MethodConfig):
     def added(self, y, part, x, site: "MethodSite"):
         norm = float(numpy.linalg.norm([3.0, 4.0])) / 5
         assert isinstance(self.sizes, tuple) and isinstance(self.names, list) and COUNT == 2
-        return y + self.HALF * Theirs.GAIN * norm * squashed(part, SLOPES[self.kind])
+        return y + self.SCALES["half"] * Theirs.GAIN * norm * squashed(part, SLOPES[self.kind])
 
     def key(self, parts, k, x, site):
         return self.added(k, parts["key_a"](parts["order"](x)), x, site)
@@ -147,7 +149,7 @@ REFUSED = {
     "a name from a block": ("norm = float(", "norm = number(", "their_module defines number inside another statement"),
     "a name of the file": ("Theirs", "Hooked", "defines Hooked, too; rename the method's class"),
     "a helper's name of the file": ("Order(nn.Module)", "Order(Matrix)", "Matrix means something else in another modu"),
-    "what fails without hfpatch": ("self.HALF *", "bool(self.spec.name) * self.HALF *", "fails with Attrib"),
+    "what fails without hfpatch": ("* Theirs.GAIN", "* bool(self.spec.name) * Theirs.GAIN", "fails with Attrib"),
 }
 MORE = """
 import their_helpers
