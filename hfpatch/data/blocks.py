@@ -237,6 +237,10 @@ def blocks_from_stream(
         return _cut_blocks(stream, settings, revision, identity, owners)
 
     # Pieces of at most a row: a start and a length each; examples keep their first tokens, if one of them is learned.
+    if settings.layout == "packed" and stream.learned is None:
+        pieces = split_pieces(stream.begins, stream.lengths, size)
+    else:
+        pieces = np.stack([stream.begins, np.minimum(stream.lengths, size)], axis=1)
     if stream.learned is not None:
         kept = has_something_to_learn(stream, size)
         if not kept.any():
@@ -251,11 +255,7 @@ def blocks_from_stream(
                 f"its first tokens; {out} have none to learn and are left out",
                 stacklevel=1,
             )
-        pieces = _truncated(stream, size)[kept]
-    elif settings.layout == "packed":
-        pieces = split_pieces(stream.begins, stream.lengths, size)
-    else:
-        pieces = _truncated(stream, size)
+        pieces = pieces[kept]
 
     # Rows of pieces.
     offsets = np.arange(len(pieces) + 1, dtype=np.int64)
@@ -324,14 +324,9 @@ def has_something_to_learn(stream: TokenStream, size: int) -> Mask:
     if stream.learned is None:
         return stream.lengths > 1
     counts = np.concatenate([[0], np.cumsum(stream.learned, dtype=np.int64)])
-    starts, lengths = _truncated(stream, size).T
-    found: Mask = counts[starts + lengths] > counts[starts + 1]
+    starts = stream.begins
+    found: Mask = counts[starts + np.minimum(stream.lengths, size)] > counts[starts + 1]
     return found
-
-
-def _truncated(stream: TokenStream, size: int) -> Integers:
-    """Return (documents, 2) the start and the length of each document's first ``size`` tokens."""
-    return np.stack([stream.begins, np.minimum(stream.lengths, size)], axis=1)
 
 
 def _lay_out(

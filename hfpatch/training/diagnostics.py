@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hfpatch.analysis.running import TokenMeans, norm_ratio
+from hfpatch.analysis.running import TokenMeans, norm_ratio, tokens_of
 from hfpatch.data.blocks import IGNORE, TokenBlocks
 from hfpatch.models.paths import PathOutput, observed
 from hfpatch.support.modes import hooked
@@ -121,7 +121,7 @@ def diagnose(
     def begin(module: nn.Module, args: tuple[Any, ...], batch: dict[str, Any]) -> None:
         """Let the mask end with the last predicted token: the tokens that fill a row up are not predicted."""
         predicted = (batch["labels"] != IGNORE).long()
-        means.begin({**batch, "attention_mask": predicted.flip(-1).cummax(-1).values.flip(-1)})
+        means.begin(tokens_of({**batch, "attention_mask": predicted.flip(-1).cummax(-1).values.flip(-1)}))
 
     def add(heard: PathOutput) -> None:
         f, anchor = heard.f.float(), heard.anchor.float()

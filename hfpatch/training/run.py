@@ -23,7 +23,6 @@ from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings, held_out_mistak
 from hfpatch.training.checkpoint import Checkpoint, newest_checkpoint, remove_old
 from hfpatch.training.diagnostics import DiagnosticsFile
 from hfpatch.training.records import LoopState, MetricsFile, StepRecord
-from hfpatch.training.sharding import under_deepspeed
 
 
 @dataclass
@@ -145,7 +144,11 @@ def check_run(model: PreTrainedModel, run: Run) -> None:
         HfpatchError: if plan, blocks, settings and model do not fit each other, or the batch cannot be divided.
     """
     settings = run.settings
-    run.plan.check(len(run.blocks))
+    if len(run.blocks) != run.plan.blocks:
+        raise HfpatchError(
+            f"the batch plan was drawn for {run.plan.blocks} blocks and the data has {len(run.blocks)}: "
+            "it is for another data set, tokenizer or block size; start a new run"
+        )
     if (run.plan.steps, run.plan.batch_size) != (settings.steps, settings.batch_size):
         raise HfpatchError(
             f"the batch plan has {run.plan.steps} steps of {run.plan.batch_size} blocks, the settings ask for "
@@ -160,18 +163,6 @@ def check_run(model: PreTrainedModel, run: Run) -> None:
         reads = any(isinstance(each.path.f, HiddenProjection) for each in query_paths_with_f(model))
         why = "its query reads another block's MLP" if reads else f"{model.config.model_type} does not support it"
         raise HfpatchError(f"training.gradient_checkpointing: a block cannot be computed again, as {why}; leave it out")
-
-
-def check_deepspeed(run: Run) -> None:
-    """Refuse options that need the optimiser's state or the gradients, which DeepSpeed does not show."""
-    if run.checkpoint is not None and (under_deepspeed() or not run.checkpoint.resumable):
-        raise HfpatchError(
-            f"{run.checkpoint.folder}: a run under DeepSpeed cannot be resumed, as the optimiser's state stays inside "
-            "DeepSpeed; start it again, or use FSDP2, which can be resumed"
-        )
-    if under_deepspeed() and (run.on_bad_loss == "skip" or run.settings.save_every is not None):
-        key = "save_every" if run.settings.save_every is not None else "on_bad_loss=skip"
-        raise HfpatchError(f"training.{key} does not work under DeepSpeed; leave it out, or use FSDP2")
 
 
 def check_blocks(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlocks | None = None) -> None:
@@ -225,11 +216,8 @@ def open_folder(run: Run, *, resume: bool) -> None:
         run.diagnostics.truncate(run.start, diagnosed)
     state.wait_for_everyone()
     run.records = run.metrics.read()
-    _check_agreement(run, state)
 
-
-def _check_agreement(run: Run, state: PartialState) -> None:
-    """Refuse processes that see another checkpoint or other data, as machines without a shared folder would."""
+    # Processes that see another checkpoint or other data, as machines without a shared folder would.
     if state.num_processes == 1:
         return
     seen = gather_object([(run.start, run.blocks.sha256, run.plan.sha256)])

@@ -186,7 +186,7 @@ def test_attention_weights_of_the_whole_model_follow_from_the_relation(case):
     assert (rotary is None) == (case == "gpt2")
     assert rotary is None or (rotary.gain == 1) == (case != "llama_yarn")
     for head in range(len(weights.query)):
-        query, key = weights.query[head], weights.key[weights.key_head(head)]
+        query, key = weights.query[head], weights.key_by_query_head[head]
         for i in range(7):
             turns = [torch.eye(size).double() if rotary is None else rotary.matrix(i - j) for j in range(i + 1)]
             logits = torch.stack([x[i] @ query @ turns[j] @ key.T @ x[j] for j in range(i + 1)]) / size**0.5
