@@ -28,16 +28,9 @@ _CHUNK_TOKENS = 1 << 20
 
 @dataclass(frozen=True)
 class Part:
-    """One source of a mixture.
+    """One source of a mixture, with the hash of its blocks, and their number and tokens, padding not counted.
 
-    Attributes:
-        source: the ``data.source``.
-        revision: the hub revision, or None.
-        sha256: the hash of its blocks.
-        weight: its share of the blocks that are drawn, relative to the others' weights.
-        documents: how many documents its blocks were made from.
-        blocks: how many blocks it has.
-        tokens: how many tokens they have, padding not counted.
+    ``weight`` is its share of the blocks that are drawn, relative to the others' weights.
     """
 
     source: str
@@ -214,14 +207,8 @@ def blocks_from_stream(
 ) -> TokenBlocks:
     """Lay out documents in rows: packed by best fit, one truncated document per row, or cut from one stream.
 
-    Args:
-        stream: the documents.
-        settings: block size and layout.
-        pad_token_id: the padding of rows.
-        revision: the hub revision of the documents.
-        file: rows are written there and mapped; None holds them in memory. Rows of a stream are a view of its tokens.
-        with_owners: keep which document each token is from.
-        sha256: hash of all tokens of the stream, if it is known.
+    Rows are written to ``file`` and mapped; None holds them in memory. Rows of a stream are a view of its tokens.
+    ``with_owners`` keeps which document each token is from; ``sha256`` is the hash of all tokens, if it is known.
 
     Raises:
         HfpatchError: if a stream is shorter than a block, no example is learned, or the file cannot be written.

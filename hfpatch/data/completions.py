@@ -81,8 +81,22 @@ class Completions:
         self._digester = Digester(tokenizer)
 
     def encode(self, documents: list[str]) -> list[Encoded]:
-        """Return examples as token ids."""
-        examples = [self.example(json.loads(document)) for document in documents]
+        """Return examples as token ids: ``messages``, or a ``prompt`` and its ``completion``, as JSON."""
+        examples = []
+        for value in map(json.loads, documents):
+            given = {"tools": value.get("tools"), **value.get("chat_template_kwargs", {})}
+            if "messages" in value:
+                examples.append(self._conversation(value["messages"], 0, given))
+                continue
+            prompt, completion = value["prompt"], value["completion"]
+            if isinstance(prompt, str):
+                text, says = prompt + completion, [(prompt, False), (completion, True)]
+                examples.append(Example(text, [(len(prompt), len(text))], False, says))
+            else:
+                examples.append(self._conversation(prompt + completion, len(prompt), given))
+
+        # Texts as token ids, those of the chat template without special tokens.
+        digest = self._digester.text
         found: list[Encoded | None] = [None] * len(examples)
         for templated in (False, True):
             chosen = [place for place, example in enumerate(examples) if example.templated == templated]
@@ -101,22 +115,11 @@ class Completions:
                     ids, mask = (ids[:-1], mask[:-1]) if ids and ids[-1] == self.eos else (ids, mask)
                     ids, mask = [*ids, self.eos], [*mask, True]
                 # The whole, each reply with the messages before it, and each message; a long learned one is a document.
-                digests, text = self._digester.document(example.text, ids), self._digester.text
-                digests += [(text(example.text[:end]), True) for _, end in example.learned]
-                digests += [(text(said), counts and len(said) >= LONG) for said, counts in example.says]
+                digests = self._digester.document(example.text, ids)
+                digests += [(digest(example.text[:end]), True) for _, end in example.learned]
+                digests += [(digest(said), counts and len(said) >= LONG) for said, counts in example.says]
                 found[place] = Encoded(ids, mask, digests)
         return [each for each in found if each is not None]
-
-    def example(self, value: dict[str, Any]) -> Example:
-        """Return ``messages``, or ``prompt`` and ``completion``, as text."""
-        given = {"tools": value.get("tools"), **value.get("chat_template_kwargs", {})}
-        if "messages" in value:
-            return self._conversation(value["messages"], 0, given)
-        prompt, completion = value["prompt"], value["completion"]
-        if isinstance(prompt, str):
-            text = prompt + completion
-            return Example(text, [(len(prompt), len(text))], False, [(prompt, False), (completion, True)])
-        return self._conversation(prompt + completion, len(prompt), given)
 
     def _conversation(self, messages: Messages, first: int, given: dict[str, Any]) -> Example:
         """Return a conversation whose assistant's turns from message ``first`` on are learned.

@@ -51,10 +51,8 @@ class Corpus:
 def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
     """Find the documents of ``settings``.
 
-    Args:
-        settings: the recipe's data section.
-        data_dir: a folder with hub data sets as ``<name after the slash>/<config>/<split>.jsonl``, or another readable
-            ending; others are loaded from the hub.
+    ``data_dir`` is a folder with hub data sets as ``<name after the slash>/<config>/<split>.jsonl``, or with another
+    readable ending; others are loaded from the hub.
 
     Raises:
         HfpatchError: if there is no such file, folder, ``data_dir`` or hub data set, or it cannot be reached.

@@ -121,7 +121,11 @@ def digest_tasks(
             parts = {part for text in map(_valid, texts) for part in (text, *text.splitlines())}
             said[name].append(({_valid(text) for text in read} - {""}, parts - {""}))
     every = {part for documents in said.values() for own in documents for part in set.union(*own)}
-    known = digester.texts(sorted(every), with_ids=with_ids)
+    known = {text: [digester.text(text)] for text in sorted(every)}
+    if with_ids and known:  # which takes ten times as long
+        encoded = digester.tokenizer(list(known), add_special_tokens=False, verbose=False)["input_ids"]
+        for digests, ids in zip(known.values(), encoded, strict=True):
+            digests.append(digester.ids(ids))
     copies = {}
     for name, documents in said.items():
         having = Counter(part for _, parts in documents for part in parts)

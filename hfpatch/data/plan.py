@@ -25,12 +25,9 @@ PLAN_ARRAYS = "plan.safetensors"
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The block indices of every step, the same for every method, process count and accumulation.
+    """The block indices of every step, (steps, batch_size) int64, the same for every method and process count.
 
-    Attributes:
-        indices: (steps, batch_size) int64.
-        blocks: the number of blocks of the data.
-        seed: the seed of the draw.
+    ``blocks`` is the number of blocks of the data, ``seed`` that of the draw.
     """
 
     indices: npt.NDArray[np.int64]

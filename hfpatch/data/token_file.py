@@ -39,6 +39,7 @@ from hfpatch.recipes.sources import TOKEN_FILE
 from hfpatch.recipes.strict import Section, validate
 from hfpatch.support.files import atomic_file, read_json, sha256_file, write_json
 
+SIDECAR = ".json"
 DOCUMENTS = ".safetensors"
 LEARNED = ".learned"
 _CHUNK_TOKENS = 1 << 22
@@ -159,8 +160,8 @@ def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> Token
         HfpatchError: if there is already a sidecar, or the file is missing, empty, or of another format.
     """
     dtype, end, vocabulary = token_dtype(tokenizer), tokenizer.eos_token_id, largest_id(tokenizer) + 1
-    if sidecar(path).exists():
-        raise HfpatchError(f"{sidecar(path)}: exists already, so {path.name} can be used as it is")
+    if path.with_suffix(SIDECAR).exists():
+        raise HfpatchError(f"{path.with_suffix(SIDECAR)}: exists already, so {path.name} can be used as it is")
     size = path.stat().st_size if path.is_file() else 0
     if size == 0 or size % dtype.itemsize:
         problem = f"has {size} bytes, no whole number of {dtype.name} ids" if size else "is missing or empty"
@@ -221,7 +222,7 @@ def _write_descriptions(
         "documents_sha256": sha256_file(path.with_suffix(DOCUMENTS)),
     }
     info = TokenFileInfo.model_validate(facts)
-    write_json(sidecar(path), info.model_dump(mode="json"))
+    write_json(path.with_suffix(SIDECAR), info.model_dump(mode="json"))
     return info
 
 
@@ -234,16 +235,17 @@ def open_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile
     """
     if not path.is_file():
         raise HfpatchError(f"{path}: no such token file; hfpatch tokenize RECIPE --out {path} makes one")
-    if not sidecar(path).is_file():
+    side = path.with_suffix(SIDECAR)
+    if not side.is_file():
         raise HfpatchError(
-            f"{path}: its description {sidecar(path).name} is missing; for a file from another tool, hfpatch tokenize "
+            f"{path}: its description {side.name} is missing; for a file from another tool, hfpatch tokenize "
             f"RECIPE data.source={path} data.layout=stream writes it"
         )
-    info = validate(read_json(sidecar(path)), TokenFileInfo, str(sidecar(path)))
+    info = validate(read_json(side), TokenFileInfo, str(side))
     dtype = np.dtype(info.dtype).newbyteorder("<")
     if path.stat().st_size != info.tokens * dtype.itemsize:
         raise HfpatchError(
-            f"{path}: has {path.stat().st_size} bytes, but {info.tokens} ids of {info.dtype} ({sidecar(path).name}) "
+            f"{path}: has {path.stat().st_size} bytes, but {info.tokens} ids of {info.dtype} ({side.name}) "
             f"have {info.tokens * dtype.itemsize}; it is truncated or another file, so make it again (hfpatch tokenize)"
         )
     vocabulary = largest_id(tokenizer) + 1
@@ -254,7 +256,7 @@ def open_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile
         )
     if (found := sha256_file(path)) != info.sha256:
         raise HfpatchError(
-            f"{path}: has other ids than {sidecar(path).name} describes (sha256 {info.sha256[:12]} there, {found[:12]} "
+            f"{path}: has other ids than {side.name} describes (sha256 {info.sha256[:12]} there, {found[:12]} "
             "in the file); restore the file, or make it again (hfpatch tokenize)"
         )
     for file, expected in (
@@ -263,7 +265,7 @@ def open_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile
     ):
         if expected is not None and (not file.is_file() or sha256_file(file) != expected):
             raise HfpatchError(
-                f"{file}: is missing, or not the one that {sidecar(path).name} describes; restore it beside "
+                f"{file}: is missing, or not the one that {side.name} describes; restore it beside "
                 f"{path.name}, or make both again (hfpatch tokenize)"
             )
     arrays = load_file(path.with_suffix(DOCUMENTS))
@@ -275,15 +277,10 @@ def open_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile
     return TokenFile(TokenStream(tokens, lengths, learned), Digests(**arrays), info)
 
 
-def sidecar(path: Path) -> Path:
-    """Return the path of a token file's sidecar."""
-    return path.with_suffix(".json")
-
-
 def check_free(path: Path) -> None:
     """Refuse a path of a token file that is no ``.bin``, or that exists or has a sidecar, before the text is read."""
     if path.suffix != TOKEN_FILE:
         raise HfpatchError(f"{path}: the name of a token file must end with {TOKEN_FILE}")
-    for file in (path, sidecar(path), path.with_suffix(DOCUMENTS)):
+    for file in (path, path.with_suffix(SIDECAR), path.with_suffix(DOCUMENTS)):
         if file.exists():
             raise HfpatchError(f"{file}: exists already; delete it or choose another name")

@@ -1,13 +1,12 @@
 """The pretraining protocol of arXiv 2603.13381: expressible whole, and a few steps of it against plain torch."""
 
-import json
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 from families import make_config
-from training_blocks import make_blocks
+from training_blocks import make_blocks, metrics_of
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
@@ -41,7 +40,7 @@ def run(model, folder, **values):
     blocks = make_blocks(layout="padded")
     plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=0)
     pretrain(model, settings=PretrainSettings(**settings), blocks=blocks, plan=plan, seed=0, run_dir=folder)
-    return blocks, plan, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return blocks, plan, metrics_of(folder)
 
 
 def adamw(values, gradients, moments, step, lr):

@@ -259,7 +259,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_checkpoints_before_it(patched, bl
 def test_what_cannot_be_trained_is_refused(patched, base, blocks, tmp_path):
     with pytest.raises(HfpatchError, match="nothing to train"):
         run(base().requires_grad_(False), blocks, tmp_path)
-    with pytest.raises(HfpatchError, match="drawn for 99 blocks"):
+    with pytest.raises(HfpatchError, match=f"drawn for 99 blocks and the data has {len(blocks)}:"):
         run(patched(), blocks, tmp_path, plan=draw_plan(blocks=99, steps=2, batch_size=4, seed=0))
     with pytest.raises(HfpatchError, match="plan has 9 steps of 4 blocks, the settings ask for 8 of 4"):
         run(patched(), blocks, tmp_path, plan=plan_for(blocks, steps=9))
