@@ -108,14 +108,10 @@ class TokenMeans(Generic[Key]):
         counts = F.pad(old_counts, (0, new)).index_add_(0, positions, torch.ones(len(positions)).double())
         self._sums[key] = (sums, counts)
 
-    def seen(self) -> list[Key]:
-        """Return the keys with tokens in the order of their first values."""
-        return [key for key, (_, counts) in self._sums.items() if counts.sum()]
-
-    def mean(self, key: Key) -> list[float]:
-        """Return the n means over tokens."""
-        sums, counts = self._sums[key]
-        return [float(value) for value in sums.sum(0) / counts.sum()]
+    def overall(self) -> dict[Key, list[float]]:
+        """Return the n means over tokens of each key that has any, in the order of their first values."""
+        found = {key: (sums.sum(0), counts.sum()) for key, (sums, counts) in self._sums.items()}
+        return {key: (total / count).tolist() for key, (total, count) in found.items() if count}
 
     def by_position(self, key: Key, column: int) -> list[float]:
         """Return the mean of one column at each position, from the first."""

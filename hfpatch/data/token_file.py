@@ -78,13 +78,7 @@ class TokenFileInfo(Section):
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A token file mapped into memory.
-
-    Attributes:
-        stream: the documents.
-        digests: of the documents.
-        info: its sidecar.
-    """
+    """A token file mapped into memory: its documents, their digests, and its sidecar."""
 
     stream: TokenStream
     digests: Digests

@@ -103,8 +103,7 @@ class DiagnosticsFile(JsonLines):
         Raises:
             HfpatchError: if the steps left are not the ``expected`` ones, each with as many lines.
         """
-        lines = Counter(value["step"] for value in self.values_until(step))
-        self.keep(step, complete=lines.keys() == expected and len(set(lines.values())) <= 1)
+        self.drop_after(step, lambda steps: set(steps) == expected and len(set(Counter(steps).values())) <= 1)
 
 
 def diagnose(
@@ -133,4 +132,4 @@ def diagnose(
         stack.enter_context(observed(model, add))
         stack.enter_context(hooked([model.register_forward_pre_hook(begin, with_kwargs=True)]))
         mean_loss(model, blocks.head(DIAGNOSED_BLOCKS), batch_size=batch_size, autocast=autocast)
-    return [QueryDiagnostic(step, *key, *means.mean(key)) for key in sorted(means.seen())]
+    return [QueryDiagnostic(step, *key, *numbers) for key, numbers in sorted(means.overall().items())]

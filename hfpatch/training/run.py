@@ -27,18 +27,11 @@ from hfpatch.training.records import LoopState, MetricsFile, StepRecord
 
 @dataclass
 class Run:
-    """One run's fixed parts and its state.
+    """One run's fixed parts, and its records and state so far.
 
     Attributes:
-        settings: the recipe's section.
-        blocks: the training blocks.
-        plan: which blocks each step sees.
-        seed: the run's seed.
-        folder: the run folder; holds metrics.jsonl and checkpoints/.
         origin: more hashes that a resumed run must share, such as the frozen base's and the method settings'.
-        held_out: the blocks whose loss is measured, or None.
         on_step: called with each step's record, on the main process.
-        measure_survival: whether to measure update survival.
         on_bad_loss: where a loss or gradient is not finite: stop with an error, skip the update, or end the run and
             record it as diverged.
         diverged_above: with ``record``, the loss above which a run has diverged once warm-up is over, or None.
@@ -46,11 +39,6 @@ class Run:
         evaluate_at_start: whether to measure the loss of the held-out blocks before the first step too.
         diagnose_every: measure the query paths every so many steps, at the start and at the end; None never does.
         checkpoint: where it resumes from, or None.
-        records: the records so far.
-        state: its counts and decisions so far.
-        checkpoints: the folder of the checkpoints.
-        metrics: the file of the records.
-        diagnostics: the file of the diagnostics.
     """
 
     settings: LoopSettings
