@@ -26,12 +26,11 @@ def build_model(
 ) -> PreTrainedModel:
     """Build ``{model_type: gpt_neox, hidden_size: 128, ...}`` in float32, with its own initialisation.
 
-    ``tokenizer`` gives ``vocab_size`` and the special tokens' ids where ``architecture`` does not. The weights are drawn
-    from ``seed`` alone.
+    ``tokenizer`` gives ``vocab_size`` and the special tokens' ids where ``architecture`` does not. All draws depend on
+    ``seed`` alone.
 
     Raises:
-        HfpatchError: if the type or a key is unknown, a value is refused, ``vocab_size`` is below the tokenizer's, or as
-            :func:`hfpatch.models.build_scratch`.
+        HfpatchError: if the type or a key is unknown, a value is refused, or ``vocab_size`` is below the tokenizer's.
     """
     settings, values = split_architecture(architecture)
     if "model_type" not in values:

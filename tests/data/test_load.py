@@ -170,16 +170,6 @@ def test_two_runs_that_tokenise_the_same_stream_at_once(tmp_path, text_file, tok
     assert list(cache.iterdir()) == []
 
 
-def test_held_out_documents_of_a_stream_are_those_of_the_other_layouts(text_file, texts, tokenizer):
-    stream = DataSettings(source=str(text_file), block_size=16, layout="stream", held_out=1)
-    padded = stream.model_copy(update={"layout": "padded", "block_size": 64})
-    ours, theirs = load_splits(stream, tokenizer), load_splits(padded, tokenizer)
-    whole = theirs.held_out.rows[0][: theirs.held_out.tokens]
-    assert tokenizer.decode(whole[:-1]) == texts[-1]
-    assert ours.held_out.rows.reshape(-1).tolist() == whole[: len(whole) // 16 * 16].tolist()
-    assert (ours.train.documents, ours.held_out.documents) == (3, 1)
-
-
 @pytest.mark.parametrize("layout", ["stream", "packed"])
 def test_evaluation_takes_what_is_held_out_and_else_everything(text_file, tmp_path, texts, tokenizer, layout):
     own = DataSettings(source=str(text_file), block_size=16, layout="stream", held_out=1)
