@@ -116,10 +116,12 @@ def digest_tasks(
     """
     said: dict[str, list[tuple[set[str], set[str]]]] = {name: [] for name in tasks}
     for name, given in tasks.items():
-        for read, texts in given:
-            # Texts and each of their lines, as training text is often one line a document.
-            parts = {part for text in map(_valid, texts) for part in (text, *text.splitlines())}
-            said[name].append(({_valid(text) for text in read} - {""}, parts - {""}))
+        for document in given:
+            # Without lone surrogates, which no tokenizer takes; the lines of texts too, as training text is often one
+            # line a document.
+            read, texts = ([text.encode("utf-8", "replace").decode() for text in each] for each in document)
+            parts = {part for text in texts for part in (text, *text.splitlines())}
+            said[name].append((set(read) - {""}, parts - {""}))
     every = {part for documents in said.values() for own in documents for part in set.union(*own)}
     known = {text: [digester.text(text)] for text in sorted(every)}
     if with_ids and known:  # which takes ten times as long
@@ -140,11 +142,6 @@ def digest_tasks(
             ]
         )
     return copies, np.array(sorted(set(chain.from_iterable(known.values()))), np.uint64)
-
-
-def _valid(text: str) -> str:
-    """Return a text without lone surrogates, which no tokenizer takes."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def copies_of_tasks(digests: Digests, count: int, tasks: Mapping[str, Digests]) -> tuple[Flags, dict[str, int]]:
