@@ -33,7 +33,7 @@ from hfpatch.training.diagnostics import counting_survival, diagnose, survival_s
 from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, tokens_per_s_at_most
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.interruption import SigtermWatch, Terminated, watch_sigterm
-from hfpatch.training.optim import build_optimizer, build_scheduler, current_lr, trainable_parameters
+from hfpatch.training.optim import build_optimizer, build_scheduler, trainable_parameters
 from hfpatch.training.processes import start_processes
 from hfpatch.training.records import StepRecord, summarise
 from hfpatch.training.run import Run, check_run, open_folder
@@ -182,7 +182,8 @@ class TrainingLoop:
         for step in range(run.start + 1, run.plan.steps + 1):
             origin = np.random.SeedSequence([run.seed, step - 1, accelerator.process_index])
             set_seed(int(origin.generate_state(1)[0]))
-            lr = current_lr(self.optimizer, settings)
+            group = self.optimizer.param_groups[0]
+            lr = float(settings.lr * group["lr"] / group["initial_lr"])  # of a tensor group without a rate of its own
 
             # Forward and backward; every process learns the loss of all, and whether any is asked to end.
             share = self._accumulate_gradients(step)

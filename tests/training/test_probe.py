@@ -337,7 +337,12 @@ def test_learning_rates_of_groups_act(tmp_path, blocks, base):
     for name, change in changes[1e-2].items():
         assert changes[1e-3][name] == pytest.approx(1e-3, rel=1e-2)  # AdamW's first step
         assert change == pytest.approx((10 if "skip" in name else 1) * changes[1e-3][name], rel=1e-3), name
-    assert metrics_of(tmp_path / "0.01")[0]["lr"] == 1e-3
+    # The rate that is recorded is that of a group without one of its own, also where there is none.
+    rates = {"skip": 1e-2, "pre_projection": 1e-4}
+    run(model, blocks, tmp_path / "both", lr=1e-3, learning_rates=rates, warmup_steps=2, steps=4)
+    found = [metrics_of(tmp_path / name) for name in ("0.01", "both")]
+    expected = [1e-3, 1e-3 / 3, 2e-3 / 3, 1e-3, 5e-4]  # a cosine after warm-up
+    assert [line["lr"] for lines in found for line in lines] == pytest.approx(expected)
 
 
 def test_trackers_hear_of_every_step(patched, blocks, tmp_path, monkeypatch):
