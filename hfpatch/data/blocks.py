@@ -351,9 +351,6 @@ def _cut_blocks(
 
     The rows are a view of the tokens up to the first gap in the stream, and a copy from there. ``identity`` identifies
     the tokens, ``owners`` is the document of each token in a stream without gaps.
-
-    Raises:
-        HfpatchError: if there are fewer tokens than one row has.
     """
     size, total, ranges = settings.block_size, int(stream.lengths.sum()), stream.ranges()
     count = total // size

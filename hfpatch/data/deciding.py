@@ -22,12 +22,7 @@ NONE: Places = np.empty(0, np.int64)
 
 
 class TaskDocument(NamedTuple):
-    """A document of an evaluation task.
-
-    Attributes:
-        read: its prompt with each answer, as a model reads it.
-        texts: the text of every field.
-    """
+    """A document of an evaluation task: its prompt with each answer, as a model reads it, and every field's text."""
 
     read: Sequence[str]
     texts: Sequence[str]

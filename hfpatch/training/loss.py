@@ -25,12 +25,10 @@ def shifted(labels: Tensor) -> Tensor:
 
 
 def loss_from_logits(logits: Tensor, labels: Tensor, *, by_token: bool = False) -> Tensor:
-    """Return the sum over predicted tokens of their cross-entropies in nats.
+    """Return the sum over predicted tokens of their cross-entropies in nats, from logits (batch, seq, vocab).
 
-    Args:
-        logits: (batch, seq, vocab).
-        labels: (batch, seq) token ids, unshifted; -100 is not predicted.
-        by_token: return each position's cross-entropy (batch, seq) instead, 0 where nothing is predicted.
+    ``labels`` are (batch, seq) token ids, unshifted; -100 is not predicted. With ``by_token`` return each position's
+    cross-entropy (batch, seq) instead, 0 where nothing is predicted.
     """
     reduction = "none" if by_token else "sum"
     loss = cross_entropy(logits.flatten(0, 1).float(), shifted(labels), ignore_index=IGNORE, reduction=reduction)
@@ -44,15 +42,10 @@ def loss_from_hidden(
 
     Positions that predict nothing do not reach the head. The gradient is computed together with the loss, so no logits
     are kept for the backward pass. Liger's kernel does the work on CUDA where it is installed, else `ChunkedLoss`. The
-    sum is float32 whatever the head's dtype.
+    sum is float32 whatever the head's dtype; what is returned ``by_token`` has no gradient.
 
-    Args:
-        hidden: (batch, seq, hidden).
-        weight: (vocab, hidden), the head's.
-        bias: (vocab,) or None.
-        labels: (batch, seq) token ids, unshifted; -100 is not predicted.
-        tail: what the model does between its head and its logits.
-        by_token: return each position's cross-entropy (batch, seq) instead, without a gradient.
+    The shapes are (batch, seq, hidden), of the head (vocab, hidden) and (vocab,), of the labels (batch, seq). ``tail``
+    is what the model does between its head and its logits.
     """
     targets = shifted(labels)
     kept = (targets != IGNORE).nonzero().squeeze(1)

@@ -43,17 +43,6 @@ def run(model, folder, **values):
     return blocks, plan, metrics_of(folder)
 
 
-def adamw(values, gradients, moments, step, lr):
-    """Update in place by AdamW's formula: decay by lr·λ on matrices, then lr·m̂/(√v̂ + 1e-8)."""
-    for name, value in values.items():
-        m, v = moments.setdefault(name, (torch.zeros_like(value), torch.zeros_like(value)))
-        m.mul_(0.9).add_(gradients[name], alpha=0.1)
-        v.mul_(0.95).add_(gradients[name].square(), alpha=0.05)
-        if value.ndim == 2:
-            value.mul_(1 - lr * DECAY)
-        value.sub_(lr * (m / (1 - 0.9**step)) / ((v / (1 - 0.95**step)).sqrt() + 1e-8))
-
-
 def test_steps_of_it_are_adamw_with_clipping_warm_up_and_a_cosine_to_its_floor(tmp_path):
     model, twin = small(), small()
     blocks, plan, lines = run(model, tmp_path)
@@ -76,9 +65,17 @@ def test_steps_of_it_are_adamw_with_clipping_warm_up_and_a_cosine_to_its_floor(t
         )
         norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
         clipped.append(norm > CLIP)
-        scaled = {name: gradient * min(1.0, CLIP / (norm + 1e-6)) for name, gradient in gradients.items()}
         assert (line["loss"], line["lr"]) == (pytest.approx(loss.item(), rel=2e-5), pytest.approx(LR * share))
-        adamw(values, scaled, moments, step + 1, LR * share)
+
+        # AdamW's formula: decay by lr·λ on matrices, then lr·m̂/(√v̂ + 1e-8).
+        for name, value in values.items():
+            scaled = gradients[name] * min(1.0, CLIP / (norm + 1e-6))
+            m, v = moments.setdefault(name, (torch.zeros_like(value), torch.zeros_like(value)))
+            m.mul_(0.9).add_(scaled, alpha=0.1)
+            v.mul_(0.95).add_(scaled.square(), alpha=0.05)
+            if value.ndim == 2:
+                value.mul_(1 - LR * share * DECAY)
+            value.sub_(LR * share * (m / (1 - 0.9 ** (step + 1))) / ((v / (1 - 0.95 ** (step + 1))).sqrt() + 1e-8))
     assert all(clipped)
     for name, value in model.named_parameters():  # the first step divides each gradient by its own size, rounding too
         assert torch.allclose(value, values[name], atol=2e-4), name
