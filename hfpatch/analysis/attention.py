@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hfpatch.analysis.running import Batch, Tokens, run, tokens_of
+from hfpatch.analysis.running import Batch, Tokens, run
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import base_model, find_sites
 from hfpatch.support.modes import hooked
@@ -48,13 +48,10 @@ def head_attention(model: nn.Module, batches: Iterable[Batch]) -> list[HeadAtten
     """
     sums: dict[int, Tensor] = {}  # (heads, 3)
     queries: dict[int, int] = {}
-    tokens: Tokens
-
-    def begin(batch: Batch) -> None:
-        nonlocal tokens
-        tokens = tokens_of(batch)
+    begun: list[Tokens] = []  # of each batch
 
     def read(layer: int, module: nn.Module, args: Any, output: Any) -> None:
+        tokens = begun[-1]
         rows, length = tokens.counted.shape
         tensors = [each for each in output if isinstance(each, Tensor)] if isinstance(output, tuple | list) else []
         found = [each for each in tensors if each.dim() == 4 and each.shape[::2] == (rows, length) == each.shape[::3]]
@@ -70,14 +67,15 @@ def head_attention(model: nn.Module, batches: Iterable[Batch]) -> list[HeadAtten
         sums[layer] = sums.get(layer, torch.zeros(1)) + of_queries.sum(0).T
         queries[layer] = queries.get(layer, 0) + len(of_queries)
 
-    def ask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return args, {**kwargs, "output_attentions": True}
-
     handles = []
     for site in find_sites(model):
         handles.append(site.attention.register_forward_hook(partial(read, site.layer)))
         if "output_attentions" in signature(site.attention.forward).parameters:  # Falcon's returns them only if asked
-            handles.append(site.attention.register_forward_pre_hook(ask, with_kwargs=True))
+            handles.append(
+                site.attention.register_forward_pre_hook(
+                    lambda module, args, kwargs: (args, {**kwargs, "output_attentions": True}), with_kwargs=True
+                )
+            )
     base: Any = base_model(model)
     implementation = base.config._attn_implementation
     with hooked(handles):
@@ -86,7 +84,7 @@ def head_attention(model: nn.Module, batches: Iterable[Batch]) -> list[HeadAtten
         except (ValueError, AttributeError) as error:
             raise HfpatchError(f"{type(base).__name__} cannot compute attention step by step") from error
         try:
-            run(model, batches, begin)
+            run(model, batches, begun.append)
         finally:
             base.set_attn_implementation(implementation)
     means = {layer: sums[layer] / queries[layer] for layer in sorted(sums)}

@@ -33,10 +33,6 @@ class HeadWeights:
     query: Tensor
     key: Tensor
 
-    def key_head(self, head: int) -> int:
-        """Return which key head a query head reads."""
-        return head // (len(self.query) // len(self.key))
-
     @property
     def key_by_query_head(self) -> Tensor:
         """The key matrix of each query head: ``(heads, hidden, head size)``."""

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from hfpatch.analysis.heads import HeadWeights, head_size, layer_weights, split_heads
 from hfpatch.analysis.rotary import Rotary, rotary_of
-from hfpatch.analysis.running import Batch, Tokens, run, tokens_of
+from hfpatch.analysis.running import Batch, Tokens, run
 from hfpatch.errors import HfpatchError
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.nn import MixedProjection
@@ -133,12 +133,8 @@ class _Layer:
 
 def _observe(model: nn.Module, batches: Iterable[Batch], observers: Sequence[_Moments | _Explained]) -> None:
     """Give each observer, in every batch, its layer's input before the patch and the projections after it."""
-    tokens: Tokens
+    begun: list[Tokens] = []  # of each batch
     kept: dict[tuple[int, str], Tensor] = {}
-
-    def begin(batch: Batch) -> None:
-        nonlocal tokens
-        tokens = tokens_of(batch)
 
     def enter(index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         kept[index, "x"] = hidden_argument(args, kwargs).detach().cpu().double()
@@ -148,7 +144,7 @@ def _observe(model: nn.Module, batches: Iterable[Batch], observers: Sequence[_Mo
         kept[index, target] = columns.read(output).detach().cpu().double()
 
     def leave(index: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        observers[index].add(tokens, *(kept.pop((index, name)) for name in ("x", "query", "key")))
+        observers[index].add(begun[-1], *(kept.pop((index, name)) for name in ("x", "query", "key")))
 
     handles = []
     for index, site in enumerate(each.layer.site for each in observers):
@@ -159,7 +155,7 @@ def _observe(model: nn.Module, batches: Iterable[Batch], observers: Sequence[_Mo
             handles.append(outer.register_forward_hook(partial(project, index, target)))
         handles.append(site.attention.register_forward_hook(partial(leave, index)))
     with hooked(handles):
-        run(model, batches, begin)
+        run(model, batches, begun.append)
 
 
 class _Moments:
@@ -198,30 +194,27 @@ class _Moments:
         known, size = self.layer.known.weights, self.layer.head_size
         columns = len(known.query) * size
         parts = (slice(None, columns), slice(columns, None))
-        change = torch.cat([_ridge(xx, xr[:, part], float(rr[part].sum()), count) for part in parts], dim=1)
+
+        # (XᵀX + λI)⁻¹XᵀR for the λ of least generalised cross-validation score.
+        values, vectors = torch.linalg.eigh(xx)
+        values = values.clamp_min(0)
+        mean, solved = max(float(values.mean()), torch.finfo(torch.float64).tiny), []
+        for part in parts:
+            turned, scores = vectors.T @ xr[:, part], {}
+            energy = turned.pow(2).sum(1)
+            for ridge in (ridge * mean for ridge in reversed(RIDGES)):
+                kept = values + ridge
+                rss = float(rr[part].sum()) - float((energy * (values + 2 * ridge) / kept.pow(2)).sum())
+                freedom = float((values / kept).sum())
+                scores[ridge] = max(rss, 0.0) / (1 - freedom / count) ** 2
+            best = min(scores, key=scores.__getitem__)
+            solved.append(vectors @ (turned / (values + best)[:, None]))
+        change = torch.cat(solved, dim=1)
+
         query, key = (split_heads(change[:, part], size) for part in parts)
         query_bias, key_bias = (split_heads((r - x @ change)[None, part], size) for part in parts)
         weights = HeadWeights(known.layer, known.query + query, known.key + key)
         return _Affine(weights, (query_bias, key_bias))
-
-
-def _ridge(xx: Tensor, xr: Tensor, rr: float, count: int) -> Tensor:
-    """Return (XᵀX + λI)⁻¹XᵀR for the λ of least generalised cross-validation score."""
-    values, vectors = torch.linalg.eigh(xx)
-    values = values.clamp_min(0)
-    turned = vectors.T @ xr
-    energy = turned.pow(2).sum(1)
-
-    def score(ridge: float) -> float:
-        kept = values + ridge
-        rss = rr - float((energy * (values + 2 * ridge) / kept.pow(2)).sum())
-        freedom = float((values / kept).sum())
-        return max(rss, 0.0) / (1 - freedom / count) ** 2
-
-    mean = max(float(values.mean()), torch.finfo(torch.float64).tiny)
-    best = min((ridge * mean for ridge in reversed(RIDGES)), key=score)
-    solved: Tensor = vectors @ (turned / (values + best)[:, None])
-    return solved
 
 
 class _Explained:

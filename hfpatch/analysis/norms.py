@@ -120,7 +120,7 @@ def skip_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[LayerSize]:
             handles.append(site.attention.register_forward_hook(entering, prepend=True, with_kwargs=True))
     with hooked(handles):
         run(model, batches, means.begin)
-    return [LayerSize(layer, means.mean(layer)[0]) for layer in means.seen()]
+    return [LayerSize(layer, size) for layer, (size,) in means.overall().items()]
 
 
 def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[LayerSize]:
@@ -145,7 +145,7 @@ def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[Lay
         handles.append(site.attention.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
     with hooked(handles):
         run(model, batches, means.begin)
-    return [LayerSize(layer, means.mean(layer)[0]) for layer in means.seen()]
+    return [LayerSize(layer, size) for layer, (size,) in means.overall().items()]
 
 
 def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
@@ -185,8 +185,7 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
         run(model, batches, means.begin)
 
     found = []
-    for key in means.seen():
-        size, cosine, *by_head = means.mean(key)
+    for key, (size, cosine, *by_head) in means.overall().items():
         heads = len(by_head) // 2
         positions = (tuple(means.by_position(key, column)) for column in (0, 1))
         found.append(QuerySize(*key, size, cosine, tuple(by_head[:heads]), tuple(by_head[heads:]), *positions))

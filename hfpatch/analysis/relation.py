@@ -97,7 +97,8 @@ def head_relations(
         by_offset = {offset: _relations(*span, rotation) for offset, rotation in rotations.items()}
         for head in range(len(layer.query)):
             of_head = {offset: relations[head] for offset, relations in by_offset.items()}
-            found.append(HeadRelation(layer.layer, head, layer.key_head(head), of_head))
+            key_head = head // (len(layer.query) // len(layer.key))
+            found.append(HeadRelation(layer.layer, head, key_head, of_head))
     return found
 
 

@@ -105,8 +105,9 @@ def reparametrise(model: nn.Module, tokens: Tensor, *, seed: int = 0) -> list[La
             normed.setdefault(id(output), (module, args[0], output))
 
     def keep_call(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        norm, before, _ = normed.get(id(hidden_argument(args, kwargs)), (None, None, None))
-        calls[name] = _Call(args, kwargs, norm, before)
+        hidden = hidden_argument(args, kwargs)
+        norm, before, _ = normed.get(id(hidden), (None, None, None))
+        calls[name] = _Call(args, kwargs, hidden, norm, before)
 
     norms = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
     handles = [module.register_forward_hook(keep_norm) for module in norms]
@@ -130,16 +131,13 @@ def random_theta(hidden: int, seed: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class _Call:
-    """The arguments of an attention, and the norm that computed its input, with the norm's own input."""
+    """The arguments of an attention, its input among them, and the norm that computed that, with its own input."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    hidden: Tensor
     norm: nn.Module | None
     before_norm: Tensor | None
-
-    @property
-    def hidden(self) -> Tensor:
-        return hidden_argument(self.args, self.kwargs)
 
 
 def _double(value: Any) -> Any:
@@ -150,7 +148,7 @@ def _double(value: Any) -> Any:
         hidden = value.hidden.double()  # one tensor, however often it was passed
         args = tuple(hidden if each is value.hidden else _double(each) for each in value.args)
         kwargs = {n: hidden if value.kwargs[n] is value.hidden else each for n, each in kwargs.items()}
-        return _Call(args, kwargs, norm, _double(value.before_norm))
+        return _Call(args, kwargs, hidden, norm, _double(value.before_norm))
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
     return tuple(_double(each) for each in value) if type(value) is tuple else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -53,8 +53,8 @@ def tokens_of(batch: Batch) -> Tokens:
 
 
 @torch.no_grad()
-def run(model: nn.Module, batches: Iterable[Batch], begin: Callable[[Batch], None]) -> None:
-    """Run a model's blocks on each batch, without gradients and dropout; ``begin`` is called with the batch before.
+def run(model: nn.Module, batches: Iterable[Batch], begin: Callable[[Tokens], None]) -> None:
+    """Run a model's blocks on each batch, without gradients and dropout; ``begin`` is called with its tokens before.
 
     The output head is not run where the model says which part holds the blocks.
     """
@@ -64,7 +64,7 @@ def run(model: nn.Module, batches: Iterable[Batch], begin: Callable[[Batch], Non
     device = next(model.parameters()).device
     with evaluating(model):
         for batch in batches:
-            begin(batch)
+            begin(tokens_of(batch))
             blocks(**{name: batch[name].to(device) for name in _INPUTS if name in batch}, use_cache=False)
 
 
@@ -85,16 +85,16 @@ def method_layers(model: nn.Module, method: type[MethodConfig]) -> Iterator[tupl
             yield site, layer
 
 
+@dataclass
 class TokenMeans(Generic[Key]):
     """Sums of several numbers a token, by key; every token weighs the same, padding is left out."""
 
-    def __init__(self) -> None:
-        self._tokens: Tokens | None = None
-        self._sums: dict[Key, tuple[Tensor, Tensor]] = {}
+    _tokens: Tokens | None = None
+    _sums: dict[Key, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def begin(self, batch: Batch) -> None:
-        """Set the batch that the next values belong to."""
-        self._tokens = tokens_of(batch)
+    def begin(self, tokens: Tokens) -> None:
+        """Set the tokens of the batch that the next values belong to."""
+        self._tokens = tokens
 
     def add(self, key: Key, values: Tensor) -> None:
         """Add ``(batch, seq, n)`` numbers."""
@@ -108,14 +108,10 @@ class TokenMeans(Generic[Key]):
         counts = F.pad(old_counts, (0, new)).index_add_(0, positions, torch.ones(len(positions)).double())
         self._sums[key] = (sums, counts)
 
-    def seen(self) -> list[Key]:
-        """Return the keys with tokens in the order of their first values."""
-        return [key for key, (_, counts) in self._sums.items() if counts.sum()]
-
-    def mean(self, key: Key) -> list[float]:
-        """Return the n means over tokens."""
-        sums, counts = self._sums[key]
-        return [float(value) for value in sums.sum(0) / counts.sum()]
+    def overall(self) -> dict[Key, list[float]]:
+        """Return the n means over tokens of each key that has any, in the order of their first values."""
+        found = {key: (sums.sum(0), counts.sum()) for key, (sums, counts) in self._sums.items()}
+        return {key: (total / count).tolist() for key, (total, count) in found.items() if count}
 
     def by_position(self, key: Key, column: int) -> list[float]:
         """Return the mean of one column at each position, from the first."""

@@ -28,16 +28,9 @@ _CHUNK_TOKENS = 1 << 20
 
 @dataclass(frozen=True)
 class Part:
-    """One source of a mixture.
+    """One source of a mixture, with the hash of its blocks, and their number and tokens, padding not counted.
 
-    Attributes:
-        source: the ``data.source``.
-        revision: the hub revision, or None.
-        sha256: the hash of its blocks.
-        weight: its share of the blocks that are drawn, relative to the others' weights.
-        documents: how many documents its blocks were made from.
-        blocks: how many blocks it has.
-        tokens: how many tokens they have, padding not counted.
+    ``weight`` is its share of the blocks that are drawn, relative to the others' weights.
     """
 
     source: str
@@ -214,14 +207,8 @@ def blocks_from_stream(
 ) -> TokenBlocks:
     """Lay out documents in rows: packed by best fit, one truncated document per row, or cut from one stream.
 
-    Args:
-        stream: the documents.
-        settings: block size and layout.
-        pad_token_id: the padding of rows.
-        revision: the hub revision of the documents.
-        file: rows are written there and mapped; None holds them in memory. Rows of a stream are a view of its tokens.
-        with_owners: keep which document each token is from.
-        sha256: hash of all tokens of the stream, if it is known.
+    Rows are written to ``file`` and mapped; None holds them in memory. Rows of a stream are a view of its tokens.
+    ``with_owners`` keeps which document each token is from; ``sha256`` is the hash of all tokens, if it is known.
 
     Raises:
         HfpatchError: if a stream is shorter than a block, no example is learned, or the file cannot be written.
@@ -237,6 +224,10 @@ def blocks_from_stream(
         return _cut_blocks(stream, settings, revision, identity, owners)
 
     # Pieces of at most a row: a start and a length each; examples keep their first tokens, if one of them is learned.
+    if settings.layout == "packed" and stream.learned is None:
+        pieces = split_pieces(stream.begins, stream.lengths, size)
+    else:
+        pieces = np.stack([stream.begins, np.minimum(stream.lengths, size)], axis=1)
     if stream.learned is not None:
         kept = has_something_to_learn(stream, size)
         if not kept.any():
@@ -251,11 +242,7 @@ def blocks_from_stream(
                 f"its first tokens; {out} have none to learn and are left out",
                 stacklevel=1,
             )
-        pieces = _truncated(stream, size)[kept]
-    elif settings.layout == "packed":
-        pieces = split_pieces(stream.begins, stream.lengths, size)
-    else:
-        pieces = _truncated(stream, size)
+        pieces = pieces[kept]
 
     # Rows of pieces.
     offsets = np.arange(len(pieces) + 1, dtype=np.int64)
@@ -324,14 +311,9 @@ def has_something_to_learn(stream: TokenStream, size: int) -> Mask:
     if stream.learned is None:
         return stream.lengths > 1
     counts = np.concatenate([[0], np.cumsum(stream.learned, dtype=np.int64)])
-    starts, lengths = _truncated(stream, size).T
-    found: Mask = counts[starts + lengths] > counts[starts + 1]
+    starts = stream.begins
+    found: Mask = counts[starts + np.minimum(stream.lengths, size)] > counts[starts + 1]
     return found
-
-
-def _truncated(stream: TokenStream, size: int) -> Integers:
-    """Return (documents, 2) the start and the length of each document's first ``size`` tokens."""
-    return np.stack([stream.begins, np.minimum(stream.lengths, size)], axis=1)
 
 
 def _lay_out(
@@ -369,9 +351,6 @@ def _cut_blocks(
 
     The rows are a view of the tokens up to the first gap in the stream, and a copy from there. ``identity`` identifies
     the tokens, ``owners`` is the document of each token in a stream without gaps.
-
-    Raises:
-        HfpatchError: if there are fewer tokens than one row has.
     """
     size, total, ranges = settings.block_size, int(stream.lengths.sum()), stream.ranges()
     count = total // size

@@ -77,12 +77,26 @@ class Completions:
             )
         self.tokenizer = tokenizer
         self.eos = end_of_text(tokenizer, append=settings.append_eos) if settings.format != "messages" else None
-        self._template = chat_template(tokenizer, settings)
+        self.template = chat_template(tokenizer, settings)
         self._digester = Digester(tokenizer)
 
     def encode(self, documents: list[str]) -> list[Encoded]:
-        """Return examples as token ids."""
-        examples = [self.example(json.loads(document)) for document in documents]
+        """Return examples as token ids: ``messages``, or a ``prompt`` and its ``completion``, as JSON."""
+        examples = []
+        for value in map(json.loads, documents):
+            given = {"tools": value.get("tools"), **value.get("chat_template_kwargs", {})}
+            if "messages" in value:
+                examples.append(self._conversation(value["messages"], 0, given))
+                continue
+            prompt, completion = value["prompt"], value["completion"]
+            if isinstance(prompt, str):
+                text, says = prompt + completion, [(prompt, False), (completion, True)]
+                examples.append(Example(text, [(len(prompt), len(text))], False, says))
+            else:
+                examples.append(self._conversation(prompt + completion, len(prompt), given))
+
+        # Texts as token ids, those of the chat template without special tokens.
+        digest = self._digester.text
         found: list[Encoded | None] = [None] * len(examples)
         for templated in (False, True):
             chosen = [place for place, example in enumerate(examples) if example.templated == templated]
@@ -90,35 +104,22 @@ class Completions:
             options = {"add_special_tokens": not templated, "return_offsets_mapping": True, "verbose": False}
             encoded: Any = self.tokenizer(texts, **options) if texts else {"input_ids": [], "offset_mapping": []}
             for place, ids, offsets in zip(chosen, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-                example, mask = examples[place], _learned(offsets, examples[place].learned)
+                # Tokens with a character in a learned stretch. Tokens of only white space may have an empty offset, at
+                # their end; special tokens that the tokenizer added have (0, 0).
+                example, learned = examples[place], np.zeros(len(offsets), bool)
+                first, last = np.asarray(offsets, np.int64).reshape(-1, 2).T
+                for begin, end in example.learned:
+                    learned |= (last > begin) & ((first < end) | ((first == last) & (last == end)))
+                mask: list[bool] = learned.tolist()
                 if self.eos is not None and not templated:  # the end-of-text is learned
                     ids, mask = (ids[:-1], mask[:-1]) if ids and ids[-1] == self.eos else (ids, mask)
                     ids, mask = [*ids, self.eos], [*mask, True]
                 # The whole, each reply with the messages before it, and each message; a long learned one is a document.
-                digests, text = self._digester.document(example.text, ids), self._digester.text
-                digests += [(text(example.text[:end]), True) for _, end in example.learned]
-                digests += [(text(said), learned and len(said) >= LONG) for said, learned in example.says]
+                digests = self._digester.document(example.text, ids)
+                digests += [(digest(example.text[:end]), True) for _, end in example.learned]
+                digests += [(digest(said), counts and len(said) >= LONG) for said, counts in example.says]
                 found[place] = Encoded(ids, mask, digests)
         return [each for each in found if each is not None]
-
-    def example(self, value: dict[str, Any]) -> Example:
-        """Return ``messages``, or ``prompt`` and ``completion``, as text."""
-        given = {"tools": value.get("tools"), **value.get("chat_template_kwargs", {})}
-        if "messages" in value:
-            return self._conversation(value["messages"], 0, given)
-        prompt, completion = value["prompt"], value["completion"]
-        if isinstance(prompt, str):
-            text = prompt + completion
-            return Example(text, [(len(prompt), len(text))], False, [(prompt, False), (completion, True)])
-        return self._conversation(prompt + completion, len(prompt), given)
-
-    def unread(self, columns: Iterable[str]) -> list[str]:
-        """Return which columns the chat template would use."""
-        if self._template is None:
-            return []
-        parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", self._template))
-        wanted = meta.find_undeclared_variables(parsed)
-        return sorted(wanted.intersection(columns) - {"messages"})
 
     def _conversation(self, messages: Messages, first: int, given: dict[str, Any]) -> Example:
         """Return a conversation whose assistant's turns from message ``first`` on are learned.
@@ -149,16 +150,16 @@ class Completions:
         self, given: dict[str, Any], messages: Messages, *, reply: bool = False, marks: bool = False
     ) -> tuple[str, list[tuple[int, int]]]:
         """Return a conversation as text, with the header of a reply, and the ranges that ``{% generation %}`` marks."""
-        if self._template is None:
+        if self.template is None:
             raise HfpatchError(
                 "the tokenizer has no chat template; give a file with one as data.chat_template, or use the tokenizer "
                 "of a chat model"
             )
-        marks = marks and _GENERATION.search(self._template) is not None
+        marks = marks and _GENERATION.search(self.template) is not None
         try:
             texts, marked = render_jinja_template(
                 conversations=[messages],
-                chat_template=self._template,
+                chat_template=self.template,
                 add_generation_prompt=reply,
                 return_assistant_tokens_mask=marks,
                 **{**self.tokenizer.special_tokens_map, **given},
@@ -218,26 +219,16 @@ def tokenize_completions(
         yield replace(stream, learned=learned, digests=Digests.of([example.digests for example in kept]))
     if not found:
         raise HfpatchError("no example has two tokens, so no token is predicted; choose another data.source")
-    if names := completions.unread(unread):
-        warnings.warn(
-            f"{settings.source}: the chat template uses {', '.join(map(repr, names))}, and the column is not read; "
-            "a template is given a row's messages, tools and chat_template_kwargs",
-            stacklevel=2,
-        )
-
-
-def _learned(offsets: list[tuple[int, int]], stretches: list[tuple[int, int]]) -> list[bool]:
-    """Return which tokens have a character in one of the stretches.
-
-    Tokens of only white space may have an empty offset, at their end; special tokens that the tokenizer added have
-    (0, 0).
-    """
-    mask = np.zeros(len(offsets), bool)
-    first, last = np.asarray(offsets, np.int64).reshape(-1, 2).T
-    for begin, end in stretches:
-        mask |= (last > begin) & ((first < end) | ((first == last) & (last == end)))
-    found: list[bool] = mask.tolist()
-    return found
+    if completions.template is not None:
+        jinja = _GENERATION.sub("", completions.template)
+        parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(jinja)
+        wanted = meta.find_undeclared_variables(parsed) - {"messages"}
+        if names := sorted(wanted & unread):
+            warnings.warn(
+                f"{settings.source}: the chat template uses {', '.join(map(repr, names))}, and the column is not read; "
+                "a template is given a row's messages, tools and chat_template_kwargs",
+                stacklevel=2,
+            )
 
 
 def _short(messages: Messages) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,7 @@ class Digester:
     """Digests token ids, and texts after the tokenizer's normalizer (lower case, Unicode forms), if it has one."""
 
     def __init__(self, tokenizer: Any = None) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
         self._ends = {getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id")}
 
@@ -99,7 +99,7 @@ class Digester:
 
     def tokens(self, ids: npt.NDArray[Any] | Sequence[int]) -> list[tuple[int, bool]]:
         """Return the digests of a document of token ids: of its decoded text, too."""
-        return self.document(self._tokenizer.decode(self._inner(ids), clean_up_tokenization_spaces=False), ids)
+        return self.document(self.tokenizer.decode(self._inner(ids), clean_up_tokenization_spaces=False), ids)
 
     def _inner(self, ids: npt.NDArray[Any] | Sequence[int]) -> npt.NDArray[Any] | Sequence[int]:
         """Return ids without the tokens that begin and end a document."""
@@ -109,12 +109,3 @@ class Digester:
         while start < stop and int(ids[stop - 1]) in self._ends:
             stop -= 1
         return ids[start:stop]
-
-    def texts(self, texts: Collection[str], *, with_ids: bool) -> dict[str, list[int]]:
-        """Return the digests of each text, and of its ids if asked, which takes ten times as long."""
-        found = {text: [self.text(text)] for text in texts}
-        if with_ids and found:
-            encoded = self._tokenizer(list(found), add_special_tokens=False, verbose=False)["input_ids"]
-            for own, ids in zip(found.values(), encoded, strict=True):
-                own.append(self.ids(ids))
-        return found

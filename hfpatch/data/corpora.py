@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -35,47 +35,63 @@ class Corpus:
 
     Attributes:
         read: yields every document before filtering.
-        compute_digest: returns a hash that changes with the documents, if necessary by reading them.
+        digest: returns 64 hex digits that change when the documents do, if necessary by reading them.
         revision: the hub revision that was read, or None.
         cacheable: whether caching is worthwhile, and the digest is known without reading all documents.
         unread: the columns that are not read; known once the documents have been read.
     """
 
     read: Callable[[], Iterator[str]]
-    compute_digest: Callable[[], str]
+    digest: Callable[[], str]
     revision: str | None = None
     cacheable: bool = True
     unread: AbstractSet[str] = frozenset()
-
-    @cached_property
-    def digest(self) -> str:
-        """64 hex digits that change when the documents do."""
-        return self.compute_digest()
 
 
 def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
     """Find the documents of ``settings``.
 
-    Args:
-        settings: the recipe's data section.
-        data_dir: a folder with hub data sets as ``<name after the slash>/<config>/<split>.jsonl``, or another readable
-            ending; others are loaded from the hub.
+    ``data_dir`` is a folder with hub data sets as ``<name after the slash>/<config>/<split>.jsonl``, or with another
+    readable ending; others are loaded from the hub.
 
     Raises:
         HfpatchError: if there is no such file, folder, ``data_dir`` or hub data set, or it cannot be reached.
     """
     check_data_dir(data_dir)
+    path = Path(settings.source)
+
+    # The embedded language.
     if settings.source.startswith("tinyworld/"):
-        return _tinyworld(settings)
+        if settings.source not in _TINYWORLD:
+            there = f"{nearest(settings.source, _TINYWORLD)}; there is {' and '.join(_TINYWORLD)}"
+            raise HfpatchError(f"data.source {settings.source}: no such text{there}")
+        if settings.format != "text" or settings.split != "train":
+            key = "format" if settings.format != "text" else "split"
+            raise HfpatchError(f"data.{key}: {settings.source} is plain text of one split; leave data.{key} out")
+        from hfpatch.tinyworld import language
+
+        split: Literal["base", "shifted"] = "base" if settings.source == "tinyworld/base" else "shifted"
+        read = partial(language.documents, split, count=settings.max_documents, seed=0)
+        return Corpus(read, lambda: _digest(read()), cacheable=False)
+
+    # Local files.
     if settings.is_token_file:
         raise HfpatchError(f"data.source: {settings.source} is a token file, and text is needed here; use a text")
-    path = Path(settings.source)
     if settings.streaming and path.exists():
         raise HfpatchError(f"data.source: {settings.source} is local; data.streaming is for hub data sets")
     if any((path / name).is_file() for name in _SAVED):
         return _saved(path, settings)
     if path.exists() or glob.has_magic(settings.source):
-        files, (part, *others) = _files(settings.source), split_parts(settings.split)
+        # A file, or the files in a folder or of a pattern (``**`` for any folders) in the order of their names.
+        if path.exists():
+            found = sorted(path.iterdir()) if path.is_dir() else [path]
+        else:
+            found = [Path(name) for name in sorted(glob.glob(settings.source, recursive=True))]  # noqa: PTH207
+        files = [file for file in found if file.is_file() and is_readable(file)]
+        if not files:
+            problem = "is of an unknown type" if path.is_file() else "has no file of a known type"
+            raise HfpatchError(f"data.source: {settings.source} {problem if found else 'has no files'}; use {_TYPES}")
+        part, *others = split_parts(settings.split)
         if others or part.name != "train":
             raise HfpatchError(
                 f"data.split is {settings.split!r}, and {settings.source} is local, which has the one split 'train'; "
@@ -84,6 +100,8 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
         return _local(files, settings, part)
     if is_readable(path) or settings.source.startswith(("/", ".", "~")) or settings.source.count("/") > 1:
         raise HfpatchError(f"data.source: {settings.source} does not exist")
+
+    # A data set of the hub, or its local copy.
     copy = None
     if data_dir is not None:
         part, *others = split_parts(settings.split)
@@ -117,34 +135,6 @@ def documents(settings: DataSettings, *, data_dir: Path | None = None) -> Iterat
     return filtered_documents(open_corpus(settings, data_dir), settings)
 
 
-def _tinyworld(settings: DataSettings) -> Corpus:
-    if settings.source not in _TINYWORLD:
-        hint = nearest(settings.source, _TINYWORLD)
-        raise HfpatchError(f"data.source {settings.source}: no such text{hint}; there is {' and '.join(_TINYWORLD)}")
-    if settings.format != "text" or settings.split != "train":
-        key = "format" if settings.format != "text" else "split"
-        raise HfpatchError(f"data.{key}: {settings.source} is plain text of one split; leave data.{key} out")
-    from hfpatch.tinyworld import language
-
-    split: Literal["base", "shifted"] = "base" if settings.source == "tinyworld/base" else "shifted"
-    read = partial(language.documents, split, count=settings.max_documents, seed=0)
-    return Corpus(read, compute_digest=lambda: _digest(read()), cacheable=False)
-
-
-def _files(source: str) -> list[Path]:
-    """Return a file, or the files in a folder or of a pattern (``**`` for any folders) in the order of their names."""
-    path = Path(source)
-    if path.exists():
-        found = sorted(path.iterdir()) if path.is_dir() else [path]
-    else:
-        found = [Path(name) for name in sorted(glob.glob(source, recursive=True))]  # noqa: PTH207
-    files = [file for file in found if file.is_file() and is_readable(file)]
-    if not files:
-        problem = "is of an unknown type" if path.is_file() else "has no file of a known type"
-        raise HfpatchError(f"data.source: {source} {problem if found else 'has no files'}; use {_TYPES}")
-    return files
-
-
 def _local(files: list[Path], settings: DataSettings, part: SplitPart) -> Corpus:
     rows = Rows.of(settings)
     name = str(files[0]) if len(files) == 1 else settings.source
@@ -154,8 +144,6 @@ def _local(files: list[Path], settings: DataSettings, part: SplitPart) -> Corpus
             yield from read_rows(file, rows)
 
     def read() -> Iterator[str]:
-        if part.is_whole:
-            return rows.documents(every_row(), name)
         total = sum(1 for _ in every_row()) if part.is_relative else _FAR
         return rows.documents(islice(every_row(), *part.bounds(total)), name)
 

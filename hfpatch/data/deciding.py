@@ -22,12 +22,7 @@ NONE: Places = np.empty(0, np.int64)
 
 
 class TaskDocument(NamedTuple):
-    """A document of an evaluation task.
-
-    Attributes:
-        read: its prompt with each answer, as a model reads it.
-        texts: the text of every field.
-    """
+    """A document of an evaluation task: its prompt with each answer, as a model reads it, and every field's text."""
 
     read: Sequence[str]
     texts: Sequence[str]
@@ -63,30 +58,25 @@ def choose_documents(sources: Sequence[Candidates], excluded: Values) -> list[Ch
     Raises:
         HfpatchError: if there are too few, or none would be left to train on.
     """
-    if not any(source.held_out or source.tuning for source in sources):
-        return [Chosen(_trained(source)) for source in sources]
     counts = [len(source.usable) for source in sources]
-    repeated = Digests.join([source.digests for source in sources], counts).repeated(sum(counts))
-    found = []
+    repeated, found = np.zeros(sum(counts), np.bool_), []
+    if any(source.held_out or source.tuning for source in sources):
+        repeated = Digests.join([source.digests for source in sources], counts).repeated(sum(counts))
     for source, own in zip(sources, np.split(repeated, np.cumsum(counts)[:-1]), strict=True):
         usable = source.usable & ~own
         known = source.digests.documents[np.isin(source.digests.values, excluded)]
         held_out = _last(source, usable, source.held_out, "data.held_out", "")
         usable[[*held_out, *known]] = False
         tuning = _last(source, usable, source.tuning, "tuning.held_out", " and in none of the tasks")
-        found.append(Chosen(_trained(source, [*held_out, *tuning]), held_out, tuning))
+        deciding = np.concatenate([held_out, tuning])
+        train = np.setdiff1d(np.flatnonzero(~source.tasks), deciding)
+        if not len(train):
+            raise HfpatchError(
+                f"{source.source}: all {len(source.tasks) - len(deciding)} documents to train on are in the tasks, "
+                "too, so none is left; train on another text, or leave the tasks out"
+            )
+        found.append(Chosen(train, held_out, tuning))
     return found
-
-
-def _trained(source: Candidates, deciding: Sequence[int] = ()) -> Places:
-    """Return the places of the documents that are trained on."""
-    train = np.setdiff1d(np.flatnonzero(~source.tasks), deciding).astype(np.int64)
-    if not len(train):
-        raise HfpatchError(
-            f"{source.source}: all {len(source.tasks) - len(deciding)} documents to train on are in the tasks, too, so "
-            "none is left; train on another text, or leave the tasks out"
-        )
-    return train
 
 
 def _last(source: Candidates, usable: Flags, wanted: int, key: str, also: str) -> Places:
@@ -119,12 +109,20 @@ def digest_tasks(
 
     With ``with_ids`` token ids are compared, too, which token files need.
     """
-    said = {
-        name: [({_valid(text) for text in read} - {""}, _lines(texts)) for read, texts in documents]
-        for name, documents in tasks.items()
-    }
-    every = {part for documents in said.values() for read, parts in documents for part in read | parts}
-    known = digester.texts(sorted(every), with_ids=with_ids)
+    said: dict[str, list[tuple[set[str], set[str]]]] = {name: [] for name in tasks}
+    for name, given in tasks.items():
+        for document in given:
+            # Without lone surrogates, which no tokenizer takes; the lines of texts too, as training text is often one
+            # line a document.
+            read, texts = ([text.encode("utf-8", "replace").decode() for text in each] for each in document)
+            parts = {part for text in texts for part in (text, *text.splitlines())}
+            said[name].append((set(read) - {""}, parts - {""}))
+    every = {part for documents in said.values() for own in documents for part in set.union(*own)}
+    known = {text: [digester.text(text)] for text in sorted(every)}
+    if with_ids and known:  # which takes ten times as long
+        encoded = digester.tokenizer(list(known), add_special_tokens=False, verbose=False)["input_ids"]
+        for digests, ids in zip(known.values(), encoded, strict=True):
+            digests.append(digester.ids(ids))
     copies = {}
     for name, documents in said.items():
         having = Counter(part for _, parts in documents for part in parts)
@@ -139,16 +137,6 @@ def digest_tasks(
             ]
         )
     return copies, np.array(sorted(set(chain.from_iterable(known.values()))), np.uint64)
-
-
-def _lines(texts: Iterable[str]) -> set[str]:
-    """Return texts and each of their lines, as training text is often one line a document."""
-    return {part for text in map(_valid, texts) for part in (text, *text.splitlines())} - {""}
-
-
-def _valid(text: str) -> str:
-    """Return a text without lone surrogates, which no tokenizer takes."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def copies_of_tasks(digests: Digests, count: int, tasks: Mapping[str, Digests]) -> tuple[Flags, dict[str, int]]:

@@ -12,12 +12,11 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from hfpatch.data.blocks import TokenBlocks, blocks_from_stream, has_something_to_learn, join_blocks
 from hfpatch.data.completions import chat_template
-from hfpatch.data.copies import Digester, Digests, Flags
+from hfpatch.data.copies import Digester, Digests
 from hfpatch.data.corpora import filtered_documents, open_corpus
 from hfpatch.data.deciding import (
     NONE,
@@ -122,35 +121,37 @@ def load_splits(
     load = {"tokenizer": tokenizer, "data_dir": data_dir, "cache_dir": cache_dir}
     parts = settings.parts()
     texts = [_load_text(part, **load) for part in parts]
+
+    # Documents of the tasks, to hold out and to tune on.
     shares = split_by_weight(tuning, settings.weights)
     with_ids, cautions = any(part.is_token_file for part in parts), list[str]()
     copies, told = digest_tasks(tasks or {}, Digester(tokenizer), with_ids=with_ids)
-    known = [_in_tasks(*each, copies, cautions) for each in zip(texts, parts, strict=True)]
-    candidates = [_candidates(*each) for each in zip(texts, parts, known, shares, strict=True)]
+    candidates = [_candidates(*each, copies, cautions) for each in zip(texts, parts, shares, strict=True)]
     chosen = choose_documents(candidates, told)
     for caution in cautions:
         warnings.warn(caution, stacklevel=2)
+
+    # Blocks; in a mixture a source with a small weight may have no held-out documents.
     found = [_lay_out(*each, tokenizer) for each in zip(texts, parts, chosen, strict=True)]
-    splits = _join(found, settings.weights) if settings.mixture else found[0]
+    splits: dict[str, TokenBlocks] = {} if settings.mixture else found[0]
+    for name in vars(Chosen(NONE)) if settings.mixture else ():
+        given = [(each[name], weight) for each, weight in zip(found, settings.weights, strict=True) if name in each]
+        if given:
+            splits[name] = join_blocks(*zip(*given, strict=True))
 
-    def measured(key: str, other: DataSettings) -> dict[str, TokenBlocks]:
-        text = _load_text(other, **load)
-        places = _untrained(key, text, other, texts, chosen)
-        return _lay_out(text, other, Chosen(train=NONE, held_out=places), tokenizer)
-
+    # Other texts to measure the loss on.
+    trained, others = list(zip(texts, chosen, strict=True)), {}
     if evaluation is not None:
-        splits |= measured("evaluation_data", evaluation)
-    others = {name: measured(f"retention.texts.{name}", other)["held_out"] for name, other in (retained or {}).items()}
+        splits["held_out"] = _load_measured("evaluation_data", evaluation, trained, **load)
+    for name, other in (retained or {}).items():
+        others[name] = _load_measured(f"retention.texts.{name}", other, trained, **load)
     return Splits(**splits, cautions=tuple(cautions), retained=others)
 
 
-def _candidates(text: _Text, settings: DataSettings, tasks: Flags, tuning: int = 0) -> Candidates:
-    usable = has_something_to_learn(text.file.stream, settings.block_size)
-    return Candidates(settings.source, text.file.digests, usable, tasks, settings.held_out or 0, tuning)
-
-
-def _in_tasks(text: _Text, settings: DataSettings, tasks: Mapping[str, Digests], cautions: list[str]) -> Flags:
-    """Return which documents of a source are in the tasks; add a sentence about them to ``cautions``."""
+def _candidates(
+    text: _Text, settings: DataSettings, tuning: int, tasks: Mapping[str, Digests], cautions: list[str]
+) -> Candidates:
+    """Return the documents of one source; add a sentence about those that are in the tasks to ``cautions``."""
     count = len(text.file)
     found, counts = copies_of_tasks(text.file.digests, count, tasks) if tasks else (np.zeros(count, np.bool_), {})
     if counts:
@@ -164,35 +165,33 @@ def _in_tasks(text: _Text, settings: DataSettings, tasks: Mapping[str, Digests],
             f"data: {settings.source} has no end-of-text token between documents, so whether the tasks' documents are "
             "in it is not known"
         )
-    return found
+    usable = has_something_to_learn(text.file.stream, settings.block_size)
+    return Candidates(settings.source, text.file.digests, usable, found, settings.held_out or 0, tuning)
 
 
-def _untrained(
-    key: str, text: _Text, settings: DataSettings, trained: Sequence[_Text], chosen: Sequence[Chosen]
-) -> npt.NDArray[np.int64]:
-    """Return the places of the documents to evaluate on, whose text is not trained on."""
-    own = choose_documents([_candidates(text, settings, np.zeros(len(text.file), np.bool_))], NOTHING)[0]
+def _load_measured(
+    key: str,
+    settings: DataSettings,
+    trained: Sequence[tuple[_Text, Chosen]],
+    tokenizer: PreTrainedTokenizerBase,
+    data_dir: Path | None,
+    cache_dir: Path | None,
+) -> TokenBlocks:
+    """Return the blocks of the documents to evaluate on, whose text is not trained on."""
+    text = _load_text(settings, tokenizer, data_dir, cache_dir)
+    own = choose_documents([_candidates(text, settings, 0, {}, [])], NOTHING)[0]
     places = own.held_out if settings.held_out else own.train
-    digests = [each.file.digests.take(part.train) for each, part in zip(trained, chosen, strict=True)]
-    known = text.file.digests.among(Digests.join(digests, [len(each.file) for each in trained]), len(text.file))[places]
+    digests = [each.file.digests.take(part.train) for each, part in trained]
+    told = Digests.join(digests, [len(each.file) for each, _ in trained])
+    known = text.file.digests.among(told, len(text.file))[places]
     shared = f"of {settings.source} are in the training text, too"
     if known.all():
         raise HfpatchError(f"{key}: all {len(places)} documents {shared}; evaluate on another text")
     if known.any():
         warnings.warn(
-            f"{key}: {known.sum()} of {len(places)} documents {shared}, and are not evaluated on", stacklevel=4
+            f"{key}: {known.sum()} of {len(places)} documents {shared}, and are not evaluated on", stacklevel=3
         )
-    return places[~known]
-
-
-def _join(splits: Sequence[Mapping[str, TokenBlocks]], weights: Sequence[float]) -> dict[str, TokenBlocks]:
-    """Return the splits of a mixture, in which a source with a small weight may have no held-out documents."""
-    joined: dict[str, TokenBlocks] = {}
-    for name in vars(Chosen(NONE)):
-        given = [(each[name], weight) for each, weight in zip(splits, weights, strict=True) if name in each]
-        if given:
-            joined[name] = join_blocks(*zip(*given, strict=True))
-    return joined
+    return _lay_out(text, settings, Chosen(train=NONE, held_out=places[~known]), tokenizer)["held_out"]
 
 
 def _load_text(
@@ -220,18 +219,18 @@ def _load_text(
     chosen = settings.describe_text()
     if settings.format != "text":
         chosen["chat_template"] = chat_template(tokenizer, settings)
-    key = hash_values([_CACHE_FORMAT, corpus.digest, corpus.revision, hash_tokenizer(tokenizer), chosen])
+    key = hash_values([_CACHE_FORMAT, corpus.digest(), corpus.revision, hash_tokenizer(tokenizer), chosen])
     folder = cache_dir / key[:32]
-    if (cached := _cached_tokens(folder, tokenizer)) is not None:
-        return _Text(cached, cache_dir)
-    try:
-        with atomic_directory(folder) as temporary_folder:
-            write(temporary_folder)
-    except HfpatchError:
-        if (cached := _cached_tokens(folder, tokenizer)) is None:
-            raise
-        return _Text(cached, cache_dir)  # another run was faster
-    return _Text(open_token_file(folder / _TOKENS, tokenizer), cache_dir)
+    cached = _cached_tokens(folder, tokenizer)
+    if cached is None:
+        try:
+            with atomic_directory(folder) as temporary_folder:
+                write(temporary_folder)
+            cached = open_token_file(folder / _TOKENS, tokenizer)
+        except HfpatchError:
+            if (cached := _cached_tokens(folder, tokenizer)) is None:  # else another run was faster
+                raise
+    return _Text(cached, cache_dir)
 
 
 def _lay_out(

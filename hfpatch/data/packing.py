@@ -35,15 +35,10 @@ _HIDDEN = (
 
 
 def split_pieces(begins: Integers, lengths: Integers, block_size: int) -> Integers:
-    """Cut documents into pieces of at most ``block_size`` tokens.
+    """Cut documents into pieces of at most ``block_size`` tokens; those of a single token are left out.
 
-    Args:
-        begins: (documents,) start of each in a flat array of tokens.
-        lengths: (documents,) tokens of each.
-        block_size: the longest piece.
-
-    Returns:
-        (pieces, 2) start in the flat array and length; pieces of a single token are left out.
+    ``begins`` and ``lengths`` (documents,) are the start of each in a flat array of tokens and its tokens; the result
+    (pieces, 2) is the same of the pieces.
     """
     counts = -(-lengths // block_size)
     documents = np.repeat(np.arange(len(lengths)), counts)
@@ -60,12 +55,8 @@ def pack(sizes: Integers, block_size: int) -> tuple[Integers, Integers]:
     Each piece goes to the row with the least space in which it fits, or to a new row. One integer, used as a set of the
     spaces that some row has, finds that row in constant time. Memory use is a few dozen bytes per piece.
 
-    Args:
-        sizes: (pieces,) tokens of each piece.
-        block_size: tokens in a row.
-
-    Returns:
-        (pieces,) the indices of the pieces, row by row, and (rows + 1,) where each row begins among them.
+    Returns, for ``sizes`` (pieces,) in tokens, (pieces,) the indices of the pieces, row by row, and (rows + 1,) where
+    each row begins among them.
     """
     by_space: list[list[int]] = [[] for _ in range(block_size + 1)]
     spaces, count = 0, 0

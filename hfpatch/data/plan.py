@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +25,9 @@ PLAN_ARRAYS = "plan.safetensors"
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The block indices of every step, the same for every method, process count and accumulation.
+    """The block indices of every step, (steps, batch_size) int64, the same for every method and process count.
 
-    Attributes:
-        indices: (steps, batch_size) int64.
-        blocks: the number of blocks of the data.
-        seed: the seed of the draw.
+    ``blocks`` is the number of blocks of the data, ``seed`` that of the draw.
     """
 
     indices: npt.NDArray[np.int64]
@@ -55,19 +51,6 @@ class BatchPlan:
         digest.update(np.ascontiguousarray(self.indices, dtype="<i8").data)
         return digest.hexdigest()
 
-    def check(self, blocks: int) -> None:
-        """Refuse another number of blocks than the plan was drawn for."""
-        if blocks != self.blocks:
-            raise HfpatchError(
-                f"the batch plan was drawn for {self.blocks} blocks and the data has {blocks}: "
-                "it is for another data set, tokenizer or block size; start a new run"
-            )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan's entry in plan.json, without its indices."""
-        shape = {"steps": self.steps, "batch_size": self.batch_size}
-        return {"seed": self.seed, "blocks": self.blocks, **shape, "sha256": self.sha256}
-
 
 def write_plans(folder: Path, plans: Mapping[int, BatchPlan]) -> None:
     """Write the plan of each seed: a description to ``plan.json``, the indices to ``plan.safetensors``.
@@ -80,7 +63,9 @@ def write_plans(folder: Path, plans: Mapping[int, BatchPlan]) -> None:
     kind = np.int32 if all(plan.blocks <= np.iinfo(np.int32).max for plan in plans.values()) else np.int64
     with atomic_file(folder / PLAN_ARRAYS) as temporary:
         save_file({str(seed): plan.indices.astype(kind) for seed, plan in plans.items()}, temporary)
-    write_json(folder / PLAN, {str(seed): plan.to_json() for seed, plan in plans.items()})
+    names = ("seed", "blocks", "steps", "batch_size", "sha256")
+    described = {str(seed): {name: getattr(plan, name) for name in names} for seed, plan in plans.items()}
+    write_json(folder / PLAN, described)
 
 
 def read_plans(folder: Path) -> dict[int, BatchPlan]:

@@ -51,6 +51,8 @@ class Rows:
             HfpatchError: if a column of a row is missing or of another format, or every row is left out.
         """
         found, skipped = False, 0
+        left_out = " or ".join(map(repr, self.columns)) + " is null"
+        left_out += " or has no assistant's message" if self.format == "messages" else ""
         try:
             for place, row in rows:
                 if (document := self._document(row, place)) is None:
@@ -60,10 +62,10 @@ class Rows:
                     yield document
         finally:
             if found and skipped:
-                warnings.warn(f"{source}: left out {skipped} rows whose {self._left_out()}", stacklevel=1)
+                warnings.warn(f"{source}: left out {skipped} rows whose {left_out}", stacklevel=1)
         if skipped and not found:
             key = COLUMNS[self.format][0]
-            raise HfpatchError(f"{source}: column {self._left_out()} in every row; set data.{key}")
+            raise HfpatchError(f"{source}: column {left_out} in every row; set data.{key}")
 
     def select_columns(self, place: str, found: Iterable[str]) -> list[str]:
         """Return which columns of a table are read.
@@ -85,10 +87,6 @@ class Rows:
         read = [name for name in there if name in self.columns or name in optional]
         self.unread.update(set(there).difference(read))
         return read
-
-    def _left_out(self) -> str:
-        names = " or ".join(map(repr, self.columns))
-        return f"{names} is null" + (" or has no assistant's message" if self.format == "messages" else "")
 
     def _document(self, row: dict[str, Any], place: str) -> str | None:
         self.select_columns(place, row)

@@ -39,6 +39,7 @@ from hfpatch.recipes.sources import TOKEN_FILE
 from hfpatch.recipes.strict import Section, validate
 from hfpatch.support.files import atomic_file, read_json, sha256_file, write_json
 
+SIDECAR = ".json"
 DOCUMENTS = ".safetensors"
 LEARNED = ".learned"
 _CHUNK_TOKENS = 1 << 22
@@ -74,21 +75,10 @@ class TokenFileInfo(Section):
     learned_sha256: str | None = None
     """Hash of ``NAME.learned``, if there is one."""
 
-    @property
-    def bytes(self) -> int:
-        """The size of the file of ids."""
-        return self.tokens * np.dtype(self.dtype).itemsize
-
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A token file mapped into memory.
-
-    Attributes:
-        stream: the documents.
-        digests: of the documents.
-        info: its sidecar.
-    """
+    """A token file mapped into memory: its documents, their digests, and its sidecar."""
 
     stream: TokenStream
     digests: Digests
@@ -164,9 +154,15 @@ def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> Token
         HfpatchError: if there is already a sidecar, or the file is missing, empty, or of another format.
     """
     dtype, end, vocabulary = token_dtype(tokenizer), tokenizer.eos_token_id, largest_id(tokenizer) + 1
-    if sidecar(path).exists():
-        raise HfpatchError(f"{sidecar(path)}: exists already, so {path.name} can be used as it is")
-    tokens = _map(path, dtype)
+    if path.with_suffix(SIDECAR).exists():
+        raise HfpatchError(f"{path.with_suffix(SIDECAR)}: exists already, so {path.name} can be used as it is")
+    size = path.stat().st_size if path.is_file() else 0
+    if size == 0 or size % dtype.itemsize:
+        problem = f"has {size} bytes, no whole number of {dtype.name} ids" if size else "is missing or empty"
+        raise HfpatchError(f"{path}: {problem}")
+    tokens: TokenArray = np.memmap(path, dtype=dtype, mode="r")
+
+    # The ids, some at a time.
     chunks = [tokens[start : start + _CHUNK_TOKENS] for start in range(0, len(tokens), _CHUNK_TOKENS)]
     largest = max(int(chunk.max()) for chunk in chunks)
     if largest >= vocabulary:
@@ -178,8 +174,21 @@ def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> Token
         raise HfpatchError(
             f"{path}: every second {dtype.name} in it is 0, so its ids are wider; write them as {dtype.name}"
         )
-    ends = [] if end is None else [np.flatnonzero(chunk == end) + n * _CHUNK_TOKENS for n, chunk in enumerate(chunks)]
-    lengths = _documents_between(np.concatenate(ends) if ends else np.empty(0, np.int64), len(tokens))
+
+    # Documents of at least two tokens, between the places of the id that ends each. If it comes twice, as with a
+    # tokenizer that begins documents with it, the second one begins the next document.
+    found = [] if end is None else [np.flatnonzero(chunk == end) + n * _CHUNK_TOKENS for n, chunk in enumerate(chunks)]
+    ends = np.concatenate(found) if found else np.empty(0, np.int64)
+    fresh = np.ones(len(ends), np.bool_)
+    fresh[1:] = ends[1:] != ends[:-1] + 1
+    runs = np.flatnonzero(fresh)
+    rank = np.arange(len(ends)) - np.repeat(runs, np.diff([*runs, len(ends)]))
+    if len(ends) and ends[0] == 0:  # no document before it
+        rank[: runs[1] if len(runs) > 1 else len(ends)] += 1
+    last = ends[rank % 2 == 0] + 1
+    rest = [len(tokens)] if not len(last) or last[-1] < len(tokens) else []
+    lengths = np.diff([0, *last, *rest]).astype(np.int64)
+
     digester, bounds = Digester(tokenizer), np.cumsum([0, *lengths]).tolist()
     digests = [digester.tokens(tokens[start:stop]) for start, stop in pairwise(bounds)]
     return _write_descriptions(
@@ -192,21 +201,6 @@ def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> Token
         source=path.name,
         sha256=sha256_file(path),
     )
-
-
-def _documents_between(ends: Integers, total: int) -> Integers:
-    """Return the lengths of documents of at least two tokens from the places of the id that ends each.
-
-    If the id comes twice, as with a tokenizer that begins documents with it, the second one begins the next document.
-    """
-    fresh = np.ones(len(ends), np.bool_)
-    fresh[1:] = ends[1:] != ends[:-1] + 1
-    runs = np.flatnonzero(fresh)
-    rank = np.arange(len(ends)) - np.repeat(runs, np.diff([*runs, len(ends)]))
-    if len(ends) and ends[0] == 0:  # no document before it
-        rank[: runs[1] if len(runs) > 1 else len(ends)] += 1
-    last = ends[rank % 2 == 0] + 1
-    return np.diff([0, *last, *([total] if not len(last) or last[-1] < total else [])]).astype(np.int64)
 
 
 def _write_descriptions(
@@ -222,7 +216,7 @@ def _write_descriptions(
         "documents_sha256": sha256_file(path.with_suffix(DOCUMENTS)),
     }
     info = TokenFileInfo.model_validate(facts)
-    write_json(sidecar(path), info.model_dump(mode="json"))
+    write_json(path.with_suffix(SIDECAR), info.model_dump(mode="json"))
     return info
 
 
@@ -235,16 +229,18 @@ def open_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile
     """
     if not path.is_file():
         raise HfpatchError(f"{path}: no such token file; hfpatch tokenize RECIPE --out {path} makes one")
-    if not sidecar(path).is_file():
+    side = path.with_suffix(SIDECAR)
+    if not side.is_file():
         raise HfpatchError(
-            f"{path}: its description {sidecar(path).name} is missing; for a file from another tool, hfpatch tokenize "
+            f"{path}: its description {side.name} is missing; for a file from another tool, hfpatch tokenize "
             f"RECIPE data.source={path} data.layout=stream writes it"
         )
-    info = validate(read_json(sidecar(path)), TokenFileInfo, str(sidecar(path)))
-    if path.stat().st_size != info.bytes:
+    info = validate(read_json(side), TokenFileInfo, str(side))
+    dtype = np.dtype(info.dtype).newbyteorder("<")
+    if path.stat().st_size != info.tokens * dtype.itemsize:
         raise HfpatchError(
-            f"{path}: has {path.stat().st_size} bytes, but {info.tokens} ids of {info.dtype} ({sidecar(path).name}) "
-            f"have {info.bytes}; it is truncated or another file, so make it again (hfpatch tokenize)"
+            f"{path}: has {path.stat().st_size} bytes, but {info.tokens} ids of {info.dtype} ({side.name}) "
+            f"have {info.tokens * dtype.itemsize}; it is truncated or another file, so make it again (hfpatch tokenize)"
         )
     vocabulary = largest_id(tokenizer) + 1
     if info.tokenizer_sha256 != hash_tokenizer(tokenizer) or info.vocabulary_size > vocabulary:
@@ -254,7 +250,7 @@ def open_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile
         )
     if (found := sha256_file(path)) != info.sha256:
         raise HfpatchError(
-            f"{path}: has other ids than {sidecar(path).name} describes (sha256 {info.sha256[:12]} there, {found[:12]} "
+            f"{path}: has other ids than {side.name} describes (sha256 {info.sha256[:12]} there, {found[:12]} "
             "in the file); restore the file, or make it again (hfpatch tokenize)"
         )
     for file, expected in (
@@ -263,7 +259,7 @@ def open_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile
     ):
         if expected is not None and (not file.is_file() or sha256_file(file) != expected):
             raise HfpatchError(
-                f"{file}: is missing, or not the one that {sidecar(path).name} describes; restore it beside "
+                f"{file}: is missing, or not the one that {side.name} describes; restore it beside "
                 f"{path.name}, or make both again (hfpatch tokenize)"
             )
     arrays = load_file(path.with_suffix(DOCUMENTS))
@@ -271,27 +267,14 @@ def open_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile
     learned = None
     if info.learned_sha256 is not None:
         learned = np.memmap(path.with_suffix(LEARNED), dtype=np.bool_, mode="r")
-    tokens = _map(path, np.dtype(info.dtype).newbyteorder("<"))
+    tokens: TokenArray = np.memmap(path, dtype=dtype, mode="r")
     return TokenFile(TokenStream(tokens, lengths, learned), Digests(**arrays), info)
-
-
-def sidecar(path: Path) -> Path:
-    """Return the path of a token file's sidecar."""
-    return path.with_suffix(".json")
 
 
 def check_free(path: Path) -> None:
     """Refuse a path of a token file that is no ``.bin``, or that exists or has a sidecar, before the text is read."""
     if path.suffix != TOKEN_FILE:
         raise HfpatchError(f"{path}: the name of a token file must end with {TOKEN_FILE}")
-    for file in (path, sidecar(path), path.with_suffix(DOCUMENTS)):
+    for file in (path, path.with_suffix(SIDECAR), path.with_suffix(DOCUMENTS)):
         if file.exists():
             raise HfpatchError(f"{file}: exists already; delete it or choose another name")
-
-
-def _map(path: Path, dtype: np.dtype[np.uint16] | np.dtype[np.uint32]) -> TokenArray:
-    size = path.stat().st_size if path.is_file() else 0
-    if size == 0 or size % dtype.itemsize:
-        problem = f"has {size} bytes, no whole number of {dtype.name} ids" if size else "is missing or empty"
-        raise HfpatchError(f"{path}: {problem}")
-    return np.memmap(path, dtype=dtype, mode="r")

@@ -77,7 +77,16 @@ def tokenize_in_parts(
     """
     eos, digester, found = end_of_text(tokenizer, append=append_eos), Digester(tokenizer), False
     for batch in batches(documents):
-        rows = _encode(batch, tokenizer)
+        # What tokenizer(batch)["input_ids"] is; a backend in Rust then computes no offsets and masks.
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            rows: list[list[int]] = tokenizer(batch, verbose=False)["input_ids"]
+        else:
+            backend.no_truncation()
+            backend.no_padding()
+            backend.encode_special_tokens = tokenizer.split_special_tokens
+            rows = [encoding.ids for encoding in backend.encode_batch_fast(batch)]
+
         for row in rows:
             if eos is not None and (not row or row[-1] != eos):
                 row.append(eos)
@@ -153,18 +162,6 @@ def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 def identify_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the SHA-256 of a tokenizer and its chat templates, which together turn messages into ids."""
     return hash_values([hash_tokenizer(tokenizer), getattr(tokenizer, "chat_template", None)])
-
-
-def _encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Return ``tokenizer(texts)["input_ids"]``; a backend in Rust then computes no offsets and masks."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        rows: list[list[int]] = tokenizer(texts, verbose=False)["input_ids"]
-        return rows
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = tokenizer.split_special_tokens
-    return [encoding.ids for encoding in backend.encode_batch_fast(texts)]
 
 
 def batches(documents: Iterable[str]) -> Iterator[list[str]]:

@@ -85,7 +85,7 @@ def recipe_tokenizer(recipe: PretrainRecipe | StudyRecipe) -> PreTrainedTokenize
         return train_tokenizer(tokenizer_documents(corpora), size)
     text: list[Any] = ["without what is held out, and its copies"]
     for corpus, part in corpora:
-        text += [corpus.digest, corpus.revision, part.max_documents, part.min_characters]
+        text += [corpus.digest(), corpus.revision, part.max_documents, part.min_characters]
         text += [part.text_column, part.held_out, part.config, part.split]
     text.append(size)
     kept = cache_folder("tokens") / f"tokenizer-{hashlib.sha256(json.dumps(text).encode()).hexdigest()[:32]}"

@@ -21,18 +21,18 @@ from hfpatch.models import build_scratch
 from hfpatch.recipes.models import split_architecture
 
 
-def build_config(
-    architecture: Mapping[str, Any], *, tokenizer: PreTrainedTokenizerBase | None = None
-) -> PreTrainedConfig:
-    """Turn ``{model_type: gpt_neox, hidden_size: 128, ...}`` into a configuration.
+def build_model(
+    architecture: Mapping[str, Any], *, tokenizer: PreTrainedTokenizerBase | None = None, seed: int = 0
+) -> PreTrainedModel:
+    """Build ``{model_type: gpt_neox, hidden_size: 128, ...}`` in float32, with its own initialisation.
 
-    Keys of :class:`hfpatch.models.ScratchSettings` are left to :func:`build_model`. ``tokenizer`` gives ``vocab_size``
-    and the special tokens' ids where ``architecture`` does not.
+    ``tokenizer`` gives ``vocab_size`` and the special tokens' ids where ``architecture`` does not. All draws depend on
+    ``seed`` alone.
 
     Raises:
         HfpatchError: if the type or a key is unknown, a value is refused, or ``vocab_size`` is below the tokenizer's.
     """
-    _, values = split_architecture(architecture)
+    settings, values = split_architecture(architecture)
     if "model_type" not in values:
         raise HfpatchError("architecture.model_type is missing; name a causal language model, such as gpt2")
     model_type = values.pop("model_type")
@@ -57,16 +57,4 @@ def build_config(
             f"architecture.vocab_size is {size} and the tokenizer has {len(tokenizer)} tokens; make it at least that, "
             "or leave it out"
         )
-    return config
-
-
-def build_model(
-    architecture: Mapping[str, Any], *, tokenizer: PreTrainedTokenizerBase | None = None, seed: int = 0
-) -> PreTrainedModel:
-    """Build a float32 model with the architecture's own initialisation, drawn from ``seed`` alone.
-
-    Raises:
-        HfpatchError: as :func:`build_config` and :func:`hfpatch.models.build_scratch`.
-    """
-    settings, _ = split_architecture(architecture)
-    return build_scratch(build_config(architecture, tokenizer=tokenizer), settings, seed=seed)
+    return build_scratch(config, settings, seed=seed)

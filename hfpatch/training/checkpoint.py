@@ -34,13 +34,9 @@ Parameters = Mapping[str, torch.nn.Parameter]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint on disk.
+    """A whole checkpoint on disk, after ``step`` optimiser steps.
 
-    Attributes:
-        folder: its folder.
-        step: optimiser steps done.
-        state: the run's counts and decisions then.
-        resumable: whether it holds the optimiser's state, which DeepSpeed does not hand out.
+    It is ``resumable`` where it holds the optimiser's state, which DeepSpeed does not hand out.
     """
 
     folder: Path

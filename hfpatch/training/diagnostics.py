@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hfpatch.analysis.running import TokenMeans, norm_ratio
+from hfpatch.analysis.running import TokenMeans, norm_ratio, tokens_of
 from hfpatch.data.blocks import IGNORE, TokenBlocks
 from hfpatch.models.paths import PathOutput, observed
 from hfpatch.support.modes import hooked
@@ -103,8 +103,7 @@ class DiagnosticsFile(JsonLines):
         Raises:
             HfpatchError: if the steps left are not the ``expected`` ones, each with as many lines.
         """
-        lines = Counter(value["step"] for value in self.values_until(step))
-        self.keep(step, complete=lines.keys() == expected and len(set(lines.values())) <= 1)
+        self.drop_after(step, lambda steps: set(steps) == expected and len(set(Counter(steps).values())) <= 1)
 
 
 def diagnose(
@@ -121,7 +120,7 @@ def diagnose(
     def begin(module: nn.Module, args: tuple[Any, ...], batch: dict[str, Any]) -> None:
         """Let the mask end with the last predicted token: the tokens that fill a row up are not predicted."""
         predicted = (batch["labels"] != IGNORE).long()
-        means.begin({**batch, "attention_mask": predicted.flip(-1).cummax(-1).values.flip(-1)})
+        means.begin(tokens_of({**batch, "attention_mask": predicted.flip(-1).cummax(-1).values.flip(-1)}))
 
     def add(heard: PathOutput) -> None:
         f, anchor = heard.f.float(), heard.anchor.float()
@@ -133,4 +132,4 @@ def diagnose(
         stack.enter_context(observed(model, add))
         stack.enter_context(hooked([model.register_forward_pre_hook(begin, with_kwargs=True)]))
         mean_loss(model, blocks.head(DIAGNOSED_BLOCKS), batch_size=batch_size, autocast=autocast)
-    return [QueryDiagnostic(step, *key, *means.mean(key)) for key in sorted(means.seen())]
+    return [QueryDiagnostic(step, *key, *numbers) for key, numbers in sorted(means.overall().items())]

@@ -22,11 +22,8 @@ def loss_in_forward(model: nn.Module, *, by_token: bool = False) -> Iterator[Non
 
     Where the head is a plain linear layer whose output becomes the logits by a scale and a soft cap at most (see
     :func:`hfpatch.sites.lm_head.find_lm_head`), full logits are never in memory; any other model computes its own
-    logits first. Without ``labels`` the model is as it was.
-
-    Args:
-        model: a causal LM, or a PEFT model around one.
-        by_token: ``.loss`` is each position's loss (batch, seq) instead, without a gradient.
+    logits first. Without ``labels`` the model is as it was. With ``by_token`` ``.loss`` is each position's loss
+    (batch, seq) instead, without a gradient.
     """
     causal: Any = base_model(model)
     if hasattr(causal, _ACTIVE):  # within another such block

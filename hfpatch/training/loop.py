@@ -33,11 +33,11 @@ from hfpatch.training.diagnostics import counting_survival, diagnose, survival_s
 from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, tokens_per_s_at_most
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.interruption import SigtermWatch, Terminated, watch_sigterm
-from hfpatch.training.optim import build_optimizer, build_scheduler, current_lr, trainable_parameters
+from hfpatch.training.optim import build_optimizer, build_scheduler, trainable_parameters
 from hfpatch.training.processes import start_processes
 from hfpatch.training.records import StepRecord, summarise
-from hfpatch.training.run import Run, check_deepspeed, check_run, open_folder
-from hfpatch.training.sharding import configure_deepspeed, shard_on_cpus, whole, whole_afterwards
+from hfpatch.training.run import Run, check_run, open_folder
+from hfpatch.training.sharding import configure_deepspeed, shard_on_cpus, under_deepspeed, whole, whole_afterwards
 from hfpatch.training.trackers import Trackers, check_trackers
 from hfpatch.training.validation import autocast_context, mean_loss
 
@@ -62,7 +62,15 @@ def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResu
     speed_limit = tokens_per_s_at_most(model, PartialState(), run.settings.autocast)
     reset_peak_memory()
     if not run.is_finished():
-        check_deepspeed(run)
+        # DeepSpeed does not show the optimiser's state or the gradients.
+        if run.checkpoint is not None and (under_deepspeed() or not run.checkpoint.resumable):
+            raise HfpatchError(
+                f"{run.checkpoint.folder}: a run under DeepSpeed cannot be resumed, as the optimiser's state stays "
+                "inside DeepSpeed; start it again, or use FSDP2, which can be resumed"
+            )
+        if under_deepspeed() and (run.on_bad_loss == "skip" or run.settings.save_every is not None):
+            key = "save_every" if run.settings.save_every is not None else "on_bad_loss=skip"
+            raise HfpatchError(f"training.{key} does not work under DeepSpeed; leave it out, or use FSDP2")
         with whole_afterwards(model) as trained, prepared(trained, run), watch_sigterm() as sigterm:
             loop = TrainingLoop(trained, run, speed_limit)
             loop.train(sigterm)
@@ -131,13 +139,23 @@ class TrainingLoop:
     """
 
     def __init__(self, model: PreTrainedModel, run: Run, speed_limit: float) -> None:
-        self.run = run
-        self.accelerator = accelerator = build_accelerator(run)
+        # As the launcher asks; the recipe alone decides precision and micro-batches.
+        AcceleratorState._reset_state(reset_partial_state=True)  # an earlier run of this process may have been sharded
+        start_processes()
+        accelerator = Accelerator(
+            dynamo_plugin=TorchDynamoPlugin(backend=COMPILE_BACKEND if run.settings.compile else None),
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),  # it would divide the loss once more
+        )
+        shard_on_cpus(accelerator)
+        self.run, self.accelerator = run, accelerator
+        self.micro_batch = run.micro_batch(accelerator.num_processes)
+        if accelerator.distributed_type == DistributedType.DEEPSPEED:
+            configure_deepspeed(accelerator, run.plan.batch_size, self.micro_batch, run.settings.max_grad_norm)
+
         self.model, self.optimizer = accelerator.prepare(model, build_optimizer(model, run.settings))
         self.scheduler = build_scheduler(self.optimizer, run.settings, steps=run.plan.steps)
         self.parameters = trainable_parameters(model)  # by their own names, however the model is wrapped
         self.evaluated = self.model if accelerator.distributed_type == DistributedType.FSDP else model
-        self.micro_batch = run.micro_batch(accelerator.num_processes)
         if run.checkpoint is not None:
             load_optimizer(run.checkpoint, self.parameters, self.optimizer, self.scheduler)
         self.trackers = Trackers(run, model, speed_limit)
@@ -164,7 +182,8 @@ class TrainingLoop:
         for step in range(run.start + 1, run.plan.steps + 1):
             origin = np.random.SeedSequence([run.seed, step - 1, accelerator.process_index])
             set_seed(int(origin.generate_state(1)[0]))
-            lr = current_lr(self.optimizer, settings)
+            group = self.optimizer.param_groups[0]
+            lr = float(settings.lr * group["lr"] / group["initial_lr"])  # of a tensor group without a rate of its own
 
             # Forward and backward; every process learns the loss of all, and whether any is asked to end.
             share = self._accumulate_gradients(step)
@@ -206,7 +225,7 @@ class TrainingLoop:
             if state.ended_early:
                 break
             clock = time.perf_counter()
-        self.trackers.close()
+        self.trackers.call("on_train_end")
 
     def _accumulate_gradients(self, step: int) -> torch.Tensor:
         """Run this process's micro-batches of a step forward and backward; return its part of the step's loss.
@@ -298,19 +317,3 @@ class TrainingLoop:
     def _last_checkpoint(self) -> str:
         saved = sorted(self.run.checkpoints.glob("step-*"))
         return f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
-
-
-def build_accelerator(run: Run) -> Accelerator:
-    """Return an accelerator as the launcher asks for; the recipe alone decides precision and micro-batches."""
-    AcceleratorState._reset_state(reset_partial_state=True)  # an earlier run of this process may have been sharded
-    start_processes()
-    backend = COMPILE_BACKEND if run.settings.compile else None
-    accelerator = Accelerator(
-        dynamo_plugin=TorchDynamoPlugin(backend=backend),
-        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),  # it would divide the loss once more
-    )
-    shard_on_cpus(accelerator)
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        micro_batch = run.micro_batch(accelerator.num_processes)
-        configure_deepspeed(accelerator, run.plan.batch_size, micro_batch, run.settings.max_grad_norm)
-    return accelerator

@@ -25,12 +25,10 @@ def shifted(labels: Tensor) -> Tensor:
 
 
 def loss_from_logits(logits: Tensor, labels: Tensor, *, by_token: bool = False) -> Tensor:
-    """Return the sum over predicted tokens of their cross-entropies in nats.
+    """Return the sum over predicted tokens of their cross-entropies in nats, from logits (batch, seq, vocab).
 
-    Args:
-        logits: (batch, seq, vocab).
-        labels: (batch, seq) token ids, unshifted; -100 is not predicted.
-        by_token: return each position's cross-entropy (batch, seq) instead, 0 where nothing is predicted.
+    ``labels`` are (batch, seq) token ids, unshifted; -100 is not predicted. With ``by_token`` return each position's
+    cross-entropy (batch, seq) instead, 0 where nothing is predicted.
     """
     reduction = "none" if by_token else "sum"
     loss = cross_entropy(logits.flatten(0, 1).float(), shifted(labels), ignore_index=IGNORE, reduction=reduction)
@@ -44,15 +42,10 @@ def loss_from_hidden(
 
     Positions that predict nothing do not reach the head. The gradient is computed together with the loss, so no logits
     are kept for the backward pass. Liger's kernel does the work on CUDA where it is installed, else `ChunkedLoss`. The
-    sum is float32 whatever the head's dtype.
+    sum is float32 whatever the head's dtype; what is returned ``by_token`` has no gradient.
 
-    Args:
-        hidden: (batch, seq, hidden).
-        weight: (vocab, hidden), the head's.
-        bias: (vocab,) or None.
-        labels: (batch, seq) token ids, unshifted; -100 is not predicted.
-        tail: what the model does between its head and its logits.
-        by_token: return each position's cross-entropy (batch, seq) instead, without a gradient.
+    The shapes are (batch, seq, hidden), of the head (vocab, hidden) and (vocab,), of the labels (batch, seq). ``tail``
+    is what the model does between its head and its logits.
     """
     targets = shifted(labels)
     kept = (targets != IGNORE).nonzero().squeeze(1)
@@ -63,9 +56,14 @@ def loss_from_hidden(
     with torch.autocast(hidden.device.type, enabled=False):
         if tail.scale != 1.0:
             rows, bias = rows * tail.scale, None if bias is None else bias * tail.scale
+        size = chunk_rows(len(weight), rows.device)
         if by_token:
             losses = torch.zeros(labels.numel(), dtype=torch.float32, device=hidden.device)
-            losses[kept] = _losses(rows, weight, bias, targets, tail.cap)
+            compute, step = (_tiles, _TILE[0]) if rows.device.type == "cpu" else (_chunk, size)
+            with torch.no_grad():
+                for start in range(0, len(rows), step):
+                    part = slice(start, start + step)
+                    losses[kept[part]] = compute(rows[part], weight, bias, targets[part], tail.cap, [False] * 3)[0]
             return losses.view(labels.shape)
         if len(rows) == 0:
             return (rows.sum() + 0.0 * weight.sum()).float()
@@ -73,7 +71,6 @@ def loss_from_hidden(
         if liger is not None:
             loss: Tensor = liger(rows, weight, targets, bias=bias, reduction="sum", softcap=tail.cap)
             return loss
-        size = chunk_rows(len(weight), rows.device)
         loss = ChunkedLoss.apply(rows, weight, bias, targets, tail.cap, size)  # type: ignore[no-untyped-call]
         return loss
 
@@ -82,15 +79,6 @@ def chunk_rows(vocabulary: int, device: torch.device) -> int:
     """Return how many rows of logits are computed at once: a power of two, some 32 MiB on CPUs and 256 on GPUs."""
     fitting = _CHUNK_BYTES.get(device.type, _CHUNK_BYTES["cuda"]) // (4 * vocabulary)
     return max(_FEWEST_ROWS, 1 << max(0, fitting.bit_length() - 1))
-
-
-@torch.no_grad()
-def _losses(rows: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, cap: float | None) -> Tensor:
-    """Return each row's cross-entropy (rows,), computed as `ChunkedLoss` does."""
-    compute, step = (_tiles, _TILE[0]) if rows.device.type == "cpu" else (_chunk, chunk_rows(len(weight), rows.device))
-    parts = [slice(start, start + step) for start in range(0, len(rows), step)]
-    found = [compute(rows[part], weight, bias, targets[part], cap, [False] * 3)[0] for part in parts]
-    return torch.cat(found) if found else rows.new_zeros(0)
 
 
 class ChunkedLoss(torch.autograd.Function):

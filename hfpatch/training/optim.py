@@ -77,9 +77,3 @@ def build_scheduler(optimizer: torch.optim.Optimizer, settings: LoopSettings, *,
         return floor + (1 - floor) * (1 + math.cos(math.pi * (1 - left_of_decay))) / 2
 
     return LambdaLR(optimizer, share)
-
-
-def current_lr(optimizer: torch.optim.Optimizer, settings: LoopSettings) -> float:
-    """Return the learning rate of a tensor group without a rate of its own."""
-    group = optimizer.param_groups[0]
-    return float(settings.lr * group["lr"] / group["initial_lr"])

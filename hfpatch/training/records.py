@@ -135,22 +135,21 @@ class JsonLines:
         """Return all lines but a last one that a crash cut off; HfpatchError if another one is damaged."""
         return self._parsed(_parse)
 
-    def values_until(self, step: int) -> list[dict[str, Any]]:
-        """Return the whole lines of steps up to ``step``, none behind a damaged one; before the first step, none."""
-        parsed = map(_parse, self._whole_lines() if step else [])
-        return [
-            value for value in takewhile(lambda value: value is not None and value["step"] <= step, parsed) if value
-        ]
+    def drop_after(self, step: int, are_complete: Callable[[list[int]], bool]) -> None:
+        """Drop the lines after ``step`` and any behind a damaged one; before the first step, all.
 
-    def keep(self, step: int, *, complete: bool) -> None:
-        """Drop the lines after ``step``, at 0 all; HfpatchError if the lines up to it are not ``complete``."""
-        if not complete:
+        Raises:
+            HfpatchError: if the steps of the lines that are left ``are_complete`` not.
+        """
+        lines = self._whole_lines() if step else []
+        values = takewhile(lambda value: value is not None and value["step"] <= step, map(_parse, lines))
+        steps = [value["step"] for value in values if value]
+        if not are_complete(steps):
             raise HfpatchError(
                 f"{self.path}: lines up to step {step} are missing or damaged; delete the run and start again"
             )
         if self.path.exists():
-            kept = self._whole_lines()[: len(self.values_until(step))]
-            write_text(self.path, "".join(line + "\n" for line in kept))
+            write_text(self.path, "".join(line + "\n" for line in lines[: len(steps)]))
 
     def sync(self) -> None:
         """Have the system write the file, if there is one, to the disk, so that no checkpoint is ahead of it."""
@@ -223,5 +222,4 @@ class MetricsFile(JsonLines):
 
     def truncate(self, step: int) -> None:
         """Drop the lines after ``step``; HfpatchError if one up to it is missing or damaged."""
-        steps = [value["step"] for value in self.values_until(step) if value["step"]]
-        self.keep(step, complete=steps == list(range(1, step + 1)))
+        self.drop_after(step, lambda steps: [each for each in steps if each] == list(range(1, step + 1)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,18 +26,14 @@ _TILES = {"cpu": (512, 2048), "cuda": (4096, 8192)}
 
 Both = tuple[Tensor, Tensor]
 """The same tensor of the base and of the patched model."""
-Slices = Callable[[slice, slice], Both]
-"""From a part of the rows and a part of the vocabulary to the logits of both models, in fp32."""
+Logits = Callable[[Tensor, slice], Tensor]
+"""From some rows and a part of the vocabulary to the logits (rows, tokens) in fp32."""
 
 
 class Change(NamedTuple):
-    """The two models' predictions at each predicted token, all (tokens,) in fp64.
+    """The cross-entropies and KL(base ‖ patched) in nats at each predicted token, all (tokens,) in fp64.
 
-    Attributes:
-        base: the base's cross-entropy in nats.
-        patched: the patched model's.
-        kl: KL(base ‖ patched) in nats.
-        agrees: 1 where the same token is the most likely one in both, else 0.
+    ``agrees`` is 1 where the same token is the most likely one in both models, else 0.
     """
 
     base: Tensor
@@ -45,8 +42,8 @@ class Change(NamedTuple):
     agrees: Tensor
 
 
-def compare_logits(slices: Slices, targets: Tensor, vocabulary: int) -> Change:
-    """Compare two models' predictions, one tile of rows and vocabulary at a time.
+def compare_logits(both: Both, logits: Logits, targets: Tensor, vocabulary: int) -> Change:
+    """Compare two models' predictions from rows of both, one tile of rows and vocabulary at a time.
 
     With a and b the logits of the base and the patched model, over the tokens v so far as in an online softmax:
 
@@ -64,7 +61,8 @@ def compare_logits(slices: Slices, targets: Tensor, vocabulary: int) -> Change:
         base, patched = _Online(targets[part]), _Online(targets[part])
         apart = torch.zeros(part.stop - part.start, dtype=torch.float64, device=targets.device)
         for start in range(0, vocabulary, width):
-            a, b = slices(part, slice(start, min(start + width, vocabulary)))
+            tokens = slice(start, min(start + width, vocabulary))
+            a, b = (logits(each[part], tokens) for each in both)
             shares, shrink = base.add(start, a)
             patched.add(start, b)
             distance = torch.where(shares > 0, shares * (a - b), 0.0)
@@ -149,7 +147,8 @@ def document_changes(
                 continue
             taken = base[kept.to(base.device)], patched[kept.to(patched.device)]
             vocabulary = taken[0].shape[1] if head is None else len(head.head.weight)
-            found = compare_logits(_slices(head, taken, autocast), targets[kept].to(taken[0].device), vocabulary)
+            logits = partial(_logits, head, autocast)
+            found = compare_logits(taken, logits, targets[kept].to(taken[0].device), vocabulary)
             predicted = torch.stack([row["labels"] for row in rows])[:, 1:].numpy() != IGNORE
             owners = blocks.owners[start : start + len(rows), 1:][predicted]
             values = np.stack([np.ones(len(owners)), *(each.cpu().numpy() for each in found)], axis=1)
@@ -163,15 +162,11 @@ def _rows(model: Any, head: LMHead | None, batch: dict[str, Tensor]) -> Tensor:
     return rows.flatten(0, 1)
 
 
-def _slices(head: LMHead | None, rows: Both, autocast: str | None) -> Slices:
-    """Return the function from a tile to its logits: slices of the logits, or products with slices of the head."""
+def _logits(head: LMHead | None, autocast: str | None, rows: Tensor, tokens: slice) -> Tensor:
+    """Return the logits of some tokens: a slice of the logits, or products with a slice of the head."""
     if head is None:
-        return lambda part, tokens: (rows[0][part, tokens].float(), rows[1][part, tokens].float())
-    weight, bias, tail = head.head.weight, head.head.bias, head.tail
+        return rows[:, tokens].float()
+    weight, bias = head.head.weight, head.head.bias
     dtype = weight.dtype if autocast is None else getattr(torch, autocast)
-
-    def compute(states: Tensor, tokens: slice) -> Tensor:
-        own = None if bias is None else bias[tokens].to(dtype)
-        return tail(linear(states.to(dtype), weight[tokens].to(dtype), own).float())
-
-    return lambda part, tokens: (compute(rows[0][part], tokens), compute(rows[1][part], tokens))
+    own = None if bias is None else bias[tokens].to(dtype)
+    return head.tail(linear(rows.to(dtype), weight[tokens].to(dtype), own).float())

@@ -23,23 +23,15 @@ from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings, held_out_mistak
 from hfpatch.training.checkpoint import Checkpoint, newest_checkpoint, remove_old
 from hfpatch.training.diagnostics import DiagnosticsFile
 from hfpatch.training.records import LoopState, MetricsFile, StepRecord
-from hfpatch.training.sharding import under_deepspeed
 
 
 @dataclass
 class Run:
-    """One run's fixed parts and its state.
+    """One run's fixed parts, and its records and state so far.
 
     Attributes:
-        settings: the recipe's section.
-        blocks: the training blocks.
-        plan: which blocks each step sees.
-        seed: the run's seed.
-        folder: the run folder; holds metrics.jsonl and checkpoints/.
         origin: more hashes that a resumed run must share, such as the frozen base's and the method settings'.
-        held_out: the blocks whose loss is measured, or None.
         on_step: called with each step's record, on the main process.
-        measure_survival: whether to measure update survival.
         on_bad_loss: where a loss or gradient is not finite: stop with an error, skip the update, or end the run and
             record it as diverged.
         diverged_above: with ``record``, the loss above which a run has diverged once warm-up is over, or None.
@@ -47,11 +39,6 @@ class Run:
         evaluate_at_start: whether to measure the loss of the held-out blocks before the first step too.
         diagnose_every: measure the query paths every so many steps, at the start and at the end; None never does.
         checkpoint: where it resumes from, or None.
-        records: the records so far.
-        state: its counts and decisions so far.
-        checkpoints: the folder of the checkpoints.
-        metrics: the file of the records.
-        diagnostics: the file of the diagnostics.
     """
 
     settings: LoopSettings
@@ -145,7 +132,11 @@ def check_run(model: PreTrainedModel, run: Run) -> None:
         HfpatchError: if plan, blocks, settings and model do not fit each other, or the batch cannot be divided.
     """
     settings = run.settings
-    run.plan.check(len(run.blocks))
+    if len(run.blocks) != run.plan.blocks:
+        raise HfpatchError(
+            f"the batch plan was drawn for {run.plan.blocks} blocks and the data has {len(run.blocks)}: "
+            "it is for another data set, tokenizer or block size; start a new run"
+        )
     if (run.plan.steps, run.plan.batch_size) != (settings.steps, settings.batch_size):
         raise HfpatchError(
             f"the batch plan has {run.plan.steps} steps of {run.plan.batch_size} blocks, the settings ask for "
@@ -160,18 +151,6 @@ def check_run(model: PreTrainedModel, run: Run) -> None:
         reads = any(isinstance(each.path.f, HiddenProjection) for each in query_paths_with_f(model))
         why = "its query reads another block's MLP" if reads else f"{model.config.model_type} does not support it"
         raise HfpatchError(f"training.gradient_checkpointing: a block cannot be computed again, as {why}; leave it out")
-
-
-def check_deepspeed(run: Run) -> None:
-    """Refuse options that need the optimiser's state or the gradients, which DeepSpeed does not show."""
-    if run.checkpoint is not None and (under_deepspeed() or not run.checkpoint.resumable):
-        raise HfpatchError(
-            f"{run.checkpoint.folder}: a run under DeepSpeed cannot be resumed, as the optimiser's state stays inside "
-            "DeepSpeed; start it again, or use FSDP2, which can be resumed"
-        )
-    if under_deepspeed() and (run.on_bad_loss == "skip" or run.settings.save_every is not None):
-        key = "save_every" if run.settings.save_every is not None else "on_bad_loss=skip"
-        raise HfpatchError(f"training.{key} does not work under DeepSpeed; leave it out, or use FSDP2")
 
 
 def check_blocks(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlocks | None = None) -> None:
@@ -225,11 +204,8 @@ def open_folder(run: Run, *, resume: bool) -> None:
         run.diagnostics.truncate(run.start, diagnosed)
     state.wait_for_everyone()
     run.records = run.metrics.read()
-    _check_agreement(run, state)
 
-
-def _check_agreement(run: Run, state: PartialState) -> None:
-    """Refuse processes that see another checkpoint or other data, as machines without a shared folder would."""
+    # Processes that see another checkpoint or other data, as machines without a shared folder would.
     if state.num_processes == 1:
         return
     seen = gather_object([(run.start, run.blocks.sha256, run.plan.sha256)])

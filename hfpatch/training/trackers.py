@@ -52,8 +52,8 @@ class Trackers:
         self._state = TrainerState(
             global_step=run.start, max_steps=run.plan.steps, is_world_process_zero=main, is_local_process_zero=local
         )
-        self._call("on_init_end")
-        self._call("on_train_begin")
+        self.call("on_init_end")
+        self.call("on_train_begin")
 
     def log(self, record: StepRecord) -> None:
         """Report a step."""
@@ -70,12 +70,9 @@ class Trackers:
         if record.eval_loss is not None:
             figures["eval_loss"] = record.eval_loss
         self._state.global_step = record.step
-        self._call("on_log", logs=figures)
+        self.call("on_log", logs=figures)
 
-    def close(self) -> None:
-        """Let them finish."""
-        self._call("on_train_end")
-
-    def _call(self, event: str, **values: Any) -> None:
+    def call(self, event: str, **values: Any) -> None:
+        """Call the method ``event`` of each tracker."""
         for tracker in self._trackers:
             getattr(tracker, event)(self._arguments, self._state, TrainerControl(), model=self._model, **values)

@@ -36,14 +36,9 @@ def mean_loss(
 ) -> float:
     """Return nats per predicted token over all blocks, each token weighing the same; the model is left in its mode.
 
-    Args:
-        model: a causal LM; a wrapped one within :func:`hfpatch.training.head.loss_in_forward`.
-        blocks: the blocks.
-        batch_size: blocks in one forward pass.
-        autocast: the forward pass's autocast dtype.
-        process: this process's number.
-        processes: the number of processes; each does equally many forward passes.
-        add_up: adds a tensor up over the processes.
+    The model is a causal LM, a wrapped one within :func:`hfpatch.training.head.loss_in_forward`. A forward pass takes
+    ``batch_size`` blocks, in the dtype ``autocast``. Of several ``processes`` each does equally many; ``add_up`` adds a
+    tensor up over them.
     """
     device = next(model.parameters()).device
     total, count = torch.zeros((), dtype=torch.float64), 0

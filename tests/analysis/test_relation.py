@@ -150,13 +150,6 @@ def test_with_rope_not_every_basis_change_is_a_gauge():
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 
 
-def whole_model(case):
-    if case != "llama_yarn":
-        return make_model(case).double()
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(make_config("llama", rope_parameters=YARN)).double().eval()
-
-
 def attention_of(model, site):
     """What enters a model's first attention (seq, hidden), and the logarithms of its weights (heads, seq, seq)."""
     model.set_attn_implementation("eager")
@@ -174,8 +167,10 @@ def attention_of(model, site):
 @torch.no_grad()
 def test_attention_weights_of_the_whole_model_follow_from_the_relation(case):
     """log a_ij − log a_i0 = scale · (x_i B(i−j) x_j − x_i B(i) x_0), which needs every sign and pairing right."""
-    model = whole_model(case)
-    site = find_sites(model)[0]
+    yarn = make_config("llama", rope_parameters=YARN)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(yarn).eval() if case == "llama_yarn" else make_model(case)
+    site = find_sites(model.double())[0]
     for target in ("query", "key"):
         if site.projection_module(target).bias is not None:
             site.projection_module(target).bias.zero_()
@@ -186,7 +181,7 @@ def test_attention_weights_of_the_whole_model_follow_from_the_relation(case):
     assert (rotary is None) == (case == "gpt2")
     assert rotary is None or (rotary.gain == 1) == (case != "llama_yarn")
     for head in range(len(weights.query)):
-        query, key = weights.query[head], weights.key[weights.key_head(head)]
+        query, key = weights.query[head], weights.key_by_query_head[head]
         for i in range(7):
             turns = [torch.eye(size).double() if rotary is None else rotary.matrix(i - j) for j in range(i + 1)]
             logits = torch.stack([x[i] @ query @ turns[j] @ key.T @ x[j] for j in range(i + 1)]) / size**0.5

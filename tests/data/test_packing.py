@@ -86,16 +86,6 @@ def test_short_rows_are_tried_where_they_tell_as_much(model_type, values):
     assert max(lengths) == 64
 
 
-def in_8_bits(model, folder):
-    """The model with 8-bit layers, some of whose inputs are beyond LLM.int8's threshold of 6 for some tokens."""
-    for name, parameter in model.named_parameters():
-        if "norm" in name and name.endswith("weight"):
-            parameter.data[::4] *= 2.5
-    model.save_pretrained(folder)
-    settings = BitsAndBytesConfig(load_in_8bit=True)
-    return AutoModelForCausalLM.from_pretrained(folder, quantization_config=settings, device_map="cpu").eval()
-
-
 @pytest.mark.filterwarnings("ignore:MatMul8bitLt")
 @pytest.mark.parametrize(
     ("model_type", "values", "why"),
@@ -107,7 +97,12 @@ def in_8_bits(model, folder):
     ],
 )
 def test_rounding_to_8_bits_is_not_taken_for_attention(model_type, values, why, tmp_path):
-    model = in_8_bits(build(model_type, **values), tmp_path)
+    plain, settings = build(model_type, **values), BitsAndBytesConfig(load_in_8bit=True)
+    for name, parameter in plain.named_parameters():  # inputs beyond LLM.int8's threshold of 6 for some tokens
+        if "norm" in name and name.endswith("weight"):
+            parameter.data[::4] *= 2.5
+    plain.save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=settings, device_map="cpu").eval()
     tokens = torch.randint(64, (3, 16), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         alone, before = model(tokens[:1]).logits, model(tokens).logits

@@ -30,19 +30,16 @@ def test_the_same_text_gives_the_same_tokenizer_also_after_saving(tokenizer, tex
     assert loaded("the blue lamp")["input_ids"] == tokenizer("the blue lamp")["input_ids"]
 
 
-def with_beginning(tokenizer):
-    """The same tokenizer, but putting its special token in front of each text, as Llama's does."""
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    template = processors.TemplateProcessing(single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, 0)])
-    backend.post_processor = template
-    return type(tokenizer)(tokenizer_object=backend, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
-
-
 @given(
     texts=st.lists(st.text(alphabet="the mil<|endoftext|>", max_size=30), min_size=1, max_size=5), first=st.booleans()
 )
 def test_tokenising_is_calling_the_tokenizer(tokenizer, texts, first):
-    chosen = with_beginning(tokenizer) if first else tokenizer
+    chosen = tokenizer
+    if first:  # with its special token in front of each text, as Llama's does
+        backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        template = processors.TemplateProcessing(single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, 0)])
+        backend.post_processor = template
+        chosen = type(tokenizer)(tokenizer_object=backend, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
     chosen(["the mill", "x"], truncation=True, max_length=2, padding=True)  # must not matter afterwards
     rows = [row if row and row[-1] == 0 else [*row, 0] for row in chosen(["mill", *texts])["input_ids"]]
     chosen(["the mill", "x"], truncation=True, max_length=2, padding=True)

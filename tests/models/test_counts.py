@@ -7,9 +7,9 @@ g: key/value heads, E: experts. GPT-2 small has neither biases nor an output hea
 import pytest
 import torch
 
-from hfpatch.models import build_scratch, non_embedding_parameters
-from hfpatch.recipes.models import GPT2_SMALL, split_architecture
-from hfpatch.training.architecture import build_config
+from hfpatch.models import non_embedding_parameters
+from hfpatch.recipes.models import GPT2_SMALL
+from hfpatch.training.architecture import build_model
 
 D, L, V, T, H, K = 768, 12, 50304, 1024, 12, 64
 NORMS = L * 2 * D + D  # two in each block, one at the end
@@ -22,9 +22,8 @@ GAINS = L * 2 * D  # of f's input and output norm
 
 
 def built(architecture):
-    settings, _ = split_architecture(architecture)
     with torch.device("meta"):
-        return build_scratch(build_config(architecture), settings)
+        return build_model(architecture)
 
 
 def count(**changes):

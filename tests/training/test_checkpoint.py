@@ -1,5 +1,6 @@
 import shutil
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -69,8 +70,7 @@ def test_only_the_newest_are_kept(saved, tmp_path):
     (tmp_path / "none").mkdir()
     assert newest_checkpoint(tmp_path / "none", {}) is None
 
-
-def test_leftovers_of_a_killed_process_are_no_checkpoints(saved):
+    # What a killed process left is no checkpoint.
     folder = saved[0]
     shutil.copytree(folder / "step-00000003", folder / ".step-00000004.abc.tmp")
     (folder / ".step-00000004.abc.tmp" / "state.json").unlink()
@@ -101,10 +101,6 @@ def flip(path):
     path.write_bytes(content)
 
 
-def remove(path):
-    path.unlink()
-
-
 def change_a_digit(path):
     """A number that is as good as the one before, so that nothing but a hash can tell."""
     text = path.read_text()
@@ -125,7 +121,7 @@ def sign_an_empty_state(path):
 
 
 DAMAGE = [
-    *((name, damage) for name in FILES for damage in (cut, flip, remove)),
+    *((name, damage) for name in FILES for damage in (cut, flip, Path.unlink)),
     ("state.json", change_a_digit),
     ("state.json", empty),
     ("state.json", sign_an_empty_state),

@@ -236,6 +236,9 @@ def test_missing_lines_are_refused(tmp_path):
     (tmp_path / "diagnostics.jsonl").write_text("".join(whole[:4]))
     with pytest.raises(HfpatchError, match=r"diagnostics\.jsonl: lines up to step 6 are missing"):
         run(nonlinear(), tmp_path, resume=True, diagnose_every=2)
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(HfpatchError, match=r"metrics\.jsonl: lines up to step 6 are missing"):
+        run(nonlinear(), tmp_path, resume=True, diagnose_every=2)
 
 
 def test_a_diverged_run_is_measured_where_it_ended(tmp_path):
@@ -261,13 +264,6 @@ def test_what_is_no_number_is_null(tmp_path):
     file.append([QueryDiagnostic(3, 0, "query", math.inf, math.nan, 0.5)])
     (line,) = metrics_of(tmp_path, "diagnostics")
     assert line == {"step": 3, "layer": 0, "target": "query", "size": None, "cosine": None, "size_beside_x": 0.5}
-
-
-def test_deleted_metrics_are_refused_beside_a_checkpoint(tmp_path):
-    run(nonlinear(), tmp_path)
-    (tmp_path / "metrics.jsonl").unlink()
-    with pytest.raises(HfpatchError, match=r"metrics\.jsonl: lines up to step 6 are missing"):
-        run(nonlinear(), tmp_path, resume=True)
 
 
 def test_there_must_be_something_to_measure_on(tmp_path):

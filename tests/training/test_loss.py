@@ -45,16 +45,10 @@ def logits_of(states, weight, offset, tail):
     return z if tail.cap is None else tail.cap * torch.tanh(z / tail.cap)
 
 
-def test_loss_from_logits_is_the_sum_over_predicted_tokens():
-    states, weight, offset, labels = case()
-    logits = logits_of(states, weight, offset, Tail())
-    torch.testing.assert_close(loss_from_logits(logits, labels).double(), reference(logits, labels), rtol=1e-6, atol=0)
-
-
 @pytest.mark.parametrize("tail", [Tail(), Tail(scale=0.25), Tail(cap=2.0), Tail(scale=3.0, cap=1.5)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("frozen", [True, False])
-def test_loss_from_hidden_and_its_gradients_are_those_of_full_logits(tail, bias, frozen, monkeypatch):
+def test_both_losses_are_sums_over_predicted_tokens_and_gradients_those_of_full_logits(tail, bias, frozen, monkeypatch):
     monkeypatch.setattr("hfpatch.training.loss.chunk_rows", lambda vocabulary, device: 4)
     monkeypatch.setattr("hfpatch.training.loss._TILE", (4, 3))  # of 11 tokens
     states, weight, offset, labels = case(bias=bias)
@@ -62,9 +56,10 @@ def test_loss_from_hidden_and_its_gradients_are_those_of_full_logits(tail, bias,
     for head in (weight, offset):
         if head is not None:
             head.requires_grad_(not frozen)
-    expected = reference(logits_of(*tensors, tail), labels)
-    found = loss_from_hidden(*tensors, labels, tail=tail)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)
+    logits = logits_of(*tensors, tail)
+    expected, found = reference(logits, labels), loss_from_hidden(*tensors, labels, tail=tail)
+    for loss in (found, loss_from_logits(logits, labels)):
+        torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
     trained = (states,) if frozen else tensors
     for one, other in zip(gradients(2 * found, *trained), gradients(2 * expected, *trained), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -6,7 +6,7 @@ from training_blocks import rates_of
 from transformers import get_scheduler
 
 from hfpatch.recipes.training import PretrainSettings, TrainingSettings
-from hfpatch.training.optim import build_optimizer, build_scheduler, current_lr
+from hfpatch.training.optim import build_optimizer, build_scheduler
 
 
 def cosine(step, warmup, steps, floor):
@@ -81,7 +81,6 @@ def test_each_tensor_group_has_its_own_learning_rate():
         assert found[id(value)]["lr"] == names[name.split(".")[0]], name
         assert found[id(value)]["weight_decay"] == (0.0 if value.ndim == 1 else 0.1), name
     for _ in range(5):
-        assert current_lr(optimizer, settings) == pytest.approx(scheduler.lr_lambdas[0](scheduler.last_epoch) * 1e-5)
         optimizer.step()
         scheduler.step()
     shares = {group["lr"] / group["initial_lr"] for group in optimizer.param_groups}

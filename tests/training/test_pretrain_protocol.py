@@ -1,13 +1,12 @@
 """The pretraining protocol of arXiv 2603.13381: expressible whole, and a few steps of it against plain torch."""
 
-import json
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 from families import make_config
-from training_blocks import make_blocks
+from training_blocks import make_blocks, metrics_of
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
@@ -41,18 +40,7 @@ def run(model, folder, **values):
     blocks = make_blocks(layout="padded")
     plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=0)
     pretrain(model, settings=PretrainSettings(**settings), blocks=blocks, plan=plan, seed=0, run_dir=folder)
-    return blocks, plan, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def adamw(values, gradients, moments, step, lr):
-    """Update in place by AdamW's formula: decay by lr·λ on matrices, then lr·m̂/(√v̂ + 1e-8)."""
-    for name, value in values.items():
-        m, v = moments.setdefault(name, (torch.zeros_like(value), torch.zeros_like(value)))
-        m.mul_(0.9).add_(gradients[name], alpha=0.1)
-        v.mul_(0.95).add_(gradients[name].square(), alpha=0.05)
-        if value.ndim == 2:
-            value.mul_(1 - lr * DECAY)
-        value.sub_(lr * (m / (1 - 0.9**step)) / ((v / (1 - 0.95**step)).sqrt() + 1e-8))
+    return blocks, plan, metrics_of(folder)
 
 
 def test_steps_of_it_are_adamw_with_clipping_warm_up_and_a_cosine_to_its_floor(tmp_path):
@@ -77,9 +65,17 @@ def test_steps_of_it_are_adamw_with_clipping_warm_up_and_a_cosine_to_its_floor(t
         )
         norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
         clipped.append(norm > CLIP)
-        scaled = {name: gradient * min(1.0, CLIP / (norm + 1e-6)) for name, gradient in gradients.items()}
         assert (line["loss"], line["lr"]) == (pytest.approx(loss.item(), rel=2e-5), pytest.approx(LR * share))
-        adamw(values, scaled, moments, step + 1, LR * share)
+
+        # AdamW's formula: decay by lr·λ on matrices, then lr·m̂/(√v̂ + 1e-8).
+        for name, value in values.items():
+            scaled = gradients[name] * min(1.0, CLIP / (norm + 1e-6))
+            m, v = moments.setdefault(name, (torch.zeros_like(value), torch.zeros_like(value)))
+            m.mul_(0.9).add_(scaled, alpha=0.1)
+            v.mul_(0.95).add_(scaled.square(), alpha=0.05)
+            if value.ndim == 2:
+                value.mul_(1 - LR * share * DECAY)
+            value.sub_(LR * share * (m / (1 - 0.9 ** (step + 1))) / ((v / (1 - 0.95 ** (step + 1))).sqrt() + 1e-8))
     assert all(clipped)
     for name, value in model.named_parameters():  # the first step divides each gradient by its own size, rounding too
         assert torch.allclose(value, values[name], atol=2e-4), name

@@ -256,10 +256,10 @@ def test_a_full_disk_is_one_line_and_keeps_the_checkpoints_before_it(patched, bl
     assert same(trainables(resumed), trainables(straight))
 
 
-def test_what_cannot_be_trained_is_refused(patched, base, blocks, tmp_path):
+def test_what_cannot_be_trained_is_refused(patched, base, blocks, padded_blocks, tmp_path):
     with pytest.raises(HfpatchError, match="nothing to train"):
         run(base().requires_grad_(False), blocks, tmp_path)
-    with pytest.raises(HfpatchError, match="drawn for 99 blocks"):
+    with pytest.raises(HfpatchError, match=f"drawn for 99 blocks and the data has {len(blocks)}:"):
         run(patched(), blocks, tmp_path, plan=draw_plan(blocks=99, steps=2, batch_size=4, seed=0))
     with pytest.raises(HfpatchError, match="plan has 9 steps of 4 blocks, the settings ask for 8 of 4"):
         run(patched(), blocks, tmp_path, plan=plan_for(blocks, steps=9))
@@ -267,12 +267,9 @@ def test_what_cannot_be_trained_is_refused(patched, base, blocks, tmp_path):
         run(patched(), blocks, tmp_path, micro_batch_size=3)
     with pytest.raises(HfpatchError, match=r"training.report_to: made_up cannot be used \(.*"):
         run(patched(), blocks, tmp_path, report_to=["made_up"])
-    assert not list(tmp_path.iterdir())
-
-
-def test_packing_is_refused_where_it_would_leak(base, blocks, padded_blocks, tmp_path):
     with pytest.raises(HfpatchError, match=r"bloom: this model cannot .*; set data.layout=padded"):
         run(base("bloom"), blocks, tmp_path)
+    assert not list(tmp_path.iterdir())
     run(base("bloom"), padded_blocks, tmp_path / "padded", lr=1e-3)
 
 
@@ -340,7 +337,12 @@ def test_learning_rates_of_groups_act(tmp_path, blocks, base):
     for name, change in changes[1e-2].items():
         assert changes[1e-3][name] == pytest.approx(1e-3, rel=1e-2)  # AdamW's first step
         assert change == pytest.approx((10 if "skip" in name else 1) * changes[1e-3][name], rel=1e-3), name
-    assert metrics_of(tmp_path / "0.01")[0]["lr"] == 1e-3
+    # The rate that is recorded is that of a group without one of its own, also where there is none.
+    rates = {"skip": 1e-2, "pre_projection": 1e-4}
+    run(model, blocks, tmp_path / "both", lr=1e-3, learning_rates=rates, warmup_steps=2, steps=4)
+    found = [metrics_of(tmp_path / name) for name in ("0.01", "both")]
+    expected = [1e-3, 1e-3 / 3, 2e-3 / 3, 1e-3, 5e-4]  # a cosine after warm-up
+    assert [line["lr"] for lines in found for line in lines] == pytest.approx(expected)
 
 
 def test_trackers_hear_of_every_step(patched, blocks, tmp_path, monkeypatch):

@@ -5,10 +5,8 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import time
 from functools import partial
-from pathlib import Path
 
 import forked
 import pytest
@@ -29,12 +27,9 @@ from hfpatch.training import processes
 CONFIG = TESTS.parent / "docs" / "accelerate" / "multi-node.yaml"
 
 
-def launch(root: Path, scenarios: dict, *, count: int = 2) -> subprocess.CompletedProcess:
-    port = ["--master-port", str(free_port())]
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", str(count), *port]
+def environment_of_tests():
     paths = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return forked.python([*command, str(PROGRAM), str(root), json.dumps(scenarios)], env=environment)
+    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
 
 
 SCRATCH = {
@@ -81,7 +76,9 @@ def launched(tmp_path_factory):
             shutil.copytree(root / "one-4", root / name)
             shutil.rmtree(root / name / "checkpoints" / "step-00000006")
         scenarios["killed"] = {"kill": 3, "save_every": 1}  # the last one, since it ends the launch
-        ended = launch(root, scenarios)
+        command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
+        environment = {**environment_of_tests(), "HF_HUB_OFFLINE": "1"}
+        ended = forked.python([*command, str(PROGRAM), str(root), json.dumps(scenarios)], env=environment)
         last = root / "killed" / "metrics.jsonl"
         assert last.exists(), ended.stderr[-4000:]  # every other scenario came to its end
         seconds = time.time() - last.stat().st_mtime
@@ -262,8 +259,7 @@ def launch_machine(rank, port, folder, root, scenarios):
     folder.mkdir()
     where = ["--machine_rank", str(rank), "--main_process_ip", "127.0.0.1", "--main_process_port", str(port)]
     command = ["-m", "accelerate.commands.launch", "--config_file", str(CONFIG), "--num_processes", "2"]
-    paths = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**environment_of_tests(), "CUDA_VISIBLE_DEVICES": ""}
     return forked.start([*command, *where, str(PROGRAM), str(root), json.dumps(scenarios)], env=environment, cwd=folder)
 
 

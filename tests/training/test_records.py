@@ -105,9 +105,9 @@ def test_what_is_kept_is_what_was_written_until_then(steps, until, torn):
         file.write([{"step": step, "place": place} for place, step in enumerate(steps)])
         with file.path.open("a") as stream:
             stream.write(torn)
-        expected = [(step, place) for place, step in enumerate(steps) if until > 0 and step <= until]
-        assert [(value["step"], value["place"]) for value in file.values_until(until)] == expected
-        file.keep(until, complete=True)
+        expected, told = [(step, place) for place, step in enumerate(steps) if until > 0 and step <= until], []
+        file.drop_after(until, lambda found: told.append(found) or True)
+        assert told == [[step for step, _ in expected]]
         assert [(value["step"], value["place"]) for value in file.values()] == expected
         assert file.path.read_text().endswith("}\n") is bool(expected)
 

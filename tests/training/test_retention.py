@@ -117,7 +117,7 @@ def test_tokens_that_are_masked_out_count_nothing_and_far_logits_stay_exact():
     a = torch.tensor([[0.0, -float("inf"), 80.0], [300.0, -300.0, -float("inf")]])
     b = torch.tensor([[1.0, -float("inf"), 79.0], [-300.0, 300.0, -float("inf")]])
     targets = torch.tensor([0, 1])
-    found = compare_logits(lambda part, tokens: (a[part, tokens], b[part, tokens]), targets, 3)
+    found = compare_logits((a, b), lambda rows, tokens: rows[:, tokens], targets, 3)
     assert found.kl.tolist() == pytest.approx([0.0, 600.0], abs=1e-6)  # log sums are 80 and 79
     assert found.base.tolist() == pytest.approx([80.0, 600.0])
     assert found.patched.tolist() == pytest.approx([78.0, 0.0])
@@ -145,12 +145,8 @@ def test_no_more_than_a_tile_of_logits_is_in_memory():
     torch.manual_seed(0)
     weight, states = torch.randn(vocabulary, 4), (torch.randn(rows, 4), torch.randn(rows, 4))
     targets = torch.randint(vocabulary, (rows,))
-
-    def slices(part, tokens):
-        return states[0][part] @ weight[tokens].T, states[1][part] @ weight[tokens].T
-
     with Largest() as seen, torch.no_grad():
-        found = compare_logits(slices, targets, vocabulary)
+        found = compare_logits(states, lambda rows, tokens: rows @ weight[tokens].T, targets, vocabulary)
     assert seen.numbers <= 512 * 2048
     p, q = (log_softmax((each[:3] @ weight.T).double(), -1) for each in states)
     np.testing.assert_allclose(found.kl[:3], (p.exp() * (p - q)).sum(1), rtol=1e-5)

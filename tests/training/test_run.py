@@ -8,7 +8,7 @@ from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.training import TrainingSettings
 from hfpatch.training.loop import run_training
-from hfpatch.training.run import Run, _check_agreement, check_blocks
+from hfpatch.training.run import Run, check_blocks, open_folder
 
 
 def made(folder):
@@ -34,9 +34,9 @@ def test_processes_that_see_different_things_are_refused(tmp_path, monkeypatch, 
     monkeypatch.setitem(state.__dict__, "num_processes", 2)
     monkeypatch.setattr("hfpatch.training.run.gather_object", lambda own: [*own, told])
     with pytest.raises(HfpatchError, match=message):
-        _check_agreement(run, state)
+        open_folder(run, resume=False)
     monkeypatch.setattr("hfpatch.training.run.gather_object", lambda own: [*own, *own])
-    _check_agreement(run, state)
+    open_folder(run, resume=False)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_neox"])
