@@ -54,11 +54,34 @@ class Tabular(Part):
         return DataFrame(list(records(self, name)))
 
     def _repr_html_(self) -> str:
-        """Return an HTML table, as a notebook shows the results."""
+        """Return an HTML table, as a notebook shows the results: a row for each method, variant or model."""
+        results: Any = self
+        rows: list[Record] = []
+        match self.kind:
+            case "comparison":
+                for name, method in results.methods.items():
+                    losses = method.held_out_losses.values()
+                    held_out = {"held-out loss": fmean(losses)} if losses and HELD_OUT not in results.tasks else {}
+                    row = {"method": name, "trainable": method.trainable, **held_out}
+                    for task in results.tasks:
+                        metric = results.deciding[task].metric
+                        mean, made = results.mean(name, task, metric), results.verdict(name, task, results.baseline)
+                        shown = mean if made is None or mean is None else f"{mean:.4g} ({made.verdict})"
+                        row[f"{task} ({metric})"] = shown
+                    rows.append(row)
+            case "pretraining":
+                left_out = ("sd", "seconds_per_step", "diverged", "best")
+                for record in records(self, "rows"):
+                    rows.append({key: value for key, value in record.items() if key not in left_out})
+            case _:
+                for name, variant in results.variants.items():
+                    row = {"model": name, "added": variant.added}
+                    for group in (variant.groups or {}).values():
+                        row |= {f"{group.group} ({metric})": value for metric, value in group.metrics.items()}
+                    rows.append(row | {each.task: each.metrics.get(each.primary) for each in variant.scores.values()})
         notes = getattr(self, "warnings", []) if self.kind != "pretraining" else []
         name = getattr(self, "name", "") or self.kind
         state = "" if getattr(self, "complete", True) else " (incomplete)"
-        rows = list(_overview(self))
         headings = list(dict.fromkeys(key for row in rows for key in row))
         return html_table(f"{name}{state}", headings, ([row.get(key) for key in headings] for row in rows), notes)
 
@@ -181,31 +204,3 @@ def _evaluation_records(results: EvaluationResults, table: str) -> Iterator[Reco
         scores: list[TaskResult | GroupResult] = [*(variant.groups or {}).values(), *variant.scores.values()]
         for each in scores:
             yield from ({**own, **score, "is_group": isinstance(each, GroupResult)} for score in _scores(each))
-
-
-def _overview(results: Any) -> Iterator[Record]:
-    """Yield a row for each method, variant or model."""
-    match results.kind:
-        case "comparison":
-            for name, method in results.methods.items():
-                losses = method.held_out_losses.values()
-                held_out = {"held-out loss": fmean(losses)} if losses and HELD_OUT not in results.tasks else {}
-                record = {"method": name, "trainable": method.trainable, **held_out}
-                for task in results.tasks:
-                    metric = results.deciding[task].metric
-                    mean, made = results.mean(name, task, metric), results.verdict(name, task, results.baseline)
-                    shown = mean if made is None or mean is None else f"{mean:.4g} ({made.verdict})"
-                    record[f"{task} ({metric})"] = shown
-                yield record
-        case "pretraining":
-            for record in _study_records(results, "rows"):
-                yield {key: record[key] for key in record if key not in ("sd", "seconds_per_step", "diverged", "best")}
-        case _:
-            for name, variant in results.variants.items():
-                scores = {score.task: score.metrics.get(score.primary) for score in variant.scores.values()}
-                groups = {
-                    f"{group.group} ({metric})": value
-                    for group in (variant.groups or {}).values()
-                    for metric, value in group.metrics.items()
-                }
-                yield {"model": name, "added": variant.added, **groups, **scores}

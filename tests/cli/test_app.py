@@ -296,26 +296,18 @@ def test_one_report_of_two_runs_and_the_export_of_a_patch(capsys, tmp_path, reci
     assert (patch.with_name("patch-standalone") / "model.safetensors").is_file()
 
 
-def test_an_interruption_says_how_to_go_on(capsys, tmp_path, recipe, monkeypatch):
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [(KeyboardInterrupt(), 130, "interrupted; "), (Terminated(7), 128 + 15, "SIGTERM after step 7, which is saved; ")],
+)
+def test_an_end_by_a_signal_says_how_to_go_on(capsys, tmp_path, recipe, monkeypatch, end, code, said):
+    def train(*_: object, **__: object) -> None:
+        raise end
 
-    monkeypatch.setattr("hfpatch.runs.comparison.compare", interrupt)
-    assert main(["compare", str(recipe), "--out", str(tmp_path / "out")]) == 130
+    monkeypatch.setattr("hfpatch.runs.comparison.train", train)
+    assert main(["train", str(recipe), "--method", "lora", "--out", str(tmp_path / "out")]) == code
     (line,) = capsys.readouterr().err.splitlines()
-    assert "--resume" in line
-    assert str(tmp_path / "out") in line
-
-
-def test_sigterm_says_what_is_saved_and_exits_as_any_ended_program(capsys, tmp_path, recipe, monkeypatch):
-    def terminate(*_: object, **__: object) -> None:
-        raise Terminated(7)
-
-    monkeypatch.setattr("hfpatch.runs.comparison.train", terminate)
-    assert main(["train", str(recipe), "--method", "lora", "--out", str(tmp_path / "out")]) == 128 + 15
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "SIGTERM after step 7, which is saved" in line
-    assert f"--resume continues in {tmp_path / 'out'}" in line
+    assert f"{said}the same command with --resume continues in {tmp_path / 'out'}" in line
 
 
 def test_sigterm_outside_of_a_training_is_one_line_too(capsys, tmp_path, recipe, monkeypatch):
@@ -347,12 +339,9 @@ def test_train_runs_under_a_launcher_on_one_process_and_on_two(capsys, tmp_path,
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("patch: ") == 1
     assert main([*arguments, str(alone)]) == 0
-    ours, theirs = (losses(out / "runs" / "pre_projection" / "seed-0" / "metrics.jsonl") for out in (launched, alone))
+    metrics = [out / "runs" / "pre_projection" / "seed-0" / "metrics.jsonl" for out in (launched, alone)]
+    ours, theirs = ([json.loads(line)["loss"] for line in path.read_text().splitlines()] for path in metrics)
     assert ours == pytest.approx(theirs, rel=1e-5)
-
-
-def losses(path: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in path.read_text().splitlines()]
 
 
 def drive(progress: Progress) -> None:
@@ -366,19 +355,17 @@ def test_progress_is_live_on_a_terminal(monkeypatch):
     console = Console(force_terminal=True, width=120, file=io.StringIO())
     shown: list[str] = []
     with Bars(TextColumn("{task.description} {task.fields[state]}"), console=console, auto_refresh=False) as bars:
-        monkeypatch.setattr(bars, "update", spy(bars.update, shown))
+        update = bars.update
+
+        def spy(line, **fields):
+            shown.append(fields["state"])
+            update(line, **fields)
+
+        monkeypatch.setattr(bars, "update", spy)
         drive(LiveProgress(bars))
     shown[1] = re.sub(r", \d+\.\d GB$", ", 1.0 GB", shown[1])
     assert shown == ["", "step 3, loss 2.5000, 800 tokens/s, 1.0 GB", "cloze", "cloze acc 0.5"]
     assert "lora · seed 0 cloze acc 0.5" in console.file.getvalue()
-
-
-def spy(update, shown):
-    def call(line, **fields):
-        shown.append(fields["state"])
-        update(line, **fields)
-
-    return call
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(capsys, monkeypatch):

@@ -38,10 +38,7 @@ def found(methods):
     [
         ({"pre": PRE}, {"pre": []}),
         ({"pre": PRE, "lora": LORA}, {"pre": ["lora"], "lora": []}),
-        (
-            {"pre": PRE, "lora": LORA, "same": matched(LORA, "pre")},
-            {"pre": ["same"], "lora": [], "same": []},
-        ),
+        ({"pre": PRE, "lora": LORA, "same": matched(LORA, "pre")}, {"pre": ["same"], "lora": [], "same": []}),
         ({"query": QUERY, "linear": LINEAR}, {"query": ["linear"], "linear": []}),
         ({"query": QUERY, "linear": LINEAR, "lora": LORA}, {"query": ["linear"], "linear": [], "lora": []}),
         ({"both": [*PRE, *LORA], "lora": LORA}, {"both": ["lora"], "lora": []}),
