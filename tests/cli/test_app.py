@@ -126,14 +126,6 @@ def test_completion_and_help_import_nothing_heavy(shell, words, expected):
     assert expected is None or answers == expected
 
 
-def test_version_and_help(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"hfpatch {hfpatch.__version__}\n"
-    assert main(["--help"]) == 0
-    out = capsys.readouterr().out
-    assert all(command in out for command in COMMANDS)
-
-
 def test_completion_installs_itself_for_a_shell(tmp_path):
     call = (
         f'"{sys.executable}" -m hfpatch --install-completion bash; exit $?'  # a shell of its own, which is looked for
@@ -146,10 +138,15 @@ def test_completion_installs_itself_for_a_shell(tmp_path):
     assert "hfpatch.sh" in (tmp_path / ".bashrc").read_text()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_explains_itself_with_an_example(capsys, command):
-    assert main([command, "--help"]) == 0
-    assert f"Example: hfpatch {command}" in " ".join(capsys.readouterr().out.split())
+def test_the_version_the_help_and_that_of_each_command_with_an_example(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"hfpatch {hfpatch.__version__}\n"
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for command in COMMANDS:
+        assert command in out
+        assert main([command, "--help"]) == 0
+        assert f"Example: hfpatch {command}" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("arguments", [["train"], ["nonsense"], ["compare"], ["eval", "--limit", "x"], ["report"]])
@@ -220,13 +217,12 @@ def test_a_mistake_in_a_plan_is_one_line(capsys, recipe, tmp_path, monkeypatch, 
     assert list(tmp_path.iterdir()) == [recipe]
 
 
-def test_a_method_that_the_recipe_does_not_hold_is_one_line(capsys, recipe, tmp_path):
-    out = tmp_path / "out"
-    assert "did you mean 'pre_projection'" in refused(
-        capsys, "train", recipe, "--method", "preprojection", "--out", out
-    )
-    assert "nothing to train" in refused(capsys, "train", recipe, "--method", "baseline", "--out", out)
-    assert not out.exists()
+@pytest.mark.parametrize(
+    ("method", "expected"), [("preprojection", "did you mean 'pre_projection'"), ("baseline", "nothing to train")]
+)
+def test_a_method_that_cannot_be_trained_is_one_line(capsys, recipe, tmp_path, method, expected):
+    assert expected in refused(capsys, "train", recipe, "--method", method, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_compare_and_report_print_the_table_and_the_report(capsys, tmp_path, recipe):
