@@ -90,8 +90,8 @@ def comparison_cautions(recipe: Recipe, results: ComparisonResults) -> Iterator[
                 "step 0; it does not start from the base model."
             )
     if training.trainable_dtype != "float32":
-        others = ", ".join(f"{group} in {dtype}" for group, dtype in training.trainable_dtypes.items())
-        kept = f"{training.trainable_dtype} ({others})" if others else training.trainable_dtype
+        groups = ", ".join(f"{group} in {dtype}" for group, dtype in training.trainable_dtypes.items())
+        kept = f"{training.trainable_dtype} ({groups})" if groups else training.trainable_dtype
         yield f"What is trained is kept in {kept}, which loses small updates."
     if results.provenance.get("matmul") == "fp32":
         yield f"Matrix products: {PRODUCTS['fp32']}."

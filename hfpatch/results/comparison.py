@@ -324,7 +324,7 @@ class ComparisonResults(Tabular):
         joined: the verdicts of whole runs, where a report joins several runs, or has some methods or other names.
     """
 
-    written_if_set = frozenset({"left_out", "frontier"})
+    written_if_set = frozenset({"tuning", "retention", "kept", "left_out", "frontier"})
 
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")
     kind: Literal["comparison"] = "comparison"
@@ -357,11 +357,6 @@ class ComparisonResults(Tabular):
         if self.joined is not None:
             return self.joined
         return judge(self.comparisons, self._pairs, self.deciding, self._why_not)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the results as JSON values, without ``tuning``, ``retention`` and ``kept`` where there is none."""
-        absent = [key for key in ("tuning", "retention", "kept") if getattr(self, key) is None]
-        return {key: value for key, value in super().to_json().items() if key not in absent}
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
         """Return a copy, without the cached comparisons of the original."""

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, computed_field
 
 from hfpatch.results.comparison import (
+    Choice,
     ComparisonResults,
     Curve,
     LayerSeries,
@@ -30,11 +31,10 @@ from hfpatch.results.tables import Tabular
 from hfpatch.results.verdicts import Measure, Verdict, deciding, judge
 
 __all__ = [
-    "SCHEMA", "AtStep", "Clusters", "Comparison", "ComparisonResults", "Curve", "Diagnostic",
+    "SCHEMA", "AtStep", "Choice", "Clusters", "Comparison", "ComparisonResults", "Curve", "Diagnostic",
     "EvaluatedVariant", "EvaluationResults", "GroupResult", "Improvement", "KeptAnswers", "LayerSeries", "Loss",
-    "Method", "Parameters", "Results", "Retention", "RetentionPoint", "Rewound", "Row", "Run",
-    "StudyResults", "StudyRun", "Task", "TaskResult",
-    "Trial", "Tuning", "Variant", "Verdict", "json_schema",
+    "Method", "Parameters", "Results", "Retention", "RetentionPoint", "Rewound", "Row", "Run", "StudyResults",
+    "StudyRun", "Task", "TaskResult", "Trial", "Tuning", "Variant", "Verdict", "json_schema",
 ]  # fmt: skip
 
 

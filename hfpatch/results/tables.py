@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from hfpatch.support.markup import html_table
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from hfpatch.results.schema import ComparisonResults, EvaluationResults, StudyResults
+    from hfpatch.results.schema import ComparisonResults, StudyResults
 
 Record = dict[str, Any]
 
@@ -88,9 +88,17 @@ class Tabular(Part):
 
 def records(results: Any, table: str) -> Iterator[Record]:
     """Yield the rows of a table of any results, see `Tabular.to_pandas`."""
-    of_kind: dict[str, Callable[[Any, str], Iterator[Record]]]
-    of_kind = {"comparison": _comparison_records, "pretraining": _study_records, "evaluation": _evaluation_records}
-    yield from of_kind[results.kind](results, table)
+    if results.kind == "comparison":
+        yield from _comparison_records(results, table)
+    elif results.kind == "pretraining":
+        yield from _study_records(results, table)
+    elif table != "scores":
+        yield from _pairs(results.verdicts if table == "verdicts" else results.comparisons)
+    else:
+        for name, variant in results.variants.items():
+            own = {"model": name, "patch": variant.patch, "added": variant.added}
+            for each in (*(variant.groups or {}).values(), *variant.scores.values()):
+                yield from ({**own, **score, "is_group": isinstance(each, GroupResult)} for score in _scores(each))
 
 
 def _scores(score: TaskResult | GroupResult) -> Iterator[Record]:
@@ -145,16 +153,14 @@ def _comparison_records(results: ComparisonResults, table: str) -> Iterator[Reco
                 for each in method.layers:
                     own = {"method": name, "quantity": each.quantity, "group": each.group}
                     yield from ({**own, "layer": layer, "value": value} for layer, value in sorted(each.points.items()))
-        case "trials":
-            for trial in results.tuning.trials if results.tuning is not None else ():
+        case "trials" if (tuning := results.tuning) is not None:
+            for trial in tuning.trials:
                 found = {"method": trial.method, **trial.values, "loss": trial.loss}
-                chosen = results.tuning is not None and results.tuning.is_chosen(trial)
-                yield {**found, "diverged_step": trial.diverged_step, "chosen": chosen}
-        case "retention":
-            for point in results.retention.points if results.retention is not None else ():
-                chosen = results.retention is not None and results.retention.chosen(point.method) == point.scale
-                own = {"method": point.method, "scale": point.scale, "chosen": chosen}
-                own |= {"tuning_loss": point.tuning_loss}
+                yield {**found, "diverged_step": trial.diverged_step, "chosen": tuning.is_chosen(trial)}
+        case "retention" if (retention := results.retention) is not None:
+            for point in retention.points:
+                own = {"method": point.method, "scale": point.scale}
+                own |= {"chosen": retention.chosen(point.method) == point.scale, "tuning_loss": point.tuning_loss}
                 yield from ({**pair, **own} for pair in _pairs(point.comparisons))
 
 
@@ -192,15 +198,3 @@ def _study_records(study: StudyResults, table: str) -> Iterator[Record]:
             for run in study.runs:
                 own = {"variant": run.variant, **run.point, "seed": run.seed}
                 yield from ({**own, "step": step, "loss": loss} for step, loss in run.evaluation)
-
-
-def _evaluation_records(results: EvaluationResults, table: str) -> Iterator[Record]:
-    """Yield the records of one table of an evaluation."""
-    if table != "scores":
-        yield from _pairs(results.verdicts if table == "verdicts" else results.comparisons)
-        return
-    for name, variant in results.variants.items():
-        own = {"model": name, "patch": variant.patch, "added": variant.added}
-        scores: list[TaskResult | GroupResult] = [*(variant.groups or {}).values(), *variant.scores.values()]
-        for each in scores:
-            yield from ({**own, **score, "is_group": isinstance(each, GroupResult)} for score in _scores(each))

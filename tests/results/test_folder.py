@@ -145,6 +145,8 @@ def test_the_kind_decides_the_type(tmp_path):
         "assert_type(load_results('run', 'pretraining'), StudyResults)\n"
         "load_results('run', None).methods['lora']\n"
     )
+    limit = sys.getrecursionlimit()
     out, _, _ = mypy.run([f"--config-file={ROOT / 'pyproject.toml'}", f"--cache-dir={tmp_path}", str(code)])
+    sys.setrecursionlimit(limit)  # which mypy has raised
     assert "Found 2 errors" in out, out  # a study and an evaluation have no methods
     assert out.count(':6: error: Item "') == 2, out
