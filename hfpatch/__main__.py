@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     from hfpatch.cli.app import app
-    from hfpatch.cli.help import CommandLineError, show_mistake
+    from hfpatch.cli.help import CommandLineError
 
     if os.environ.get("_HFPATCH_COMPLETE"):  # a shell asks for completions
         from hfpatch.cli.help import prepare_completion
@@ -36,7 +36,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         code = app(None if arguments is None else list(arguments), prog_name="hfpatch", standalone_mode=False)
     except CommandLineError as error:
         if may_speak():
-            show_mistake(error)
+            from typer.rich_utils import rich_format_error
+
+            rich_format_error(error)  # type: ignore[arg-type]
         return int(getattr(error, "exit_code", 2))
     return code if isinstance(code, int) else 0
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.results.records import read_whole_lines
+from hfpatch.results.records import read_lines
 from hfpatch.support.files import read_json
 from hfpatch.surgery.folder import load_patch
 from hfpatch.surgery.patch import patch, unpatch
@@ -131,7 +131,7 @@ def read_run(run_dir: str | Path) -> RunRecord:
     outcome, metrics = folder / "training.json", folder / "metrics.jsonl"
     if not outcome.is_file() and not metrics.is_file():
         raise HfpatchError(f"{folder}: no run here (neither training.json nor metrics.jsonl); give runs/METHOD/seed-N")
-    steps = [step for step in read_whole_lines(metrics) if isinstance(step, dict)]
+    steps = [step for step in read_lines(metrics, skip_broken=True) if isinstance(step, dict)]
     read: Any = read_json(outcome) if outcome.is_file() else {}
     recorded = read if isinstance(read, dict) else {}
     survival = recorded.get("update_survival")

@@ -24,7 +24,7 @@ from hfpatch.cli.options import (
     model_settings,
     read_comparison,
 )
-from hfpatch.cli.running import RESUME, interruptible, methods_there, print_report, quiet_libraries
+from hfpatch.cli.running import RESUME, interruptible, print_report, quiet_libraries
 from hfpatch.errors import HfpatchError
 from hfpatch.support.lazy import collection_paused
 
@@ -65,12 +65,15 @@ def compare(
 
     Example: hfpatch compare quickstart training.seeds=[0] --out runs/first
     """
+    from hfpatch.recipes.strict import read_yaml
     from hfpatch.runs.engines.settings import EngineSettings
 
     engine = EngineSettings(jobs, ray, gpus_per_run, cpus_per_run, processes_per_run, launch_config)
     loaded = read_comparison(recipe, overrides, data_dir, model, gguf_file, trust_code)
     folder = out or Path("runs") / loaded.name
-    loaded = options.only_methods(loaded, methods, methods_there(folder) if resume else ())
+    earlier = folder / "recipe.yaml"
+    there = read_yaml(earlier).get("methods") if resume and earlier.is_file() else None
+    loaded = options.only_methods(loaded, methods, there if isinstance(there, dict) else ())
     quiet_libraries()
     with collection_paused():
         from hfpatch.cli.progress import choose_progress, is_first_process
@@ -78,7 +81,7 @@ def compare(
 
     gc.freeze()  # collecting garbage then takes no time for what the libraries imported
     if dry_run:
-        engines.print_preview_of(loaded, folder, engine=engine, resume=resume)
+        engines.print_preview(loaded, folder, engine=engine, resume=resume)
         return
     with interruptible(RESUME.format(folder)), choose_progress(parallel=not engine.is_sequential) as progress:
         run_compare(loaded, folder, resume=resume, progress=progress, engine=engine)
@@ -384,8 +387,7 @@ def export(
 
 # Its arguments, --help among them, belong to lm-eval.
 @app.command(
-    "lm_eval",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    "lm_eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )
 def lm_eval(context: typer.Context) -> None:
     """Run lm-eval's own command, which then knows `--model hfpatch`; all arguments are lm-eval's.

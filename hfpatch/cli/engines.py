@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
     from hfpatch.recipes.comparison import Recipe
     from hfpatch.recipes.pretraining import StudyRecipe
-    from hfpatch.runs.previewing import Preview
 
 _ADDRESS = re.compile(r"auto|local|[^=\s]+:\d*|ray://\S*")
 
@@ -60,25 +58,30 @@ def with_address(words: list[str]) -> list[str]:
     return found
 
 
-def print_preview_of(recipe: Recipe | StudyRecipe, out: Path, **options: Any) -> None:
-    """Print a preview of a command, see `hfpatch.runs.preview`."""
+def print_preview(recipe: Recipe | StudyRecipe, out: Path, **options: Any) -> None:
+    """Print the graph of units, a line each, and how long they take on one device and on more.
+
+    ``options`` are those of `hfpatch.runs.preview`.
+    """
     from hfpatch.cli.progress import choose_progress
     from hfpatch.runs import preview
 
     with choose_progress() as progress:
         found = preview(recipe, out, progress=progress, **options)
-    print_preview(found)
-
-
-def print_preview(found: Preview) -> None:
-    """Print the graph of units, a line each, and how long they take on one device and on more."""
     rows = [("#", "unit", "run", "needs", "about")]
     for number, step in enumerate(found.steps, start=1):
         unit = step.unit
         about = "done" if unit.is_complete() else "" if unit.marker is None else _time(step.seconds)
         action = unit.action.replace("_", " ") + " (if needed)" * step.optional
         action += f" to {unit.scale:g}" if unit.action == "rewind" else ""
-        rows.append((str(number), action, unit.run.name, _ranges(step.needs), about))
+        ranges: list[list[int]] = []  # of the units that it needs: 1, 3-9
+        for needed in step.needs:
+            if ranges and needed == ranges[-1][-1] + 1:
+                ranges[-1][1:] = [needed]
+            else:
+                ranges.append([needed])
+        needs = ", ".join("-".join(map(str, each)) for each in ranges)
+        rows.append((str(number), action, unit.run.name, needs, about))
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -93,17 +96,6 @@ def print_preview(found: Preview) -> None:
         chosen = " <- as asked" * (devices == found.devices)
         print(f"on {devices} at a time: {_time(found.duration(devices))}{chosen}")
     print(f"times: {found.source}; loading and saving are left out")
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers with those in a row as a range: ``1, 3-9``."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][-1] + 1:
-            found[-1][1:] = [number]
-        else:
-            found.append([number])
-    return ", ".join("-".join(map(str, each)) for each in found)
 
 
 def _time(seconds: float | None) -> str:

@@ -39,11 +39,7 @@ _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 
 def with_model_args(given: EvalOptions) -> tuple[EvalOptions, dict[str, Any]]:
-    """Return the options with those of ``--model-args`` put in, and the keys of the model that have no option.
-
-    Raises:
-        HfpatchError: if it has a key that hfpatch does not know, or contradicts an option; or if there is no model.
-    """
+    """Return the options with those of ``--model-args`` put in, and the keys of the model that have no option."""
     arguments = read_arguments(given.model_args, "--model-args", names=_NAMES)
     known = (*_OTHERS, *_OPTIONS, *_MODEL)
     for key in arguments:
@@ -80,12 +76,7 @@ def with_model_args(given: EvalOptions) -> tuple[EvalOptions, dict[str, Any]]:
 
 
 def read_models(given: EvalOptions, more: dict[str, Any]) -> list[ModelSettings]:
-    """Return the models, each with the revision after its ``@``; ``more`` are keys of all of them.
-
-    Raises:
-        HfpatchError: if revisions contradict, there is no such dtype, or an option about the patches of one base is
-            given with several models.
-    """
+    """Return the models, each with the revision after its ``@``; ``more`` are keys of all of them."""
     named, revision, models = given.model or [], given.revision, []
     of_one = {"--patch": given.patch, "--baseline": given.baseline, "--scale": given.scale != "1"}
     if len(named) > 1 and any(of_one.values()):
@@ -110,60 +101,11 @@ def read_models(given: EvalOptions, more: dict[str, Any]) -> list[ModelSettings]
 
 
 def read_settings(given: EvalOptions) -> EvaluationSettings:
-    """Return the tasks and how to run them; HfpatchError for a mistake in an option."""
+    """Return the tasks and how to run them."""
     from hfpatch.recipes.evaluation import EvaluationSettings
     from hfpatch.recipes.strict import validate
 
-    tasks, limit = _tasks(given)
-    rows = given.batch_size
-    if rows is not None and re.fullmatch(r"auto(:\d+)?", rows):
-        rows = None
-    if rows is not None and (not rows.isdecimal() or int(rows) < 1):
-        raise HfpatchError(f"--batch-size {rows}: must be auto or a number of rows")
-    clusters: dict[str, str | None] = {}
-    for each in given.cluster or ():
-        task, equals, column = (part.strip() for part in each.partition("="))
-        if not task or not equals:
-            raise HfpatchError(f"--cluster {each}: write it as TASK=COLUMN, such as boolq=passage")
-        clusters[task] = column or None
-    multiturn = _flag(given.fewshot_as_multiturn)
-    if isinstance(multiturn, str):
-        raise HfpatchError(f"--fewshot-as-multiturn {multiturn}: must be true or false")
-    values = {
-        "tasks": tasks,
-        "include_path": str(given.include_path) if given.include_path else None,
-        "limit": limit,
-        "num_fewshot": given.num_fewshot,
-        "max_length": given.max_length,
-        "token_budget": given.token_budget,
-        **({} if rows is None else {"batch_size": int(rows)}),
-        "allow_unknown_base": given.allow_unknown_base,
-        "cluster": clusters,
-        "apply_chat_template": _flag(given.apply_chat_template) or False,
-        "system_instruction": given.system_instruction,
-        "fewshot_as_multiturn": multiturn,
-        "gen_kwargs": read_arguments(given.gen_kwargs, "--gen-kwargs"),
-        "seed": _seeds(given.seed),
-        "confirm_run_unsafe_code": given.confirm_run_unsafe_code,
-    }
-    return validate(values, EvaluationSettings, "hfpatch eval")
-
-
-def device_map_of(given: EvalOptions) -> str | None:
-    """Return the device of the model, or how it is spread over devices; HfpatchError for both or an unknown one."""
-    if given.device is None:
-        return given.device_map
-    if given.device_map is not None or given.tp:
-        raise HfpatchError(f"--device {given.device}: --device-map and --tp choose the devices; leave one out")
-    from hfpatch.recipes.comparison import DEVICE
-
-    if not DEVICE.fullmatch(given.device):
-        raise HfpatchError(f"--device {given.device}: must be cpu, cuda, cuda:1, mps or the like")
-    return given.device
-
-
-def _tasks(given: EvalOptions) -> tuple[list[str] | dict[str, Any], float | None]:
-    """Return the tasks, with limits of their own if there are any, and the limit of all others."""
+    # The tasks, with limits of their own if there are any, and the limit of all others
     names = [name.strip() for name in (given.tasks or "").split(",") if name.strip()]
     if not names:
         raise HfpatchError("--tasks: missing; name tasks with commas between them, --tasks list prints what there is")
@@ -181,7 +123,66 @@ def _tasks(given: EvalOptions) -> tuple[list[str] | dict[str, Any], float | None
         if name and name not in names:
             raise HfpatchError(f"--limit {name}=: {name!r} is not among --tasks{nearest(name, names)}")
     limit = limits.pop("", None)
-    return ({name: {"limit": limits.get(name)} for name in names} if limits else names), limit
+
+    # The rows of a batch, groups of documents and prompts
+    rows = given.batch_size
+    if rows is not None and re.fullmatch(r"auto(:\d+)?", rows):
+        rows = None
+    if rows is not None and (not rows.isdecimal() or int(rows) < 1):
+        raise HfpatchError(f"--batch-size {rows}: must be auto or a number of rows")
+    clusters: dict[str, str | None] = {}
+    for each in given.cluster or ():
+        task, equals, column = (part.strip() for part in each.partition("="))
+        if not task or not equals:
+            raise HfpatchError(f"--cluster {each}: write it as TASK=COLUMN, such as boolq=passage")
+        clusters[task] = column or None
+    multiturn = _flag(given.fewshot_as_multiturn)
+    if isinstance(multiturn, str):
+        raise HfpatchError(f"--fewshot-as-multiturn {multiturn}: must be true or false")
+
+    # The four seeds of lm-eval's --seed: of one number all four, of three the last one is 1234
+    seeds: list[int | None] | None = None
+    if given.seed is not None:
+        parts = [part.strip().lower() for part in given.seed.split(",")]
+        seeds = [None if part == "none" else int(part) if part.isdecimal() else -1 for part in parts]
+        seeds = seeds * 4 if len(seeds) == 1 else [*seeds, 1234] if len(seeds) == 3 else seeds
+        if len(seeds) != 4 or -1 in seeds:
+            raise HfpatchError(f"--seed {given.seed}: must be one number, or four with commas between them")
+        if seeds[3] is None:
+            raise HfpatchError(
+                f"--seed {given.seed}: the last one chooses few-shot examples, which all models must share"
+            )
+    values = {
+        "tasks": {name: {"limit": limits.get(name)} for name in names} if limits else names,
+        "include_path": str(given.include_path) if given.include_path else None,
+        "limit": limit,
+        "num_fewshot": given.num_fewshot,
+        "max_length": given.max_length,
+        "token_budget": given.token_budget,
+        **({} if rows is None else {"batch_size": int(rows)}),
+        "allow_unknown_base": given.allow_unknown_base,
+        "cluster": clusters,
+        "apply_chat_template": _flag(given.apply_chat_template) or False,
+        "system_instruction": given.system_instruction,
+        "fewshot_as_multiturn": multiturn,
+        "gen_kwargs": read_arguments(given.gen_kwargs, "--gen-kwargs"),
+        "seed": seeds,
+        "confirm_run_unsafe_code": given.confirm_run_unsafe_code,
+    }
+    return validate(values, EvaluationSettings, "hfpatch eval")
+
+
+def device_map_of(given: EvalOptions) -> str | None:
+    """Return the device of the model, or how it is spread over devices."""
+    if given.device is None:
+        return given.device_map
+    if given.device_map is not None or given.tp:
+        raise HfpatchError(f"--device {given.device}: --device-map and --tp choose the devices; leave one out")
+    from hfpatch.recipes.comparison import DEVICE
+
+    if not DEVICE.fullmatch(given.device):
+        raise HfpatchError(f"--device {given.device}: must be cpu, cuda, cuda:1, mps or the like")
+    return given.device
 
 
 def _flag(text: str | None) -> bool | str | None:
@@ -190,28 +191,11 @@ def _flag(text: str | None) -> bool | str | None:
     return None if text is None else True if lower in _TRUE else False if lower in _FALSE else text
 
 
-def _seeds(text: str | None) -> list[int | None] | None:
-    """Return the four seeds of lm-eval's ``--seed``: of one number all four, of three the last one is 1234."""
-    if text is None:
-        return None
-    parts = [part.strip().lower() for part in text.split(",")]
-    seeds = [None if part == "none" else int(part) if part.isdecimal() else -1 for part in parts]
-    seeds = seeds * 4 if len(seeds) == 1 else [*seeds, 1234] if len(seeds) == 3 else seeds
-    if len(seeds) != 4 or -1 in seeds:
-        raise HfpatchError(f"--seed {text}: must be one number, or four with commas between them")
-    if seeds[3] is None:
-        raise HfpatchError(f"--seed {text}: the last one chooses few-shot examples, which all models must share")
-    return seeds
-
-
 def task_list(what: str, include_path: Path | None = None) -> str:
     """Return lm-eval's tables of tasks, groups and tags, with hfpatch's and the user's own.
 
     lm-eval reads 13,000 files to make them, so they are kept under a hash of these files' names, sizes and times.
     ``what`` is one of ``_LISTS``.
-
-    Raises:
-        HfpatchError: if there is no such folder.
     """
     if include_path is not None and not include_path.is_dir():
         raise HfpatchError(f"{include_path}: no such folder; include_path is a folder with task files")

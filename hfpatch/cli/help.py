@@ -11,13 +11,6 @@ CommandLineError: type[Exception] = next(kind for kind in BadParameter.__mro__ i
 """The error that typer raises for a wrong command line; it has no public name."""
 
 
-def show_mistake(error: Exception) -> None:
-    """Print a mistake in a command line, as typer does."""
-    from typer.rich_utils import rich_format_error
-
-    rich_format_error(error)  # type: ignore[arg-type]
-
-
 class Group(TyperGroup):
     """The commands, and a help text that takes half of the time of typer's own."""
 

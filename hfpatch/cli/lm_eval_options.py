@@ -6,6 +6,7 @@ import ast
 import itertools
 import json
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from typer.core import TyperCommand
@@ -45,11 +46,7 @@ class EvalCommand(TyperCommand):
 
 
 def as_hfpatch(words: Sequence[str]) -> list[str]:
-    """Return the words of a command with hfpatch's names of options, and one value after each option that takes one.
-
-    Raises:
-        HfpatchError: if there is an option that only lm-eval has.
-    """
+    """Return the words of a command with hfpatch's names of options, and one value after each option that takes one."""
     found: list[str] = []
     rest = list(words)
     while rest:
@@ -76,9 +73,6 @@ def read_arguments(text: str | None, option: str, *, names: Collection[str] = ()
     """Return lm-eval's ``key=value,key=value``, or a JSON object, with values of the types that they show.
 
     ``names`` are keys whose values stay text where they look like numbers: ``revision=1.10``.
-
-    Raises:
-        HfpatchError: if it is neither.
     """
     text = (text or "").strip()
     if text.startswith("{"):
@@ -87,22 +81,9 @@ def read_arguments(text: str | None, option: str, *, names: Collection[str] = ()
         except json.JSONDecodeError as error:
             raise HfpatchError(f"{option}: not valid JSON ({error.msg}); put names in double quotes") from None
         return found
-    found = {}
-    for pair in _split(text):
-        key, equals, value = pair.partition("=")
-        if not equals or not key.strip():
-            raise HfpatchError(f"{option} {pair}: write it as key=value, with commas between several")
-        if key.strip() in found:
-            raise HfpatchError(f"{option} {pair}: {key.strip()} is given twice")
-        read = _value(value.strip())
-        is_number = isinstance(read, int | float) and not isinstance(read, bool)
-        found[key.strip()] = value.strip() if is_number and key.strip() in names else read
-    return found
 
-
-def _split(text: str) -> list[str]:
-    """Return the parts between commas outside of brackets and quotes."""
-    parts, depth, quote = [""], 0, ""
+    # The parts between commas outside of brackets and quotes
+    pairs, depth, quote = [""], 0, ""
     for char in text:
         if quote:
             quote = "" if char == quote else quote
@@ -110,16 +91,24 @@ def _split(text: str) -> list[str]:
             quote = char
         depth = max(0, depth + (0 if quote else (char in "[({") - (char in "])}")))
         if char == "," and depth == 0 and not quote:
-            parts.append("")
+            pairs.append("")
         else:
-            parts[-1] += char
-    return [part for part in parts if part.strip()]
+            pairs[-1] += char
 
-
-def _value(text: str) -> Any:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # all that it may raise
-        return text
+    found = {}
+    for pair in filter(str.strip, pairs):
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise HfpatchError(f"{option} {pair}: write it as key=value, with commas between several")
+        if key.strip() in found:
+            raise HfpatchError(f"{option} {pair}: {key.strip()} is given twice")
+        read: Any = value.strip()
+        if read.lower() in ("true", "false"):
+            read = read.lower() == "true"
+        else:
+            # All that literal_eval may raise; the value is text then
+            with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                read = ast.literal_eval(read)
+        is_number = isinstance(read, int | float) and not isinstance(read, bool)
+        found[key.strip()] = value.strip() if is_number and key.strip() in names else read
+    return found

@@ -40,8 +40,7 @@ Overrides = Annotated[
 Out = Annotated[Path | None, typer.Option(help="The run folder; runs/<recipe name> if not given.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Skip what is complete and continue the rest.")]
 Methods = Annotated[
-    str | None,
-    typer.Option(metavar="A,B", help="Some of the recipe's methods; the baseline is always among them."),
+    str | None, typer.Option(metavar="A,B", help="Some of the recipe's methods; the baseline is always among them.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DataDir = Annotated[Path | None, typer.Option(help="A folder that holds local copies of hub data sets.")]
@@ -97,11 +96,7 @@ def split_names(names: str) -> list[str]:
 
 
 def only_methods(recipe: Recipe, methods: str | None, also: Collection[str] = ()) -> Recipe:
-    """Return the recipe with the methods that ``--methods`` names, and ``also``; print the comparisons left out.
-
-    Raises:
-        HfpatchError: as `Recipe.only`.
-    """
+    """Return the recipe with the methods that ``--methods`` names, and ``also``; print the comparisons left out."""
     from hfpatch.recipes.pairs import left_out_of_pairs
     from hfpatch.support.ranks import may_speak
 
@@ -117,11 +112,7 @@ def only_methods(recipe: Recipe, methods: str | None, also: Collection[str] = ()
 def model_settings(
     name: str, revision: str | None, dtype: str, trust_remote_code: bool = False, **more: Any
 ) -> ModelSettings:
-    """Return the options that choose a model as a recipe's section; ``more`` are other keys of it.
-
-    Raises:
-        HfpatchError: if there is no such dtype, or another key has a mistake.
-    """
+    """Return the options that choose a model as a recipe's section; ``more`` are other keys of it."""
     from hfpatch.recipes.comparison import ModelSettings
     from hfpatch.recipes.strict import validate
 

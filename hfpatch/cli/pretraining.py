@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -66,7 +68,7 @@ def pretrain(
             step = run_pretrain(loaded, folder, resume=resume, progress=progress)["train"]["diverged_step"]
         end = f"model: {folder / 'model'}" if step is None else f"diverged at step {step}: {folder / 'metrics.jsonl'}"
     elif dry_run:
-        engines.print_preview_of(loaded, folder, engine=engine, resume=resume, variant=variant)
+        engines.print_preview(loaded, folder, engine=engine, resume=resume, variant=variant)
         return
     else:
         with interruptible(RESUME.format(folder)), choose_progress(parallel=not engine.is_sequential) as progress:
@@ -96,9 +98,18 @@ def tokenize(
 
     loaded = load_pretrain_or_study(recipe, with_options(overrides, data_dir), trust_code=trust_code)
     quiet_libraries()
-    from hfpatch.cli.progress import TokensSoFar
+    from hfpatch.cli.progress import PLAIN_EVERY_S
     from hfpatch.runs import tokenize as run_tokenize
 
-    made = run_tokenize(loaded, out, on_part=TokensSoFar())
+    started = last = time.monotonic()
+
+    def show(documents: int, tokens: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last > PLAIN_EVERY_S:
+            last, speed = now, tokens / (now - started)
+            print(f"{documents:,} documents, {tokens:,} tokens, {speed:,.0f} tokens/s", file=sys.stderr, flush=True)
+
+    made = run_tokenize(loaded, out, on_part=show)
     print(f"tokens: {made.file} ({made.info.tokens:,} tokens, {made.info.documents:,} documents)")
     print(f"to train on them: {' '.join(made.overrides)}")

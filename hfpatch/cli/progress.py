@@ -36,7 +36,7 @@ def choose_progress(*, parallel: bool = False) -> Iterator[Progress]:
     if not is_first_process():
         yield Progress()
     elif not console.is_terminal:
-        yield PlainTable() if parallel else PlainProgress()
+        yield _PlainTable() if parallel else PlainProgress()
     elif parallel:
         table = TableProgress(console)
         with table.live:
@@ -86,20 +86,6 @@ class PlainProgress(Progress):
     def _say(self, text: str) -> None:
         self._last = time.monotonic()
         print(text, file=sys.stderr, flush=True)
-
-
-class TokensSoFar:
-    """A line every half minute while text becomes tokens."""
-
-    def __init__(self) -> None:
-        self._started = self._last = time.monotonic()
-
-    def __call__(self, documents: int, tokens: int) -> None:
-        """Show how many documents and tokens are written."""
-        now = time.monotonic()
-        if now - self._last > PLAIN_EVERY_S:
-            self._last, speed = now, tokens / (now - self._started)
-            print(f"{documents:,} documents, {tokens:,} tokens, {speed:,.0f} tokens/s", file=sys.stderr, flush=True)
 
 
 class LiveProgress(Progress):
@@ -169,12 +155,13 @@ class _Row:
         )
 
 
-class _Rows(Progress):
-    """The runs at work and the units left; events as in `Progress`. Subclasses show the runs and single lines."""
+class _PlainTable(Progress):
+    """A line when a unit begins or a run ends, and every half minute one on all runs at work."""
 
     def __init__(self) -> None:
         self.rows: dict[str, _Row] = {}
         self.units = self.units_left = 0
+        self._last = time.monotonic()
 
     def opened(self, engine: str, units: int) -> None:
         self.units = self.units_left = units
@@ -182,16 +169,19 @@ class _Rows(Progress):
 
     def placed(self, run: str, action: str, node: str) -> None:
         self.rows[run] = _Row(node, action)
+        self.show(f"{run}: {action} on {node}")
 
     def started(self, run: str, steps: int) -> None:
         self.rows[run].steps = steps
 
     def stepped(self, run: str, record: StepRecord) -> None:
         self.rows[run].record = record
+        self.show()
 
     def scored(self, run: str, task: str, done: int, total: int) -> None:
         row = self.rows[run]
         row.task, row.done, row.total = task, done, total
+        self.show()
 
     def left(self, run: str, units: int) -> None:
         self.rows.pop(run, None)
@@ -214,44 +204,24 @@ class _Rows(Progress):
         return f"{self.units - self.units_left} of {self.units} units done"
 
     def say(self, text: str) -> None:
+        """Print one line."""
         print(text, file=sys.stderr, flush=True)
 
-
-class PlainTable(_Rows):
-    """A line when a unit begins or a run ends, and every half minute one on all runs at work."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._last = time.monotonic()
-
-    def placed(self, run: str, action: str, node: str) -> None:
-        """Say where a unit begins."""
-        super().placed(run, action, node)
-        self.say(f"{run}: {action} on {node}")
-
-    def stepped(self, run: str, record: StepRecord) -> None:
-        """Say every half minute how far all runs at work are."""
-        super().stepped(run, record)
-        self._say_all()
-
-    def scored(self, run: str, task: str, done: int, total: int) -> None:
-        """Say every half minute how far all runs at work are."""
-        super().scored(run, task, done, total)
-        self._say_all()
-
-    def _say_all(self) -> None:
-        if time.monotonic() - self._last <= PLAIN_EVERY_S:
-            return
-        self._last = time.monotonic()
-        parts = []
-        for name, row in self.rows.items():
-            state, step, loss = row.cells()
-            parts.append(f"{name} {state}{step and f' {step}'}{loss and f' loss {loss}'}")
-        more = f", and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
-        self.say(f"{self.units_done()}; at work: {', '.join(parts[:_NAMED])}{more}")
+    def show(self, begun: str = "") -> None:
+        """Print the unit that has ``begun``, or every half minute how far all runs at work are."""
+        if begun:
+            self.say(begun)
+        elif time.monotonic() - self._last > PLAIN_EVERY_S:
+            self._last = time.monotonic()
+            parts = []
+            for name, row in self.rows.items():
+                state, step, loss = row.cells()
+                parts.append(f"{name} {state}{step and f' {step}'}{loss and f' loss {loss}'}")
+            more = f", and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
+            self.say(f"{self.units_done()}; at work: {', '.join(parts[:_NAMED])}{more}")
 
 
-class TableProgress(_Rows):
+class TableProgress(_PlainTable):
     """A table of the runs at work, shown while ``live`` is entered; finished runs scroll away above it as text."""
 
     def __init__(self, console: Console) -> None:
@@ -262,6 +232,9 @@ class TableProgress(_Rows):
     def say(self, text: str) -> None:
         """Print one line above the table."""
         self._console.print(Text(text))
+
+    def show(self, begun: str = "") -> None:
+        """Print nothing: the table shows the runs."""
 
     def table(self) -> Table:
         """Return the table of this moment."""

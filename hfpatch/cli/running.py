@@ -29,19 +29,6 @@ def quiet_libraries() -> None:
     warnings.showwarning = show
 
 
-def methods_there(folder: Path) -> list[str]:
-    """Return the methods of the comparison in a folder, if there is one.
-
-    Raises:
-        HfpatchError: if its recipe cannot be read.
-    """
-    from hfpatch.recipes.strict import read_yaml
-
-    path = folder / "recipe.yaml"
-    methods = read_yaml(path).get("methods") if path.is_file() else None
-    return list(methods) if isinstance(methods, dict) else []
-
-
 def print_report(folder: Path) -> None:
     """Print the summary of a report and where it is."""
     from hfpatch.reporting.report import document_of

@@ -16,7 +16,7 @@ from hfpatch.data.documents import Documents
 from hfpatch.evaluation.comparison import Runs, compare
 from hfpatch.evaluation.metrics import Array, Metric, metric_named, ratio_error
 from hfpatch.evaluation.reading import Reader
-from hfpatch.results.folder import load_comparison
+from hfpatch.results.folder import load_results
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.records import hash_documents, published_runs
@@ -175,7 +175,7 @@ def kept_again(folder: str | Path) -> list[KeptAnswers]:
     Raises:
         HfpatchError: if the folder has no results or no values.
     """
-    results = load_comparison(Path(folder))
+    results = load_results(folder)
     if results.baseline is None:
         return []
     scores = results.methods[results.baseline].runs[0].evaluation
@@ -189,7 +189,7 @@ def retention_again(folder: str | Path) -> list[RetentionPoint]:
     Raises:
         HfpatchError: if the folder has no results or no values.
     """
-    results = load_comparison(Path(folder))
+    results = load_results(folder)
     if results.retention is None or results.baseline is None:
         return []
     base = results.methods[results.baseline].runs[0]

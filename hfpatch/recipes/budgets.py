@@ -6,7 +6,7 @@ so on. From then on these are methods like all others; their names show the fami
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -57,19 +57,6 @@ def points_of(family: str, methods: Mapping[str, Parts]) -> list[str]:
     return sorted(own, key=lambda name: _order(next(part["match"] for part in own[name] if "match" in part)))
 
 
-def middle_of(name: str, methods: Mapping[str, Parts]) -> str:
-    """Return the name at the method's middle budget, the lower one of two; without budgets the name itself."""
-    points = points_of(family_of(name), methods) if _MARK in name else []
-    return points[(len(points) - 1) // 2] if points else name
-
-
-def name_of_point_mistake(name: str, parts: Parts) -> str | None:
-    """Return the mistake in the name of one budget of a method, or None."""
-    if _MARK not in name or name == f"{family_of(name)}{_MARK}{budget_of(parts)}":
-        return None
-    return f"the name {name!r}: what follows {_MARK} is the budget in match, as {_MARK}10k is of match: 10000"
-
-
 def with_points(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe's values with each method that has a size replaced by one method for each of its budgets.
 
@@ -101,7 +88,24 @@ def with_points(values: Mapping[str, Any]) -> dict[str, Any]:
             made[new] = kept
         if lost := next((part["match"] for part in bare if points.get(str(part.get("match")))), None):
             raise ValueError(f"methods.{name} has match: {lost}, which has several budgets; leave match out")
-    return {**rest, "methods": made, **_repeated(rest, points)}
+
+    # Labels, and keys of the grid of tuning, for each budget
+    found: dict[str, Any] = {**rest, "methods": made}
+    if isinstance(labels := rest.get("labels"), dict):
+        found["labels"] = {
+            new: label if new == name else f"{label}{new.removeprefix(name)}"
+            for name, label in labels.items()
+            for new in (points.get(name) or [name])
+        }
+    tuning = rest.get("tuning")
+    if isinstance(tuning, dict) and isinstance(tuning.get("grid"), dict):
+        grid: dict[str, Any] = {}
+        for key, tried in tuning["grid"].items():
+            owner = next((name for name in points if points[name] and key.startswith(f"methods.{name}.")), None)
+            option = key.removeprefix(f"methods.{owner}")
+            grid |= {key: tried} if owner is None else {f"methods.{new}{option}": tried for new in points[owner]}
+        found["tuning"] = {**tuning, "grid": grid}
+    return found
 
 
 def _points(name: str, parts: Parts, shared: Sequence[Budget]) -> dict[str, list[dict[str, Any]]]:
@@ -135,28 +139,6 @@ def _points(name: str, parts: Parts, shared: Sequence[Budget]) -> dict[str, list
         ]
         for each in sorted(budgets, key=_order)
     }
-
-
-def _repeated(values: Mapping[str, Any], points: Mapping[str, Collection[str]]) -> dict[str, Any]:
-    """Return labels and the grid of tuning with entries of a method repeated for each of its budgets."""
-    found: dict[str, Any] = {}
-    if isinstance(labels := values.get("labels"), dict):
-        found["labels"] = {
-            new: label if new == name else f"{label}{new.removeprefix(name)}"
-            for name, label in labels.items()
-            for new in (points.get(name) or [name])
-        }
-    tuning = values.get("tuning")
-    if isinstance(tuning, dict) and isinstance(tuning.get("grid"), dict):
-        grid: dict[str, Any] = {}
-        for key, tried in tuning["grid"].items():
-            owner = next((name for name in points if points[name] and key.startswith(f"methods.{name}.")), None)
-            prefix = f"methods.{owner}"
-            grid |= {key: tried} if owner is None else {
-                f"methods.{new}{key.removeprefix(prefix)}": tried for new in points[owner]
-            }  # fmt: skip
-        found["tuning"] = {**tuning, "grid": grid}
-    return found
 
 
 def _check(where: str, budgets: Any) -> None:

@@ -7,6 +7,7 @@ other are errors of one line with the place. Reading one loads neither torch nor
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -15,30 +16,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.recipes.budgets import (
-    Budget,
-    family_of,
-    is_budget,
-    middle_of,
-    name_of_point_mistake,
-    points_of,
-    with_points,
-)
+from hfpatch.recipes.budgets import Budget, budget_of, family_of, is_budget, points_of, with_points
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
-from hfpatch.recipes.retention import RetentionSettings, retention_mistake, rewind_mistake
-from hfpatch.recipes.sizes import size_mistake
-from hfpatch.recipes.strict import (
-    SEED_LIMIT,
-    Dtype,
-    ExpandedPath,
-    PathText,
-    Section,
-    explain,
-    load_as,
-    read_override,
-    write_yaml,
-)
+from hfpatch.recipes.retention import RetentionSettings, retention_mistake
+from hfpatch.recipes.sizes import NO_SIZE, SIZES
+from hfpatch.recipes.strict import SEED_LIMIT, Dtype, ExpandedPath, PathText, Section, explain, load_as, read_override
 from hfpatch.recipes.training import TrainingSettings, held_out_mistake, loop_mistake
 from hfpatch.recipes.tuning import TuningSettings, Values, split_key, trial_training, tuning_mistake, tuning_seed
 
@@ -164,7 +147,6 @@ class Recipe(Section):
         training, data, tasks = self.training, self.data, list(self.evaluation.tasks)
         largest = max(training.seeds)
         trained = {name: self.methods[name] for name in self.trained}
-        rewindable = {"tuning": self.tuning, "retention": self.retention, "data.held_out": data.held_out}
         mistake = (
             loop_mistake(training)
             or held_out_mistake(training, measured=data.held_out is not None)
@@ -173,18 +155,28 @@ class Recipe(Section):
             or twice_mistake("evaluation.tasks", tasks)
             or (largest >= SEED_LIMIT and f"training.seeds contains {largest}; must be below 2**32")
             or _methods_mistake(self)
-            or _labels_mistake(self)
             or (self.tuning and (tuning_mistake(self.tuning, training, data, trained) or self.trial_mistake()))
             or retention_mistake(self.retention, self.model.name, data, tasks)
-            or rewind_mistake(self.rewind, rewindable)
         )
         if mistake:
             raise ValueError(mistake)
-        return self
 
-    def to_yaml(self) -> str:
-        """Return the recipe as YAML that `load_recipe` reads back as an equal recipe."""
-        return write_yaml(self.model_dump(mode="json"))
+        # Scales of patches
+        for scale in self.rewind:
+            if not math.isfinite(scale) or scale <= 0 or scale == 1:
+                raise ValueError(
+                    f"rewind lists {scale:g}; list positive numbers beside 1, such as 0.5 (0 is the base, 1 the method)"
+                )
+        if len(set(self.rewind)) < len(self.rewind):
+            raise ValueError("rewind lists a number twice; name each once")
+        for key, value, why in (
+            ("tuning", self.tuning, "whose text chooses among the scales"),
+            ("retention", self.retention, "on whose text each scale is measured"),
+            ("data.held_out", data.held_out, "on which each scale is measured"),
+        ):
+            if self.rewind and not value:
+                raise ValueError(f"rewind needs {key}, {why}; set it, or leave rewind out")
+        return self
 
     @property
     def trained(self) -> list[str]:
@@ -197,8 +189,11 @@ class Recipe(Section):
         return tuning_seed(self.training.seeds)
 
     def tuned_at(self, method: str) -> str:
-        """Return the method whose trials choose a method's rate: itself, or its middle budget."""
-        return middle_of(method, self.methods) if self.tuning is not None and self.tuning.at == "middle" else method
+        """Return the method whose trials choose a method's rate: itself, or its middle budget, the lower one of two."""
+        if self.tuning is None or self.tuning.at == "every" or family_of(method) == method:
+            return method
+        points = points_of(family_of(method), self.methods)
+        return points[(len(points) - 1) // 2] if points else method
 
     def only(self, methods: Collection[str]) -> Recipe:
         """Return the recipe with some of its methods, and the baseline; ``lora`` is every budget of it.
@@ -311,8 +306,9 @@ def _methods_mistake(recipe: Recipe) -> str | None:
     baseline, methods = recipe.baseline, recipe.methods
     if mistake := name_mistake(recipe.name, *map(family_of, methods)):
         return mistake
-    if mistake := next(filter(None, map(name_of_point_mistake, methods, methods.values())), None):
-        return mistake
+    for name, parts in methods.items():
+        if name != family_of(name) and name != f"{family_of(name)}@{budget_of(parts)}":
+            return f"the name {name!r}: what follows @ is the budget in match, as @10k is of match: 10000"
     if baseline not in methods:
         hint = nearest(baseline, methods) or f"; add '{baseline}: []'"
         return f"baseline is {baseline!r}, which is not among methods{hint}"
@@ -328,14 +324,12 @@ def _methods_mistake(recipe: Recipe) -> str | None:
                 return f"{where} has no type; write type: {known}"
             if mistake := match_mistake(name, part, methods):
                 return where + mistake
-    return None
 
-
-def _labels_mistake(recipe: Recipe) -> str | None:
-    seen = {name: name for name in recipe.methods if name not in recipe.labels}
+    # Labels
+    seen = {name: name for name in methods if name not in recipe.labels}
     for name, label in recipe.labels.items():
-        if name not in recipe.methods:
-            return f"labels.{name} is of no method{nearest(name, recipe.methods)}"
+        if name not in methods:
+            return f"labels.{name} is of no method{nearest(name, methods)}"
         if not label.strip() or not label.isprintable() or len(label) > _LONGEST_LABEL:
             return f"labels.{name} is {label!r}; must be a line of 1 to {_LONGEST_LABEL} characters"
         if label in seen:
@@ -361,8 +355,11 @@ def match_mistake(name: str, part: Mapping[str, Any], methods: Mapping[str, Sequ
     if "match" not in part:
         return None
     target, others = part["match"], [other for other, parts in methods.items() if parts and other != name]
-    if mistake := size_mistake(part):
-        return mistake
+    kind = part["type"]
+    if kind in NO_SIZE:
+        return f".match: {kind} has no size to solve for: it {NO_SIZE[kind]}; leave match out"
+    if kind in SIZES and SIZES[kind].key in part:  # other types cannot be injected and are refused for that
+        return f" has both {SIZES[kind].key} and match; match finds {SIZES[kind].key}"
     if is_budget(target):
         return None
     if target not in methods:

@@ -18,6 +18,7 @@ PLAN_LIMIT = 2**28
 """Blocks that a batch plan names at most: 2 GiB of indices, and 275 thousand million tokens of blocks of 1,024."""
 _SOURCE = tuple(TextSource.model_fields)
 _TEXT = (*(name for name in _SOURCE if name != "streaming"), "chat_template", "min_characters", "append_eos")
+_READING = (*(name for name in _TEXT if name != "source"), "streaming")  # which a token file needs no more
 
 
 class DataSettings(TextSource):
@@ -64,7 +65,7 @@ class DataSettings(TextSource):
             raise ValueError("data.streaming reads as far as it is needed; say how far with data.max_documents")
         if self.is_token_file and self.layout != "stream":
             raise ValueError(f"data.source {self.source} is a token file, which is one stream; set data.layout=stream")
-        if self.is_token_file and (changed := self._changed()):
+        if self.is_token_file and (changed := self.changed(_READING)):
             raise ValueError(
                 f"data.{changed[0]} sets how text is read, and {self.source} already contains tokens; leave it out"
             )
@@ -108,10 +109,7 @@ class DataSettings(TextSource):
     def reset_text(self) -> list[str]:
         """Return the overrides that reset the settings of reading text, which a token file refuses."""
         defaults = type(self).model_fields
-        return [f"data.{name}={json.dumps(defaults[name].default)}" for name in self._changed()]
-
-    def _changed(self) -> list[str]:
-        return self.changed(tuple(name for name in (*_TEXT, "streaming") if name != "source"))
+        return [f"data.{name}={json.dumps(defaults[name].default)}" for name in self.changed(_READING)]
 
 
 def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:

@@ -63,8 +63,10 @@ class QuerySettings(Section):
         if not self.targets or len(set(self.targets)) < len(self.targets):
             raise ValueError(f"targets={list(self.targets)} must name query, key or value, each at most once")
         f_only = {"anchor", "source", "activation", "input_norm", "output_norm", "rank", "fused"}
-        idle = sorted(f_only & self._changed()) if self.path != "nonlinear" else []
-        if self.path == "linear" and "targets" in self._changed():
+        fields = type(self).model_fields
+        changed = {name for name in self.model_fields_set if getattr(self, name) != fields[name].default}
+        idle = sorted(f_only & changed) if self.path != "nonlinear" else []
+        if self.path == "linear" and "targets" in changed:
             idle.append("targets")
         if idle:
             raise ValueError(f"{idle[0]} has no effect with path: {self.path}; leave it out or set path: nonlinear")
@@ -76,10 +78,6 @@ class QuerySettings(Section):
         if self.fused and self.input_norm == "layernorm":
             raise ValueError("fused: true needs input_norm: rmsnorm or none, which commute with the matrix behind them")
         return self
-
-    def _changed(self) -> set[str]:
-        fields = type(self).model_fields
-        return {name for name in self.model_fields_set if getattr(self, name) != fields[name].default}
 
 
 class ScratchSettings(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +20,8 @@ LINEAR_QUERY = "the linear query"
 QUERY_TEMPERATURE = "the query temperature"
 NO_SKIP = "the pre-projection without the skip"
 LINEAR_NO_SKIP = "the linear pre-projection without the skip"
+SAME_SIZE = (LINEAR_PRE_PROJECTION, LINEAR_QUERY)
+"""The parts whose controls should have as many parameters as their method."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,6 @@ class Control:
 
     name: str
     keeps: str
-
-    @property
-    def has_its_size(self) -> bool:
-        """Whether it should have as many parameters as its method."""
-        return self.keeps in (LINEAR_PRE_PROJECTION, LINEAR_QUERY)
 
 
 def is_control(parts: Parts) -> bool:
@@ -59,29 +56,27 @@ def controls_of(methods: Mapping[str, Parts]) -> dict[str, list[Control]]:
 
     One budget of a method has the controls of that budget and controls without a budget.
     """
-    found = {name: [*_controls(parts, methods)] for name, parts in methods.items() if not is_control(parts)}
-    return {name: controls for name, controls in found.items() if controls}
-
-
-def _controls(parts: Parts, methods: Mapping[str, Parts]) -> Iterator[Control]:
-    own = kind_of(parts)
-    with_skip = own == "pre_projection" and bool(parts[0].get("content_skip"))
-    for name, other in methods.items():
-        kind = kind_of(other)
-        if not has_its_budget(other, parts):
-            continue
-        if own == "nonlinear_query" and kind == QUERY_TEMPERATURE and targets_of(parts) != {"value"}:
-            yield Control(name, kind)
-        elif own == "nonlinear_query" and kind == LINEAR_QUERY:
-            forms = [each[0].get("form", "preserving") for each in (other, parts)]
-            if forms[0] == forms[1] and targets_of(other) == targets_of(parts):
-                yield Control(name, kind)
-        elif own == "pre_projection" and kind == LINEAR_PRE_PROJECTION and not other[0].get("content_skip"):
-            yield Control(name, LINEAR_NO_SKIP if with_skip else kind)
-        elif with_skip and kind in (SKIP_ALONE, LINEAR_PRE_PROJECTION):
-            yield Control(name, kind)
-        elif with_skip and kind == own and other[0] == {k: v for k, v in parts[0].items() if k != "content_skip"}:
-            yield Control(name, NO_SKIP)
+    found: dict[str, list[Control]] = {}
+    for method, parts in methods.items():
+        own = kind_of(parts)
+        with_skip = own == "pre_projection" and bool(parts[0].get("content_skip"))
+        for name, other in methods.items():
+            kind = kind_of(other)
+            keeps: str | None = None
+            if own == "nonlinear_query" and kind == QUERY_TEMPERATURE and targets_of(parts) != {"value"}:
+                keeps = kind
+            elif own == "nonlinear_query" and kind == LINEAR_QUERY:
+                forms = [each[0].get("form", "preserving") for each in (other, parts)]
+                keeps = kind if forms[0] == forms[1] and targets_of(other) == targets_of(parts) else None
+            elif own == "pre_projection" and kind == LINEAR_PRE_PROJECTION and not other[0].get("content_skip"):
+                keeps = LINEAR_NO_SKIP if with_skip else kind
+            elif with_skip and kind in (SKIP_ALONE, LINEAR_PRE_PROJECTION):
+                keeps = kind
+            elif with_skip and kind == own and other[0] == {k: v for k, v in parts[0].items() if k != "content_skip"}:
+                keeps = NO_SKIP
+            if keeps is not None and has_its_budget(other, parts):
+                found.setdefault(method, []).append(Control(name, keeps))
+    return found
 
 
 def has_its_budget(control: Parts, parts: Parts) -> bool:

@@ -13,17 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_
 from hfpatch.errors import nearest
 from hfpatch.recipes.comparison import name_mistake, twice_mistake
 from hfpatch.recipes.data import DataSettings, overlap_mistake
-from hfpatch.recipes.strict import (
-    SEED_LIMIT,
-    ExpandedPath,
-    PathText,
-    Section,
-    explain,
-    find_recipe,
-    load_as,
-    read_yaml,
-    write_yaml,
-)
+from hfpatch.recipes.strict import SEED_LIMIT, ExpandedPath, PathText, Section, explain, find_recipe, load_as, read_yaml
 from hfpatch.recipes.training import PretrainSettings, held_out_mistake, loop_mistake
 
 Point = dict[str, float | int | str | bool | None]
@@ -74,10 +64,6 @@ class _Pretraining(Section):
     def measured(self) -> bool:
         """Whether there is text whose loss is measured."""
         return self.data.held_out is not None or self.evaluation_data is not None
-
-    def to_yaml(self) -> str:
-        """Return the recipe as YAML that `load_pretrain_or_study` reads back as an equal recipe."""
-        return write_yaml(self.model_dump(mode="json"))
 
 
 class PretrainRecipe(_Pretraining):
@@ -131,28 +117,38 @@ class StudyRecipe(_Pretraining):
             raise ValueError(f"baseline is {self.baseline!r}, which is not among variants{hint}")
         if not self.measured:
             raise ValueError("a study compares the loss on held-out text, and there is none; set data.held_out")
-        sweeps = {f"variants.{name}.sweep": each.sweep or {} for name, each in self.variants.items()}
-        for where, axes in {"sweep": self.sweep, **sweeps}.items():
-            for key, values in axes.items():
-                if mistake := _axis_mistake(f"{where}.{key}", key, values):
-                    raise ValueError(mistake)
-        for variant in self.variants:
-            for point in self.points(variant):
-                self._check_run(variant, point)
-        return self
 
-    def _check_run(self, variant: str, point: Point) -> None:
-        """Refuse a run whose values are no recipe, or that would not see the same batches as all others."""
-        where = f"variants.{variant}{' at ' * bool(point)}{point_name(point)}"
-        try:
-            run = self.single(variant, point, self.seeds[0])
-        except ValidationError as error:
-            raise ValueError(f"{where}: {explain(error, PretrainRecipe)}") from None
-        for key in _SHARED:
-            if getattr(run.training, key) != getattr(self.training, key):
-                raise ValueError(
-                    f"{where}: training.{key} must be the same for all, which are compared on the same batches"
-                )
+        # Sweeps go over single values of keys of training
+        known = [name for name in PretrainSettings.model_fields if name not in _SHARED]
+        sweeps = {f"variants.{name}.sweep": each.sweep or {} for name, each in self.variants.items()}
+        for place, axes in {"sweep": self.sweep, **sweeps}.items():
+            for key, values in axes.items():
+                where = f"{place}.{key}"
+                if key not in known:
+                    why = (
+                        "must be the same for all" if key in _SHARED else f"is no key of training{nearest(key, known)}"
+                    )
+                    raise ValueError(f"{where}: {key!r} {why}; a sweep goes over keys of training, such as lr")
+                if not values:
+                    raise ValueError(f"{where} is empty; give at least one value")
+                if any(isinstance(value, (dict, list)) for value in values):
+                    raise ValueError(f"{where} contains a mapping or a list; sweep over single values")
+                if mistake := twice_mistake(where, values):
+                    raise ValueError(mistake)
+
+        # Every run is a recipe, and sees the same batches as all others
+        for variant, point in ((name, point) for name in self.variants for point in self.points(name)):
+            where = f"variants.{variant}{' at ' * bool(point)}{point_name(point)}"
+            try:
+                run = self.single(variant, point, self.seeds[0])
+            except ValidationError as error:
+                raise ValueError(f"{where}: {explain(error, PretrainRecipe)}") from None
+            for key in _SHARED:
+                if getattr(run.training, key) != getattr(self.training, key):
+                    raise ValueError(
+                        f"{where}: training.{key} must be the same for all, which are compared on the same batches"
+                    )
+        return self
 
     def points(self, variant: str) -> list[Point]:
         """Return the points of a variant's sweep, the last key varying fastest; one empty point without a sweep."""
@@ -183,15 +179,3 @@ def load_pretrain_or_study(
 def point_name(point: Point) -> str:
     """Return a point of a sweep as a folder's name: ``lr=0.001,weight_decay=0.1``."""
     return ",".join(f"{key}={value}" for key, value in point.items())
-
-
-def _axis_mistake(where: str, key: str, values: list[Any]) -> str | None:
-    known = [name for name in PretrainSettings.model_fields if name not in _SHARED]
-    if key not in known:
-        why = "must be the same for all" if key in _SHARED else f"is no key of training{nearest(key, known)}"
-        return f"{where}: {key!r} {why}; a sweep goes over keys of training, such as lr"
-    if not values:
-        return f"{where} is empty; give at least one value"
-    if any(isinstance(value, (dict, list)) for value in values):
-        return f"{where} contains a mapping or a list; sweep over single values"
-    return twice_mistake(where, values)

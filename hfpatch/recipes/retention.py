@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from typing import Annotated
 
 from pydantic import Field, PositiveInt, ValidationError
@@ -89,21 +88,3 @@ def retention_mistake(
     except ValidationError as error:
         return f"retention.texts: {explain(error, DataSettings)}"
     return None
-
-
-def rewind_mistake(scales: Sequence[float], given: Mapping[str, object]) -> str | None:
-    """Return the mistake in ``rewind``, or None; ``given`` are the values of the keys that it needs."""
-    if not scales:
-        return None
-    for scale in scales:
-        if not math.isfinite(scale) or scale <= 0 or scale == 1:
-            return f"rewind lists {scale:g}; list positive numbers beside 1, such as 0.5 (0 is the base, 1 the method)"
-    if len(set(scales)) < len(scales):
-        return "rewind lists a number twice; name each once"
-    why = {
-        "tuning": "whose text chooses among the scales",
-        "retention": "on whose text each scale is measured",
-        "data.held_out": "on which each scale is measured",
-    }
-    missing = next((key for key in why if not given[key]), None)
-    return None if missing is None else f"rewind needs {missing}, {why[missing]}; set it, or leave rewind out"

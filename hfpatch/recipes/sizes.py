@@ -154,15 +154,6 @@ def share_of(text: str) -> float | None:
     return float(found[1]) or None if found else None
 
 
-def size_mistake(part: Part) -> str | None:
-    """Return the mistake in ``match`` in a part of a known type, to follow the part's place, or None."""
-    kind = part["type"]
-    if kind in NO_SIZE:
-        return f".match: {kind} has no size to solve for: it {NO_SIZE[kind]}; leave match out"
-    key = SIZES[kind].key if kind in SIZES else None  # types that cannot be injected are refused for that
-    return f" has both {key} and match; match finds {key}" if key in part else None
-
-
 def register_size(kind: str, key: str | None) -> None:
     """Register the option of a method that is its size, a whole number from 1 on; None for no size."""
     if kind in _REGISTERED or (kind not in SIZES and kind not in NO_SIZE):

@@ -63,6 +63,10 @@ class Section(BaseModel):
     instead_of: ClassVar[Mapping[str, str]] = {}
     """Keys that replace each other: an override of one removes the other."""
 
+    def to_yaml(self) -> str:
+        """Return YAML that is read back as an equal section."""
+        return write_yaml(self.model_dump(mode="json"))
+
 
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)$|^[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)$")
 

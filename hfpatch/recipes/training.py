@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -179,14 +179,6 @@ def group_of(name: str) -> Group:
     """
     parts = name.split(".")
     return next((group for mark, group in _MARKS if any(part.startswith(mark) for part in parts)), "other")
-
-
-def by_group(names: Iterable[str]) -> dict[Group, list[str]]:
-    """Return the names by group."""
-    found: dict[Group, list[str]] = {}
-    for name in names:
-        found.setdefault(group_of(name), []).append(name)
-    return found
 
 
 def loop_mistake(training: LoopSettings) -> str | None:

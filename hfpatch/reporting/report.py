@@ -29,7 +29,7 @@ from hfpatch.reporting.study.figures import draw as draw_study
 from hfpatch.reporting.study.tables import study_csv
 from hfpatch.reporting.tabular import latex
 from hfpatch.reporting.theme import to_pdf, to_png
-from hfpatch.results.folder import load_comparison, load_evaluation, load_results
+from hfpatch.results.folder import load_results
 from hfpatch.results.schema import ComparisonResults, EvaluationResults, StudyResults
 from hfpatch.support.files import atomic_file, printable, write_text
 
@@ -131,9 +131,9 @@ def write_joint_report(
         )
     if isinstance(load_results(run_dirs[0], None), EvaluationResults):
         folders = labels(run_dirs)
-        sources = {label: load_evaluation(path) for label, path in folders.items()}
+        sources = {label: load_results(path, "evaluation") for label, path in folders.items()}
         return _write_evaluations(sources, joint_evaluation_document(sources, folders), out)
-    each = [read_material(label, path, load_comparison(path)) for label, path in labels(run_dirs).items()]
+    each = [read_material(label, path, load_results(path)) for label, path in labels(run_dirs).items()]
     merged = merge({one.title: one.results for one in each})
     if (union := merged.results) is None:
         return _write(out, each, merged.checks, pdf=pdf)

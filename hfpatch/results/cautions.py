@@ -12,7 +12,7 @@ from typing import Literal
 
 from hfpatch.errors import listed
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.pairs import controls_of, references
+from hfpatch.recipes.pairs import SAME_SIZE, controls_of, references
 from hfpatch.recipes.training import group_of
 from hfpatch.results.comparison import MATCHED
 from hfpatch.results.identity import computed_differently
@@ -54,8 +54,25 @@ def comparison_cautions(recipe: Recipe, results: ComparisonResults) -> Iterator[
                     f"{len(tuning.rates_of(name))} that were tried, so a {beyond} one may be better."
                 )
 
-    # Sizes, trainings and tests
-    yield from _size_cautions(recipe, results)
+    # Methods whose size does not match that of methods compared with them
+    own = controls_of(recipe.methods)
+    smaller = {(name, each.name) for name, controls in own.items() for each in controls if each.keeps not in SAME_SIZE}
+    sizes = {name: method.trainable for name, method in methods.items()}
+    unmatched: dict[str, list[str]] = {}
+    for name, others in references(recipe).items():
+        for other in others:
+            if (name, other) in smaller or other == results.baseline:  # a part of the method, smaller by design
+                continue
+            if abs(sizes[other] - sizes[name]) > MATCHED * sizes[name]:
+                ratio = f"{name} ({sizes[name]:,}, a ratio of {sizes[other] / sizes[name]:.2f})"
+                unmatched.setdefault(other, []).append(ratio)
+    for other, names in unmatched.items():
+        yield (
+            f"{other} has {sizes[other]:,} trainable parameters, which does not match {', '.join(names)}: "
+            "a difference between them may be one of size."
+        )
+
+    # Trainings and tests
     yield from _training_cautions(results)
     untested = [
         each.task if each.clusters is None else f"{each.task} ({each.clusters.groups} groups of {each.clusters.column})"
@@ -73,8 +90,8 @@ def comparison_cautions(recipe: Recipe, results: ComparisonResults) -> Iterator[
                 "step 0; it does not start from the base model."
             )
     if training.trainable_dtype != "float32":
-        others = ", ".join(f"{group} in {dtype}" for group, dtype in training.trainable_dtypes.items())
-        kept = f"{training.trainable_dtype} ({others})" if others else training.trainable_dtype
+        groups = ", ".join(f"{group} in {dtype}" for group, dtype in training.trainable_dtypes.items())
+        kept = f"{training.trainable_dtype} ({groups})" if groups else training.trainable_dtype
         yield f"What is trained is kept in {kept}, which loses small updates."
     if results.provenance.get("matmul") == "fp32":
         yield f"Matrix products: {PRODUCTS['fp32']}."
@@ -83,27 +100,6 @@ def comparison_cautions(recipe: Recipe, results: ComparisonResults) -> Iterator[
     if len(commits) > 1:
         yield f"The runs were made with several commits of hfpatch: {', '.join(sorted(commits))}."
     yield from computed_differently({name: run.computed_with for name, run in runs.items() if run.computed_with})
-
-
-def _size_cautions(recipe: Recipe, results: ComparisonResults) -> Iterator[str]:
-    """Yield a sentence for each method whose size does not match that of methods compared with it."""
-    own = controls_of(recipe.methods)
-    smaller = {(name, each.name) for name, controls in own.items() for each in controls if not each.has_its_size}
-    sizes = {name: method.trainable for name, method in results.methods.items()}
-    unmatched: dict[str, list[str]] = {}
-    for name, others in references(recipe).items():
-        for other in others:
-            is_smaller_by_design = (name, other) in smaller  # a part of the method
-            if is_smaller_by_design or other == results.baseline:
-                continue
-            if abs(sizes[other] - sizes[name]) > MATCHED * sizes[name]:
-                ratio = f"{name} ({sizes[name]:,}, a ratio of {sizes[other] / sizes[name]:.2f})"
-                unmatched.setdefault(other, []).append(ratio)
-    for other, names in unmatched.items():
-        yield (
-            f"{other} has {sizes[other]:,} trainable parameters, which does not match {', '.join(names)}: "
-            "a difference between them may be one of size."
-        )
 
 
 def _training_cautions(results: ComparisonResults) -> Iterator[str]:
@@ -195,9 +191,22 @@ def rates_sentence(results: ComparisonResults) -> str:
         return _tuned_sentence(results.tuning)
     if not results.training or not results.others:
         return ""
+
+    # The methods by the rates of their tensors, ``0.001`` or ``0.001 (lora 0.01)``; nothing where that is not known
+    rate, rates = results.training.get("lr"), results.training.get("learning_rates") or {}
     named: dict[str, list[str]] = {}
     for name in results.others:
-        named.setdefault(_own_rates(results, name), []).append(name)
+        trains = [run.train for run in results.methods[name].runs.values() if run.train is not None]
+        groups = {group_of(tensor) for train in trains for tensor in train.update_survival if tensor != "all"}
+        text = ""
+        if isinstance(rate, int | float):
+            own = {group: rates[group] for group in sorted(groups or rates) if rates.get(group, rate) != rate}
+            listing = ", ".join(f"{group} {value:g}" for group, value in own.items())
+            text = f"{rate:g} ({listing})" if own else f"{rate:g}"
+            if groups and groups == own.keys() and len({*own.values()}) == 1:
+                text = f"{next(iter(own.values())):g}"
+        named.setdefault(text, []).append(name)
+
     shown = next(iter(named))
     if len(results.others) == 1:
         return f"One learning rate{shown and f' ({shown})'}, not tuned: another may change the result."
@@ -208,22 +217,6 @@ def rates_sentence(results: ComparisonResults) -> str:
     clauses = [f"{listed(names)} at {rate}" for rate, names in first]
     clauses.append(f"{f'the other {len(rest)}' if len(rest) > 1 else rest[0]} at {last}")
     return f"No rate was tuned: {listed(clauses)}, which may favour some."
-
-
-def _own_rates(results: ComparisonResults, name: str) -> str:
-    """Return the rates of a method's tensors: ``0.001``, or ``0.001 (lora 0.01)``; nothing where that is not known.
-
-    The groups of its tensors, :func:`hfpatch.recipes.training.group_of`, are those of its update survival.
-    """
-    rate, rates = results.training.get("lr"), results.training.get("learning_rates") or {}
-    trains = [run.train for run in results.methods[name].runs.values() if run.train is not None]
-    groups = {group_of(tensor) for train in trains for tensor in train.update_survival if tensor != "all"}
-    if not isinstance(rate, int | float):
-        return ""
-    own = {group: rates[group] for group in sorted(groups or rates) if rates.get(group, rate) != rate}
-    if groups and groups == own.keys() and len({*own.values()}) == 1:
-        return f"{next(iter(own.values())):g}"
-    return f"{rate:g}" + (f" ({', '.join(f'{group} {value:g}' for group, value in own.items())})" if own else "")
 
 
 def _tuned_sentence(tuning: Tuning) -> str:

@@ -11,6 +11,7 @@ from pydantic import Field, computed_field
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes import pairs
+from hfpatch.recipes.budgets import family_of
 from hfpatch.results.frontier import Frontier
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import (
@@ -90,13 +91,6 @@ class Run(Part):
         """The step at which the run diverged, or None."""
         return None if self.train is None else self.train.diverged_step
 
-    @property
-    def held_out_loss(self) -> float | None:
-        """The loss on held-out text in nats per token, or None."""
-        if HELD_OUT in self.evaluation:
-            return self.evaluation[HELD_OUT].metrics.get(NATS_PER_TOKEN)
-        return None if self.train is None or self.diverged_step is not None else self.train.final_eval_loss
-
 
 class Parameters(Part):
     """Parameter counts: trained by the method, added to the base, and of the base itself."""
@@ -171,7 +165,12 @@ class Method(Part):
 
         It is that of the patch that was saved; in results of older versions, that at the end of training.
         """
-        losses = {seed: run.held_out_loss for seed, run in self.runs.items()}
+        losses: dict[int, float | None] = {}
+        for seed, run in self.runs.items():
+            if HELD_OUT in run.evaluation:
+                losses[seed] = run.evaluation[HELD_OUT].metrics.get(NATS_PER_TOKEN)
+            elif run.train is not None and run.diverged_step is None:
+                losses[seed] = run.train.final_eval_loss
         return {seed: loss for seed, loss in losses.items() if loss is not None}
 
     @property
@@ -325,7 +324,7 @@ class ComparisonResults(Tabular):
         joined: the verdicts of whole runs, where a report joins several runs, or has some methods or other names.
     """
 
-    written_if_set = frozenset({"left_out", "frontier"})
+    written_if_set = frozenset({"tuning", "retention", "kept", "left_out", "frontier"})
 
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")
     kind: Literal["comparison"] = "comparison"
@@ -355,16 +354,9 @@ class ComparisonResults(Tabular):
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """The verdict of each pair on each task: the one list that every report reads."""
-        return (
-            self.joined
-            if self.joined is not None
-            else judge(self.comparisons, self._pairs, self.deciding, self._why_not)
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the results as JSON values, without ``tuning``, ``retention`` and ``kept`` where there is none."""
-        absent = [key for key in ("tuning", "retention", "kept") if getattr(self, key) is None]
-        return {key: value for key, value in super().to_json().items() if key not in absent}
+        if self.joined is not None:
+            return self.joined
+        return judge(self.comparisons, self._pairs, self.deciding, self._why_not)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
         """Return a copy, without the cached comparisons of the original."""
@@ -387,27 +379,36 @@ class ComparisonResults(Tabular):
             raise HfpatchError(f"--methods: no method {wrong!r} in {self.name}{nearest(wrong, self.methods) or known}")
         if not methods:
             raise HfpatchError(f"--methods names no method of {self.name}{known}")
+
         kept = {name: method for name, method in self.methods.items() if name in {self.baseline, *methods}}
         shown = len(kept) - (self.baseline in kept)
         note = (
             f"Shown are {shown} of {len(self.others)} methods: p-values and verdicts are those of the whole "
             "comparison, corrected over all its methods."
         )
-        made: Values = {
+        update: Values = {
+            "methods": kept,
             "comparisons": [each for each in self.comparisons if each.method in kept and each.reference in kept],
             "joined": [each for each in self.verdicts if each.method in kept and each.other in kept],
-            "frontier": self.frontier and self.frontier.of(kept),
             "kept": self.kept and [each for each in self.kept if each.method in kept],
+            "warnings": [note, *self.warnings],
         }
-        tuning = self.tuning and self.tuning.model_copy(
-            update={
-                "trials": [trial for trial in self.tuning.trials if trial.method in kept],
-                "chosen": {name: choice for name, choice in self.tuning.chosen.items() if name in kept},
-            }
-        )
-        retention = self.retention and self.retention.only(kept)
-        made |= {"tuning": tuning, "retention": retention, "warnings": [note, *self.warnings]}
-        return self.model_copy(update={"methods": kept, **made})
+        if self.tuning is not None:
+            trials = [trial for trial in self.tuning.trials if trial.method in kept]
+            chosen = {name: choice for name, choice in self.tuning.chosen.items() if name in kept}
+            update["tuning"] = self.tuning.model_copy(update={"trials": trials, "chosen": chosen})
+        if self.retention is not None:
+            of_kept = [point for point in self.retention.points if point.method in kept]
+            verdicts = [each for each in self.retention.verdicts if each.method in kept]
+            update["retention"] = self.retention.model_copy(update={"points": of_kept, "joined": verdicts})
+        if self.frontier is not None:
+            lines = [
+                line.model_copy(update={"points": [point for point in line.points if point in kept]})
+                for line in self.frontier.lines
+                if not kept.keys().isdisjoint(line.points)
+            ]
+            update["frontier"] = self.frontier.model_copy(update={"lines": lines})
+        return self.model_copy(update=update)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -430,7 +431,6 @@ class ComparisonResults(Tabular):
             "methods": methods,
             "comparisons": [_renamed(each, new, "method", "reference") for each in self.comparisons],
             "joined": [_renamed(each, new, "method", "other") for each in self.verdicts],
-            "frontier": self.frontier and self.frontier.renamed(new),
             "kept": self.kept and [_renamed(each, new, "method") for each in self.kept],
         }
         if self.tuning is not None:
@@ -444,6 +444,14 @@ class ComparisonResults(Tabular):
                 points.append(_renamed(point, new, "method").model_copy(update={"comparisons": own}))
             verdicts = [_renamed(each, new, "method", "other") for each in self.retention.verdicts]
             update["retention"] = self.retention.model_copy(update={"points": points, "joined": verdicts})
+        if self.frontier is not None:
+            families, lines = {}, []
+            for line in self.frontier.lines:
+                own_points = [new.get(point, point) for point in line.points]
+                families[line.method] = family_of(own_points[0])
+                lines.append(line.model_copy(update={"method": families[line.method], "points": own_points}))
+            reference = families.get(self.frontier.reference or "", self.frontier.reference)
+            update["frontier"] = self.frontier.model_copy(update={"lines": lines, "reference": reference})
         return self.model_copy(update=update)
 
     @property

@@ -71,13 +71,3 @@ def load_results(
             f"{folder}: these are the results of hfpatch {_COMMANDS[found]}, not of hfpatch {_COMMANDS[kind]}"
         )
     return results
-
-
-def load_comparison(folder: Path) -> ComparisonResults:
-    """Read the results of a comparison, see :func:`load_results`."""
-    return load_results(folder)
-
-
-def load_evaluation(folder: Path) -> EvaluationResults:
-    """Read the results of an evaluation, see :func:`load_results`."""
-    return load_results(folder, "evaluation")

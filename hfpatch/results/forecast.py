@@ -131,11 +131,6 @@ class Forecast(Part):
         return sum(work.seconds for work in self.work.values())
 
     @property
-    def whole_steps(self) -> bool:
-        """Whether every kind's step was run with all its blocks."""
-        return all(kind.step_share in (None, 1.0) for kind in self.kinds.values())
-
-    @property
     def memory_bytes(self) -> int:
         """The largest peak that was measured."""
         peaks = ((kind.training_memory_bytes or 0, kind.evaluation_memory_bytes or 0) for kind in self.kinds.values())

@@ -6,14 +6,14 @@ is a verdict like all others. :func:`sentence` says both, and every report reads
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from hfpatch.errors import listed
-from hfpatch.recipes.budgets import budget_in, family_of
+from hfpatch.recipes.budgets import budget_in
 from hfpatch.results.parts import Measured, Part
 from hfpatch.results.verdicts import Verdict
 
@@ -70,22 +70,6 @@ class Frontier(Part):
     reference: str | None = None
     lines: list[FrontierLine] = Field(default_factory=list)
 
-    def of(self, names: Collection[str]) -> Frontier:
-        """Return the frontier of some methods of the results alone."""
-        kept = [line.model_copy(update={"points": [n for n in line.points if n in names]}) for line in self.lines]
-        return self.model_copy(update={"lines": [line for line in kept if line.points]})
-
-    def renamed(self, names: Mapping[str, str]) -> Frontier:
-        """Return the frontier with other names of the methods of the results."""
-        families = {line.method: family_of(names.get(line.points[0], line.points[0])) for line in self.lines}
-        lines = [
-            line.model_copy(
-                update={"method": families[line.method], "points": [names.get(point, point) for point in line.points]}
-            )
-            for line in self.lines
-        ]
-        return self.model_copy(update={"lines": lines, "reference": families.get(self.reference or "", self.reference)})
-
 
 def against_reference(results: ComparisonResults, line: FrontierLine) -> dict[str, Verdict]:
     """Return the verdict of each budget of a method against the reference of the same budget, by the method's point."""
@@ -129,27 +113,20 @@ def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict
         return f"shows no difference from {name} at any budget"
     if not neither and not (better and worse):
         return f"is {'ahead of' if better else 'behind'} {name} at every budget"
-    if better and worse and not neither and (crossing := _crossing(results, verdicts)) is not None:
-        first = next(iter(verdicts.values()))
-        side, other = ("ahead of", "behind") if first.verdict == "better" else ("behind", "ahead")
-        return f"is {side} {name} below {crossing:,} parameters, {other} above"
+    if better and worse and not neither:
+        # Where the better one changes, to two digits, if it does so once: between two budgets the difference of the
+        # gains is linear in the logarithm of the parameters
+        sizes = [results.methods[point].trainable for point in verdicts]
+        gains = [each.difference for each in verdicts.values()]
+        crossed = [(one, two) for one, two in pairwise(zip(sizes, gains, strict=True)) if one[1] * two[1] < 0]
+        if len(crossed) == 1:
+            (size, gain), (larger, other_gain) = crossed[0]
+            crossing = int(float(f"{size * (larger / size) ** (gain / (gain - other_gain)):.1e}"))
+            first = next(iter(verdicts.values()))
+            side, other = ("ahead of", "behind") if first.verdict == "better" else ("behind", "ahead")
+            return f"is {side} {name} below {crossing:,} parameters, {other} above"
     said = {f"ahead of {name}": better, f"behind {name}": worse, "shows no difference": neither}
     return f"is {listed([f'{words} at {listed(budgets)}' for words, budgets in said.items() if budgets])}"
-
-
-def _crossing(results: ComparisonResults, verdicts: Mapping[str, Verdict]) -> int | None:
-    """Return where the better method changes, to two digits; None where it does so more than once.
-
-    Between two budgets the difference of the gains is linear in the logarithm of the parameters.
-    """
-    sizes = [results.methods[point].trainable for point in verdicts]
-    gains = [each.difference for each in verdicts.values()]
-    crossed = [(one, two) for one, two in pairwise(zip(sizes, gains, strict=True)) if one[1] * two[1] < 0]
-    if len(crossed) != 1:
-        return None
-    (size, gain), (larger, other) = crossed[0]
-    found = size * (larger / size) ** (gain / (gain - other))
-    return int(float(f"{found:.1e}"))
 
 
 def times_text(value: float | None) -> str:

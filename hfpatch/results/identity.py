@@ -8,7 +8,7 @@ differences.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hfpatch.recipes.comparison import PLACES
@@ -80,27 +80,18 @@ def computed_differently(computed: Mapping[str, Mapping[str, Any]]) -> Iterator[
         computed: by run the values of :data:`COMPUTED_WITH`, of those that have them.
     """
     for key, what in COMPUTED_WITH.items():
+        values = {name: each.get(key) for name, each in computed.items()}
+        # Of mappings, such as the versions of libraries, only the entries that are not the same in all
+        mappings = [value for value in values.values() if isinstance(value, Mapping)]
+        entries = dict.fromkeys(entry for each in mappings for entry in each)
+        differing = [entry for entry in entries if len({repr(each.get(entry)) for each in mappings}) > 1]
         known: dict[str, list[str]] = {}
-        differing = _differing([values.get(key) for values in computed.values()])
-        for name, values in computed.items():
-            known.setdefault(_text(values.get(key), differing), []).append(name)
+        for name, value in values.items():
+            if isinstance(value, Mapping):
+                text = ", ".join(f"{entry} {value.get(entry)}" for entry in differing) or "the same"
+            else:  # a long one, such as a hash, is recognised by its first characters
+                text = "unknown" if value is None else str(value)[:12]
+            known.setdefault(text, []).append(name)
         if len(known) > 1:
             each = "; ".join(f"{text}: {', '.join(names)}" for text, names in known.items())
             yield f"Scores were computed with another {what}: {each}."
-
-
-def _differing(values: Sequence[Any]) -> list[str]:
-    """Return the keys that are not the same in all values, where these are mappings."""
-    given = [value for value in values if isinstance(value, Mapping)]
-    return [
-        key
-        for key in dict.fromkeys(key for each in given for key in each)
-        if len({repr(each.get(key)) for each in given}) > 1
-    ]
-
-
-def _text(value: Any, keys: Sequence[str] = ()) -> str:
-    """Return a value in a few words, of a mapping these keys; a long one is recognised by its first characters."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {value.get(key)}" for key in keys) or "the same"
-    return "unknown" if value is None else str(value)[:12]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -15,9 +15,6 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     model_serializer,
 )
-
-if TYPE_CHECKING:
-    pass
 
 SCHEMA: Literal[2] = 2
 """The version of the layout; a file of another one is refused."""

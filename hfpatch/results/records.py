@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,22 +56,18 @@ def hash_documents(hashes: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
-def read_lines(path: Path) -> list[Any]:
+def read_lines(path: Path, *, skip_broken: bool = False) -> list[Any]:
     """Return the JSON value of each line of a file.
+
+    With ``skip_broken``, lines that are half-written are left out, and a missing file has none.
 
     Raises:
         OSError: if it cannot be read.
         ValueError: if a line is not JSON.
     """
-    return _values(path.read_text(encoding="utf-8"), skip_broken=False)
-
-
-def read_whole_lines(path: Path) -> list[Any]:
-    """Return the JSON value of each line that is whole; half-written ones are left out, and a missing file has none."""
-    return _values(path.read_text(encoding="utf-8", errors="replace"), skip_broken=True) if path.is_file() else []
-
-
-def _values(text: str, *, skip_broken: bool) -> list[Any]:
+    if skip_broken and not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace" if skip_broken else "strict")
     lines = [line for line in text.split("\n") if line]  # text of documents may have other line ends
     with suppress(json.JSONDecodeError):  # all at once, which is much faster
         values: list[Any] = json.loads(f"[{','.join(lines)}]")
@@ -94,27 +90,20 @@ def write_values(folder: Path, tasks: Iterable[str]) -> None:
     for task in tasks:
         path = folder / f"{task}.jsonl"
         rows = read_lines(path)
-        found = {
-            key: _array([row.get(key) for row in rows]) for key in (rows[0] if rows else ()) if key not in IDENTITY
-        }
-        names = {key: f"{len(header)}.{place}" for place, key in enumerate(found)}
-        tensors |= {names[key]: values for key, values in found.items() if values is not None}
+        names: dict[str, str] = {}
+        for place, key in enumerate(key for key in (rows[0] if rows else ()) if key not in IDENTITY):
+            with suppress(TypeError, ValueError):  # neither numbers nor pairs of numbers, None as NaN
+                values = np.array([row.get(key) for row in rows], dtype=np.float64)
+                if values.ndim == 1 or values.shape[1:] == (2,):
+                    names[key] = f"{len(header)}.{place}"
+                    tensors[names[key]] = values
         header[task] = {
             "bytes": path.stat().st_size,
             "documents": hash_documents(row["doc_hash"] for row in rows),
-            "metrics": {key: name for key, name in names.items() if name in tensors},
+            "metrics": names,
         }
     with atomic_file(folder / VALUES) as temporary:
         save_file(tensors, temporary, metadata={_HEADER: json.dumps(header)})
-
-
-def _array(values: Sequence[Any]) -> Array | None:
-    """Return numbers, or pairs of numbers, as an array, None as NaN; None where they are anything else."""
-    try:
-        found = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        return None
-    return found if found.ndim == 1 or found.shape[1:] == (2,) else None
 
 
 def read_values(folder: Path) -> dict[str, TaskValues]:
@@ -122,17 +111,34 @@ def read_values(folder: Path) -> dict[str, TaskValues]:
 
     For a run without a folder of records, return those in its comparison's file. A file that cannot be read has none.
     """
-    if not folder.is_dir():
-        return _read_published(folder)
     try:
-        with safe_open(folder / VALUES, framework="numpy") as file:
-            header = json.loads(file.metadata()[_HEADER])
-            return {
-                task: TaskValues(each["documents"], {key: file.get_tensor(n) for key, n in each["metrics"].items()})
-                for task, each in header.items()
-                if (folder / f"{task}.jsonl").stat().st_size == each["bytes"]
-            }
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError):
+        if folder.is_dir():
+            with safe_open(folder / VALUES, framework="numpy") as file:
+                header = json.loads(file.metadata()[_HEADER])
+                return {
+                    task: TaskValues(each["documents"], {key: file.get_tensor(n) for key, n in each["metrics"].items()})
+                    for task, each in header.items()
+                    if (folder / f"{task}.jsonl").stat().st_size == each["bytes"]
+                }
+
+        # A row of each tensor in the comparison's file, see `write_published`
+        out, method, seed = folder.parents[3], folder.parents[1].name, int(folder.parent.name.removeprefix("seed-"))
+        with safe_open(out / VALUES, framework="numpy") as file:
+            header, names = json.loads(file.metadata()[_HEADER]), set(file.keys())
+            row = header["seeds"][method].index(seed)
+            found = {}
+            for task, documents in header["documents"].items():
+                metrics, groups = {}, f"{_GROUPS}/{task}"
+                for name in names:
+                    if name.startswith(f"{method}/{task}/"):
+                        metric = name.removeprefix(f"{method}/{task}/")
+                        values = np.asarray(file.get_tensor(name)[row], dtype=np.float64)
+                        if values.ndim == 1 and (weights := f"{_WEIGHTS}/{task}/{metric}") in names:
+                            values = np.stack([values, file.get_tensor(weights)], axis=-1)
+                        metrics[metric] = values
+                found[task] = TaskValues(documents, metrics, file.get_tensor(groups) if groups in names else None)
+            return found
+    except (OSError, SafetensorError, KeyError, IndexError, TypeError, ValueError, AttributeError):
         return {}
 
 
@@ -185,26 +191,3 @@ def published_runs(out: Path) -> dict[str, dict[int, Path]]:
         method: {seed: out / "runs" / method / f"seed-{seed}" / "evaluations" for seed in own}
         for method, own in seeds.items()
     }
-
-
-def _read_published(folder: Path) -> dict[str, TaskValues]:
-    """Return the values of a run, given where its records would be, from its comparison's file."""
-    try:
-        out, method, seed = folder.parents[3], folder.parents[1].name, int(folder.parent.name.removeprefix("seed-"))
-        with safe_open(out / VALUES, framework="numpy") as file:
-            header, names = json.loads(file.metadata()[_HEADER]), set(file.keys())
-            row = header["seeds"][method].index(seed)
-            found = {}
-            for task, documents in header["documents"].items():
-                metrics, groups = {}, f"{_GROUPS}/{task}"
-                for name in names:
-                    if name.startswith(f"{method}/{task}/"):
-                        metric = name.removeprefix(f"{method}/{task}/")
-                        values = np.asarray(file.get_tensor(name)[row], dtype=np.float64)
-                        if values.ndim == 1 and (weights := f"{_WEIGHTS}/{task}/{metric}") in names:
-                            values = np.stack([values, file.get_tensor(weights)], axis=-1)
-                        metrics[metric] = values
-                found[task] = TaskValues(documents, metrics, file.get_tensor(groups) if groups in names else None)
-            return found
-    except (OSError, SafetensorError, KeyError, IndexError, TypeError, ValueError, AttributeError):
-        return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,12 +80,6 @@ class Retention(Part):
         pairs = dict.fromkeys((each.method, each.reference) for each in made)
         measure = Measure(BITS_PER_BYTE, RETENTION[BITS_PER_BYTE])
         return judge(made, {"retention": list(pairs)}, dict.fromkeys(self.texts, measure))
-
-    def only(self, methods: Collection[str]) -> Retention:
-        """Return the retention of some methods, with the verdicts of all."""
-        kept = [point for point in self.points if point.method in methods]
-        joined = [each for each in self.verdicts if each.method in methods]
-        return self.model_copy(update={"points": kept, "joined": joined})
 
     def of(self, method: str) -> list[RetentionPoint]:
         """Return the points of a method, scales ascending."""

@@ -17,49 +17,24 @@ from hfpatch.results.comparison import (
     ComparisonResults,
     Curve,
     LayerSeries,
-    Match,
     Method,
     Parameters,
     Run,
-    SizeMatch,
     Task,
     Trial,
     Tuning,
 )
-from hfpatch.results.parts import (
-    SCHEMA,
-    Clusters,
-    Comparison,
-    GroupResult,
-    ModelFacts,
-    Part,
-    TaskResult,
-    TrainResult,
-    Values,
-)
+from hfpatch.results.parts import SCHEMA, Clusters, Comparison, GroupResult, ModelFacts, Part, TaskResult, Values
 from hfpatch.results.retention import KeptAnswers, Retention, RetentionPoint, Rewound
-from hfpatch.results.study import (
-    AtStep,
-    ByStep,
-    Diagnostic,
-    Improvement,
-    Loss,
-    Point,
-    Row,
-    StudyResults,
-    StudyRun,
-    Variant,
-    VariantParameters,
-)
+from hfpatch.results.study import AtStep, Diagnostic, Improvement, Loss, Row, StudyResults, StudyRun, Variant
 from hfpatch.results.tables import Tabular
 from hfpatch.results.verdicts import Measure, Verdict, deciding, judge
 
 __all__ = [
-    "SCHEMA", "AtStep", "ByStep", "Choice", "Clusters", "Comparison", "ComparisonResults", "Curve", "Diagnostic",
+    "SCHEMA", "AtStep", "Choice", "Clusters", "Comparison", "ComparisonResults", "Curve", "Diagnostic",
     "EvaluatedVariant", "EvaluationResults", "GroupResult", "Improvement", "KeptAnswers", "LayerSeries", "Loss",
-    "Match", "Method", "Parameters", "Point", "Results", "Retention", "RetentionPoint", "Rewound", "Row", "Run",
-    "SizeMatch", "StudyResults", "StudyRun", "Task", "TaskResult",
-    "TrainResult", "Trial", "Tuning", "Variant", "VariantParameters", "Verdict", "json_schema",
+    "Method", "Parameters", "Results", "Retention", "RetentionPoint", "Rewound", "Row", "Run", "StudyResults",
+    "StudyRun", "Task", "TaskResult", "Trial", "Tuning", "Variant", "Verdict", "json_schema",
 ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from hfpatch.errors import HfpatchError
-from hfpatch.results.records import read_whole_lines
+from hfpatch.results.records import read_lines
 from hfpatch.results.schema import Curve, LayerSeries
 from hfpatch.support.files import printable, read_json
 
@@ -134,30 +134,28 @@ def mean_curve(paths: Iterable[Path]) -> Curve | None:
         paths: a ``metrics.jsonl`` for each seed; half-written lines are left out, of a step that is there twice, as
             after a resumption, the later line counts.
     """
-    runs = [run for run in map(_losses, paths) if run[0]]
+    # The losses of each run by step: of its batches, and on held-out text where that was measured
+    runs: list[tuple[dict[int, float], dict[int, float]]] = []
+    for path in paths:
+        loss, held_out = {}, {}
+        for record in read_lines(path, skip_broken=True):
+            if isinstance(record, Mapping) and isinstance(record.get("step"), int):
+                value, measured = record.get("loss"), record.get("eval_loss")
+                loss[record["step"]] = float(value) if isinstance(value, int | float) else math.nan
+                if isinstance(measured, int | float):
+                    held_out[record["step"]] = float(measured)
+        if loss:
+            runs.append((loss, held_out))
+
     if not runs:
         return None
-    loss, held_out = _mean_by_step([loss for loss, _ in runs]), _mean_by_step([held_out for _, held_out in runs])
+    means = []
+    for each in zip(*runs, strict=True):
+        common = sorted(set.intersection(*map(set, each)))
+        means.append({step: fmean(run[step] for run in each) for step in common})
+    loss, held_out = means
     every = -(-len(loss) // MOST_STEPS)
     steps = [step for place, step in enumerate(loss) if place % every == 0 or step in held_out]
-    return (
-        Curve(steps=steps, loss=[loss[step] for step in steps], seeds=len(runs), held_out=held_out) if steps else None
-    )
-
-
-def _losses(path: Path) -> tuple[dict[int, float], dict[int, float]]:
-    """Return the losses of a run by step: of its batches, and on held-out text where that was measured."""
-    loss: dict[int, float] = {}
-    held_out: dict[int, float] = {}
-    for record in read_whole_lines(path):
-        if isinstance(record, Mapping) and isinstance(record.get("step"), int):
-            value, measured = record.get("loss"), record.get("eval_loss")
-            loss[record["step"]] = float(value) if isinstance(value, int | float) else math.nan
-            if isinstance(measured, int | float):
-                held_out[record["step"]] = float(measured)
-    return loss, held_out
-
-
-def _mean_by_step(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    steps = sorted(set.intersection(*(set(run) for run in runs)))
-    return {step: fmean(run[step] for run in runs) for step in steps}
+    if not steps:
+        return None
+    return Curve(steps=steps, loss=[loss[step] for step in steps], seeds=len(runs), held_out=held_out)

@@ -150,36 +150,35 @@ class StudyResults(Tabular):
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """The verdict on each variant at its best point against the baseline's; the task is the validation loss."""
-        rows = {name: self.chosen.get(name) for name in self.others}
-        made = [self._compared(row, row.improvement) for row in rows.values() if row and row.improvement]
+        made = []
+        for row in filter(None, map(self.chosen.get, self.others)):
+            if (found := row.improvement) is None:
+                continue
+            seeds = len(self.seed_values(row))
+            tested = row.best and found.p is not None
+            why = "one seed" if row.best else "the best point is not known yet"
+            comparison = Comparison(
+                method=row.variant,
+                reference=self.baseline,
+                task=VALIDATION_LOSS,
+                metric="improvement",
+                n=0,
+                seeds=seeds,
+                difference=found.mean,
+                low=-math.inf if found.low is None else found.low,
+                high=math.inf if found.high is None else found.high,
+                p=found.p if tested else None,
+                test="paired t over seeds" if tested else f"none ({why})",
+                errors=[(1.0, seeds - 1)] if seeds > 1 else [],
+                choices=found.choices,
+            )
+            made.append(comparison)
         pairs = [(name, self.baseline) for name in self.others]
-        measures = {VALIDATION_LOSS: Measure("improvement", True)}
-        return judge(made, {"base": pairs}, measures, lambda *_: "not compared") if pairs else []
+        return judge(made, {"base": pairs}, {VALIDATION_LOSS: Measure("improvement", True)}) if pairs else []
 
     def verdict(self, variant: str) -> Verdict:
         """Return the verdict on a variant."""
         return next(each for each in self.verdicts if each.method == variant)
-
-    def _compared(self, row: Row, found: Improvement) -> Comparison:
-        """Return a row as a comparison by the loss."""
-        seeds = len(self.seed_values(row))
-        tested = row.best and found.p is not None
-        why = "one seed" if row.best else "the best point is not known yet"
-        return Comparison(
-            method=row.variant,
-            reference=self.baseline,
-            task=VALIDATION_LOSS,
-            metric="improvement",
-            n=0,
-            seeds=seeds,
-            difference=found.mean,
-            low=-math.inf if found.low is None else found.low,
-            high=math.inf if found.high is None else found.high,
-            p=found.p if tested else None,
-            test="paired t over seeds" if tested else f"none ({why})",
-            errors=[(1.0, seeds - 1)] if seeds > 1 else [],
-            choices=found.choices,
-        )
 
     @property
     def others(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from hfpatch.support.markup import html_table
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from hfpatch.results.schema import ComparisonResults, EvaluationResults, StudyResults
+    from hfpatch.results.schema import ComparisonResults, StudyResults
 
 Record = dict[str, Any]
 
@@ -54,20 +54,51 @@ class Tabular(Part):
         return DataFrame(list(records(self, name)))
 
     def _repr_html_(self) -> str:
-        """Return an HTML table, as a notebook shows the results."""
+        """Return an HTML table, as a notebook shows the results: a row for each method, variant or model."""
+        results: Any = self
+        rows: list[Record] = []
+        match self.kind:
+            case "comparison":
+                for name, method in results.methods.items():
+                    losses = method.held_out_losses.values()
+                    held_out = {"held-out loss": fmean(losses)} if losses and HELD_OUT not in results.tasks else {}
+                    row = {"method": name, "trainable": method.trainable, **held_out}
+                    for task in results.tasks:
+                        metric = results.deciding[task].metric
+                        mean, made = results.mean(name, task, metric), results.verdict(name, task, results.baseline)
+                        shown = mean if made is None or mean is None else f"{mean:.4g} ({made.verdict})"
+                        row[f"{task} ({metric})"] = shown
+                    rows.append(row)
+            case "pretraining":
+                left_out = ("sd", "seconds_per_step", "diverged", "best")
+                for record in records(self, "rows"):
+                    rows.append({key: value for key, value in record.items() if key not in left_out})
+            case _:
+                for name, variant in results.variants.items():
+                    row = {"model": name, "added": variant.added}
+                    for group in (variant.groups or {}).values():
+                        row |= {f"{group.group} ({metric})": value for metric, value in group.metrics.items()}
+                    rows.append(row | {each.task: each.metrics.get(each.primary) for each in variant.scores.values()})
         notes = getattr(self, "warnings", []) if self.kind != "pretraining" else []
         name = getattr(self, "name", "") or self.kind
         state = "" if getattr(self, "complete", True) else " (incomplete)"
-        rows = list(_overview(self))
         headings = list(dict.fromkeys(key for row in rows for key in row))
         return html_table(f"{name}{state}", headings, ([row.get(key) for key in headings] for row in rows), notes)
 
 
 def records(results: Any, table: str) -> Iterator[Record]:
     """Yield the rows of a table of any results, see `Tabular.to_pandas`."""
-    of_kind: dict[str, Callable[[Any, str], Iterator[Record]]]
-    of_kind = {"comparison": _comparison_records, "pretraining": _study_records, "evaluation": _evaluation_records}
-    yield from of_kind[results.kind](results, table)
+    if results.kind == "comparison":
+        yield from _comparison_records(results, table)
+    elif results.kind == "pretraining":
+        yield from _study_records(results, table)
+    elif table != "scores":
+        yield from _pairs(results.verdicts if table == "verdicts" else results.comparisons)
+    else:
+        for name, variant in results.variants.items():
+            own = {"model": name, "patch": variant.patch, "added": variant.added}
+            for each in (*(variant.groups or {}).values(), *variant.scores.values()):
+                yield from ({**own, **score, "is_group": isinstance(each, GroupResult)} for score in _scores(each))
 
 
 def _scores(score: TaskResult | GroupResult) -> Iterator[Record]:
@@ -122,16 +153,14 @@ def _comparison_records(results: ComparisonResults, table: str) -> Iterator[Reco
                 for each in method.layers:
                     own = {"method": name, "quantity": each.quantity, "group": each.group}
                     yield from ({**own, "layer": layer, "value": value} for layer, value in sorted(each.points.items()))
-        case "trials":
-            for trial in results.tuning.trials if results.tuning is not None else ():
+        case "trials" if (tuning := results.tuning) is not None:
+            for trial in tuning.trials:
                 found = {"method": trial.method, **trial.values, "loss": trial.loss}
-                chosen = results.tuning is not None and results.tuning.is_chosen(trial)
-                yield {**found, "diverged_step": trial.diverged_step, "chosen": chosen}
-        case "retention":
-            for point in results.retention.points if results.retention is not None else ():
-                chosen = results.retention is not None and results.retention.chosen(point.method) == point.scale
-                own = {"method": point.method, "scale": point.scale, "chosen": chosen}
-                own |= {"tuning_loss": point.tuning_loss}
+                yield {**found, "diverged_step": trial.diverged_step, "chosen": tuning.is_chosen(trial)}
+        case "retention" if (retention := results.retention) is not None:
+            for point in retention.points:
+                own = {"method": point.method, "scale": point.scale}
+                own |= {"chosen": retention.chosen(point.method) == point.scale, "tuning_loss": point.tuning_loss}
                 yield from ({**pair, **own} for pair in _pairs(point.comparisons))
 
 
@@ -169,43 +198,3 @@ def _study_records(study: StudyResults, table: str) -> Iterator[Record]:
             for run in study.runs:
                 own = {"variant": run.variant, **run.point, "seed": run.seed}
                 yield from ({**own, "step": step, "loss": loss} for step, loss in run.evaluation)
-
-
-def _evaluation_records(results: EvaluationResults, table: str) -> Iterator[Record]:
-    """Yield the records of one table of an evaluation."""
-    if table != "scores":
-        yield from _pairs(results.verdicts if table == "verdicts" else results.comparisons)
-        return
-    for name, variant in results.variants.items():
-        own = {"model": name, "patch": variant.patch, "added": variant.added}
-        scores: list[TaskResult | GroupResult] = [*(variant.groups or {}).values(), *variant.scores.values()]
-        for each in scores:
-            yield from ({**own, **score, "is_group": isinstance(each, GroupResult)} for score in _scores(each))
-
-
-def _overview(results: Any) -> Iterator[Record]:
-    """Yield a row for each method, variant or model."""
-    match results.kind:
-        case "comparison":
-            for name, method in results.methods.items():
-                losses = method.held_out_losses.values()
-                held_out = {"held-out loss": fmean(losses)} if losses and HELD_OUT not in results.tasks else {}
-                record = {"method": name, "trainable": method.trainable, **held_out}
-                for task in results.tasks:
-                    metric = results.deciding[task].metric
-                    mean, made = results.mean(name, task, metric), results.verdict(name, task, results.baseline)
-                    shown = mean if made is None or mean is None else f"{mean:.4g} ({made.verdict})"
-                    record[f"{task} ({metric})"] = shown
-                yield record
-        case "pretraining":
-            for record in _study_records(results, "rows"):
-                yield {key: record[key] for key in record if key not in ("sd", "seconds_per_step", "diverged", "best")}
-        case _:
-            for name, variant in results.variants.items():
-                scores = {score.task: score.metrics.get(score.primary) for score in variant.scores.values()}
-                groups = {
-                    f"{group.group} ({metric})": value
-                    for group in (variant.groups or {}).values()
-                    for metric, value in group.metrics.items()
-                }
-                yield {"model": name, "added": variant.added, **groups, **scores}

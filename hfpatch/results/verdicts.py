@@ -153,6 +153,7 @@ def judge(
     made = {(each.method, each.reference, each.task, each.metric): each for each in comparisons}
     found: list[Verdict] = []
     for question, declared in pairs.items():
+        # Every pair on every task, without a verdict
         drafts = []
         for method, other in declared:
             for task, measure in measures.items():
@@ -164,30 +165,28 @@ def judge(
                     known["why"] = one.test.removeprefix("none (").removesuffix(")")
                 named = {"question": question, "method": method, "other": other, "task": task}
                 drafts.append((Verdict(**named, **measure._asdict(), **known), one))
+
+        # Holm's method over those that can be tested, and the simultaneous intervals
         tested = [(place, one) for place, (_, one) in enumerate(drafts) if one is not None and one.p is not None]
         corrected = holm([one.p or 0.0 for _, one in tested])
         for rank, index in enumerate(sorted(range(len(tested)), key=lambda each: tested[each][1].p or 0.0)):
             place, one = tested[index]
-            step = ALPHA / (len(tested) - rank)
-            drafts[place] = _decided(drafts[place][0], one, corrected[index], len(tested), step), one
+            draft = drafts[place][0]
+            rejected, above = corrected[index] < ALPHA, one.difference > 0
+            far = ALPHA / len(tested)
+            near = ALPHA / (len(tested) - rank) if rejected and (one.p or 0.0) >= far else far  # its step in Holm's
+            low = one.difference - _side(one, above, near if above else far)
+            high = one.difference + _side(one, not above, far if above else near)
+            if is_share(one.metric):
+                low, high = max(low, -1.0), min(high, 1.0)
+            verdict: Outcome = "no difference shown"
+            if rejected:
+                verdict = "better" if above == draft.higher_is_better else "worse"
+            update: dict[str, Any] = {"verdict": verdict, "p_corrected": corrected[index], "family": len(tested)}
+            update |= {"simultaneous_low": low, "simultaneous_high": high, "smallest_visible": _visible(one, far)}
+            drafts[place] = draft.model_copy(update=update), one
         found += [draft for draft, _ in drafts]
     return found
-
-
-def _decided(draft: Verdict, one: Comparison, p_corrected: float, family: int, step: float) -> Verdict:
-    """Return a verdict with its simultaneous interval; ``step`` is the level of its step in Holm's method."""
-    rejected, above = p_corrected < ALPHA, one.difference > 0
-    far = ALPHA / family
-    near = step if rejected and (one.p or 0.0) >= far else far
-    low = one.difference - _side(one, above, near if above else far)
-    high = one.difference + _side(one, not above, far if above else near)
-    if is_share(one.metric):
-        low, high = max(low, -1.0), min(high, 1.0)
-    verdict: Outcome = "no difference shown"
-    if rejected:
-        verdict = "better" if above == draft.higher_is_better else "worse"
-    update = {"verdict": verdict, "p_corrected": p_corrected, "family": family, "smallest_visible": _visible(one, far)}
-    return draft.model_copy(update=update | {"simultaneous_low": low, "simultaneous_high": high})
 
 
 def _side(one: Comparison, towards_zero: bool, level: float) -> float:

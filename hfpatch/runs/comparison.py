@@ -8,7 +8,7 @@ from typing import Any
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.results.folder import load_comparison
+from hfpatch.results.folder import load_results
 from hfpatch.runs.engines import make_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import RunPaths, changes, diverged_step, is_complete
@@ -62,7 +62,7 @@ def compare(
         )
     check_start(plan, resume=resume)
     done = is_complete(out) and not changes(out, recipe)[0]
-    if done and compares_what_it_should(recipe, load_comparison(out)):  # nothing is left but the report
+    if done and compares_what_it_should(recipe, load_results(out)):  # nothing is left but the report
         if state.is_main_process:
             reporting.write_report(out)
         state.wait_for_everyone()

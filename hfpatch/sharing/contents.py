@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.reporting.cards import run_card
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.folder import load_comparison
+from hfpatch.results.folder import load_results
 from hfpatch.sharing.paths import cut_paths, paths_in, without_paths
 from hfpatch.surgery.card import shown_base
 from hfpatch.surgery.manifest import refuse_a_run
@@ -61,7 +61,7 @@ def contents(
 def _run(folder: Path, method: str | None, seed: int | None, repo_id: str | None) -> Contents:
     if seed is not None and method is None:
         raise HfpatchError(f"--seed {seed}: is the seed of one method's patch; name the method with --method")
-    results = load_comparison(folder)
+    results = load_results(folder)
     paths = paths_in(folder)
     report = {name: without_paths(folder / name, paths) for name in _REPORT if _is_own(folder / name, folder)}
     figures = {f"figures/{path.name}": path for path in sorted((folder / "figures").glob("*")) if _is_own(path, folder)}

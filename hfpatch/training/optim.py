@@ -9,7 +9,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.training import Group, LoopSettings, by_group, group_of
+from hfpatch.recipes.training import Group, LoopSettings, group_of
 
 
 def trainable_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -33,10 +33,11 @@ def build_optimizer(model: torch.nn.Module, settings: LoopSettings) -> torch.opt
 
     Each tensor group has the learning rate that the settings give it, see :mod:`hfpatch.recipes.training`.
     """
-    parameters = trainable_parameters(model)
+    by_group: dict[Group, list[torch.nn.Parameter]] = {}
+    for name, parameter in trainable_parameters(model).items():
+        by_group.setdefault(group_of(name), []).append(parameter)
     groups = []
-    for group, names in by_group(parameters).items():
-        tensors = [parameters[name] for name in names]
+    for group, tensors in by_group.items():
         lr = settings.learning_rates.get(group, settings.lr)
         matrices = [tensor for tensor in tensors if tensor.ndim >= 2]
         vectors = [tensor for tensor in tensors if tensor.ndim < 2]

@@ -126,14 +126,6 @@ def test_completion_and_help_import_nothing_heavy(shell, words, expected):
     assert expected is None or answers == expected
 
 
-def test_version_and_help(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"hfpatch {hfpatch.__version__}\n"
-    assert main(["--help"]) == 0
-    out = capsys.readouterr().out
-    assert all(command in out for command in COMMANDS)
-
-
 def test_completion_installs_itself_for_a_shell(tmp_path):
     call = (
         f'"{sys.executable}" -m hfpatch --install-completion bash; exit $?'  # a shell of its own, which is looked for
@@ -146,10 +138,15 @@ def test_completion_installs_itself_for_a_shell(tmp_path):
     assert "hfpatch.sh" in (tmp_path / ".bashrc").read_text()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_explains_itself_with_an_example(capsys, command):
-    assert main([command, "--help"]) == 0
-    assert f"Example: hfpatch {command}" in " ".join(capsys.readouterr().out.split())
+def test_the_version_the_help_and_that_of_each_command_with_an_example(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"hfpatch {hfpatch.__version__}\n"
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for command in COMMANDS:
+        assert command in out
+        assert main([command, "--help"]) == 0
+        assert f"Example: hfpatch {command}" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("arguments", [["train"], ["nonsense"], ["compare"], ["eval", "--limit", "x"], ["report"]])
@@ -220,13 +217,12 @@ def test_a_mistake_in_a_plan_is_one_line(capsys, recipe, tmp_path, monkeypatch, 
     assert list(tmp_path.iterdir()) == [recipe]
 
 
-def test_a_method_that_the_recipe_does_not_hold_is_one_line(capsys, recipe, tmp_path):
-    out = tmp_path / "out"
-    assert "did you mean 'pre_projection'" in refused(
-        capsys, "train", recipe, "--method", "preprojection", "--out", out
-    )
-    assert "nothing to train" in refused(capsys, "train", recipe, "--method", "baseline", "--out", out)
-    assert not out.exists()
+@pytest.mark.parametrize(
+    ("method", "expected"), [("preprojection", "did you mean 'pre_projection'"), ("baseline", "nothing to train")]
+)
+def test_a_method_that_cannot_be_trained_is_one_line(capsys, recipe, tmp_path, method, expected):
+    assert expected in refused(capsys, "train", recipe, "--method", method, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_compare_and_report_print_the_table_and_the_report(capsys, tmp_path, recipe):
@@ -296,26 +292,18 @@ def test_one_report_of_two_runs_and_the_export_of_a_patch(capsys, tmp_path, reci
     assert (patch.with_name("patch-standalone") / "model.safetensors").is_file()
 
 
-def test_an_interruption_says_how_to_go_on(capsys, tmp_path, recipe, monkeypatch):
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [(KeyboardInterrupt(), 130, "interrupted; "), (Terminated(7), 128 + 15, "SIGTERM after step 7, which is saved; ")],
+)
+def test_an_end_by_a_signal_says_how_to_go_on(capsys, tmp_path, recipe, monkeypatch, end, code, said):
+    def train(*_: object, **__: object) -> None:
+        raise end
 
-    monkeypatch.setattr("hfpatch.runs.comparison.compare", interrupt)
-    assert main(["compare", str(recipe), "--out", str(tmp_path / "out")]) == 130
+    monkeypatch.setattr("hfpatch.runs.comparison.train", train)
+    assert main(["train", str(recipe), "--method", "lora", "--out", str(tmp_path / "out")]) == code
     (line,) = capsys.readouterr().err.splitlines()
-    assert "--resume" in line
-    assert str(tmp_path / "out") in line
-
-
-def test_sigterm_says_what_is_saved_and_exits_as_any_ended_program(capsys, tmp_path, recipe, monkeypatch):
-    def terminate(*_: object, **__: object) -> None:
-        raise Terminated(7)
-
-    monkeypatch.setattr("hfpatch.runs.comparison.train", terminate)
-    assert main(["train", str(recipe), "--method", "lora", "--out", str(tmp_path / "out")]) == 128 + 15
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "SIGTERM after step 7, which is saved" in line
-    assert f"--resume continues in {tmp_path / 'out'}" in line
+    assert f"{said}the same command with --resume continues in {tmp_path / 'out'}" in line
 
 
 def test_sigterm_outside_of_a_training_is_one_line_too(capsys, tmp_path, recipe, monkeypatch):
@@ -347,12 +335,9 @@ def test_train_runs_under_a_launcher_on_one_process_and_on_two(capsys, tmp_path,
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("patch: ") == 1
     assert main([*arguments, str(alone)]) == 0
-    ours, theirs = (losses(out / "runs" / "pre_projection" / "seed-0" / "metrics.jsonl") for out in (launched, alone))
+    metrics = [out / "runs" / "pre_projection" / "seed-0" / "metrics.jsonl" for out in (launched, alone)]
+    ours, theirs = ([json.loads(line)["loss"] for line in path.read_text().splitlines()] for path in metrics)
     assert ours == pytest.approx(theirs, rel=1e-5)
-
-
-def losses(path: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in path.read_text().splitlines()]
 
 
 def drive(progress: Progress) -> None:
@@ -366,19 +351,17 @@ def test_progress_is_live_on_a_terminal(monkeypatch):
     console = Console(force_terminal=True, width=120, file=io.StringIO())
     shown: list[str] = []
     with Bars(TextColumn("{task.description} {task.fields[state]}"), console=console, auto_refresh=False) as bars:
-        monkeypatch.setattr(bars, "update", spy(bars.update, shown))
+        update = bars.update
+
+        def spy(line, **fields):
+            shown.append(fields["state"])
+            update(line, **fields)
+
+        monkeypatch.setattr(bars, "update", spy)
         drive(LiveProgress(bars))
     shown[1] = re.sub(r", \d+\.\d GB$", ", 1.0 GB", shown[1])
     assert shown == ["", "step 3, loss 2.5000, 800 tokens/s, 1.0 GB", "cloze", "cloze acc 0.5"]
     assert "lora · seed 0 cloze acc 0.5" in console.file.getvalue()
-
-
-def spy(update, shown):
-    def call(line, **fields):
-        shown.append(fields["state"])
-        update(line, **fields)
-
-    return call
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(capsys, monkeypatch):

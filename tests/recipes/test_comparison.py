@@ -176,23 +176,20 @@ def test_a_file_that_is_no_recipe_is_named(write, content, parts):
     assert all(part in message for part in [str(path), *parts]), message
 
 
-def test_files_folders_and_bare_names(tmp_path):
+def test_files_folders_and_bare_names(write, tmp_path, monkeypatch):
     assert "no such file" in refused(tmp_path / "absent.yaml")
     assert "is a folder" in refused(tmp_path)
     assert load_recipe("quickstart") == load_recipe("quickstart.yaml")
     assert load_recipe("quickstart").name == "quickstart"
     assert "did you mean 'quickstart'" in refused(Path("quikstart"))
-
-
-def test_a_local_file_goes_before_a_recipe_of_that_name_and_a_folder_does_not(write, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart").mkdir()
     (tmp_path / "mine").mkdir()
-    assert load_recipe("quickstart").name == "quickstart"
+    assert load_recipe("quickstart").name == "quickstart"  # before a folder of that name
     assert "is a folder" in refused(Path("mine"))
     (tmp_path / "quickstart").rmdir()
     write(PLAIN, "quickstart")
-    assert load_recipe("quickstart").name == "small"
+    assert load_recipe("quickstart").name == "small"  # but after a file of that name
 
 
 _scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()

@@ -2,7 +2,6 @@ import pytest
 from pydantic import ValidationError
 
 from hfpatch.recipes.data import DataSettings, overlap_mistake
-from hfpatch.recipes.pretraining import PretrainRecipe
 
 
 def test_bounds():
@@ -32,12 +31,6 @@ def test_evaluating_on_what_is_trained_on_is_a_mistake(training, evaluation, mes
         DataSettings(**{"source": "a.txt", **training}), DataSettings(**{"source": "a.txt", **evaluation})
     )
     assert (found is None) if message is None else (message in found)
-
-
-def test_a_pretraining_recipe_that_evaluates_on_its_training_text_is_refused():
-    values = {"name": "x", "architecture": {"model_type": "gpt2"}, "tokenizer": {"path": "tinyworld/gpt2"}}
-    with pytest.raises(ValidationError, match="the text that is trained on"):
-        PretrainRecipe.model_validate({**values, "data": {"source": "a"}, "evaluation_data": {"source": "a"}})
 
 
 def test_overrides_that_a_token_file_needs_are_accepted_by_it():

@@ -28,9 +28,7 @@ def matched(parts, anchor):
     return [{**kept, "match": anchor}]
 
 
-def found(methods):
-    recipe = {"name": "any", "model": {"name": "gpt2"}, "methods": {"baseline": [], **methods}}
-    return {name: others[1:] for name, others in references(Recipe.model_validate(recipe)).items()}
+GATE = {"gate": [{"type": "output_gate"}], "same": matched(LORA, "gate"), "pre": matched(PRE, "gate")}
 
 
 @pytest.mark.parametrize(
@@ -38,25 +36,10 @@ def found(methods):
     [
         ({"pre": PRE}, {"pre": []}),
         ({"pre": PRE, "lora": LORA}, {"pre": ["lora"], "lora": []}),
-        (
-            {"pre": PRE, "lora": LORA, "same": matched(LORA, "pre")},
-            {"pre": ["same"], "lora": [], "same": []},
-        ),
+        ({"pre": PRE, "lora": LORA, "same": matched(LORA, "pre")}, {"pre": ["same"], "lora": [], "same": []}),
         ({"query": QUERY, "linear": LINEAR}, {"query": ["linear"], "linear": []}),
         ({"query": QUERY, "linear": LINEAR, "lora": LORA}, {"query": ["linear"], "linear": [], "lora": []}),
         ({"both": [*PRE, *LORA], "lora": LORA}, {"both": ["lora"], "lora": []}),
-    ],
-)
-def test_each_method_is_compared_with_one_of_its_size_or_with_lora(methods, expected):
-    assert found(methods) == expected
-
-
-GATE = {"gate": [{"type": "output_gate"}], "same": matched(LORA, "gate"), "pre": matched(PRE, "gate")}
-
-
-@pytest.mark.parametrize(
-    ("methods", "expected"),
-    [
         (GATE, {"gate": ["same", "pre"], "same": [], "pre": ["same"]}),
         (  # a LoRA outside of the group is no one's control in it
             {**GATE, "lora": LORA, "other": PRE},
@@ -87,8 +70,9 @@ GATE = {"gate": [{"type": "output_gate"}], "same": matched(LORA, "gate"), "pre":
         ),
     ],
 )
-def test_each_method_of_a_match_group_is_compared_with_its_loras(methods, expected):
-    assert found(methods) == expected
+def test_each_method_is_compared_with_methods_of_its_size_and_the_loras_of_its_group(methods, expected):
+    recipe = Recipe.model_validate({"name": "any", "model": {"name": "gpt2"}, "methods": {"baseline": [], **methods}})
+    assert {name: others[1:] for name, others in references(recipe).items()} == expected
 
 
 def test_what_each_method_of_the_quickstart_is_compared_with():

@@ -20,25 +20,6 @@ def test_a_pretraining_recipe_is_read_and_written_back(write, tmp_path):
     assert load_pretrain_or_study(write(recipe.to_yaml(), "again.yaml")) == recipe
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "parts"),
-    [
-        ("tokenizer: {train_vocab_size: 300}", "tokenizer: {}", ["tokenizer", "train_vocab_size or path"]),
-        ("{train_vocab_size: 300}", "{train_vocab_size: 300, path: x}", ["tokenizer", "not both"]),
-        ("{train_vocab_size: 300}", "{vocab_size: 300}", ["tokenizer.vocab_size", "did you mean 'train_vocab_size'"]),
-        ("name: tiny", "name: tiny\ntraining: {steps: 10}", ["warmup_steps", "below training.steps"]),
-        ("name: tiny", "name: tiny\nseed: -1", ["seed", "-1"]),
-        ("architecture: ", "architecure: ", ["did you mean 'architecture'"]),
-        ("name: tiny", "name: tiny\ntraining: {diagnose_every: 5}", ["diagnose_every", "data.held_out"]),
-    ],
-)
-def test_a_mistake_in_a_pretraining_recipe_is_named(write, old, new, parts):
-    assert old in PRETRAIN
-    with pytest.raises(HfpatchError) as caught:
-        load_pretrain_or_study(write(PRETRAIN.replace(old, new)))
-    assert all(part in str(caught.value) for part in parts), caught.value
-
-
 STUDY = """\
 name: tiny-study
 architecture: {model_type: gpt2, n_embd: 16, n_head: 2, n_layer: 1, biases: false}
@@ -80,30 +61,39 @@ def test_the_runs_of_a_study(write):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "parts"),
+    ("text", "old", "new", "parts"),
     [
-        ("baseline: linear", "baseline: liner", ["baseline is 'liner'", "did you mean 'linear'"]),
-        ("[0, 7]", "[0, 0]", ["seeds lists 0 twice"]),
-        ("  wide:", "  wi/de:", ["'wi/de' becomes a folder"]),
-        (", held_out: 10", "", ["loss on held-out text", "data.held_out"]),
-        ("lr: [1e-3, 2e-3]", "rl: [1e-3]", ["sweep.rl", "'rl' is no key of training", "did you mean 'lr'"]),
-        ("lr: [1e-3, 2e-3]", "steps: [10]", ["sweep.steps", "must be the same for all"]),
-        ("lr: [1e-3, 2e-3]", "lr: []", ["sweep.lr is empty"]),
-        ("lr: [1e-3, 2e-3]", "lr: [1e-3, 1e-3]", ["sweep.lr lists 0.001 twice"]),
-        ("lr: [1e-3, 2e-3]", "betas: [[0.9, 0.95]]", ["sweep.betas", "single values"]),
+        (PRETRAIN, "tokenizer: {train_vocab_size: 300}", "tokenizer: {}", ["tokenizer", "train_vocab_size or path"]),
+        (PRETRAIN, "{train_vocab_size: 300}", "{train_vocab_size: 300, path: x}", ["tokenizer", "not both"]),
+        (PRETRAIN, "train_vocab_size", "vocab_size", ["tokenizer.vocab_size", "did you mean 'train_vocab_size'"]),
+        (PRETRAIN, "name: tiny", "name: tiny\ntraining: {steps: 10}", ["warmup_steps", "below training.steps"]),
+        (PRETRAIN, "name: tiny", "name: tiny\nseed: -1", ["seed", "-1"]),
+        (PRETRAIN, "architecture: ", "architecure: ", ["did you mean 'architecture'"]),
+        (PRETRAIN, "name: tiny", "name: tiny\ntraining: {diagnose_every: 5}", ["diagnose_every", "data.held_out"]),
+        (PRETRAIN, "base}", "base}\nevaluation_data: {source: tinyworld/base}", ["the text that is trained on"]),
+        (STUDY, "baseline: linear", "baseline: liner", ["baseline is 'liner'", "did you mean 'linear'"]),
+        (STUDY, "[0, 7]", "[0, 0]", ["seeds lists 0 twice"]),
+        (STUDY, "  wide:", "  wi/de:", ["'wi/de' becomes a folder"]),
+        (STUDY, ", held_out: 10", "", ["loss on held-out text", "data.held_out"]),
+        (STUDY, "lr: [1e-3, 2e-3]", "rl: [1e-3]", ["sweep.rl", "'rl' is no key of training", "did you mean 'lr'"]),
+        (STUDY, "lr: [1e-3, 2e-3]", "steps: [10]", ["sweep.steps", "must be the same for all"]),
+        (STUDY, "lr: [1e-3, 2e-3]", "lr: []", ["sweep.lr is empty"]),
+        (STUDY, "lr: [1e-3, 2e-3]", "lr: [1e-3, 1e-3]", ["sweep.lr lists 0.001 twice"]),
+        (STUDY, "lr: [1e-3, 2e-3]", "betas: [[0.9, 0.95]]", ["sweep.betas", "single values"]),
+        (STUDY, "1e-3, 2e-3", "1e-3, -1.0", ["variants.linear at lr=-1.0", "training.lr is -1.0", "greater than 0"]),
+        (STUDY, "weight_decay: 0.03125", "weigt_decay: 0.03", ["variants.nonlinear", "did you mean 'weight_decay'"]),
         (
-            "lr: [1e-3, 2e-3]",
-            "lr: [1e-3, -1.0]",
-            ["variants.linear at lr=-1.0", "training.lr is -1.0", "greater than 0"],
+            STUDY,
+            "weight_decay: 0.03125",
+            "batch_size: 4",
+            ["variants.nonlinear", "training.batch_size must be the same"],
         ),
-        ("{weight_decay: 0.03125}", "{weigt_decay: 0.03}", ["variants.nonlinear", "did you mean 'weight_decay'"]),
-        ("{weight_decay: 0.03125}", "{batch_size: 4}", ["variants.nonlinear", "training.batch_size must be the same"]),
-        ("sweep: {}}", "swep: {}}", ["variants.wide.swep"]),
+        (STUDY, "sweep: {}}", "swep: {}}", ["variants.wide.swep"]),
     ],
 )
-def test_a_mistake_in_a_study_is_named(write, old, new, parts):
-    assert old in STUDY
+def test_a_mistake_is_named(write, text, old, new, parts):
+    assert old in text
     with pytest.raises(HfpatchError) as caught:
-        load_pretrain_or_study(write(STUDY.replace(old, new)))
+        load_pretrain_or_study(write(text.replace(old, new)))
     assert all(part in str(caught.value) for part in parts), caught.value
     assert "\n" not in str(caught.value)

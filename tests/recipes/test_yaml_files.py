@@ -10,7 +10,7 @@ import yaml
 
 from hfpatch.evaluation.tasks import LocalData, load_tasks
 from hfpatch.recipes.comparison import Recipe, load_recipe
-from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_or_study
+from hfpatch.recipes.pretraining import load_pretrain_or_study
 from hfpatch.recipes.strict import read_yaml, validate
 from hfpatch.support.folders import eval_dir, recipes_dir
 from hfpatch.surgery.methods import validate_methods
@@ -34,34 +34,21 @@ def function(loader: TaskLoader, node: yaml.Node) -> object:
 TaskLoader.add_constructor("!function", function)
 
 
-def read(path: Path) -> Recipe | PretrainRecipe | StudyRecipe:
-    return load_pretrain_or_study(path) if "architecture" in read_yaml(path) else load_recipe(path)
-
-
-def commands_of(path: Path) -> list[list[str]]:
-    """Return the commands in a recipe's header, the lines that are set in by three spaces."""
-    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
-    return [line[1:].split() for line in lines if line.startswith("#   ")]
-
-
 def test_there_are_files():
     assert {"quickstart.yaml", "gpt2.yaml", "pythia-160m.yaml"} <= {path.name for path in RECIPES}
     assert {"paper", "tinyworld", "local"} <= {path.parent.name for path in TASKS}
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
-def test_a_recipe_is_valid_and_named_as_its_file(path):
-    recipe = read(path)
+def test_a_recipe_is_valid_named_as_its_file_and_so_are_the_commands_in_its_header(path):
+    recipe = load_pretrain_or_study(path) if "architecture" in read_yaml(path) else load_recipe(path)
     assert recipe.name == path.stem
+    # the lines of the header that are set in by three spaces
+    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    commands = [line[1:].split() for line in lines if line.startswith("#   ")]
+    assert commands, "the header holds the exact command"
     if isinstance(recipe, Recipe):
         validate_methods(recipe.methods)
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
-def test_a_recipe_starts_with_its_command_and_those_in_its_header_are_valid(path):
-    commands = commands_of(path)
-    assert commands, "the header holds the exact command"
-    if isinstance(read(path), Recipe):
         assert commands[0] == ["hfpatch", "compare", path.stem]
         assert any("=" in word for command in commands for word in command), "the header shows an override"
     for command in commands:

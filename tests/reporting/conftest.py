@@ -12,7 +12,7 @@ from hfpatch.reporting.comparison.document import comparison_document, read_mate
 from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.plots import to_svgs
 from hfpatch.reporting.theme import report_style
-from hfpatch.results.folder import load_comparison
+from hfpatch.results.folder import load_results
 from hfpatch.results.identity import OF_BASE, OF_TASK
 
 TASKS = {
@@ -174,7 +174,7 @@ def raw():
 @pytest.fixture
 def build(tmp_path):
     """Return a function that writes a results.json and reads it back."""
-    return lambda raw, **options: load_comparison(write_run(tmp_path / "run", raw, **options))
+    return lambda raw, **options: load_results(write_run(tmp_path / "run", raw, **options))
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def run_dir(tmp_path, raw):
 
 @pytest.fixture
 def results(run_dir):
-    return load_comparison(run_dir)
+    return load_results(run_dir)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hfpatch.reporting.comparison.samples import Change, Samples, Sides
 from hfpatch.reporting.document import Download
 from hfpatch.reporting.html import _download, html
 from hfpatch.reporting.plots import to_svgs
-from hfpatch.results.folder import load_comparison
+from hfpatch.results.folder import load_results
 
 NOTHING_CHANGED = Samples((), {}, ())
 VOID = {"meta", "br", "wbr", "img", "link", "hr", "input"}
@@ -118,7 +118,7 @@ def test_ids_and_sections_are_unique_in_the_order_of_reading_and_references_reso
 
 
 def test_ids_are_unique_where_there_are_tuning_controls_and_low_noise_metrics():
-    results = load_comparison(Path(__file__).parents[2] / "results" / "quickstart-tuned")
+    results = load_results(Path(__file__).parents[2] / "results" / "quickstart-tuned")
     parsed = Page()
     parsed.feed(html(comparison_document([RunData("", results, [], NOTHING_CHANGED, [], {"run": results})])))
     assert "differences" in parsed.ids

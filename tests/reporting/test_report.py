@@ -16,7 +16,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.reporting import write_joint_report, write_report
 from hfpatch.reporting.numbers import MOST_METHODS
 from hfpatch.reporting.report import document_of
-from hfpatch.results.folder import load_comparison
+from hfpatch.results.folder import load_results
 
 DRAWN = ("differences", "quality", "training")
 FILES = sorted(f"figures/{name}.{kind}" for name in DRAWN for kind in ("csv", "svg"))
@@ -95,7 +95,7 @@ def test_an_incomplete_run_is_reported_as_far_as_it_got(run_dir, raw, build):
 
 
 def test_a_report_of_some_methods_has_the_verdicts_of_the_whole(run_dir, raw, tmp_path):
-    whole, some = load_comparison(run_dir), load_comparison(run_dir).only(["lora"])
+    whole, some = load_results(run_dir), load_results(run_dir).only(["lora"])
     out = tmp_path / "some"
     report = write_joint_report([run_dir], out, methods=["lora"])
     assert list(some.methods) == ["baseline", "lora"]
@@ -118,7 +118,7 @@ def test_labels_are_shown_and_are_no_keys(run_dir, raw):
     plain = {path.name: path.read_bytes() for path in write_report(run_dir).paths}
     raw["methods"]["lora"]["label"] = "Low rank"
     (run_dir / "results.json").write_text(json.dumps(raw))
-    results = load_comparison(run_dir)
+    results = load_results(run_dir)
     assert results.comparison("lora", "tinyworld_cloze", "baseline", "acc") is not None
     assert results.labelled().comparison("lora", "tinyworld_cloze", "baseline", "acc") is None
     found = results.labelled().comparison("Low rank", "tinyworld_cloze", "baseline", "acc")

@@ -16,7 +16,7 @@ from hfpatch.reporting.cards import run_card
 from hfpatch.reporting.comparison.merging import merge
 from hfpatch.reporting.html import html
 from hfpatch.reporting.markdown import markdown
-from hfpatch.results.folder import load_comparison
+from hfpatch.results.folder import load_results
 
 JUNK = [None, 0, -1, 1e308, float("nan"), float("inf"), "", "x", "<b>", [], {}, [1, "a", None], {"a": 1}, True, "1"]
 
@@ -50,7 +50,7 @@ def broken(changes):
 def test_a_broken_file_is_a_report_or_one_line(tmp_path, changes):
     (tmp_path / "results.json").write_text(json.dumps(broken(changes)))
     try:
-        results = load_comparison(tmp_path)
+        results = load_results(tmp_path)
     except HfpatchError:
         return
     document = document_of(results)

@@ -4,8 +4,6 @@ import copy
 import math
 import re
 
-import pytest
-
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.cautions import comparison_cautions
 from hfpatch.results.schema import ComparisonResults
@@ -125,18 +123,13 @@ def test_the_literal_form_several_commits_and_products_in_fp32_are_named():
     assert "abc, unknown" in commits
 
 
-@pytest.mark.parametrize(
-    ("parts", "form"),
-    [
-        ([], None),
-        (PRE, None),
-        (QUERY, "preserving"),
-        ([*PRE, {"type": "nonlinear_query", "form": "literal"}], "literal"),
-        ([{"type": "nonlinear_query", "anchor": "identity"}], None),
-    ],
-)
-def test_the_form_of_a_method(parts, form):
-    assert form_of(parts) == form
+def test_the_form_of_a_method():
+    literal, identity = (
+        {"type": "nonlinear_query", "form": "literal"},
+        {"type": "nonlinear_query", "anchor": "identity"},
+    )
+    assert [form_of(parts) for parts in ([], PRE, [identity])] == [None] * 3
+    assert (form_of(QUERY), form_of([*PRE, literal])) == ("preserving", "literal")
 
 
 def test_updates_left_out_and_early_stops_are_named_with_their_seed():

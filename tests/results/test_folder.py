@@ -1,4 +1,6 @@
+import functools
 import json
+import operator
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,6 @@ import pytest
 import hfpatch
 from hfpatch.errors import HfpatchError
 from hfpatch.results import ComparisonResults, load_results
-from hfpatch.results.folder import load_comparison
 from hfpatch.support.files import printable
 
 ROOT = Path(__file__).parents[2]
@@ -33,15 +34,8 @@ def test_a_mean_is_rounded_once_whatever_the_python(results, monkeypatch):
     """The built-in sum of floats gives other last digits before Python 3.12; reports must not depend on that."""
     values = [0.1] * 10
     monkeypatch.setattr(ComparisonResults, "values", lambda *_: values)
-    assert sum_before_python_3_12(values) / 10 != 0.1
+    assert functools.reduce(operator.add, values) / 10 != 0.1  # as sum before Python 3.12
     assert results.mean("lora", "tinyworld_text") == 0.1
-
-
-def sum_before_python_3_12(values):
-    total = 0.0
-    for value in values:
-        total += value
-    return total
 
 
 def test_the_baseline_has_no_parts_and_verdicts_follow_from_comparisons(build, raw, results):
@@ -104,7 +98,7 @@ def test_a_kind_that_is_another_or_unknown_is_refused(tmp_path, run_dir):
     (tmp_path / "results.json").write_text(json.dumps({**study, "variants": {"a": {"parameters": parameters}}}))
     assert load_results(tmp_path, None).kind == "pretraining"
     with pytest.raises(HfpatchError, match="results of hfpatch pretrain, not of hfpatch compare"):
-        load_comparison(tmp_path)
+        load_results(tmp_path)
 
 
 def test_what_is_no_number_is_left_out_or_not_a_number(build, raw):
@@ -151,6 +145,8 @@ def test_the_kind_decides_the_type(tmp_path):
         "assert_type(load_results('run', 'pretraining'), StudyResults)\n"
         "load_results('run', None).methods['lora']\n"
     )
+    limit = sys.getrecursionlimit()
     out, _, _ = mypy.run([f"--config-file={ROOT / 'pyproject.toml'}", f"--cache-dir={tmp_path}", str(code)])
+    sys.setrecursionlimit(limit)  # which mypy has raised
     assert "Found 2 errors" in out, out  # a study and an evaluation have no methods
     assert out.count(':6: error: Item "') == 2, out

@@ -47,10 +47,6 @@ def test_each_budget_has_the_verdict_against_the_lora_of_its_own():
         f"ahead@{budget}": f"lora@{budget}" for budget in ("1k", "10k", "100k")
     }
     assert {verdict.family for verdict in found.values()} == {3 * (len(GAINS) - 1)}  # all budgets of all methods
-
-
-def test_without_a_lora_of_several_budgets_nothing_is_said_of_one():
-    results = frontier_example()
     alone = results.model_copy(update={"frontier": results.frontier.model_copy(update={"reference": None})})
     assert sentence(alone, line_of(alone, "ahead")) == "is compared with no LoRA of several budgets"
 

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from hfpatch.results.retention import KL, front, kept_answers
-from hfpatch.results.schema import Comparison, Retention, RetentionPoint
+from hfpatch.results.schema import Comparison, ComparisonResults, Method, Parameters, Retention, RetentionPoint
 
 TEXT = "retention_old"
 
@@ -69,7 +69,9 @@ def test_the_verdicts_are_corrected_over_methods_and_texts_by_bits_per_byte():
     }  # fmt: skip
     assert {each.family for each in found.verdicts} == {4}
     assert {each.question for each in found.verdicts} == {"retention"}
-    kept = found.only(["a"])
+    method = Method(parameters=Parameters(trainable=0, added=0, base=0))
+    whole = ComparisonResults(name="any", methods=dict.fromkeys("ab", method), retention=found)
+    kept = whole.only(["a"]).retention
     assert [each.p_corrected for each in kept.verdicts] == [corrected["a", TEXT], corrected["a", other]]
     assert Retention.model_validate(json.loads(json.dumps(kept.to_json()))).points == kept.points
 

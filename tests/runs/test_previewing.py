@@ -29,7 +29,7 @@ def test_the_time_on_many_devices_is_that_of_the_graph(tmp_path, monkeypatch, ca
     assert found.duration(1) == 2 + 4 * 3 + 4 * (10 + 2)
     assert found.duration(2) == (2 + 4 * 3 + 4 * (10 + 2)) / 2
     assert found.duration(4) == found.duration(100) == 2 + 3 + 10 + 2  # the longest chain
-    print_preview(found)
+    print_preview(tuned, tmp_path / "out", engine=EngineSettings(jobs=2))
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ["2", "check", "baseline", "baseline", "·", "seed", "0", "1"]
     assert lines[-6].startswith("18 units, 0 of them complete, 4 of them only if tuning needs other rates")
@@ -54,7 +54,7 @@ def test_a_study_takes_the_time_of_its_finished_runs(tmp_path, capsys):
     out = tmp_path / "out"
     found = preview(study, out)
     assert found.duration(1) is None
-    print_preview(found)
+    print_preview(study, out)
     assert capsys.readouterr().out.endswith("no run is finished here, so nothing is known of the time\n")
     out.mkdir()
     (out / "recipe.yaml").write_text(study.to_yaml())

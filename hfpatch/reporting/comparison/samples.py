@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from hfpatch.results.parts import HELD_OUT
-from hfpatch.results.records import TaskValues, read_values, read_whole_lines
+from hfpatch.results.records import TaskValues, read_lines, read_values
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.support.files import printable
 
@@ -136,7 +136,8 @@ class _Run:
     def records(self, task: str) -> dict[str, Record]:
         """Return a task's records by document."""
         if task not in self._records:
-            lines = read_whole_lines(self._folder / f"{task}.jsonl") if "/" not in task else ()
+            path = self._folder / f"{task}.jsonl"
+            lines = read_lines(path, skip_broken=True) if "/" not in task else ()
             known = (record for record in lines if isinstance(record, dict))  # a broken line is left out
             self._records[task] = {f"{each.get('doc_id')}/{str(each.get('doc_hash'))[:12]}": each for each in known}
         return self._records[task]

@@ -22,7 +22,7 @@ from hfpatch.reporting.comparison.figures import (
 from hfpatch.reporting.numbers import MOST_METHODS
 from hfpatch.reporting.plots import to_svgs
 from hfpatch.reporting.theme import to_svg
-from hfpatch.results.folder import load_comparison
+from hfpatch.results.folder import load_results
 from hfpatch.results.schema import Curve, LayerSeries
 
 pytestmark = pytest.mark.usefixtures("style")
@@ -217,7 +217,7 @@ def test_curves_have_at_most_some_hundred_steps_and_every_loss_on_held_out_text(
 
 def test_figures_show_the_surest_differences_whichever_way_they_go(tmp_path):
     folder = write_big_run(tmp_path, methods=40, tasks=2, seeds=1, documents=2, steps=0)
-    results = load_comparison(folder)
+    results = load_results(folder)
     surest = {}
     for each in results.comparisons:
         if each.reference == "baseline":

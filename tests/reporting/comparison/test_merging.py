@@ -7,7 +7,7 @@ from reporting.conftest import example, write_run
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting import default_out, write_joint_report, write_report
 from hfpatch.reporting.comparison.merging import merge
-from hfpatch.results.folder import load_comparison
+from hfpatch.results.folder import load_results
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def two(tmp_path):
 
 
 def merged(folders):
-    return merge({folder.name: load_comparison(folder) for folder in folders})
+    return merge({folder.name: load_results(folder) for folder in folders})
 
 
 def verdicts(found):
@@ -37,7 +37,7 @@ def test_the_same_model_and_documents_share_a_table(two):
     names = ["baseline", "pre_projection_skip (first)", "lora (first)", "pre_projection_skip (second)", "lora (second)"]
     assert list(found.results.methods) == names
     assert len(found.results.comparisons) == 15
-    own = [(v.task, v.p_corrected, v.family) for folder in folders for v in load_comparison(folder).verdicts]
+    own = [(v.task, v.p_corrected, v.family) for folder in folders for v in load_results(folder).verdicts]
     assert [(v.task, v.p_corrected, v.family) for v in found.results.verdicts] == own
     pairs = {(each.method, each.reference) for each in found.results.comparisons}
     assert pairs >= {("lora (second)", "baseline"), ("pre_projection_skip (second)", "lora (second)")}
@@ -96,7 +96,7 @@ def test_a_joint_report_is_whole_and_touches_no_run(two, tmp_path):
 
 @pytest.mark.parametrize(("loss", "kept"), [(2.5, {"held_out": {"base_loss": 2.5}}), (2.6, {})])
 def test_held_out_text_is_that_of_the_union_where_all_runs_have_the_same(two, loss, kept):
-    first, second = (load_comparison(folder) for folder in two())
+    first, second = (load_results(folder) for folder in two())
     first = first.model_copy(update={"data": {**first.data, "held_out": {"base_loss": 2.5}}})
     second = second.model_copy(update={"data": {**second.data, "held_out": {"base_loss": loss}}})
     assert merge({"first": first, "second": second}).results.data == kept
@@ -109,7 +109,7 @@ def test_losses_on_other_held_out_documents_share_no_column(two, digest, shared)
         raw["comparisons"].append({**raw["comparisons"][0], "task": "held_out_text"})
         return raw
 
-    first, second = (load_comparison(folder) for folder in two())
+    first, second = (load_results(folder) for folder in two())
     first = type(first).model_validate(held_out(first.to_json(), "a" * 64))
     if digest:
         second = type(second).model_validate(held_out(second.to_json(), digest))

@@ -6,7 +6,7 @@ from reporting.big import write_big_run
 from hfpatch.reporting.comparison import samples
 from hfpatch.reporting.comparison.samples import Change, read_samples
 from hfpatch.reporting.comparison.tables import sides_table
-from hfpatch.results.folder import load_comparison
+from hfpatch.results.folder import load_results
 from hfpatch.results.records import write_values
 
 
@@ -94,13 +94,13 @@ def test_more_changes_than_are_listed_are_counted(run_dir, results):
 
 def test_samples_are_the_same_from_the_numbers_of_records_alone(tmp_path, monkeypatch):
     folder = write_big_run(tmp_path, methods=4, tasks=2, seeds=2, documents=60, steps=0)
-    results = load_comparison(folder)
+    results = load_results(folder)
     expected = read_samples(folder, results)
     assert len(expected.sides) == 6
     for records in folder.glob("runs/*/*/evaluations"):
         write_values(records, results.tasks)
     read = []
-    own = samples.read_whole_lines
-    monkeypatch.setattr(samples, "read_whole_lines", lambda path: read.append(path) or own(path))
+    own = samples.read_lines
+    monkeypatch.setattr(samples, "read_lines", lambda path, **options: read.append(path) or own(path, **options))
     assert read_samples(folder, results) == expected
     assert {path.parents[2].name for path in read} == {"baseline"}
