@@ -239,7 +239,13 @@ def _time_step(
     micro = training.micro_batch_size or 1
     blocks = min(training.batch_size, max(1, int(seconds / max(token_s * setup.blocks.block_size, 1e-9))))
     blocks = max(blocks // micro * micro, 1)
-    changed = {"steps": _MOST + 1, "warmup_steps": 0, "save_every": None, "evaluate_every": None, "report_to": ()}
+    changed: dict[str, Any] = {
+        "steps": _MOST + 1,
+        "warmup_steps": 0,
+        "save_every": None,
+        "evaluate_every": None,
+        "report_to": (),
+    }
     changed |= {"patience": None, "keep_best": False, "on_bad_loss": "skip", "batch_size": blocks}
     changed["micro_batch_size"] = training.micro_batch_size if blocks >= micro else None
     settings = training.model_copy(update=changed)
