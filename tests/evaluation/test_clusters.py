@@ -52,10 +52,7 @@ def test_the_error_is_that_of_the_jackknife_over_groups():
     groups = clusters.grouped(names)
     error, count = by_hand(differences, weights, names)
     assert stats.over_documents(differences, weights, groups=groups) == pytest.approx((error, count - 1))
-
-
-def test_groups_of_one_size_give_the_usual_cluster_robust_error():
-    rng = np.random.default_rng(1)
+    # for groups of one size, the usual cluster-robust error
     terms, weights, groups = rng.normal(size=60), np.ones(60), np.repeat(np.arange(12), 5)
     sums = (terms - terms.mean()).reshape(12, 5).sum(axis=1)
     expected = math.sqrt(12 / 11 * (sums**2).sum()) / 60

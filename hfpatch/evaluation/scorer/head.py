@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hfpatch.evaluation.scorer.findings import Findings
 from hfpatch.nn.matmul import has_own_forward, is_stock, linear
-from hfpatch.sites import base_model
-from hfpatch.sites.lm_head import PLAIN, LMHead, find_lm_head
+from hfpatch.sites.lm_head import LMHead
 
 _SMALLEST_SLICE = 256
 
@@ -85,18 +83,3 @@ class WholeModel:
 Parts = BodyAndHead | WholeModel
 """A model in two steps: ``features`` (batch, seq, width) of tokens (batch, seq), and ``logits`` (n, vocabulary) in fp32
 of features (n, width), as a tensor that may be overwritten."""
-
-
-def split_model(model: Any, findings: Findings) -> Parts:
-    """Return a model's body and head if together they give its logits, else the model as a whole.
-
-    The result is added to ``findings``.
-    """
-    if findings.split is None:
-        found = find_lm_head(model)
-        findings.split = found is not None
-        findings.tail = found.tail if found is not None else PLAIN
-    if not findings.split:
-        return WholeModel(model)
-    causal: Any = base_model(model)
-    return BodyAndHead(causal.base_model, causal.get_output_embeddings(), findings.tail)

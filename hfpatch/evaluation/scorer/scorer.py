@@ -26,12 +26,13 @@ from hfpatch.evaluation.scorer.exactness import (
     try_padding,
 )
 from hfpatch.evaluation.scorer.findings import Findings, TreeTrial
-from hfpatch.evaluation.scorer.head import Parts, WholeModel, split_model
+from hfpatch.evaluation.scorer.head import BodyAndHead, Parts, WholeModel
 from hfpatch.evaluation.scorer.log_probs import Score, Targets, score_positions
 from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group, pack
 from hfpatch.evaluation.scorer.trimming import Modules, only_at, trimmable
 from hfpatch.evaluation.windows import say_once
 from hfpatch.sites import base_model, input_device
+from hfpatch.sites.lm_head import PLAIN, find_lm_head
 
 logger = logging.getLogger(__name__)
 
@@ -100,10 +101,16 @@ class Scorer:
     @torch.no_grad()
     def parts(self) -> Parts:
         """The model as body and head, if together they give its logits, else as a whole."""
-        parts = split_model(self.model, self.findings)
-        if isinstance(parts, WholeModel):
+        findings = self.findings
+        if findings.split is None:
+            found = find_lm_head(self.model)
+            findings.split = found is not None
+            findings.tail = found.tail if found is not None else PLAIN
+        if not findings.split:
             self._warn("its head cannot be separated from its body; the logits of every position are computed")
-        return parts
+            return WholeModel(self.model)
+        causal: Any = base_model(self.model)
+        return BodyAndHead(causal.base_model, causal.get_output_embeddings(), findings.tail)
 
     @torch.no_grad()
     def score(
