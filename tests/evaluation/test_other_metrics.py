@@ -141,7 +141,7 @@ def test_several_seeds_add_their_own_variance(scored, monkeypatch):
     assert one.high - one.low >= 2 * 12.706 * abs(gain) / 2
 
 
-def test_only_ratios_have_an_error_values_that_are_no_numbers_become_null_and_a_score_that_is_none_is_refused(
+def test_only_ratios_have_an_error_and_what_is_no_number_is_null_or_refused(
     scored, taught, tokenizer, support, tmp_path
 ):
     folder, found, _ = scored
