@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.scorer import Findings, Score, TokenRequest
@@ -132,14 +131,14 @@ class ScoreCache:
 
 def open_cache(folder: Path, task: str, key: Mapping[str, Any], *, optional: bool = False, rank: int = 0) -> ScoreCache:
     """Return the cache of a model's scores on a task, in a folder that may hold those of other models."""
-    name = f"{task.replace('/', '-')}-{_hash_key(key)}.jsonl"
+    name = f"{task.replace('/', '-')}-{hash_values(key)[:16]}.jsonl"
     return ScoreCache(folder / name, key, optional=optional, rank=rank)
 
 
 def read_findings(folder: Path, key: Mapping[str, Any]) -> Findings:
     """Return the results of trials that `keep_findings` wrote; none where they cannot be read."""
     try:
-        kept = read_json(folder / f"trials-{_hash_key(key)}.json")
+        kept = read_json(folder / f"trials-{hash_values(key)[:16]}.json")
         if kept["key"] == key:
             return Findings.of(kept)
     except (HfpatchError, KeyError, TypeError):
@@ -156,14 +155,10 @@ def keep_findings(folder: Path, key: Mapping[str, Any], findings: Findings, *, o
     if findings.to_json() == read_findings(folder, key).to_json():
         return
     try:
-        write_json(folder / f"trials-{_hash_key(key)}.json", {"key": key, **findings.to_json()})
+        write_json(folder / f"trials-{hash_values(key)[:16]}.json", {"key": key, **findings.to_json()})
     except HfpatchError:  # the answers' own file has warned of it
         if not optional:
             raise
-
-
-def _hash_key(key: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _digest(request: TokenRequest) -> str:
@@ -189,11 +184,23 @@ def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
         counted = (each for each in public.items() if each[0] not in _TRAINING_ATTRIBUTES)
         numbers = {name: value for name, value in counted if _is_numeric(value)}
         modules.append((path, type(module).__module__, type(module).__qualname__, numbers))
+    adapters = None
+    if peft_is_imported():
+        from hfpatch.tuners.adapters import AdapterWrapper, adapter_parameters, stack
+
+        if parameters := adapter_parameters(model):
+            configs = {name: config.to_dict() for name, config in stack(model).items()}
+            states = [
+                (name, *(str(getattr(module, state, None)) for state in _ADAPTER_STATES))
+                for name, module in model.named_modules()
+                if isinstance(module, AdapterWrapper)
+            ]
+            adapters = hash_values([_hash_tensors(parameters), configs, states])
     return {
         "base_sha256": base_sha256 or hash_weights(model),
-        "adapters_sha256": _hash_adapters(model),
+        "adapters_sha256": adapters,
         "buffers_sha256": _hash_tensors(dict(model.named_buffers())),
-        "modules_sha256": hashlib.sha256(json.dumps(modules, sort_keys=True).encode()).hexdigest(),
+        "modules_sha256": hash_values(modules),
         "modules_code": hash_model_code(model),
         "config_sha256": hashlib.sha256(model.config.to_json_string(use_diff=False).encode()).hexdigest(),
         **computed_with(model),
@@ -232,24 +239,6 @@ def code_hash(parts: tuple[str, ...]) -> str:
     files = sorted({file for place in places for file in ([place] if place.is_file() else place.rglob("*.py"))})
     listing = "\n".join(f"{file.relative_to(package).as_posix()} {sha256_file(file)}" for file in files)
     return hashlib.sha256(listing.encode()).hexdigest()
-
-
-def _hash_adapters(model: nn.Module) -> str | None:
-    """Return the SHA-256 of the adapters' configurations, state and tensors; None where there are none."""
-    if not peft_is_imported():
-        return None
-    from hfpatch.tuners.adapters import AdapterWrapper, adapter_parameters, stack
-
-    parameters = adapter_parameters(model)
-    if not parameters:
-        return None
-    configs = {name: config.to_dict() for name, config in stack(model).items()}
-    states = [
-        (name, *(str(getattr(module, state, None)) for state in _ADAPTER_STATES))
-        for name, module in model.named_modules()
-        if isinstance(module, AdapterWrapper)
-    ]
-    return hash_values([_hash_tensors(parameters), configs, states])
 
 
 def _hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.evaluation.metrics import Array, ratio_error
+from hfpatch.evaluation.metrics import Array
 
 Groups = NDArray[np.int64]
 """The group of each document, (documents,), counted from 0."""
@@ -73,13 +73,6 @@ def grouped(clusters: Sequence[str | None]) -> Groups:
 def count_groups(groups: Groups) -> int:
     """Return the number of groups."""
     return int(groups.max()) + 1
-
-
-def clustered_error(terms: Array, weights: Array, groups: Groups | None) -> float:
-    """Return the standard error of ``Σ terms / Σ weights``, both (documents,), over groups, or over documents."""
-    if groups is None or count_groups(groups) == len(groups):
-        return ratio_error(terms, weights)
-    return jackknife_error(group_sums(terms, groups), group_sums(weights, groups))
 
 
 def group_sums(values: Array, groups: Groups) -> Array:

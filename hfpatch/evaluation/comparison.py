@@ -93,7 +93,11 @@ class _Measure:
         """Return a run's scores, (resamples,), on documents or whole groups drawn alike for every run."""
         aggregate = self.metric.aggregate
         if run not in self.resampled and aggregate is not None:
-            draws = _draws(np.random.default_rng(0), len(values), groups)
+            units = len(values) if groups is None else count_groups(groups)
+            draws: Iterable[NDArray[np.int64]] = np.random.default_rng(0).integers(0, units, size=(RESAMPLES, units))
+            if groups is not None:  # the documents of the drawn groups
+                members = np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups))[:-1])
+                draws = (np.concatenate([members[group] for group in draw]) for draw in draws)
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")  # a draw may lack a class
                 self.resampled[run] = np.array([aggregate([values[i] for i in draw]) for draw in draws], np.float64)
@@ -140,8 +144,24 @@ def compare(
                 metric = _metric(chosen, functions.get(task, {}))
                 if metric.aggregate is None:  # else a task's own of another kind
                     others.append(_Measure(chosen, metric))
-    found = _compare_pairs(records, primary, references, baseline)
-    low_noise = _compare_pairs(records, others, references, baseline)
+
+    # each method with each of its references, by each measure
+    found, low_noise, reader = list[Comparison](), list[Comparison](), Reader()
+    pairs = [(method, reference) for method, theirs in references.items() for reference in theirs]
+    for method, reference in pairs:
+        if not (records.get(method) and records.get(reference)):
+            continue
+        by_seed = (records[method], records[reference])
+        ours, theirs = ([runs[seed] for seed in sorted(runs)] for runs in by_seed)
+        shared = sorted(set(by_seed[0]) & set(by_seed[1]))
+        if reference == baseline or len(ours) == len(theirs) == 1:
+            runs = _Pairing(ours, theirs)
+        elif len(shared) > 1:
+            runs = _Pairing([by_seed[0][seed] for seed in shared], [by_seed[1][seed] for seed in shared])
+        else:
+            runs = _Pairing(ours, theirs, paired=False)
+        found += [_compare(method, reference, each, runs, reader) for each in primary]
+        low_noise += [_compare(method, reference, each, runs, reader) for each in others]
     broken = {(one.method, one.reference, one.task) for one in low_noise if not math.isfinite(one.difference)}
     return found + [one for one in low_noise if (one.method, one.reference, one.task) not in broken]
 
@@ -164,29 +184,6 @@ def compare_again(folder: str | Path) -> list[Comparison]:
     base = results.methods[results.baseline].runs[0] if results.baseline is not None else None
     scores = {} if base is None else base.evaluation
     return compare(published_runs(folder), tasks=scores, references=references, baseline=results.baseline or "baseline")
-
-
-def _compare_pairs(
-    records: Mapping[str, Runs], measures: Sequence[_Measure], references: Mapping[str, Sequence[str]], baseline: str
-) -> list[Comparison]:
-    """Return the comparison of each method with each of its references by each measure, not yet corrected."""
-    found, reader = [], Reader()
-    pairs = [(method, reference) for method, others in references.items() for reference in others]
-    for method, reference in pairs:
-        if not (records.get(method) and records.get(reference)):
-            continue
-        by_seed = (records[method], records[reference])
-        ours, theirs = ([runs[seed] for seed in sorted(runs)] for runs in by_seed)
-        shared = sorted(set(by_seed[0]) & set(by_seed[1]))
-        if reference == baseline or len(ours) == len(theirs) == 1:
-            runs = _Pairing(ours, theirs)
-        elif len(shared) > 1:
-            runs = _Pairing([by_seed[0][seed] for seed in shared], [by_seed[1][seed] for seed in shared])
-        else:
-            runs = _Pairing(ours, theirs, paired=False)
-        reader.keep([*runs.method, *runs.reference])
-        found += [_compare(method, reference, each, runs, reader) for each in measures]
-    return found
 
 
 def check_comparable(
@@ -306,13 +303,3 @@ def _test_aggregate(
     estimate = Estimate(float(scores[0].mean() - scores[1].mean()), (documents, *([seeds] if seeds else [])))
     test = runs.test("paired bootstrap t over documents", "bootstrap t")
     return _Tested(test, estimate.p, estimate.interval, estimate.parts)
-
-
-def _draws(rng: np.random.Generator, documents: int, groups: Groups | None) -> Iterable[NDArray[np.int64]]:
-    """Return the documents of each resample: as many drawn as there are, or all those of as many groups."""
-    units = documents if groups is None else count_groups(groups)
-    draws = rng.integers(0, units, size=(RESAMPLES, units))
-    if groups is None:
-        return draws
-    members = np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups))[:-1])
-    return (np.concatenate([members[group] for group in draw]) for draw in draws)

@@ -57,7 +57,7 @@ class AddedFolder:
         if not path.is_dir():
             raise HfpatchError(f"{path}: no such folder; include_path is a folder with task files")
         stamp = file_stamp(file for file in sorted(path.rglob("*")) if file.suffix in (".yaml", ".py"))
-        return cls(path.absolute(), stamp, _added(path.absolute(), stamp))
+        return cls(path.absolute(), stamp, _index((path.absolute(),), stamp))
 
 
 def file_stamp(files: Iterable[Path]) -> Stamp:
@@ -81,51 +81,52 @@ def entries_of(name: str, added: AddedFolder) -> Index:
     Raises:
         HfpatchError: if the name is unknown.
     """
+    own = _index(_own_folders())
     if not set("*?[").isdisjoint(name):
-        everything = {**_everything(), **_own(), **added.index}
+        everything = {**_everything(), **own, **added.index}
         matches = sorted(fnmatch.filter(everything, name))
         if not matches:
             raise HfpatchError(f"--tasks {name}: no task, group or tag is called like that")
         return {**everything, name: None}
-    for own in (added.index, _own()):
-        if name in own:
-            return _with_members(name, dict(own), added)
-    named = _files().get(name, [])
-    index = _index({file.parent for file in named})
-    if name not in index:  # another file name: look for files in which a key or a list item has the value ``name``
+    for known in (added.index, own):
+        if name in known:
+            return _with_members(name, known, added)
+
+    # lm-eval's: a file of this name, else files in which a key or a list item has the value ``name``
+    files = _files().get(name, [])
+    index = _index(tuple({file.parent for file in files}))
+    if name not in index:
         value = re.compile(rf"""^[^#\n]*[-:]\s+["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
         mentions = [file for file, text in _texts().items() if name in text and value.search(text)]
-        index = _index({file.parent for file in mentions})
-        if name not in index:
-            folders = [*([added.path] if added.path is not None else []), *_own_folders()]
-            own_files = [file for folder in folders for file in sorted(folder.rglob("*.yaml"))]
-            _check_yaml(name, [*own_files, *named, *mentions])
+        index, files = _index(tuple({file.parent for file in mentions})), [*files, *mentions]
+
+    # a file of the task that is not YAML, which lm-eval skips silently
+    if name not in index:
+        folders = [*([added.path] if added.path is not None else []), *_own_folders()]
+        own_files = [file for folder in folders for file in sorted(folder.rglob("*.yaml"))]
+        task_key = re.compile(rf"""^task:\s+["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
+        for file in [*own_files, *files]:
+            text = file.read_text(encoding="utf-8", errors="replace")
+            try:
+                if file.stem == name or task_key.search(text):
+                    yaml.compose(text)
+            except yaml.MarkedYAMLError as error:
+                line = error.problem_mark.line + 1 if error.problem_mark else 0
+                raise HfpatchError(f"task {name}: {file}, line {line}: not valid YAML ({error.problem})") from error
     if name in index and index[name].kind.name != "TAG":
         return _with_members(name, index, added)
     if any(name in text for text in _texts().values()) and name in _everything():
-        return {**_everything(), **_own(), **added.index}
+        return {**_everything(), **own, **added.index}
     if name.endswith((".yaml", ".yml")):
         folder = Path(name).parent
         raise HfpatchError(f"--tasks {name}: name the task as the file does, with its folder as include_path {folder}")
+
     # suggest the nearest of all names, and the nearest of the user's own
-    known = {defined for text in _texts().values() for defined in _DEFINED.findall(text)}
-    hints = (nearest(name, [*sorted(added.index), *_own(), *_files(), *sorted(known)]), nearest(name, added.index))
+    defined = {found for text in _texts().values() for found in _DEFINED.findall(text)}
+    hints = (nearest(name, [*sorted(added.index), *own, *_files(), *sorted(defined)]), nearest(name, added.index))
     meant = dict.fromkeys(re.findall(r"'([^']+)'", "".join(hints)))
     hint = f" (did you mean {' or '.join(map(repr, meant))}?)" if meant else ""
     raise HfpatchError(f"unknown task {name!r}{hint}; use the name of a task of lm-eval or hfpatch")
-
-
-def kind_of(name: str, index: Mapping[str, Any]) -> str:
-    """Return the kind of a name in an index: TASK, PY_TASK, GROUP, TAG or PATTERN."""
-    entry = index[name]
-    return "PATTERN" if entry is None else str(entry.kind.name)
-
-
-def manager_of(index: Mapping[str, Any]) -> TaskManager:
-    """Return a task manager with these entries, which it may change."""
-    manager = TaskManager(include_defaults=False)
-    manager.task_index.update({name: entry for name, entry in index.items() if entry is not None})
-    return manager
 
 
 def _with_members(name: str, index: Index, added: AddedFolder) -> Index:
@@ -153,23 +154,14 @@ def _members(listed: Any) -> Iterator[str]:
                     yield item[key]
 
 
-def _index(folders: Iterable[Path]) -> Index:
+@lru_cache(maxsize=64)
+def _index(folders: tuple[Path, ...], stamp: Stamp = ()) -> Index:
+    """Return the entries of folders; ``stamp`` is only part of the cache key."""
     return dict(TaskManager(include_defaults=False, include_path=sorted(folders)).task_index)
 
 
-@lru_cache(maxsize=8)
-def _added(path: Path, stamp: Stamp) -> Index:
-    """Return the entries of a folder; ``stamp`` is only part of the cache key."""
-    return _index([path])
-
-
-@cache
-def _own() -> Index:
-    return _index(_own_folders())
-
-
-def _own_folders() -> list[Path]:
-    return [eval_dir() / folder for folder in ("tinyworld", "paper", "metamath")]
+def _own_folders() -> tuple[Path, ...]:
+    return tuple(eval_dir() / folder for folder in ("tinyworld", "paper", "metamath"))
 
 
 @cache
@@ -192,17 +184,3 @@ def _texts() -> dict[Path, str]:
     """Return the text of lm-eval's task files and of the templates that they include."""
     files = sorted(file for file in Path(lm_eval.tasks.__file__).parent.rglob("*yaml*") if file.is_file())
     return {file: file.read_text(encoding="utf-8", errors="replace") for file in files}
-
-
-def _check_yaml(name: str, files: Iterable[Path]) -> None:
-    """Raise an error if the file of a task is not YAML; lm-eval skips such files silently."""
-    task_key = re.compile(rf"""^task:\s+["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
-    for file in files:
-        text = file.read_text(encoding="utf-8", errors="replace")
-        if file.stem != name and not task_key.search(text):
-            continue
-        try:
-            yaml.compose(text)
-        except yaml.MarkedYAMLError as error:
-            line = error.problem_mark.line + 1 if error.problem_mark else 0
-            raise HfpatchError(f"task {name}: {file}, line {line}: not valid YAML ({error.problem})") from error

@@ -46,12 +46,26 @@ def low_noise_values(task: Any, samples: Sequence[Mapping[str, Any]]) -> dict[in
     for sample in samples:
         requests, scores = sample["arguments"], [responses[0] for responses in sample["resps"]]
         if task.OUTPUT_TYPE == "loglikelihood" and len(requests) == 1:
-            values: Values | None = {BITS_PER_BYTE: (scores[0][0], scored_bytes(*requests[0][:2]))}
+            values: Values = {BITS_PER_BYTE: (scores[0][0], scored_bytes(*requests[0][:2]))}
         elif task.OUTPUT_TYPE == "loglikelihood_rolling" and isinstance(scores[0], float):
             values = {BITS_PER_BYTE: (scores[0], scored_bytes("", requests[0][0]))}
+        elif task.OUTPUT_TYPE == "multiple_choice" and isinstance(task, ConfigurableTask):
+            answers = _number_of_choices(sample)
+            logs: Array = np.array([score[0] for score in scores[:answers]], dtype=np.float64)
+            sizes = np.array([scored_bytes(*request[:2]) for request in requests[:answers]])
+            is_right = np.isin(np.arange(answers), _right_answers(task, sample))
+            if not 0 < is_right.sum() < answers:
+                return {}
+            if callable(task.config.process_results) and sample.get("acc") != float(is_right[logs.argmax()]):
+                return {}  # its own function takes another answer than its target as right: TruthfulQA, tests of bias
+            with np.errstate(invalid="ignore"):  # if all answers are impossible
+                shares = np.exp(logs - logs.max())
+                values = {
+                    BITS_PER_BYTE: (float(logs[is_right].sum()), int(sizes[is_right].sum())),
+                    GOLD_PROBABILITY: float(shares[is_right].sum() / shares.sum()),
+                    MARGIN: float(logs[is_right].max() - logs[~is_right].max()),
+                }
         else:
-            values = _of_choices(task, sample)
-        if values is None:
             return {}
         found[sample["doc_id"]] = {name: value for name, value in values.items() if name not in sample["metrics"]}
     return found
@@ -67,27 +81,6 @@ def low_noise_scores(values: Mapping[int, Values]) -> dict[str, float]:
 def scored_bytes(context: str, continuation: str) -> int:
     """Return the UTF-8 bytes that a request scores, with the white space that lm-eval moves from the context's end."""
     return len((context[len(context.rstrip()) :] + continuation).encode("utf-8"))
-
-
-def _of_choices(task: Any, sample: Mapping[str, Any]) -> Values | None:
-    """Return the metrics of one document with choices, or None if it has none."""
-    if task.OUTPUT_TYPE != "multiple_choice" or not isinstance(task, ConfigurableTask):
-        return None
-    answers = _number_of_choices(sample)
-    logs: Array = np.array([responses[0][0] for responses in sample["resps"][:answers]], dtype=np.float64)
-    sizes = np.array([scored_bytes(*request[:2]) for request in sample["arguments"][:answers]])
-    is_right = np.isin(np.arange(answers), _right_answers(task, sample))
-    if not 0 < is_right.sum() < answers:
-        return None
-    if callable(task.config.process_results) and sample.get("acc") != float(is_right[logs.argmax()]):
-        return None  # the task's own function takes another answer than its target as right: TruthfulQA, tests of bias
-    with np.errstate(invalid="ignore"):  # if all answers are impossible
-        shares = np.exp(logs - logs.max())
-        return {
-            BITS_PER_BYTE: (float(logs[is_right].sum()), int(sizes[is_right].sum())),
-            GOLD_PROBABILITY: float(shares[is_right].sum() / shares.sum()),
-            MARGIN: float(logs[is_right].max() - logs[~is_right].max()),
-        }
 
 
 def chance(task: Any, samples: Sequence[Mapping[str, Any]], metric: str) -> float | None:

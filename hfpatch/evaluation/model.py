@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -25,7 +26,7 @@ from hfpatch.data.tokenizer import check_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.scorer import Findings, Score, Scorer, TokenRequest
 from hfpatch.evaluation.scorer.batching import BatchLimits, Unit
-from hfpatch.evaluation.windows import check_positions, long_windows, say_once
+from hfpatch.evaluation.windows import long_windows, say_once
 from hfpatch.models.attention import fast_attention
 from hfpatch.nn.matmul import choose_library, fast_matmul
 from hfpatch.sites import input_device
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
+_POSITIONS = re.compile(r"pos|wpe")
+_OFFSETS = 8  # extra rows at the start of some tables of position embeddings
 
 
 class Prompts:
@@ -72,36 +75,16 @@ class SharedGeneration:
     """One pass over all batches of generation requests; each rank generates some, in the order that all share.
 
     Attributes:
-        ranks: the processes that share the batches.
+        loads: of each rank, the tokens that it may generate, an upper bound of the cost: texts may end before.
         known: whether ``tokens`` has all batches.
         tokens: of batches, by their place in the order.
+        passed: the batches so far.
     """
 
-    ranks: Ranks
+    loads: list[int]
     known: bool = False
     tokens: dict[int, list[list[int]]] = field(default_factory=dict)
-    _passed: int = 0
-    _loads: list[int] = field(default_factory=list)
-
-    def next_batch(self, context: Tensor, max_length: int, generate: Callable[[], Tensor]) -> Tensor:
-        """Return the tokens (batch, seq) of the next batch, or its contexts alone if another rank generates it.
-
-        Args:
-            context: (batch, seq).
-            max_length: the most tokens of a row, an upper bound of the cost: texts may end before.
-            generate: generates the batch.
-        """
-        place, self._passed = self._passed, self._passed + 1
-        if self.known:
-            return torch.tensor(self.tokens[place])
-        self._loads = self._loads or [0] * self.ranks.count
-        owner = self._loads.index(min(self._loads))
-        self._loads[owner] += len(context) * max_length
-        if owner != self.ranks.index:
-            return context
-        made = generate()
-        self.tokens[place] = made.tolist()
-        return made
+    passed: int = 0
 
 
 class RequestError(HfpatchError):
@@ -179,7 +162,19 @@ class HfpatchLM(HFLM):
             raise HfpatchError(f"{type(self.model).__name__} is no causal language model; hfpatch scores only those")
         self._device = input_device(self.model)
         check_tokenizer(self.model, self.tokenizer)
-        check_positions(self.model, options.get("max_length"))
+
+        # are rows longer than the model's table of position embeddings, if it has one?
+        longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        asked = options.get("max_length")
+        if asked is not None and longest is not None and asked > longest:
+            tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+            tables = (tensor for name, tensor in tensors if _POSITIONS.search(name) and tensor.dim() == 2)
+            if any(longest <= len(table) < longest + _OFFSETS for table in tables):
+                raise HfpatchError(
+                    f"max_length is {asked}, but {type(self.model).__name__} has only {longest} position embeddings; "
+                    f"use a max_length of at most {longest}"
+                )
+
         if patch is not None:
             from hfpatch.surgery.folder import load_patch
 
@@ -253,17 +248,15 @@ class HfpatchLM(HFLM):
         """
         self.prompts.add_texts(requests)
         encoded, sizes, most = [], [], self.max_length
-
-        def count_bytes(tokens: list[int]) -> int:
-            return len(self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False).encode("utf-8"))
-
-        for request in requests:
-            text, longest = request.args
-            tokens = self.tok_encode(text)[: min(longest, most)]
-            if len(tokens) < 2:
-                raise _named(request, "has fewer than two tokens, so there is nothing to predict")
-            encoded.append(((text, ""), tokens[:1], tokens[1:]))
-            sizes.append(count_bytes(tokens) - count_bytes(tokens[:1]))
+        decode = partial(self.tokenizer.decode, clean_up_tokenization_spaces=False)
+        with _named_errors(requests):
+            for index, request in enumerate(requests):
+                text, longest = request.args
+                tokens = self.tok_encode(text)[: min(longest, most)]
+                if len(tokens) < 2:
+                    raise RequestError(index, "has fewer than two tokens, so there is nothing to predict")
+                encoded.append(((text, ""), tokens[:1], tokens[1:]))
+                sizes.append(len(decode(tokens).encode("utf-8")) - len(decode(tokens[:1]).encode("utf-8")))
         scores = self._score_tokens(requests, encoded)
         return [(*score, size) for score, size in zip(scores, sizes, strict=True)]
 
@@ -276,11 +269,11 @@ class HfpatchLM(HFLM):
         if not self.ranks.shares:
             return cast("list[str]", super().generate_until(requests, disable_tqdm))
         try:
-            self._generated = SharedGeneration(self.ranks)
+            self._generated = SharedGeneration([0] * self.ranks.count)
             super().generate_until(requests, disable_tqdm=True)
             parts = self.ranks.everyone(self._generated.tokens)
             tokens = {place: rows for part in parts for place, rows in part.items()}
-            self._generated = SharedGeneration(self.ranks, known=True, tokens=tokens)
+            self._generated = SharedGeneration([], known=True, tokens=tokens)
             return cast("list[str]", super().generate_until(requests, disable_tqdm=True))
         finally:
             self._generated = None
@@ -291,9 +284,20 @@ class HfpatchLM(HFLM):
         self.prompts.add_tokens([self.max_length, *self.tok_encode(request.args[0])] for request in requests)
 
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **options: Any) -> Tensor:
-        generate = partial(super()._model_generate, context, max_length, stop, **options)
-        tokens = generate() if self._generated is None else self._generated.next_batch(context, max_length, generate)
-        return cast("Tensor", tokens)
+        """Return the tokens (batch, seq) of the next batch, or its contexts alone if another rank generates it."""
+        shared = self._generated
+        if shared is None:
+            return cast("Tensor", super()._model_generate(context, max_length, stop, **options))
+        place, shared.passed = shared.passed, shared.passed + 1
+        if shared.known:
+            return torch.tensor(shared.tokens[place])
+        owner = shared.loads.index(min(shared.loads))
+        shared.loads[owner] += len(context) * max_length
+        if owner != self.ranks.index:
+            return context
+        made: Tensor = super()._model_generate(context, max_length, stop, **options)
+        shared.tokens[place] = made.tolist()
+        return made
 
     def tok_encode(self, string: str, *arguments: Any, **options: Any) -> list[int]:
         """Return a text's tokens, as HFLM does."""
@@ -448,8 +452,5 @@ def _named_errors(requests: Sequence[Any]) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        raise _named(requests[error.index], str(error)) from error.__cause__
-
-
-def _named(request: Any, why: str) -> HfpatchError:
-    return HfpatchError(f"task {request.task_name}, document {request.doc_id}: {why}")
+        request = requests[error.index]
+        raise HfpatchError(f"task {request.task_name}, document {request.doc_id}: {error}") from error.__cause__

@@ -68,8 +68,16 @@ class Differences:
 
     def power(self, effect: float, documents: int, seeds: int, *, alpha: float = ALPHA) -> float:
         """Return the probability of finding a true difference at the level ``alpha``."""
-        if self.accuracy and seeds == 1:
-            return self._mcnemar(effect, documents, alpha)
+        if self.accuracy and seeds == 1:  # McNemar's exact test, summed over the likely numbers of changed answers
+            discordance = max(self.sd**2, abs(effect))
+            low, high = binom.ppf([1e-9, 1 - 1e-9], documents, min(discordance, 1.0)).astype(int)
+            changed = np.unique(np.linspace(low, high, min(high - low + 1, 2000)).astype(int))
+            weights = binom.pmf(changed, documents, min(discordance, 1.0))
+            gained = (1 + effect / discordance) / 2 if discordance else 0.5
+            most = binom.ppf(alpha / 2, changed, 0.5)  # rejected with so few answers lost, or gained
+            most = np.where(binom.cdf(most, changed, 0.5) <= alpha / 2, most, most - 1)
+            rejected = binom.cdf(most, changed, gained) + binom.cdf(most, changed, 1 - gained)
+            return float((weights * rejected).sum() / weights.sum())
         variance = max(self.sd**2, abs(effect)) - effect**2 if self.accuracy else self.sd**2
         of_documents = variance * (self.shared + (1 - self.shared) / seeds) / documents
         of_seeds = (variance * (1 - self.shared) / documents + self.shift**2) / seeds
@@ -98,18 +106,6 @@ class Differences:
     def seeds_for(self, effect: float, documents: int) -> int | None:
         """Return the seeds, at least two, that find a difference in 80 % of cases; None if no number does."""
         return _first(lambda seeds: self.power(effect, documents, seeds) >= POWER, 2, MOST_SEEDS)
-
-    def _mcnemar(self, effect: float, documents: int, alpha: float) -> float:
-        """Return the power of McNemar's exact test, summed over the likely numbers of changed answers."""
-        discordance = max(self.sd**2, abs(effect))
-        low, high = binom.ppf([1e-9, 1 - 1e-9], documents, min(discordance, 1.0)).astype(int)
-        changed = np.unique(np.linspace(low, high, min(high - low + 1, 2000)).astype(int))
-        weights = binom.pmf(changed, documents, min(discordance, 1.0))
-        gained = (1 + effect / discordance) / 2 if discordance else 0.5
-        most = binom.ppf(alpha / 2, changed, 0.5)  # rejected with so few answers lost, or gained
-        most = np.where(binom.cdf(most, changed, 0.5) <= alpha / 2, most, most - 1)
-        rejected = binom.cdf(most, changed, gained) + binom.cdf(most, changed, 1 - gained)
-        return float((weights * rejected).sum() / weights.sum())
 
 
 ASSUMED: dict[str, dict[bool, Assumed]] = {

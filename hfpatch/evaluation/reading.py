@@ -23,12 +23,12 @@ class Reader:
         self._values: dict[Path, dict[str, TaskValues]] = {}
         self._groups: dict[tuple[str, str], Groups | None] = {}
 
-    def keep(self, runs: Sequence[Path]) -> None:
-        """Forget all other runs."""
-        self._values = {run: values for run, values in self._values.items() if run in runs}
-
     def read_runs(self, result: TaskResult, metric: Metric, runs: Sequence[Path]) -> dict[Path, Sequence[Any]]:
-        """Return one task's values by run; all runs must have the same documents with the same weights."""
+        """Return one task's values by run, and forget all other runs.
+
+        All runs must have the same documents with the same weights.
+        """
+        self._values = {run: values for run, values in self._values.items() if run in runs}
         read: dict[Path, tuple[str, Any]] = {}
         for run in runs:
             if run not in self._values and metric.aggregate is None:

@@ -157,7 +157,6 @@ def kept_of(
     (base,) = records[baseline].values()
     for method in methods:
         runs = [records[method][seed] for seed in sorted(records.get(method, {}))]
-        reader.keep([base, *runs])
         for task, result in tasks.items() if runs else ():
             metric = metric_named(result.primary.partition(",")[0], higher_is_better=result.higher_is_better)
             if metric != _SHARE_OF_RIGHT:

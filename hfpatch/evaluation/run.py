@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,18 +20,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.cache import keep_findings, model_key, open_cache, read_findings
-from hfpatch.evaluation.clusters import clustered_error, count_groups, grouped
+from hfpatch.evaluation.clusters import count_groups, grouped
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.low_noise import chance, low_noise_scores, low_noise_values
 from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric
 from hfpatch.evaluation.model import HfpatchLM, Prompts
 from hfpatch.evaluation.sample_log import SampleLog
 from hfpatch.evaluation.selection import Selection, prompting, select, template_arguments
+from hfpatch.evaluation.stats import over_documents
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.records import hash_documents, write_values
 from hfpatch.results.schema import Clusters, TaskResult
 from hfpatch.support.code import hash_code
-from hfpatch.support.files import write_text
+from hfpatch.support.files import hash_values, write_text
 from hfpatch.support.modes import evaluating
 from hfpatch.support.ranks import Ranks, ended_together
 
@@ -179,7 +179,18 @@ def _score(
 ) -> TaskResult:
     task, cluster = chosen.tasks[name], chosen.clusters.get(name)
     output = run_task(scorer, name, task, settings, chosen.limits[name])
-    records = _records(output["samples"][name], cluster)
+
+    # one record per document; lm-eval has one sample for each document and answer filter
+    by_document: dict[int, dict[str, Any]] = {}
+    for sample in output["samples"][name]:
+        identity = {key: sample[key] for key in ("doc_id", "doc_hash", "target", "doc")}
+        if cluster is not None:
+            value = sample["doc"].get(cluster)  # without one, the document is a group of its own
+            identity["cluster"] = None if value is None else hash_values(value)[:16]
+        record = by_document.setdefault(sample["doc_id"], identity)
+        suffix = "" if sample["filter"] == "none" else f",{sample['filter']}"
+        record.update({f"{metric}{suffix}": _finite(sample[metric]) for metric in sample["metrics"]})
+    records = [by_document[key] for key in sorted(by_document)]
     groups = grouped([record["cluster"] for record in records]) if cluster is not None else None
     low_noise = low_noise_values(task, output["samples"][name])
     for record in records:
@@ -206,7 +217,8 @@ def _score(
     for key, value in metrics.items() if units > 1 else ():
         metric = metric_named(key, aggregation=functions.get(key.partition(",")[0]))
         if metric.aggregate is None:
-            error = clustered_error(*metric.ratio_terms([record[key] for record in records]), groups)
+            terms = metric.ratio_terms([record[key] for record in records])
+            error = over_documents(*terms, groups=groups if units < len(records) else None).error
             errors[key] = value * error if metric.exponential else error
     return TaskResult(
         task=name,
@@ -243,21 +255,6 @@ def hash_task(task: Any, seed: Any = None) -> str:
     used = [(name, *(found or {}).items()) for name, found in made]
     drawn = seed if task.OUTPUT_TYPE == "generate_until" else None
     return hash_code([("class", type(task)), *config, *used, ("filters", *vars(task).get("_filters", ())), (drawn,)])
-
-
-def _records(samples: Sequence[Mapping[str, Any]], cluster: str | None) -> list[dict[str, Any]]:
-    """Return one record per document; lm-eval has one sample for each document and answer filter."""
-    records: dict[int, dict[str, Any]] = {}
-    for sample in samples:
-        identity = {key: sample[key] for key in ("doc_id", "doc_hash", "target", "doc")}
-        if cluster is not None:
-            value = sample["doc"].get(cluster)  # without one, the document is a group of its own
-            digest = hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
-            identity["cluster"] = None if value is None else digest
-        record = records.setdefault(sample["doc_id"], identity)
-        suffix = "" if sample["filter"] == "none" else f",{sample['filter']}"
-        record.update({f"{metric}{suffix}": _finite(sample[metric]) for metric in sample["metrics"]})
-    return [records[key] for key in sorted(records)]
 
 
 def _finite(value: Any) -> Any:

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lm_eval.api.registry import get_metric_aggregation
+from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from hfpatch.data.deciding import TaskDocument
 from hfpatch.data.readers import read_json_lines
 from hfpatch.errors import HfpatchError, first_line
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
-from hfpatch.evaluation.index import TASKS, AddedFolder, Stamp, entries_of, file_stamp, kind_of, manager_of
+from hfpatch.evaluation.index import TASKS, AddedFolder, Stamp, entries_of, file_stamp
 from hfpatch.recipes.evaluation import FEWSHOT_SEED
 from hfpatch.recipes.strict import Section, read_yaml, validate
 from hfpatch.support.files import check_data_dir
@@ -105,7 +106,7 @@ def load_named(
         added = AddedFolder.at(include_path)
         index = entries_of(name, added)
         local = {} if data_dir is None else {task: data for task, data in local_data().items() if task in index}
-        alone = kind_of(name, index) in TASKS
+        alone = index[name] is not None and index[name].kind.name in TASKS
         used = [task for task in local if task not in added.index and (task == name or not alone)]
         files = [data_dir / file for task in used for file in local[task].data_files.values()] if data_dir else []
         options = json.dumps(dict(gen_kwargs or {}), sort_keys=True)
@@ -164,9 +165,10 @@ def _load(
 
 def _build(name: str, index: Mapping[str, Any], overrides: Mapping[str, dict[str, Any]]) -> Named:
     """Let lm-eval build a task, a group, or the tasks of a tag or pattern; ``overrides`` has keys by task."""
-    entry, manager = index[name], manager_of(index)
+    entry, manager = index[name], TaskManager(include_defaults=False)
+    manager.task_index.update({key: known for key, known in index.items() if known is not None})
     try:
-        if kind_of(name, index) in TASKS:
+        if entry is not None and entry.kind.name in TASKS:
             # A group of one is lm-eval's way of loading a task with some of its keys replaced.
             one = {"group": "hfpatch", "task": [{"task": name, **overrides.get(name, {})}]}
             return Named({name: manager.load(one)["tasks"][name]}, {})

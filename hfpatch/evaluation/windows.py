@@ -1,10 +1,9 @@
-"""The longest rows that a model takes, the cost of rows by their length, and a warning about long windows."""
+"""The cost of rows by their length, and a warning about long windows."""
 
 from __future__ import annotations
 
 import functools
 import logging
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,28 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
-from hfpatch.errors import HfpatchError
-
 logger = logging.getLogger(__name__)
 
 _SHORT = 1024
-_POSITIONS = re.compile(r"pos|wpe")
-_OFFSETS = 8  # extra rows at the start of some tables
 _NOTABLE = 1.25  # times the operations of a token in a short window
-
-
-def check_positions(model: Any, max_length: int | None) -> None:
-    """Raise an `HfpatchError` if rows are longer than the model's table of position embeddings, if it has one."""
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if max_length is None or longest is None or max_length <= longest:
-        return
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    tables = (tensor for name, tensor in tensors if _POSITIONS.search(name) and tensor.dim() == 2)
-    if any(longest <= len(table) < longest + _OFFSETS for table in tables):
-        raise HfpatchError(
-            f"max_length is {max_length}, but {type(model).__name__} has only {longest} position embeddings; "
-            f"use a max_length of at most {longest}"
-        )
 
 
 def row_operations(model: Any, lengths: ArrayLike) -> NDArray[np.float64]:

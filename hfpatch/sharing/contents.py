@@ -48,17 +48,15 @@ def contents(
     Raises:
         HfpatchError: if the folder is none of these or has no such patch, or if a seed is given without a method.
     """
-    if (folder / "results.json").is_file():
-        return _run(folder, method, seed, repo_id)
-    if method is not None or seed is not None:
-        raise HfpatchError(f"{folder}: contains no run, so --method and --seed have no effect; leave them out")
-    if any((folder / name).is_file() for name in _MARKERS):
-        return _tree(folder, folder)
-    refuse_a_run(folder)
-    raise HfpatchError(f"{folder}: contains no finished run, patch or export; give a folder that hfpatch wrote")
+    if not (folder / "results.json").is_file():
+        if method is not None or seed is not None:
+            raise HfpatchError(f"{folder}: contains no run, so --method and --seed have no effect; leave them out")
+        if any((folder / name).is_file() for name in _MARKERS):
+            return _tree(folder, folder)
+        refuse_a_run(folder)
+        raise HfpatchError(f"{folder}: contains no finished run, patch or export; give a folder that hfpatch wrote")
 
-
-def _run(folder: Path, method: str | None, seed: int | None, repo_id: str | None) -> Contents:
+    # a run
     if seed is not None and method is None:
         raise HfpatchError(f"--seed {seed}: is the seed of one method's patch; name the method with --method")
     results = load_results(folder)
@@ -107,29 +105,25 @@ def _is_own(path: Path, root: Path) -> bool:
 def _tree(folder: Path, root: Path) -> Contents:
     """Return every file below a folder but hidden ones and compiled code, which holds paths of this machine.
 
-    Links that lead out of ``root``, the folder that is shared, are left out.
+    Links that lead out of ``root``, the folder that is shared, are left out. A file that names the base by a path of
+    this machine is changed to name its last part.
     """
-    files = (path for path in sorted(folder.rglob("*")) if path.suffix != ".pyc" and _is_own(path, root))
-    names = ((path, path.relative_to(folder)) for path in files)
-    return {
-        name.as_posix(): _without_path(path) for path, name in names if not any(p.startswith(".") for p in name.parts)
-    }
-
-
-def _without_path(path: Path) -> Path | bytes:
-    """Return the file, or its content where it names the base by a path of this machine."""
-    keys = _BASE_NAMES.get(path.name)
-    if keys is None:
-        return path
-    value = json.loads(path.read_text(encoding="utf-8"))
-    holder = value
-    for key in keys[:-1]:
-        holder = holder.get(key) if isinstance(holder, dict) else None
-    name = holder.get(keys[-1]) if isinstance(holder, dict) else None
-    if not isinstance(name, str) or shown_base(name) == name:
-        return path
-    holder[keys[-1]] = shown_base(name)
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+    found: Contents = {}
+    for path in sorted(folder.rglob("*")):
+        place = path.relative_to(folder)
+        if path.suffix == ".pyc" or not _is_own(path, root) or any(part.startswith(".") for part in place.parts):
+            continue
+        found[place.as_posix()] = path
+        if (keys := _BASE_NAMES.get(path.name)) is not None:
+            value = json.loads(path.read_text(encoding="utf-8"))
+            holder = value
+            for key in keys[:-1]:
+                holder = holder.get(key) if isinstance(holder, dict) else None
+            name = holder.get(keys[-1]) if isinstance(holder, dict) else None
+            if isinstance(name, str) and shown_base(name) != name:
+                holder[keys[-1]] = shown_base(name)
+                found[place.as_posix()] = (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+    return found
 
 
 def eval_results(results: ComparisonResults, method: str, seed: int, repo_id: str) -> dict[str, bytes]:

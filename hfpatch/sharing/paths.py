@@ -28,7 +28,11 @@ def paths_in(folder: Path) -> list[str]:
         HfpatchError: if one of these files cannot be read.
     """
     values = [_read(folder / name) for name in _VALUES if (folder / name).is_file()]
-    found = {path for value in values for text in _texts(value) for path in _paths(text)}
+    found: set[str] = set()
+    for text in (text for value in values for text in _texts(value)):
+        is_one = not re.search(r"\n|[:,] ", text) and len(Path(text).parts) > 2  # as a whole, with spaces in it
+        is_one = is_one and (Path(text).is_absolute() or text.startswith("~/"))
+        found.update([text] if is_one else _WITHIN.findall(text))
     return sorted(found, key=len, reverse=True)
 
 
@@ -78,9 +82,3 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for each in (*value, *value.values()) if isinstance(value, dict) else value:
             yield from _texts(each)
-
-
-def _paths(text: str) -> list[str]:
-    """Return the paths in a text, which may be one as a whole, with spaces in it."""
-    is_one = not re.search(r"\n|[:,] ", text) and len(Path(text).parts) > 2
-    return [text] if is_one and (Path(text).is_absolute() or text.startswith("~/")) else _WITHIN.findall(text)

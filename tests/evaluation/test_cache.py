@@ -127,10 +127,6 @@ def lora_model(config=None):
     return get_peft_model(families.make_model("llama"), config).eval()
 
 
-def change_rope_parameters(model):
-    model.config.rope_parameters = {**model.config.rope_parameters, "rope_theta": 5.0}
-
-
 LLAMA = partial(families.make_model, "llama")
 VERA = partial(lora_model, VeraConfig(target_modules=["q_proj"], r=2))
 ATTENTION = "model.layers.0.self_attn"
@@ -141,7 +137,10 @@ CHANGES = {
     "attention_scale": (LLAMA, lambda model: setattr(model.get_submodule(ATTENTION), "scaling", 0.3)),
     "norm_epsilon": (LLAMA, lambda model: setattr(model.model.norm, "variance_epsilon", 0.1)),
     "activation": (LLAMA, lambda model: setattr(model.model.layers[0].mlp, "act_fn", torch.nn.Tanh())),
-    "configuration": (LLAMA, change_rope_parameters),
+    "configuration": (
+        LLAMA,
+        lambda model: setattr(model.config, "rope_parameters", {"rope_type": "default", "rope_theta": 5}),
+    ),
     "attention_kernel": (LLAMA, lambda model: model.set_attn_implementation("eager")),
     "router_bias": (
         lambda: random_model(shrink(AutoConfig.for_model("deepseek_v3"))),

@@ -52,18 +52,11 @@ def test_the_error_is_that_of_the_jackknife_over_groups():
     groups = clusters.grouped(names)
     error, count = by_hand(differences, weights, names)
     assert stats.over_documents(differences, weights, groups=groups) == pytest.approx((error, count - 1))
-    assert clusters.clustered_error(differences, weights, groups) == pytest.approx(error)
-
-
-def test_groups_of_one_size_give_the_usual_cluster_robust_error_and_groups_of_one_document_change_nothing():
-    rng = np.random.default_rng(1)
+    # for groups of one size, the usual cluster-robust error
     terms, weights, groups = rng.normal(size=60), np.ones(60), np.repeat(np.arange(12), 5)
     sums = (terms - terms.mean()).reshape(12, 5).sum(axis=1)
     expected = math.sqrt(12 / 11 * (sums**2).sum()) / 60
-    assert clusters.clustered_error(terms, weights, groups) == pytest.approx(expected)
-    terms, weights = rng.normal(size=30), rng.integers(1, 9, size=30).astype(float)
-    alone = clusters.clustered_error(terms, weights, None)
-    assert clusters.clustered_error(terms, weights, clusters.grouped([None] * 30)) == alone
+    assert stats.over_documents(terms, weights, groups=groups).error == pytest.approx(expected)
     assert clusters.grouped(["b", None, "b", None, "a"]).tolist() == [0, 1, 0, 2, 3]
 
 
@@ -157,20 +150,26 @@ def test_a_comparison_is_that_of_group_sums(tmp_path, seeds):
     assert (found.n, found.clusters.groups, found.clusters.column) == (96, 24, "passage")
 
 
-def test_a_score_that_is_no_ratio_is_resampled_by_groups(tmp_path, monkeypatch):
-    rng = np.random.default_rng(6)
+def test_a_score_that_is_no_ratio_is_resampled_by_groups(tmp_path):
+    rng, drawn = np.random.default_rng(6), []
+
+    def median(values):
+        drawn.append(values)
+        return lm_evals.median(values)
+
     names = [str(name) for name in np.repeat(np.arange(30), 6)]
     runs = {}
     for name, shift in (("a", 0.4), ("b", 0.0)):
         values = np.repeat(rng.normal(shift, 1.0, size=30), 6)
         runs[name] = {0: write(tmp_path / name, "odd", "steps", values, names)}
-    given = {"references": {"a": ["b"]}, "aggregations": {"odd": {"steps": lm_evals.median}}}
+    given = {"references": {"a": ["b"]}, "aggregations": {"odd": {"steps": median}}}
     (apart,) = compare(runs, tasks={"odd": result("odd", "steps", 30)}, **given)
+    counts = [np.unique(draw, return_counts=True)[1] for draw in drawn]  # of each group's value
+    assert len(drawn) > 2 * comparison.RESAMPLES
+    assert all(each.sum() == 180 and (each % 6 == 0).all() for each in counts)
     (naive,) = compare(runs, tasks={"odd": result("odd", "steps")}, **given)
     assert apart.test == "paired bootstrap t over groups of documents"
     assert apart.high - apart.low > 1.7 * (naive.high - naive.low)
-    drawn = list(comparison._draws(np.random.default_rng(0), 180, clusters.grouped(names)))
-    assert all(len(draw) == 180 and (np.bincount(draw // 6, minlength=30) % 6 == 0).all() for draw in drawn)
 
 
 def test_two_tasks_with_one_function_are_resampled_apart(tmp_path):
@@ -222,10 +221,14 @@ def test_records_and_results_name_the_groups(taught, tokenizer, grouped_task, tm
         by_hand(right, [1.0] * 60, [row["doc"]["passage"]["id"] for row in rows])[0]
     )
     assert TaskResult.model_validate(found.to_json()) == found
-    for given, groups in (({"quiz": None}, None), ({"quiz": "single"}, 60), ({"quiz": "label"}, 2)):
-        again = evaluate(taught, tokenizer, settings=grouped_task(column="passage", cluster=given))["quiz"]
+    errors = {}
+    for column, groups in ((None, None), ("single", 60), ("label", 2)):
+        settings = grouped_task(column="passage", cluster={"quiz": column})
+        again = evaluate(taught, tokenizer, settings=settings)["quiz"]
         assert (again.clusters and again.clusters.groups) == groups
         assert again.metrics == found.metrics
+        errors[groups] = again.stderr
+    assert errors[60] == errors[None] != errors[2]  # a group for each document changes nothing
     assert "clusters" not in evaluate(taught, tokenizer, settings=grouped_task(limit=8))["quiz"].to_json()
 
 

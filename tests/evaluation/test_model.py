@@ -89,10 +89,13 @@ def test_generation_equals_hflm(model, tokenizer, support):
 
 def test_loglikelihood_is_the_formula(taught, tokenizer, pairs, support):
     made = [pair for pair in pairs if pair[0] and not pair[0].endswith(" ")]
-    got = HfpatchLM(taught, tokenizer=tokenizer, batch_size=4).loglikelihood(requests("loglikelihood", made))
+    scorer = HfpatchLM(taught, tokenizer=tokenizer, batch_size=4)
+    got = scorer.loglikelihood(requests("loglikelihood", made))
     expected = [support.continuation(taught, tokenizer, *pair) for pair in made]
     assert_same(got, [(float(log.sum()), bool(matches.all())) for log, matches in expected])
     assert {greedy for _, greedy in got} == {True, False}
+    counted = scorer.loglikelihood_per_token(requests("loglikelihood_per_token", made))
+    assert_same(counted, [(float(log.sum()), len(log)) for log, _ in expected])
 
 
 def test_bf16_models_are_scored_in_fp32(taught, tokenizer, pairs, support):
@@ -145,14 +148,6 @@ def test_a_folder_and_its_patch_are_loaded(tokenizer, tmp_path, pairs, support, 
     for given in ({"patch": str(tmp_path / "patch")}, {"peft": str(tmp_path / "patch" / "pre_projection")}):
         assert_same(HfpatchLM(str(tmp_path / "base"), **given).loglikelihood(made), expected)
     assert abs(expected[0][0] - plain[0][0]) > 1e-3
-
-
-def test_tokens_are_counted(model, tokenizer, pairs, support):
-    made = [pair for pair in pairs if pair[0] and not pair[0].endswith(" ")]
-    scorer = HfpatchLM(model, tokenizer=tokenizer, batch_size=4)
-    got = scorer.loglikelihood_per_token(requests("loglikelihood_per_token", made))
-    expected = [support.continuation(model, tokenizer, *pair)[0] for pair in made]
-    assert_same(got, [(float(log.sum()), len(log)) for log in expected])
 
 
 @torch.no_grad()

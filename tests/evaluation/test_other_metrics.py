@@ -141,16 +141,12 @@ def test_several_seeds_add_their_own_variance(scored, monkeypatch):
     assert one.high - one.low >= 2 * 12.706 * abs(gain) / 2
 
 
-def test_only_ratios_have_a_standard_error(scored):
-    _, found, _ = scored
-    errors = {name: set(result.stderr) - set(LOW_NOISE) for name, result in found["taught"].items()}
-    assert errors == {task: set() for task in TASKS} | {"perplexity": {"perplexity"}}
-
-
-def test_values_that_are_no_numbers_become_null_and_a_score_that_is_none_is_refused(
+def test_only_ratios_have_an_error_and_what_is_no_number_is_null_or_refused(
     scored, taught, tokenizer, support, tmp_path
 ):
-    folder, _, _ = scored
+    folder, found, _ = scored
+    errors = {name: set(result.stderr) - set(LOW_NOISE) for name, result in found["taught"].items()}
+    assert errors == {task: set() for task in TASKS} | {"perplexity": {"perplexity"}}
     assert None in values(folder / "taught", "gaps", "gaps")
     chosen = write_tasks(tmp_path, support, {"nothing": (CLOZE, "gaps", "mean")})
     with pytest.raises(HfpatchError, match="task nothing: its metric gaps is nan over 40 documents"):

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from datasets import Dataset
 
 from hfpatch.evaluation import evaluate
 from hfpatch.evaluation.paper_tasks import first_documents, first_paragraphs
@@ -69,8 +70,6 @@ def test_paragraphs_are_cut_at_512_tokens(support, tokenizer, own_data_dir):
 
 
 def test_only_the_first_500_documents_and_300_lines_count():
-    from datasets import Dataset
-
     assert len(first_documents(Dataset.from_dict({"text": ["x"] * 501}))) == 500
     lengths = [50, 49, *[0] * 297, 51, 60]
     chosen = first_paragraphs(Dataset.from_dict({"text": ["x" * length for length in lengths]}))

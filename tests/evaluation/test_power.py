@@ -10,21 +10,16 @@ from hfpatch.evaluation.power import Assumed, Differences
 FOUND = pytest.approx(0.80, abs=0.05)
 
 
-def changes(rng, model, effect, documents, seeds):
-    """Draw answers won (1) and lost (-1): in a share κ of the documents all seeds change alike, else each by itself."""
-    discordance = max(model.sd**2, effect)
-    gain, lose = (discordance + effect) / 2, (discordance - effect) / 2
-    uniform = rng.random((seeds, documents))
-    alike = rng.random(documents) < model.shared
-    uniform[:, alike] = uniform[0, alike]
-    return np.where(uniform < gain, 1.0, np.where(uniform < gain + lose, -1.0, 0.0))
-
-
 def table(rng, model, effect, documents, seeds):
     """Draw the terms of a comparison whose differences follow the model."""
     weights = np.ones(documents)
-    if model.accuracy:
-        drawn = changes(rng, model, effect, documents, seeds)
+    if model.accuracy:  # answers won (1) and lost (-1): in a share κ of the documents all seeds change alike
+        discordance = max(model.sd**2, effect)
+        gain, lose = (discordance + effect) / 2, (discordance - effect) / 2
+        uniform = rng.random((seeds, documents))
+        alike = rng.random(documents) < model.shared
+        uniform[:, alike] = uniform[0, alike]
+        drawn = np.where(uniform < gain, 1.0, np.where(uniform < gain + lose, -1.0, 0.0))
         reference = (drawn < 0).astype(float)  # the answers themselves do not matter, only their differences
         return _Table(reference + drawn, reference, weights)
     own = rng.normal(size=(seeds, documents)) * np.sqrt(1 - model.shared)

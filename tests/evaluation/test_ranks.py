@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import time
 from pathlib import Path
 
@@ -38,14 +37,6 @@ KINDS = (PreProjectionConfig, NonlinearQueryConfig)
 A_FEW_DRAWS = 5e-4  # of a p-value that is a share of 9,999 random halves: rounding may move a few
 LEFT_OUT = ("provenance", "wall_s", "tokens_per_s", "peak_memory_bytes", "mfu", "layers")
 METHODS = {"baseline": [], "pre_projection": [{"type": "pre_projection"}]}
-
-
-def launch(root: Path, scenarios: dict) -> subprocess.CompletedProcess:
-    command = ["-m", "accelerate.commands.launch", "--config_file", "docs/accelerate/ddp-cpu.yaml"]
-    paths = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HFPATCH_MATMUL": "mkl"}
-    arguments = [*command, "--main_process_port", str(free_port()), str(PROGRAM), str(root), json.dumps(scenarios)]
-    return forked.python(arguments, env=environment, cwd=TESTS.parent)
 
 
 def make_patch(model, configs, folder: Path) -> str:
@@ -98,7 +89,11 @@ def launched(tmp_path_factory, support):
         scenarios["bad"] = {"kind": "command", "arguments": [*arguments, "tinyworld_clozed"]}
         killed = [*arguments, "tinyworld_cloze", "--limit", "300", "--output", str(root / "two" / "killed")]
         scenarios["command"] = {"kind": "command", "arguments": killed, "kill": 20}  # the last: it ends the launch
-        ended = launch(root / "two", scenarios)
+        paths = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HFPATCH_MATMUL": "mkl"}
+        command = ["-m", "accelerate.commands.launch", "--config_file", "docs/accelerate/ddp-cpu.yaml"]
+        command += ["--main_process_port", str(free_port()), str(PROGRAM), str(root / "two"), json.dumps(scenarios)]
+        ended = forked.python(command, env=environment, cwd=TESTS.parent)
         assert (root / "two" / "killed" / "answers").exists(), ended.stderr[-4000:]
         torch.set_num_threads(threads)
     return root, ended, time.time()

@@ -4,12 +4,13 @@ import re
 
 import pytest
 import torch
+from lm_eval.utils import env
 from own_tasks import read_record as rows
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import TaskResult, evaluate, load_tasks
+from hfpatch.evaluation import TaskResult, evaluate, load_tasks, run
 from hfpatch.evaluation.metrics import metric_named
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.low_noise import LOW_NOISE
@@ -140,9 +141,9 @@ def test_the_data_hash_follows_the_documents(outcome, taught, tokenizer, own_dat
 
 
 def test_a_task_of_the_name_of_other_results_is_refused(outcome, taught, tokenizer, data_dir):
-    settings = EvaluationSettings(tasks=["lambada_openai"], limit=2)
+    given = {"settings": settings("lambada_openai", limit=2), "scored": {"lambada_openai": None}}
     with pytest.raises(HfpatchError, match=r"task lambada_openai: .* data.held_out"):
-        evaluate(taught, tokenizer, settings=settings, data_dir=data_dir, scored={"lambada_openai": None})
+        evaluate(taught, tokenizer, data_dir=data_dir, **given)
 
 
 def test_nothing_is_printed_and_the_mode_is_kept(model, tokenizer, data_dir, capfd):
@@ -197,8 +198,6 @@ def test_a_task_a_template_or_a_document_that_does_not_fit_is_named(
 
 
 def test_what_is_no_mistake_in_a_document_is_not_hidden(taught, tokenizer, data_dir, monkeypatch):
-    from hfpatch.evaluation import run
-
     def fail(*_arguments, **_options):
         raise ZeroDivisionError("a mistake in the code")
 
@@ -208,8 +207,6 @@ def test_what_is_no_mistake_in_a_document_is_not_hidden(taught, tokenizer, data_
 
 
 def test_each_template_is_compiled_once_and_only_while_an_evaluation_runs(taught, tokenizer, data_dir, monkeypatch):
-    from lm_eval.utils import env
-
     compiled, real = [], type(env).compile
 
     def noted(self, source, *rest):

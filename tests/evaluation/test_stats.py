@@ -11,13 +11,6 @@ from hfpatch.evaluation.stats import Estimate, Part
 from hfpatch.results.verdicts import holm
 
 
-def answers(gained, lost, documents):
-    method, reference = np.zeros(documents), np.zeros(documents)
-    method[:gained] = 1
-    reference[gained : gained + lost] = 1
-    return method, reference
-
-
 def test_mcnemar_is_the_binomial_test_of_discordant_pairs():
     method = np.array([1.0] * 9 + [0] * 2 + [1] * 20 + [0] * 5)
     reference = np.array([0.0] * 9 + [1] * 2 + [1] * 20 + [0] * 5)
@@ -35,7 +28,11 @@ def test_intervals_of_accuracies_cover_and_agree_with_the_test(documents):
         for gained, lost in itertools.product(range(documents + 1), repeat=2)
         if gained + lost <= documents and abs(gained - lost) < 30 and gained + lost < 70
     ]
-    pairs = [stats.paired_accuracies(*answers(*count, documents)) for count in counts]
+    pairs = []
+    for gained, lost in counts:
+        method, reference = np.zeros(documents), np.zeros(documents)
+        method[:gained] = reference[gained : gained + lost] = 1
+        pairs.append(stats.paired_accuracies(method, reference))
     p, low, high = np.array([(p, *interval) for p, interval in pairs]).T
     np.testing.assert_array_equal(p < 0.05, (low > 0) | (high < 0))
     assert np.all((low >= -1) & (high <= 1) & (high > low))

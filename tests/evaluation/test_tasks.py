@@ -212,11 +212,8 @@ def test_a_mistake_in_a_task_of_ones_own_is_one_line(own_tasks, change, name, me
     with pytest.raises(HfpatchError, match=message) as caught:
         load_tasks((name,), include_path=own_tasks)
     assert "\n" not in str(caught.value)
-
-
-def test_a_folder_of_tasks_that_is_not_there_is_one_line(tmp_path):
     with pytest.raises(HfpatchError, match=r"nowhere: no such folder; include_path"):
-        load_tasks(("arc_easy",), include_path=tmp_path / "nowhere")
+        load_tasks((name,), include_path=own_tasks / "nowhere")
 
 
 def test_every_text_of_every_document_is_found_however_deep():

@@ -100,18 +100,11 @@ def test_it_trains_saves_and_reloads(plugin, tmp_path):
         assert config.content_skip
 
 
-def python_of_axolotl():
-    """Return the Python that has axolotl, or skip."""
-    python = os.environ.get("AXOLOTL_PYTHON", sys.executable)
-    found = subprocess.run([python, "-c", "import axolotl"], capture_output=True)
-    if found.returncode:
-        pytest.skip("axolotl is not installed; AXOLOTL_PYTHON names the Python of an environment that has it")
-    return python
-
-
 @pytest.mark.slow
 def test_axolotl_trains_saves_and_continues(tmp_path):
-    python = python_of_axolotl()
+    python = os.environ.get("AXOLOTL_PYTHON", sys.executable)
+    if subprocess.run([python, "-c", "import axolotl"], capture_output=True).returncode:
+        pytest.skip("axolotl is not installed; AXOLOTL_PYTHON names the Python of an environment that has it")
     spec = importlib.util.spec_from_file_location("texts", ROOT / "tests" / "evaluation" / "conftest.py")
     texts = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(texts)

@@ -14,11 +14,6 @@ import pytest
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def _mode(path):
-    """Weights go to large-file storage, as on the hub."""
-    return "lfs" if path.endswith(".safetensors") else "regular"
-
-
 class Server(ThreadingHTTPServer):
     """The hub's state.
 
@@ -92,7 +87,12 @@ class Handler(BaseHTTPRequestHandler):
         if files is None:
             self._nothing("RepoNotFound")
         elif rest[:1] == ["resolve"]:
-            self._file(files.get("/".join(rest[2:])))
+            body = files.get("/".join(rest[2:]))
+            if body is None:
+                self._nothing()
+            else:
+                tag = f'"{hashlib.sha256(body).hexdigest()}"'
+                self._answer(body, headers={"X-Repo-Commit": COMMIT, "ETag": tag})
         elif rest[:1] == ["tree"]:
             found = _tree(files, "".join(f"{part}/" for part in rest[2:]))
             self._answer(found) if found else self._nothing()
@@ -101,13 +101,6 @@ class Handler(BaseHTTPRequestHandler):
             self._answer({"id": name, "sha": COMMIT, "siblings": siblings, "private": False, "tags": []})
         else:
             self._nothing()
-
-    def _file(self, body):
-        if body is None:
-            self._nothing()
-        else:
-            tag = f'"{hashlib.sha256(body).hexdigest()}"'
-            self._answer(body, headers={"X-Repo-Commit": COMMIT, "ETag": tag})
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -129,7 +122,8 @@ class Handler(BaseHTTPRequestHandler):
         kind, name, files, rest = self._repository()
         if rest[:1] == ["preupload"]:
             asked = [file["path"] for file in json.loads(body)["files"]]
-            told = [{"path": path, "uploadMode": _mode(path), "shouldIgnore": False} for path in asked]
+            modes = {path: "lfs" if path.endswith(".safetensors") else "regular" for path in asked}  # large files apart
+            told = [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]
             return self._answer({"files": told})
         if rest[:1] == ["commit"]:
             self.server.commit((kind, name), [json.loads(line) for line in body.decode().splitlines()])

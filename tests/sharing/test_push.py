@@ -61,14 +61,10 @@ def run(reported, tmp_path):
     return shutil.copytree(reported, tmp_path / "run")
 
 
-def push(hub, *arguments):
-    command = [sys.executable, "-m", "hfpatch", "push", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=hub.environment, timeout=120)
-
-
 @pytest.mark.slow
 def test_a_run_goes_in_one_commit_without_checkpoints_and_records(hub, run):
-    done = push(hub, run, "--to", "me/run", "--private")
+    command = [sys.executable, "-m", "hfpatch", "push", str(run), "--to", "me/run", "--private"]
+    done = subprocess.run(command, capture_output=True, text=True, env=hub.environment, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"pushed: {hub.address}/me/run"
     created = next(json.loads(body) for _, path, body in hub.seen if path == "/api/repos/create")
@@ -154,11 +150,7 @@ def test_the_first_seed_is_the_lowest(run):
     runs = run / "runs" / "lora"
     for old, new in ((0, 10), (1, 2)):
         (runs / f"seed-{old}").rename(runs / f"seed-{new}")
-    assert files_of(contents(run, method="lora")) == files_of(contents(run, method="lora", seed=2))
-
-
-def files_of(found):
-    return {path: str(content) for path, content in found.items()}
+    assert contents(run, method="lora") == contents(run, method="lora", seed=2)
 
 
 def test_links_that_lead_out_of_the_folder_are_left_out(run, tmp_path, capsys):

@@ -59,7 +59,8 @@ def declared_sharing(model: Any, max_length: int) -> Sharing:
     kinds = {str(kind) for name in _LAYERS for kind in (getattr(config, name, None) or ())} - _ATTENTION
     if getattr(model, "_is_stateful", False) or kinds:
         return Sharing(0, f"it has layers without a mask ({', '.join(sorted(kinds)) or 'recurrent'})")
-    if _mixes_tokens(model):
+    asked = (getattr(module, "looks_back", None) for module in model.modules())
+    if any(looks_back() for looks_back in asked if callable(looks_back)):  # also in the model of an export
         return Sharing(0, "a method of its patch reads earlier positions of the row")
     if getattr(config, "alibi", False):
         return Sharing(0, "ALiBi uses distances in the row")
@@ -71,12 +72,6 @@ def declared_sharing(model: Any, max_length: int) -> Sharing:
         return Sharing(0, f"attention {attention!r} takes no 4-D mask")
     window = min(_limits(model, _WINDOWS + _SELECTED_KEYS), default=max_length)
     return Sharing(window, f"attention covers {window} tokens") if window < max_length else Sharing(max_length)
-
-
-def _mixes_tokens(model: Any) -> bool:
-    """Return whether a method that acts now reads earlier positions, also in the model of an export."""
-    asked = (getattr(module, "looks_back", None) for module in model.modules())
-    return any(looks_back() for looks_back in asked if callable(looks_back))
 
 
 def trees_are_exact(model: Any, parts: Parts, row: int, path: int) -> bool:
@@ -123,8 +118,21 @@ def try_padding(model: Any, parts: Parts, shortest: int, longest: int) -> Paddin
         shortest: tokens of the shortest row, less than those of the longest.
         longest: tokens of the longest row.
     """
-    if (declared := _declared_padding_obstacle(model, longest)) is not None:
-        return Padding(shortest, longest, declared, False)
+    # what the configuration says
+    obstacle, config = None, model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]  # one, or one for each type of layer
+    changing = [each for each in kinds if each.get("rope_type") in _CHANGING_ROPE]
+    own = [each.get("original_max_position_embeddings") for each in changing]
+    lengths = [*own, config.max_position_embeddings] if changing else []
+    if (keys := min(_limits(model, _SELECTED_KEYS), default=longest)) < longest:
+        obstacle = f"its attention selects {keys} keys"
+    elif (original := min(filter(None, lengths), default=longest)) < longest:
+        obstacle = f"its rotary frequencies change beyond {original} tokens"
+    if obstacle is not None:
+        return Padding(shortest, longest, obstacle, False)
+
+    # the trials
     if longest == 1:
         return Padding(shortest, longest, None, False)
     sizes = (min(max(2, shortest), longest - 1), longest - 1)  # rotary positions have no effect on one token
@@ -142,21 +150,6 @@ def try_padding(model: Any, parts: Parts, shortest: int, longest: int) -> Paddin
 def trial_of_padding(shortest: int, longest: int, overhead: int) -> int:
     """Return what `try_padding` costs in tokens."""
     return shortest + 3 * longest + 3 * overhead
-
-
-def _declared_padding_obstacle(model: Any, longest: int) -> str | None:
-    keys = min(_limits(model, _SELECTED_KEYS), default=longest)
-    if keys < longest:
-        return f"its attention selects {keys} keys"
-    config = model.config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]  # one, or one for each type of layer
-    changing = [each for each in kinds if each.get("rope_type") in _CHANGING_ROPE]
-    own = [each.get("original_max_position_embeddings") for each in changing]
-    lengths = [*own, config.max_position_embeddings] if changing else []
-    if (original := min(filter(None, lengths), default=longest)) < longest:
-        return f"its rotary frequencies change beyond {original} tokens"
-    return None
 
 
 def _limits(model: Any, names: Sequence[str]) -> list[int]:

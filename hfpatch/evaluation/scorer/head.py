@@ -9,21 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hfpatch.evaluation.scorer.findings import Findings
 from hfpatch.nn.matmul import has_own_forward, is_stock, linear
-from hfpatch.sites import base_model
-from hfpatch.sites.lm_head import PLAIN, LMHead, find_lm_head
+from hfpatch.sites.lm_head import LMHead
 
 _SMALLEST_SLICE = 256
 
 
 class BodyAndHead(LMHead):
     """A model whose logits are those of its head, split in steps so that scoring computes only the steps it needs."""
-
-    @property
-    def vocabulary(self) -> int:
-        """The number of logits of a position."""
-        return int(self.head.weight.shape[0])
 
     def features(self, tokens: Tensor, **inputs: Tensor) -> Tensor:
         """Return the last hidden states, on the device of the tokens wherever the last block is."""
@@ -65,52 +58,28 @@ class BodyAndHead(LMHead):
 
 @dataclass(frozen=True)
 class WholeModel:
-    """A model whose body and head do not give its logits: its features are its logits of every position."""
+    """A model whose body and head do not give its logits: its features are its logits.
+
+    Attributes:
+        model: the model.
+        last: how many positions of a row it computes, the last ones, as generation asks it to by its own argument
+            ``logits_to_keep``; None is every position.
+    """
 
     model: nn.Module
+    last: int | None = None
 
     def features(self, tokens: Tensor, **inputs: Tensor) -> Tensor:
-        """Return all logits; those of virtual tokens, which prompt tuning puts in front, are left out."""
-        logits: Tensor = self.model(tokens, **inputs).logits
-        return logits[:, -tokens.shape[1] :]
+        """Return the logits; those of virtual tokens, which prompt tuning puts in front, are left out."""
+        asked: dict[str, Any] = {} if self.last is None else {"logits_to_keep": self.last}
+        logits: Tensor = self.model(tokens, **asked, **inputs).logits
+        return logits[:, -min(self.last or tokens.shape[1], tokens.shape[1]) :]
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the features, which are logits, in fp32."""
         return features.to(torch.float32, copy=True)
 
 
-@dataclass(frozen=True)
-class LastPositions(WholeModel):
-    """A whole model that computes the logits of a row's last positions only, as generation asks it to.
-
-    Attributes:
-        model: the model, whose own argument ``logits_to_keep`` chooses the positions.
-        last: how many positions.
-    """
-
-    last: int
-
-    def features(self, tokens: Tensor, **inputs: Tensor) -> Tensor:
-        """Return the logits (batch, last or the whole row if that is shorter, vocabulary)."""
-        logits: Tensor = self.model(tokens, logits_to_keep=self.last, **inputs).logits
-        return logits[:, -min(self.last, tokens.shape[1]) :]
-
-
 Parts = BodyAndHead | WholeModel
 """A model in two steps: ``features`` (batch, seq, width) of tokens (batch, seq), and ``logits`` (n, vocabulary) in fp32
 of features (n, width), as a tensor that may be overwritten."""
-
-
-def split_model(model: Any, findings: Findings) -> Parts:
-    """Return a model's body and head if together they give its logits, else the model as a whole.
-
-    The result is added to ``findings``.
-    """
-    if findings.split is None:
-        found = find_lm_head(model)
-        findings.split = found is not None
-        findings.tail = found.tail if found is not None else PLAIN
-    if not findings.split:
-        return WholeModel(model)
-    causal: Any = base_model(model)
-    return BodyAndHead(causal.base_model, causal.get_output_embeddings(), findings.tail)

@@ -11,40 +11,24 @@ from torch import Tensor
 
 from hfpatch.evaluation.scorer.batching import BatchLimits
 from hfpatch.evaluation.scorer.head import BodyAndHead, Parts
-from hfpatch.evaluation.scorer.trees import TokenRequest, Tree
 
 Score = tuple[float, bool]
 """The log-likelihood of a request's targets, and whether all of them are greedy."""
-Table = NDArray[np.int64]
+Targets = NDArray[np.int64]
+"""Of each target the position that predicts it, its token and its request, (targets, 3)."""
 
 _FEWEST_ROWS = 64
 _NEAR = 1e-5
 
 
-def scored_positions(trees: Sequence[Tree], requests: Sequence[TokenRequest]) -> tuple[Table, Table]:
-    """Return the scored positions of a batch, each once, and the targets that they predict.
-
-    Row and node of each position (n, 2); and of each target its position, its token and its request (targets, 3).
-    """
-    wanted = sorted(
-        (row, node, target, index)
-        for row, tree in enumerate(trees)
-        for index, nodes in tree.scored
-        for node, target in zip(nodes, requests[index].targets, strict=True)
-    )
-    table = np.array(wanted, dtype=np.int64)
-    positions, at = np.unique(table[:, :2], axis=0, return_inverse=True)
-    return positions, np.column_stack([at.reshape(-1), table[:, 2:]])
-
-
 def score_positions(
-    parts: Parts, batches: Sequence[tuple[Tensor, Table]], limits: BatchLimits
+    parts: Parts, batches: Sequence[tuple[Tensor, Targets]], limits: BatchLimits
 ) -> list[tuple[int, Score]]:
     """Return the index and the score of each request of a unit, whose batches keep the head busy together.
 
     Args:
         parts: the model in two steps.
-        batches: the features (n, width) of scored positions and the targets that they predict, see `scored_positions`.
+        batches: the features (n, width) of scored positions and the targets that they predict.
         limits: how many logits may exist at once.
     """
     features = torch.cat([each for each, _ in batches])
@@ -57,7 +41,7 @@ def score_positions(
     if not isinstance(parts, BodyAndHead):
         step = max(_FEWEST_ROWS, logits // features.shape[-1])
     else:
-        step = limits.tokens if parts.sliceable(features) else max(_FEWEST_ROWS, logits // parts.vocabulary)
+        step = limits.tokens if parts.sliceable(features) else max(_FEWEST_ROWS, logits // len(parts.head.weight))
     found = []
     for start in range(0, len(features), step):
         first, last = np.searchsorted(targets[:, 0], [start, start + step])
@@ -111,7 +95,7 @@ def log_probabilities(
         top = higher
     greedy = _reaches(wanted, top[rows])
     (unclear,) = (greedy & ((rivals > 1) | _reaches(runner_up[rows], wanted))).nonzero(as_tuple=True)
-    for some in torch.split(unclear, max(1, numbers // parts.vocabulary)):
+    for some in torch.split(unclear, max(1, numbers // len(parts.head.weight))):
         own = torch.arange(len(some), device=rows.device)
         greedy[some] = from_logits(parts.logits(features[rows[some]]), own, tokens[some])[1]
     return (wanted - top[rows]) - total.log()[rows], greedy

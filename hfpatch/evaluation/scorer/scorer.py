@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from hfpatch.errors import HfpatchError
@@ -25,12 +26,13 @@ from hfpatch.evaluation.scorer.exactness import (
     try_padding,
 )
 from hfpatch.evaluation.scorer.findings import Findings, TreeTrial
-from hfpatch.evaluation.scorer.head import LastPositions, Parts, WholeModel, split_model
-from hfpatch.evaluation.scorer.log_probs import Score, Table, score_positions, scored_positions
-from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group, pack, plain_rows
+from hfpatch.evaluation.scorer.head import BodyAndHead, Parts, WholeModel
+from hfpatch.evaluation.scorer.log_probs import Score, Targets, score_positions
+from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group, pack
 from hfpatch.evaluation.scorer.trimming import Modules, only_at, trimmable
 from hfpatch.evaluation.windows import say_once
 from hfpatch.sites import base_model, input_device
+from hfpatch.sites.lm_head import PLAIN, find_lm_head
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +76,9 @@ class Scorer:
         limits: how much goes through the model at once; None takes the limits of the device.
         findings: the results of earlier trials on this model; new ones are added.
         weigh_trials: False scores as in a job so large that trials cost nothing.
+
+    Attributes:
+        declared: how long a row with several endings may be by the model's configuration.
     """
 
     def __init__(
@@ -89,21 +94,23 @@ class Scorer:
         self.limits = limits or BatchLimits.for_device(input_device(model))
         self.findings = Findings() if findings is None else findings
         self.weigh_trials = weigh_trials
+        self.declared = declared_sharing(model, max_length)
         self._max_length = max_length
 
     @cached_property
     @torch.no_grad()
     def parts(self) -> Parts:
         """The model as body and head, if together they give its logits, else as a whole."""
-        parts = split_model(self.model, self.findings)
-        if isinstance(parts, WholeModel):
+        findings = self.findings
+        if findings.split is None:
+            found = find_lm_head(self.model)
+            findings.split = found is not None
+            findings.tail = found.tail if found is not None else PLAIN
+        if not findings.split:
             self._warn("its head cannot be separated from its body; the logits of every position are computed")
-        return parts
-
-    @cached_property
-    def declared(self) -> Sharing:
-        """How long a row with several endings may be by the model's configuration."""
-        return declared_sharing(self.model, self._max_length)
+            return WholeModel(self.model)
+        causal: Any = base_model(self.model)
+        return BodyAndHead(causal.base_model, causal.get_output_embeddings(), findings.tail)
 
     @torch.no_grad()
     def score(
@@ -154,14 +161,22 @@ class Scorer:
 
     def _features(
         self, plan: Plan, batch: Sequence[Tree], requests: Sequence[TokenRequest]
-    ) -> tuple[torch.Tensor, Table]:
+    ) -> tuple[torch.Tensor, Targets]:
         """Return the features (n, width) of a batch's scored positions and the targets that they predict.
 
         A position that is alone comes twice: the rounding of MKL's product of one row depends on where in memory the
         weights begin, which differs between processes.
         """
         inputs = model_inputs(self.model, batch)
-        positions, targets = scored_positions(batch, requests)
+        wanted = sorted(
+            (row, node, target, index)
+            for row, tree in enumerate(batch)
+            for index, nodes in tree.scored
+            for node, target in zip(nodes, requests[index].targets, strict=True)
+        )
+        table = np.array(wanted, dtype=np.int64)
+        positions, at = np.unique(table[:, :2], axis=0, return_inverse=True)  # each row and node once
+        targets = np.column_stack([at.reshape(-1), table[:, 2:]])
         if len(positions) == 1:
             positions = positions.repeat(2, axis=0)
         rows, nodes = torch.from_numpy(positions).to(inputs["tokens"].device).unbind(1)
@@ -178,7 +193,11 @@ class Scorer:
         padded batches; contexts with several endings in one row. The one with the fewest tokens, trials included, is
         chosen.
         """
-        rows = sorted(plain_rows(requests), key=lambda row: (-len(row), row.tokens))
+        by_tokens: dict[tuple[int, ...], Tree] = {}
+        for index, request in enumerate(requests):
+            plain = by_tokens.setdefault(request.tokens, Tree.of(request.tokens))
+            plain.scored.append((index, list(range(len(plain) - len(request.targets), len(plain)))))
+        rows = sorted(by_tokens.values(), key=lambda row: (-len(row), row.tokens))
         if not rows:
             return Plan([], self.parts)
         alone = [[row] for row in rows]
@@ -202,7 +221,7 @@ class Scorer:
             last = max(2, *(len(request.targets) for request in requests))  # the product of one may round otherwise
             few = self.weigh_trials and len(rows) <= _FEW_ROWS and last * words <= _FEW_LOGITS
             chooses = few and "logits_to_keep" in inspect.signature(base_model(self.model).forward).parameters
-            return Plan(alone, LastPositions(self.model, last) if chooses else self.parts)
+            return Plan(alone, WholeModel(self.model, last) if chooses else self.parts)
 
         # the trials
         padded = self.findings.padding_of(shortest, longest)

@@ -129,15 +129,6 @@ def group(requests: Sequence[TokenRequest], *, longest: int, endings: int = 512)
     return trees
 
 
-def plain_rows(requests: Sequence[TokenRequest]) -> list[Tree]:
-    """Return a row for each distinct sequence of tokens, shared by all requests with exactly these tokens."""
-    rows: dict[tuple[int, ...], Tree] = {}
-    for index, request in enumerate(requests):
-        row = rows.setdefault(request.tokens, Tree.of(request.tokens))
-        row.scored.append((index, list(range(len(row) - len(request.targets), len(row)))))
-    return list(rows.values())
-
-
 def pack(trees: Sequence[Tree], longest: int) -> list[Tree]:
     """Return rows that contain all trees, several short ones in a row; no tree attends to another.
 

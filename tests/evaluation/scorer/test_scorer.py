@@ -19,7 +19,7 @@ from hfpatch.evaluation.scorer import Scorer, TokenRequest, exactness, scorer
 from hfpatch.evaluation.scorer.batching import BatchLimits
 from hfpatch.evaluation.scorer.exactness import SHORT
 from hfpatch.evaluation.scorer.findings import Findings, Padding, TreeTrial
-from hfpatch.evaluation.scorer.head import BodyAndHead, WholeModel, split_model
+from hfpatch.evaluation.scorer.head import BodyAndHead, WholeModel
 from hfpatch.twins import random_model, shrink
 
 LONGEST = 40
@@ -373,7 +373,7 @@ def test_texts_that_share_their_first_token_alone_make_no_tree(make):
 
 def test_a_trial_costs_what_is_counted(make):
     model = make("gpt_neox")
-    parts = split_model(model, Findings())
+    parts = Scorer(model, LONGEST).parts
     for counted, trial in [
         (exactness.trial_of_padding(7, 33, 0), lambda: exactness.try_padding(model, parts, 7, 33).obstacle is None),
         (exactness.trial_of_trees(18, 12, 0), lambda: exactness.trees_are_exact(model, parts, 18, 12)),
@@ -425,7 +425,7 @@ def test_plans_do_not_depend_on_what_was_tried_and_nothing_is_tried_twice(make):
     assert plans[0].parts == plans[1].parts
 
 
-def test_what_failed_is_tried_again_in_another_process(make):
+def test_what_failed_is_tried_again_in_another_process():
     findings = Findings(split=False, padding=[Padding(3, 9, "failed", False), Padding(3, 8, None, True)])
     findings.trees = [TreeTrial(18, 12, True), TreeTrial(30, 20, False)]
     assert findings.tree_is_exact(18, 11) is True

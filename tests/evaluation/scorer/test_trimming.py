@@ -17,14 +17,10 @@ ROWS, NODES = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 8, 4, 7])
 MIXTRAL = {**families.LLAMA, "num_local_experts": 3, "num_experts_per_tok": 2}
 
 
-def parts_of(model):
-    return BodyAndHead(model.base_model, model.get_output_embeddings())
-
-
 @torch.no_grad()
 def trimmable(model, parts=None):
     """The modules that a trial lets skip positions."""
-    parts = parts or parts_of(model)
+    parts = parts or BodyAndHead(model.base_model, model.get_output_embeddings())
     found = try_padding(model, parts, 5, 16)
     return candidates(model, parts) if found.trims else ()
 
@@ -41,21 +37,6 @@ def assert_same_features(model, modules):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@torch.no_grad()
-def rows_seen(model, module):
-    """How many positions each matrix product of a module computes."""
-    seen = []
-    handles = [
-        part.register_forward_hook(lambda _module, _arguments, output: seen.append(output.shape[:-1].numel()))
-        for part in module.modules()
-        if not list(part.children()) and any(parameter.dim() > 1 for parameter in part.parameters())
-    ]
-    features(model, [module])
-    for handle in handles:
-        handle.remove()
-    return seen
-
-
 @pytest.mark.parametrize("case", families.FAMILIES)
 def test_the_last_block_computes_scored_positions_alone_and_the_same(case):
     model = families.make_model(case)
@@ -65,9 +46,16 @@ def test_the_last_block_computes_scored_positions_alone_and_the_same(case):
     assert len(modules) == (3 if model.config.model_type == "opt" else 2)
     assert all(id(module) in inside for module in modules)
     for module in modules:
-        seen = rows_seen(model, module)
-        assert seen
-        assert set(seen) == {len(ROWS)}
+        seen = set()  # how many positions each of its matrix products computes
+        handles = [
+            part.register_forward_hook(lambda _part, _inputs, output, seen=seen: seen.add(output.shape[:-1].numel()))
+            for part in module.modules()
+            if not list(part.children()) and any(parameter.dim() > 1 for parameter in part.parameters())
+        ]
+        features(model, [module])
+        for handle in handles:
+            handle.remove()
+        assert seen == {len(ROWS)}
     assert_same_features(model, modules)
     assert not torch.equal(features(model, modules)[0, 1], features(model, ())[0, 1])
 
