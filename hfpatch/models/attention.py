@@ -93,7 +93,16 @@ def _fast(stock: _Attention) -> _Attention:
     ) -> Tensor:
         """Attention under a mask that is causal within the window, or any mask without one."""
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
-        is_known = (mask is None or window is not None) and _is_plain(module, query, key, options)
+        given = options.get("is_causal")
+        is_known = (  # rows without a mask are causal, and a model adds nothing to their logits
+            (mask is None or window is not None)
+            and not torch.compiler.is_compiling()
+            and query.device.type == "cpu"
+            and query.shape[2] == key.shape[2]
+            and not options.get("dropout")
+            and all(options.get(name) is None for name in ("position_bias", "cache", "softcap"))
+            and bool(getattr(module, "is_causal", True) if given is None else given)
+        )
         if is_known and stock is sdpa_attention_forward and dtype in _DTYPES:
             shortest = _SHORTEST if query.shape[1] > key.shape[1] else _SHORTEST_ALONE
             with torch.autocast("cpu", enabled=False):
@@ -136,15 +145,3 @@ def _fast(stock: _Attention) -> _Attention:
         return torch.cat(rows), None  # (batch, seq, heads, head size)
 
     return attention
-
-
-def _is_plain(module: Any, query: Tensor, key: Tensor, options: dict[str, Any]) -> bool:
-    """Return whether rows without a mask are causal, and have nothing that a model may add to their logits."""
-    if torch.compiler.is_compiling() or query.device.type != "cpu" or query.shape[2] != key.shape[2]:
-        return False
-    causal = options.get("is_causal")
-    return (
-        not options.get("dropout")
-        and all(options.get(name) is None for name in ("position_bias", "cache", "softcap"))
-        and bool(getattr(module, "is_causal", True) if causal is None else causal)
-    )

@@ -35,7 +35,7 @@ def test_layouts():
     assert found == {"query": [0, 1, 2, 3, 4, 5, 6, 7], "key": [8, 9], "value": [10, 11]}
     found = indices(per_head("qkv")(attention(qkv=12), config(2)), 12)
     assert found == {"query": [0, 1, 6, 7], "key": [2, 3, 8, 9], "value": [4, 5, 10, 11]}
-    found = indices(grouped_columns(attention(qkv=16), "qkv", heads=4, groups=2), 16)
+    found = indices(grouped_columns(attention(qkv=16), config(4), "qkv", groups=2), 16)
     assert found == {"query": [0, 1, 2, 3, 8, 9, 10, 11], "key": [4, 5, 12, 13], "value": [6, 7, 14, 15]}
 
 

@@ -32,9 +32,7 @@ from hfpatch.surgery.budget import (
     Trial,
     attention_modules,
     count_added,
-    lora_parameters_per_rank,
     match_size,
-    meta_twin,
 )
 from hfpatch.surgery.methods import build_method
 from hfpatch.tuners.checks import require_injectable
@@ -101,7 +99,7 @@ def test_counting_leaves_the_model_alone_and_agrees_with_the_patched_model(case)
 
 @pytest.mark.parametrize("kind", ["shira", "adamss"])
 def test_the_twin_has_no_values_and_what_depends_on_them_is_counted_in_the_model(kind):
-    twin = meta_twin(make_model("gemma2"))
+    twin = Trial(make_model("gemma2")).twin
     assert {p.device.type for p in twin.parameters()} == {"meta"}
     shapes = {name: p.shape for name, p in make_model("gemma2").named_parameters()}
     assert {name: p.shape for name, p in twin.named_parameters()} == shapes
@@ -110,7 +108,7 @@ def test_the_twin_has_no_values_and_what_depends_on_them_is_counted_in_the_model
     assert count_added(model, [config]) > 0
     assert not hasattr(model, "peft_config")
     with pytest.raises(HfpatchError, match=rf"{kind} .* values of the base's weights"):
-        count_added(meta_twin(model), [config])
+        count_added(Trial(model).twin, [config])
 
 
 MODELS = {case: make_model(case) for case in ("gpt2", "gemma2", "falcon_multi_query")}
@@ -131,11 +129,14 @@ def test_the_rank_is_the_nearest_by_brute_force(case, budget):
 def test_the_count_of_a_rank_is_peft_s_own(case, rank):
     model = make_model(case)
     targets = attention_modules(model)
-    cost = lora_parameters_per_rank(model, targets)
-    assert rank * cost == count_added(model, [lora(model, rank)])
-    hfpatch.patch(model, [lora(model, 2), PreProjectionConfig()])
-    assert lora_parameters_per_rank(model, targets) == cost
-    assert rank * cost == count_added(model, [lora(model, rank)])
+    cost = sum(sum(model.get_submodule(name).weight.shape) for name in targets)
+    for parts in ([], [lora(model, 2), PreProjectionConfig()]):
+        if parts:
+            hfpatch.patch(model, parts)
+        assert rank * cost == count_added(model, [lora(model, rank)])
+        for more, nearest in ((0, rank), (1, rank + 1)):  # up to half way between two ranks, and beyond
+            budget = rank * cost + cost // 2 + more
+            assert match_lora_rank(model, budget=budget, target_modules=targets) == nearest
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.surgery.budget import attention_modules, count_added
-from hfpatch.surgery.methods import build_method, method_types, target_names, validate_methods
+from hfpatch.surgery.methods import build_method, method_classes, target_names, validate_methods
 
 METHODS = {
     "baseline": [],
@@ -133,7 +133,7 @@ def test_every_method_can_be_injected():
 
 
 def test_method_types_hold_ours_and_peft_s_and_need_no_model():
-    assert {"pre_projection", "nonlinear_query", "lora", "ia3", "loha"} <= set(method_types())
+    assert {"pre_projection", "nonlinear_query", "lora", "ia3", "loha"} <= set(method_classes())
     validate_methods(METHODS)
 
 

@@ -13,8 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.surgery.bases import fingerprint, hash_weights
-from hfpatch.surgery.patch import activate
-from hfpatch.tuners.adapters import active_adapters
+from hfpatch.tuners.adapters import activate_adapters, active_adapters
 
 TENSORS = "adapter_model.safetensors"
 QUERIES = {"target_modules": ["q_proj"]}
@@ -153,7 +152,7 @@ def test_modules_that_compute_with_one_adapter_keep_which_are_active(active, tmp
     norms = LNTuningConfig(target_modules=["input_layernorm"])
     model = hfpatch.patch(make_model("llama"), [copied, PreProjectionConfig(content_skip=True), norms])
     perturb(model, std=0.2)
-    activate(model, active)
+    activate_adapters(model, active)
     flags = {name for name, p in model.named_parameters() if p.requires_grad}
     fresh = hfpatch.load_patch(make_model("llama"), hfpatch.save_patch(model, tmp_path / "p"), trainable=True)
     assert active_adapters(fresh) == active
