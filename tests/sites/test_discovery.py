@@ -7,13 +7,11 @@ import torch
 from families import FEW, make_model
 from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from torch import nn
-from transformers import JambaConfig
 
 from hfpatch import PreProjectionConfig, patch
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import Family, find_sites, register_family, select_sites, separate, survey
 from hfpatch.sites import family as registry
-from hfpatch.twins import twin
 
 
 @pytest.fixture
@@ -129,14 +127,6 @@ def test_select_sites():
 def test_layers_out_of_range_are_refused(layers, message):
     with pytest.raises(HfpatchError, match=message):
         select_sites(survey(make_model("llama")), layers)
-
-
-def test_blocks_of_a_hybrid_without_attention_are_skipped_and_cannot_be_chosen():
-    found = survey(twin(JambaConfig()))
-    assert [site.layer for site in found.sites] == [1]
-    assert found.skipped == {0: "JambaMambaDecoderLayer without softmax attention"}
-    with pytest.raises(HfpatchError, match="layer 0 cannot be changed: JambaMambaDecoderLayer without softmax"):
-        select_sites(found, [0, 1])
 
 
 def test_refused_sites_are_left_out_unless_they_are_asked_for():

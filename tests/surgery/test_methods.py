@@ -166,6 +166,10 @@ BAD = {
     "match to a matched one": ([{"type": "lora", "match": "matched"}], "match is 'matched', which matches another"),
     "size and match": ([{"type": "c3a", "block_size": 4, "match": "other"}], "has both block_size and match; match"),
     "match without a size": ([{"type": "ia3", "match": "other"}], r"methods\.m\[0\]\.match: ia3 has no size to solve"),
+    "kept by layers together": (
+        [{"type": "vera", "target_modules": "mlp"}],
+        "vera keeps tensors that its layers share",
+    ),
     "match of what is not injected": ([{"type": "vera", "match": "other"}], "vera keeps tensors that its layers share"),
     "not injected": ([{"type": "prompt_tuning", "num_virtual_tokens": 2}], r"methods\.m\[0\]: prompt_tuning puts"),
     "contradiction": ([{"type": "nonlinear_query", "anchor": "identity"}], "cannot preserve the model; set"),
@@ -231,18 +235,12 @@ def test_what_the_shorthands_name(case, where):
     assert set(target_names(model, where, layers=[1])) == expected(case, where, layers=[1])
 
 
-@pytest.mark.parametrize("kind", ["lora", "loha", "ia3", "oft", "vera"])
+@pytest.mark.parametrize("kind", ["lora", "loha", "ia3", "oft"])
 def test_all_tuners_take_them(kind):
-    model = make_model("llama")
-    part = {"type": kind, "target_modules": "mlp", "layers_to_transform": 0}
-    if kind == "vera":
-        with pytest.raises(HfpatchError, match="keeps tensors that its layers share"):
-            build_method(model, {"x": [part]}, "x")
-        return
-    if kind == "ia3":
-        part |= {"feedforward_modules": []}
-        del part["layers_to_transform"]
-    (config,) = build_method(model, {"x": [part]}, "x").configs
+    options = {"feedforward_modules": []} if kind == "ia3" else {"layers_to_transform": 0}
+    (config,) = build_method(
+        make_model("llama"), {"x": [{"type": kind, "target_modules": "mlp", **options}]}, "x"
+    ).configs
     assert set(config.target_modules) == expected("llama", "mlp", layers=(0, 1) if kind == "ia3" else (0,))
 
 
