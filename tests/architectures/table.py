@@ -73,7 +73,7 @@ def row_of(case, cells):
 
 def all_rows():
     """Run the whole sweep, with a line of progress on each case."""
-    rows = []
+    rows = rows_without_cases()
     for case in CASES:
         cells = [sweep.failing(sweep.check, case, method) for method in sweep.METHODS]
         cells += [sweep.failing(sweep.check_control, case, control) for control in sweep.CONTROLS]
@@ -85,7 +85,7 @@ def all_rows():
                 last = sweep.failing(together.promises, case, Path(folder))
         rows.append(row_of(case, [found, *cells, *((last, last) if isinstance(last, str) else last)]))
         print(case, *(rows[-1][method] for method in sweep.METHODS), sep="  ", file=sys.stderr)
-    return sorted([*rows, *rows_without_cases()], key=lambda row: row["type"])
+    return sorted(rows, key=lambda row: row["type"])
 
 
 def rows_without_cases():

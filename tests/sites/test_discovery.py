@@ -66,10 +66,11 @@ def test_an_undeclared_type_is_refused_with_what_to_declare():
         find_sites(nn.Linear(2, 2))
 
 
-def test_one_declaration_suffices_for_a_new_family(declarations):
+def test_the_common_structure_needs_no_declaration_and_another_one(declarations):
+    model, expected = undeclared(), [facts(site) for site in find_sites(make_model("llama"))]
+    assert [facts(site) for site in find_sites(model)] == expected
     declare()
-    model = undeclared()
-    assert [facts(site) for site in find_sites(model)] == [facts(site) for site in find_sites(make_model("llama"))]
+    assert [facts(site) for site in find_sites(model)] == expected
     assert {site.family for site in find_sites(model)} == {"made-up"}
 
 
@@ -99,12 +100,6 @@ def test_a_type_cannot_be_declared_twice_and_nothing_of_the_second_stays(declara
     with pytest.raises(HfpatchError, match="'mamba' is declared already: they are pure state-space"):
         declare(model_types=("made_up", "mamba"))
     assert registry.family_of("made_up") is None
-
-
-def test_a_model_of_the_common_structure_needs_no_declaration():
-    assert [facts(site) for site in find_sites(undeclared())] == [
-        facts(site) for site in find_sites(make_model("llama"))
-    ]
 
 
 def test_select_sites():

@@ -212,19 +212,17 @@ def test_a_method_of_a_budget_has_the_nearest_count_with_all_its_parts(model, bu
 
 
 PLACES = {  # read in transformers' modelling source: attention, MLP, and what all-linear has beside them
-    "llama": (["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"], "model.layers.{}"),
-    "gpt_neox": (["query_key_value", "dense"], ["dense_h_to_4h", "dense_4h_to_h"], "gpt_neox.layers.{}"),
-    "gpt2": (["c_attn", "c_proj"], ["c_fc", "c_proj"], "transformer.h.{}"),
+    "llama": ("model.layers", "self_attn", "q_proj k_proj v_proj o_proj", "gate_proj up_proj down_proj"),
+    "gpt_neox": ("gpt_neox.layers", "attention", "query_key_value dense", "dense_h_to_4h dense_4h_to_h"),
+    "gpt2": ("transformer.h", "attn", "c_attn c_proj", "c_fc c_proj"),
 }
-BRANCHES = {"llama": ("self_attn", "mlp"), "gpt_neox": ("attention", "mlp"), "gpt2": ("attn", "mlp")}
 
 
 def expected(case, where, layers=(0, 1)):
-    attention, mlp, block = PLACES[case]
-    branches = dict(zip(("attention", "mlp"), zip(BRANCHES[case], (attention, mlp), strict=True), strict=True))
-    wanted = ["attention", "mlp"] if where == "all-linear" else [where]
-    names = [(branches[each][0], name) for each in wanted for name in branches[each][1]]
-    return {f"{block.format(layer)}.{branch}.{name}" for layer in layers for branch, name in names}
+    blocks, branch, attention, mlp = PLACES[case]
+    names = [f"{branch}.{name}" for name in attention.split() if where != "mlp"]
+    names += [f"mlp.{name}" for name in mlp.split() if where != "attention"]
+    return {f"{blocks}.{layer}.{name}" for layer in layers for name in names}
 
 
 @pytest.mark.parametrize("case", PLACES)
