@@ -93,7 +93,7 @@ def patch(
                 before = stack(model)
                 own = {n: c for n, c in before.items() if c.peft_type == part.peft_type}
                 model.peft_config = own  # type: ignore[assignment]
-                part.base_model_name_or_path = model.name_or_path  # type: ignore[assignment]
+                part.base_model_name_or_path = model.name_or_path
                 model._hf_peft_config_loaded = True  # type: ignore[assignment]
                 with refusing_wrong_values(part):
                     inject_adapter_in_model(part, model, name)  # add_adapter would then deactivate the other adapters
