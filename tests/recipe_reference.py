@@ -24,7 +24,7 @@ from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.models import ScratchSettings
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.recipes.sizes import SIZES
-from hfpatch.surgery.methods import method_types
+from hfpatch.surgery.methods import method_classes
 from hfpatch.tuners.config import MethodConfig
 
 ROOT = Path(__file__).parents[1]
@@ -97,7 +97,7 @@ def part_schema():
         rules.append({"if": is_it, "then": then})
     properties = {key: {"description": text} for key, text in PART.items()}
     own = {"type": "string", "pattern": "^[\\w.]+:\\w+$"}
-    properties["type"]["anyOf"] = [{"enum": method_types()}, own]
+    properties["type"]["anyOf"] = [{"enum": list(method_classes())}, own]
     return {"type": "object", "properties": properties, "required": ["type"], "allOf": rules}
 
 

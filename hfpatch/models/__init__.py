@@ -8,12 +8,11 @@ from hfpatch.support.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hfpatch.models.build import build_scratch, inner_width, non_embedding_parameters
-    from hfpatch.models.classes import is_scratch, load_scratch, register_scratch, take_apart
+    from hfpatch.models.classes import load_scratch, register_scratch, take_apart
 
 _HOMES = {
     "build_scratch": "build",
     "inner_width": "build",
-    "is_scratch": "classes",
     "load_scratch": "classes",
     "non_embedding_parameters": "build",
     "register_scratch": "classes",
@@ -23,7 +22,6 @@ _HOMES = {
 __all__ = [
     "build_scratch",
     "inner_width",
-    "is_scratch",
     "load_scratch",
     "non_embedding_parameters",
     "register_scratch",

@@ -78,11 +78,19 @@ def _replace(model: nn.Module, item: dict[str, Any], plan: Plan) -> None:
     for path in item["joins"]:  # whose product may then be computed with another's
         partners.append(shared(_linear(*_rows(model.get_submodule(path)), keep_bias=True)))
         _set(model, path, partners[-1])
+    paths: dict[str, nn.Module] = {}
+    options = {"f": item["f"], **item["options"], **({"source": source} if source else {})}
+    for name, (_, length) in item["spans"].items():
+        sizes = {"hidden_size": weight.shape[1], "out_features": item["groups"] * length}
+        if item["anchor"] == "weight":
+            paths[name] = WeightAnchoredQuery(**sizes, bias=bias is not None, **options)
+        else:
+            paths[name] = IdentityAnchoredQuery(**sizes, **options)
     new = MixedProjection(
         inputs=weight.shape[1],
         groups=item["groups"],
         width=item["width"],
-        paths={name: _path(weight.shape[1], item, name, bias is not None, source) for name in item["spans"]},
+        paths=paths,
         spans={name: (start, length) for name, (start, length) in item["spans"].items()},
         bias=bias is not None,
         fused=item["fused"],
@@ -104,15 +112,6 @@ def _replace(model: nn.Module, item: dict[str, Any], plan: Plan) -> None:
     if new.rest is not None:
         _fill(new.rest, _chosen(weight, new.rest_columns(), new), _chosen(bias, new.rest_columns(), new))
     _set(model, item["at"], new)
-
-
-def _path(hidden: int, item: dict[str, Any], name: str, bias: bool, source: HiddenState | None) -> nn.Module:
-    """Return the module of one target; ``item["options"]`` are those of its f."""
-    sizes = {"hidden_size": hidden, "out_features": item["groups"] * item["spans"][name][1]}
-    options = dict(item["options"]) | ({"source": source} if source else {})
-    if item["anchor"] == "weight":
-        return WeightAnchoredQuery(**sizes, bias=bias, f=item["f"], **options)
-    return IdentityAnchoredQuery(**sizes, f=item["f"], **options)
 
 
 def _chosen(tensor: Tensor | None, columns: list[int], shape: MixedProjection) -> Tensor | None:

@@ -31,7 +31,31 @@ def build_scratch(config: PreTrainedConfig, settings: ScratchSettings, *, seed: 
     Raises:
         HfpatchError: if the architecture cannot be built so; the message names the setting.
     """
-    config, head_size = _shaped(config, settings)
+    config, head_size = copy.deepcopy(config), None
+
+    # The width of the MLP and the head size, in the configuration where it has a key
+    if settings.mlp_width is not None:
+        name = next((name for name in MLP_WIDTHS if hasattr(config, name)), None)
+        if name is None:
+            raise HfpatchError(
+                f"architecture.mlp_width: {config.model_type} has no key for the width of its MLP that hfpatch knows; "
+                "leave it out and write the configuration's own"
+            )
+        width = round(settings.mlp_width * config.hidden_size)
+        if width < 1:
+            raise HfpatchError(f"architecture.mlp_width: {settings.mlp_width} times d={config.hidden_size} is no width")
+        _set(config, name, width, "mlp_width")
+    if settings.head_size is not None and hasattr(config, "head_dim"):
+        _set(config, "head_dim", settings.head_size, "head_size")
+    elif settings.head_size is not None:
+        head_size = settings.head_size
+        if config.model_type not in HEAD_SIZE_TYPES:
+            raise HfpatchError(
+                f"architecture.head_size: {config.model_type} fixes it at d divided by the number of heads; choose "
+                f"{', '.join(HEAD_SIZE_TYPES)} or a type with head_dim in its configuration, such as llama"
+            )
+
+    # The stock class, or one of its own that follows a plan
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if settings.query.path == "linear" and settings.biases and head_size is None:
@@ -51,7 +75,7 @@ def inner_width(config: PreTrainedConfig) -> int | None:
 
     A GPT-2 that leaves ``n_inner`` out has 4d.
     """
-    name = _width_key(config)
+    name = next((name for name in MLP_WIDTHS if hasattr(config, name)), None)
     value = getattr(config, name) if name else None
     if name == "n_inner" and value is None:
         value = 4 * config.hidden_size
@@ -73,38 +97,6 @@ def _built(make: Any) -> Any:
         raise HfpatchError(f"architecture.query: {error}") from error
     except (ValueError, RuntimeError) as error:
         raise HfpatchError(f"architecture: cannot be built ({' '.join(str(error).split())})") from error
-
-
-def _width_key(config: PreTrainedConfig) -> str | None:
-    """Return the key of a configuration that holds the width of the MLP."""
-    return next((name for name in MLP_WIDTHS if hasattr(config, name)), None)
-
-
-def _shaped(config: PreTrainedConfig, settings: ScratchSettings) -> tuple[PreTrainedConfig, int | None]:
-    """Return a copy of the configuration with the width of the MLP and the head size, and a head size left to do."""
-    config = copy.deepcopy(config)
-    if settings.mlp_width is not None:
-        name = _width_key(config)
-        if name is None:
-            raise HfpatchError(
-                f"architecture.mlp_width: {config.model_type} has no key for the width of its MLP that hfpatch knows; "
-                "leave it out and write the configuration's own"
-            )
-        width = round(settings.mlp_width * config.hidden_size)
-        if width < 1:
-            raise HfpatchError(f"architecture.mlp_width: {settings.mlp_width} times d={config.hidden_size} is no width")
-        _set(config, name, width, "mlp_width")
-    if settings.head_size is None:
-        return config, None
-    if hasattr(config, "head_dim"):
-        _set(config, "head_dim", settings.head_size, "head_size")
-        return config, None
-    if config.model_type not in HEAD_SIZE_TYPES:
-        raise HfpatchError(
-            f"architecture.head_size: {config.model_type} fixes it at d divided by the number of heads; choose "
-            f"{', '.join(HEAD_SIZE_TYPES)} or a type with head_dim in its configuration, such as llama"
-        )
-    return config, settings.head_size
 
 
 def _set(config: PreTrainedConfig, name: str, value: int, setting: str) -> None:

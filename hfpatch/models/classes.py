@@ -111,13 +111,8 @@ def take_apart(config: PreTrainedConfig) -> tuple[PreTrainedConfig, Plan] | None
     return CONFIG_MAPPING[config.model_type.removeprefix(PREFIX)](**values), config.hfpatch_scratch
 
 
-def is_scratch(folder: str | Path) -> bool:
-    """Return whether a folder (or a config.json) is of a model that :func:`hfpatch.models.build_scratch` made."""
-    return _stock_type(folder) is not None
-
-
 def _stock_type(folder: str | Path) -> str | None:
-    """Return the stock model type inside such a folder's; None for any other folder."""
+    """Return the stock model type inside that of a saved model's folder, or config.json; None for any other."""
     path = Path(folder) if Path(folder).suffix == ".json" else Path(folder) / "config.json"
     model_type = str(read_json(path).get("model_type", "")) if path.is_file() else ""
     return model_type.removeprefix(PREFIX) if model_type.startswith(PREFIX) else None
@@ -143,7 +138,7 @@ def load_scratch(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> P
     Raises:
         HfpatchError: if the folder holds no such model, or a tensor is missing or of another shape.
     """
-    if not is_scratch(folder):
+    if _stock_type(folder) is None:
         raise HfpatchError(f"{folder}: contains no model that hfpatch pretrained from scratch")
     register_scratch(folder)
     try:

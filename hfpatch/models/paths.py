@@ -69,26 +69,22 @@ def observed(model: nn.Module, observe: Callable[[PathOutput], None]) -> Iterato
         model: see :func:`query_paths_with_f`; left without hooks afterwards.
         observe: called once for each path and forward pass.
     """
-    with ExitStack() as hooks:
-        for each in query_paths_with_f(model):
-            _observe(hooks, each, observe)
-        yield
 
-
-def _observe(hooks: ExitStack, each: QueryPath, observe: Callable[[PathOutput], None]) -> None:
-    seen: dict[str, Tensor] = {}
-
-    def remember(name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    def remember(seen: dict[str, Tensor], name: str, module: nn.Module, args: Any, output: Tensor) -> None:
         seen[name] = output
 
-    def done(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    def report(seen: dict[str, Tensor], each: QueryPath, module: nn.Module, args: Any, output: Tensor) -> None:
         x = args[0]
         observe(PathOutput(each.at, each.target, x, seen.pop("f"), seen.pop("anchor", x)))
 
-    f: Any = each.path.f
-    is_matrix = isinstance(each.path, IdentityAnchoredQuery) and each.path.is_linear
-    last: nn.Module = f if is_matrix else f.norm_out  # whose output is f(x), whether W_1 is fused or not
-    hooks.callback(last.register_forward_hook(partial(remember, "f")).remove)
-    if isinstance(each.path, WeightAnchoredQuery):
-        hooks.callback(each.path.anchor.register_forward_hook(partial(remember, "anchor")).remove)
-    hooks.callback(each.projection.register_forward_hook(done).remove)
+    with ExitStack() as hooks:
+        for each in query_paths_with_f(model):
+            f: Any = each.path.f
+            is_matrix = isinstance(each.path, IdentityAnchoredQuery) and each.path.is_linear
+            last: nn.Module = f if is_matrix else f.norm_out  # whose output is f(x), whether W_1 is fused or not
+            seen = dict[str, Tensor]()
+            hooks.callback(last.register_forward_hook(partial(remember, seen, "f")).remove)
+            if isinstance(each.path, WeightAnchoredQuery):
+                hooks.callback(each.path.anchor.register_forward_hook(partial(remember, seen, "anchor")).remove)
+            hooks.callback(each.projection.register_forward_hook(partial(report, seen, each)).remove)
+        yield

@@ -6,8 +6,6 @@ import warnings
 from itertools import pairwise
 from typing import Any
 
-from torch import nn
-
 from hfpatch.errors import HfpatchError
 from hfpatch.models.attach import Plan, reshape
 from hfpatch.nn.nonlinear import bottleneck_rank
@@ -52,22 +50,41 @@ def make_plan(outline: Any, settings: ScratchSettings, *, head_size: int | None,
     left = [name for name, _ in outline.named_parameters() if name.endswith("bias")]
     if not settings.biases and left:
         raise HfpatchError(f"architecture.biases: {left[0]} cannot be removed; leave biases out")
-    if settings.query.path != "linear":
-        if {"query", "key"} <= set(settings.query.targets):
-            terms = [] if settings.query.anchor == "weight" else ["a parameter-free x·x"]
-            terms += [] if settings.query.path == "identity" else ["f(x)·f(x)"]
-            warnings.warn(
-                f"architecture.query.targets: with a path in both query and key the logits hold {' and '.join(terms)}",
-                UserWarning,
-                stacklevel=1,
+    if settings.query.path == "linear":
+        return plan
+    if {"query", "key"} <= set(settings.query.targets):
+        terms = [] if settings.query.anchor == "weight" else ["a parameter-free x·x"]
+        terms += [] if settings.query.path == "identity" else ["f(x)·f(x)"]
+        warnings.warn(
+            f"architecture.query.targets: with a path in both query and key the logits hold {' and '.join(terms)}",
+            UserWarning,
+            stacklevel=1,
+        )
+    try:
+        sites = find_sites(outline)
+    except HfpatchError as error:
+        raise HfpatchError(f"architecture.query: {error}") from error
+
+    # The down-projection of the MLP before each site, where f reads that
+    readers: dict[str, str] = {}
+    if settings.query.source == "mlp" and len(sites) < 2:
+        raise HfpatchError("architecture.query.source: mlp needs two blocks at least; the first one has none before it")
+    for before, site in pairwise(sites) if settings.query.source == "mlp" else ():
+        block = before.block_path
+        name = next((name for name in DOWN_PROJECTIONS if has_module(outline, f"{block}.{name}")), None)
+        if name is None:
+            raise HfpatchError(
+                f"architecture.query.source: mlp needs one MLP with one down-projection in every block; {block} "
+                f"has none of {', '.join(DOWN_PROJECTIONS)} (mixtures of experts have no such hidden activations)"
             )
-        try:
-            sites = find_sites(outline)
-        except HfpatchError as error:
-            raise HfpatchError(f"architecture.query: {error}") from error
-        readers = _readers(outline, sites) if settings.query.source == "mlp" else {}
-        for site in sites:
-            plan["projections"] += _projections(site, settings.query, readers.get(site.name))
+        inner = features(submodule(outline, f"{block}.{name}", of=block))[0]
+        if inner < site.hidden_size:
+            raise HfpatchError(
+                f"architecture.query.source: mlp needs an MLP at least d={site.hidden_size} wide; {block} has {inner}"
+            )
+        readers[site.name] = f"{block}.{name}"
+    for site in sites:
+        plan["projections"] += _projections(site, settings.query, readers.get(site.name))
     return plan
 
 
@@ -77,6 +94,19 @@ def _projections(site: AttentionSite, query: QuerySettings, reads: str | None) -
     Raises:
         HfpatchError: if one of them cannot be changed so.
     """
+    # f, and its options
+    f = {"identity": "none", "residual": "linear", "nonlinear": "hidden" if reads else "nonlinear"}[query.path]
+    options: Plan = {}
+    if f == "nonlinear":
+        try:
+            options["rank"] = bottleneck_rank(site.hidden_size, query.rank)
+        except HfpatchError as error:
+            raise HfpatchError(f"architecture.query: {error}") from error
+        options["activation_name"] = query.activation
+    if query.path == "nonlinear":
+        options["input_norm"], options["output_norm"] = _norms(query, from_mlp=bool(reads))
+
+    # The columns of each target
     items: dict[str, Plan] = {}
     for target in query.targets:
         reason = site.refusals.get(target)
@@ -95,86 +125,38 @@ def _projections(site: AttentionSite, query: QuerySettings, reads: str | None) -
                 "anchor: weight, or make heads times head size equal to d"
             )
         at = f"{site.path}.{projection.path}"
-        item = items.setdefault(
-            at,
-            {
-                "at": at,
-                "groups": columns.groups,
-                "width": columns.width,
-                "spans": {},
-                "anchor": "weight" if query.anchor == "weight" else "identity",
-                "fused": query.fused,
-                "joins": _joins(site, at) if query.fused else [],
-                "reads": reads,
-                **_f(query, reads, site.hidden_size),
-            },
-        )
-        item["spans"][target] = [columns.start, columns.length]
-    return list(items.values())
+        item = {
+            "at": at,
+            "groups": columns.groups,
+            "width": columns.width,
+            "spans": {},
+            "anchor": "weight" if query.anchor == "weight" else "identity",
+            "fused": query.fused,
+            "joins": [],
+            "reads": reads,
+            "f": f,
+            "options": options,
+        }
+        items.setdefault(at, item)["spans"][target] = [columns.start, columns.length]
 
-
-def _joins(site: AttentionSite, at: str) -> list[str]:
-    """Return the projections of key and value that f's first matrix joins, where the query's has none of their columns.
-
-    Raises:
-        HfpatchError: if there are none.
-    """
+    # The projections of key and value that f's first matrix joins, where the query's has none of their columns
     paths = [f"{site.path}.{site.projections[t].path}" for t in ("key", "value") if t in site.projections]
-    if at in paths and site.projections["query"].path == site.projections["key"].path:
-        return []
-    if at in paths or not paths:
-        raise HfpatchError(
-            f"architecture.query.fused: layer {site.layer}: {at} has no keys and values to be computed with; "
-            "leave fused out"
-        )
-    return list(dict.fromkeys(paths))
-
-
-def _f(query: QuerySettings, reads: str | None, hidden: int) -> Plan:
-    """Return the kind of f and its options."""
-    if query.path != "nonlinear":
-        return {"f": {"identity": "none", "residual": "linear"}[query.path], "options": {}}
-    input_norm, output_norm = _norms(query, from_mlp=bool(reads))
-    norms = {"input_norm": input_norm, "output_norm": output_norm}
-    if reads:
-        return {"f": "hidden", "options": norms}
-    try:
-        rank = bottleneck_rank(hidden, query.rank)
-    except HfpatchError as error:
-        raise HfpatchError(f"architecture.query: {error}") from error
-    return {"f": "nonlinear", "options": {"rank": rank, "activation_name": query.activation, **norms}}
+    for at, item in items.items() if query.fused else ():
+        if at in paths and site.projections["query"].path == site.projections["key"].path:
+            continue
+        if at in paths or not paths:
+            raise HfpatchError(
+                f"architecture.query.fused: layer {site.layer}: {at} has no keys and values to be computed with; "
+                "leave fused out"
+            )
+        item["joins"] = list(dict.fromkeys(paths))
+    return list(items.values())
 
 
 def _norms(query: QuerySettings, *, from_mlp: bool) -> tuple[str, str]:
     """Return input and output norm of f: the settings' own, or the defaults of an f that reads x or an MLP."""
     defaults = ("none", "none") if from_mlp else ("rmsnorm", "layernorm")
     return query.input_norm or defaults[0], query.output_norm or defaults[1]
-
-
-def _readers(outline: nn.Module, sites: list[AttentionSite]) -> dict[str, str]:
-    """Return, by site, the down-projection of the MLP before it.
-
-    Raises:
-        HfpatchError: if a block has no MLP of which that can be read, or it is narrower than d.
-    """
-    readers = {}
-    if len(sites) < 2:
-        raise HfpatchError("architecture.query.source: mlp needs two blocks at least; the first one has none before it")
-    for before, site in pairwise(sites):
-        block = before.block_path
-        name = next((name for name in DOWN_PROJECTIONS if has_module(outline, f"{block}.{name}")), None)
-        if name is None:
-            raise HfpatchError(
-                f"architecture.query.source: mlp needs one MLP with one down-projection in every block; {block} has "
-                f"none of {', '.join(DOWN_PROJECTIONS)} (mixtures of experts have no such hidden activations)"
-            )
-        inner = features(submodule(outline, f"{block}.{name}", of=block))[0]
-        if inner < site.hidden_size:
-            raise HfpatchError(
-                f"architecture.query.source: mlp needs an MLP at least d={site.hidden_size} wide; {block} has {inner}"
-            )
-        readers[site.name] = f"{block}.{name}"
-    return readers
 
 
 def describe_query(settings: QuerySettings) -> str:

@@ -2,8 +2,7 @@
 
 from hfpatch.sites import families  # importing it registers them
 from hfpatch.sites.discovery import Survey, find_sites, select_sites, survey
-from hfpatch.sites.family import Family, declared_model_types, family_of, register_family
-from hfpatch.sites.heads import QueryHeads
+from hfpatch.sites.family import Family, family_of, register_family
 from hfpatch.sites.layouts import TARGETS, Columns, Projection, concatenated, gated, latent, per_head, separate
 from hfpatch.sites.modules import (
     base_model,
@@ -13,7 +12,6 @@ from hfpatch.sites.modules import (
     require_matrix,
     submodule,
     text_config,
-    text_tower,
     unwrapped,
 )
 from hfpatch.sites.site import AttentionSite
@@ -24,12 +22,10 @@ __all__ = [
     "Columns",
     "Family",
     "Projection",
-    "QueryHeads",
     "Survey",
     "base_model",
     "concatenated",
     "count_values",
-    "declared_model_types",
     "families",
     "family_of",
     "features",
@@ -45,6 +41,5 @@ __all__ = [
     "submodule",
     "survey",
     "text_config",
-    "text_tower",
     "unwrapped",
 ]

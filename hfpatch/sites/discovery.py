@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites.family import Family, family_of, how_to_declare, load_plugins
-from hfpatch.sites.modules import base_model, has_module, submodule, text_config, text_tower, unwrapped
+from hfpatch.sites.modules import base_model, has_module, submodule, text_config, unwrapped
 from hfpatch.sites.site import AttentionSite, joined, read_site
 from hfpatch.sites.structure import block_lists, read_family
 
@@ -56,11 +56,36 @@ def survey(model: nn.Module) -> Survey:
     config, family = text_config(base), family_of(base.config.model_type)
     sites: list[AttentionSite] = []
     skipped: dict[int, str] = {}
-    blocks = list(_blocks(base, family))
+
+    # The text tower: the decoder; where that is the model itself, or something without blocks (some models call their
+    # head so), the base model
+    candidates = [base.get_decoder() if hasattr(base, "get_decoder") else base]
+    candidates += [getattr(base, name, base) for name in ("base_model", "model")]
+    towers = (c for c in candidates if c is not base and any(isinstance(m, nn.ModuleList) for m in c.modules()))
+    tower = next(towers, base)
+    prefix = next((name for name, module in base.named_modules() if module is tower), "")
+
+    # The blocks, and what runs them all
+    if family is None:
+        lists = tuple(block_lists(tower))
+        if len(lists) != 1:
+            several = f"blocks with attention in several lists ({', '.join(lists)})"
+            structure = several if lists else "no blocks of a known structure"
+            raise HfpatchError(f"{type(base).__name__} has {structure}; {how_to_declare(base.config.model_type)}")
+    else:
+        lists = family.layers if isinstance(family.layers, tuple) else (family.layers,)
+    of = f"family {family.name!r}" if family else type(tower).__name__
+    blocks = [
+        (joined(prefix, path, name), block)
+        for path in lists
+        for name, block in submodule(tower, path, of=of).named_children()
+    ]
     holders = [path.split(".")[:-2] for path, _ in blocks]  # lists of blocks are not called, what holds them all is
     common = itertools.takewhile(lambda names: len(set(names)) == 1, zip(*holders, strict=False))
     path_around = ".".join(names[0] for names in common)
     around = path_around, base.get_submodule(path_around)
+
+    # The attention modules of each block
     for layer, (path, block) in enumerate(blocks):
         try:
             declared = family or read_family(block)
@@ -114,23 +139,6 @@ def select_sites(
             f"layers_to_transform: layers {missing} do not exist; this model has layers 0 to {count - 1}"
         )
     return [site for site in found.sites if site.layer in wanted]
-
-
-def _blocks(base: Any, family: Family | None) -> Iterator[tuple[str, nn.Module]]:
-    """Yield (path, block) of every block, from the model."""
-    prefix, tower = text_tower(base)
-    if family is None:
-        lists = tuple(block_lists(tower))
-        if len(lists) != 1:
-            several = f"blocks with attention in several lists ({', '.join(lists)})"
-            structure = several if lists else "no blocks of a known structure"
-            raise HfpatchError(f"{type(base).__name__} has {structure}; {how_to_declare(base.config.model_type)}")
-    else:
-        lists = family.layers if isinstance(family.layers, tuple) else (family.layers,)
-    of = f"family {family.name!r}" if family else type(tower).__name__
-    for path in lists:
-        for name, block in submodule(tower, path, of=of).named_children():
-            yield joined(prefix, path, name), block
 
 
 def _has_attention(family: Family, block: nn.Module) -> bool:

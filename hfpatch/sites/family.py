@@ -140,8 +140,3 @@ def how_to_declare(model_type: str) -> str:
         "attention='path in a block', qkv=hfpatch.sites.separate(query='q_proj', ...), output='o_proj', exit=None)), "
         "see hfpatch/sites/families for examples"
     )
-
-
-def declared_model_types() -> list[str]:
-    """Return the model types that are declared, sorted; others are read from the structure of their blocks."""
-    return sorted(_FAMILIES)

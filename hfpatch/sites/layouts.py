@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -109,22 +110,12 @@ def separate(
 
 def concatenated(path: str) -> Layout:
     """One projection with columns [q all, k all, v all]; grouped queries included."""
-
-    def layout(attention: nn.Module, config: Any) -> Projections:
-        heads, kv_heads = head_counts(config)
-        return concatenated_columns(attention, path, heads=heads, kv_heads=kv_heads)
-
-    return layout
+    return partial(concatenated_columns, path=path)
 
 
 def per_head(path: str) -> Layout:
     """One projection with, for every head, the columns [q, k, v]."""
-
-    def layout(attention: nn.Module, config: Any) -> Projections:
-        heads, _ = head_counts(config)
-        return grouped_columns(attention, path, heads=heads, groups=heads)
-
-    return layout
+    return partial(grouped_columns, path=path)
 
 
 def gated(*, query: str = "q_proj", key: str = "k_proj", value: str = "v_proj") -> Layout:
@@ -150,16 +141,19 @@ def latent(attention: nn.Module, config: Any) -> Projections:
     return {"query": whole(attention, "q_proj")}
 
 
-def concatenated_columns(attention: nn.Module, path: str, *, heads: int, kv_heads: int) -> Projections:
-    """Return the columns of the form [q all, k all, v all]."""
-    total = out_features(attention, path)
+def concatenated_columns(attention: nn.Module, config: Any, path: str, kv_heads: int | None = None) -> Projections:
+    """Return the columns of the form [q all, k all, v all]; ``kv_heads`` are the configuration's unless given."""
+    heads, own = head_counts(config)
+    kv_heads, total = kv_heads or own, out_features(attention, path)
     k = divide(total, heads + 2 * kv_heads, path)
     spans = {"query": (0, heads), "key": (heads, kv_heads), "value": (heads + kv_heads, kv_heads)}
     return {t: Projection(path, Columns(1, total, start * k, n * k)) for t, (start, n) in spans.items()}
 
 
-def grouped_columns(attention: nn.Module, path: str, *, heads: int, groups: int) -> Projections:
-    """Return the columns of the form [q·g, k, v] for each of ``groups`` key/value heads; g = 1 is per head."""
+def grouped_columns(attention: nn.Module, config: Any, path: str, groups: int | None = None) -> Projections:
+    """Return the columns of the form [q·g, k, v] for each of ``groups`` key/value heads; without, for each head."""
+    heads, _ = head_counts(config)
+    groups = groups or heads
     g = divide(heads, groups, path)
     width = divide(out_features(attention, path), groups, path)
     k = divide(width, g + 2, path)

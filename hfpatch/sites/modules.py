@@ -26,20 +26,6 @@ def input_device(model: Any) -> torch.device:
     return device
 
 
-def text_tower(model: Any) -> tuple[str, nn.Module]:
-    """Return (path, module) of the text tower: ``model.get_decoder()``.
-
-    Where that is the model itself, or something without blocks (some models call their head ``decoder``), it is the
-    base model.
-    """
-    candidates = [model.get_decoder() if hasattr(model, "get_decoder") else model]
-    candidates += [getattr(model, name, model) for name in ("base_model", "model")]
-    found = (c for c in candidates if c is not model and any(isinstance(m, nn.ModuleList) for m in c.modules()))
-    tower = next(found, model)
-    path = next((name for name, module in model.named_modules() if module is tower), "")
-    return path, tower
-
-
 def text_config(model: Any) -> Any:
     """Return the configuration of the text tower."""
     config = model.config

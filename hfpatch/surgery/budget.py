@@ -49,8 +49,9 @@ class Trial:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.twin = meta_twin(model)
+        self.model, base = model, base_model(model)
+        with torch.device("meta"):
+            self.twin: nn.Module = type(base)(copy.deepcopy(base.config))
 
     def __call__(self, configs: Sequence[PeftConfig], *, look: Callable[[nn.Module], Any] = patch_summary) -> Any:
         """Return ``look(twin)`` of the patched twin: by default its parameter counts; errors are those of `patch`."""
@@ -75,14 +76,6 @@ class Trial:
 
 def _is_meta(model: nn.Module) -> bool:
     return all(parameter.is_meta for parameter in model.parameters())
-
-
-def meta_twin(model: nn.Module) -> nn.Module:
-    """Return a model of the same class and configuration whose tensors have shapes and no values."""
-    base = base_model(model)
-    with torch.device("meta"):
-        twin: nn.Module = type(base)(copy.deepcopy(base.config))
-    return twin
 
 
 def attention_modules(
@@ -119,33 +112,21 @@ def match_lora_rank(model: nn.Module, *, budget: int, target_modules: Sequence[s
         target_modules: names of modules, matched as PEFT does: a full path or its last parts.
 
     Raises:
-        HfpatchError: if the budget is not a positive whole number, or no module matches.
+        HfpatchError: if the budget is not a positive whole number, no module matches, or one that does is not a linear
+            projection.
     """
     budget = whole_number("budget", budget, at_least=1)
-    per_rank = lora_parameters_per_rank(model, target_modules)
-    below = budget // per_rank
-    return max(1, below if budget - below * per_rank <= (below + 1) * per_rank - budget else below + 1)
-
-
-def lora_parameters_per_rank(model: nn.Module, target_modules: Sequence[str]) -> int:
-    """Return how many parameters one unit of LoRA rank costs on the given modules.
-
-    Raises:
-        HfpatchError: if no module matches, or one that does is not a linear projection.
-    """
     target_modules = [target_modules] if isinstance(target_modules, str) else target_modules
     suffixes = tuple(f".{name}" for name in target_modules)
-    found = {
-        name: unwrapped(module)
-        for name, module in base_model(model).named_modules()
-        if name in target_modules or name.endswith(suffixes)
-    }
-    for name, module in found.items():
-        require_matrix(module, name)
-    widths = [sum(features(module)) for module in found.values()]
-    if not widths:
+    per_rank = 0
+    for name, module in base_model(model).named_modules():
+        if name in target_modules or name.endswith(suffixes):
+            require_matrix(module, name)
+            per_rank += sum(features(unwrapped(module)))
+    if not per_rank:
         raise HfpatchError(f"target_modules={list(target_modules)}: no module of this model has that name")
-    return sum(widths)
+    below = budget // per_rank
+    return max(1, below if budget - below * per_rank <= (below + 1) * per_rank - budget else below + 1)
 
 
 def sized(config: Config, model: nn.Module, *, parameters: int | str | PeftConfig | Sequence[PeftConfig]) -> Config:

@@ -56,6 +56,7 @@ class Measured:
 
 def patch_card(base: Base, adapters: Sequence[Adapter], measured: Measured | None = None) -> str:
     """Return the card of a patch: base, method, data, results (None: not measured), loading and the base's licence."""
+    # The base, the parts of the stack, and what was measured
     name = shown_base(base.name or base.class_name)
     licence = base.licence or base_licence(base.name)
     facts = [
@@ -71,6 +72,22 @@ def patch_card(base: Base, adapters: Sequence[Adapter], measured: Measured | Non
         rows = [list(map(escape, row)) for row in measured.results]
         notes = "\n".join(f"- {block(note)}" for note in measured.notes)
         results = f"{table(list(map(escape, measured.headings)), rows)}\n\n{notes}".strip()
+
+    # How to load it
+    modules = ["hfpatch", *sorted({part.module for part in adapters if part.module})]
+    imports, both = [f"    import {each}" for each in modules], " and ".join(f"`import {each}`" for each in modules)
+    model = f"AutoModelForCausalLM.from_pretrained({name!r})"
+    if name.startswith(_TINYWORLD) or name.endswith(SUFFIX):
+        model = f"hfpatch.load_base({name!r}).model"
+    else:
+        imports.append("    from transformers import AutoModelForCausalLM")
+    loading = [
+        "With hfpatch (`pip install hfpatch`), the whole stack:\n",
+        *imports,
+        f'\n    model = {model}\n    hfpatch.load_patch(model, "this folder")\n',
+        f"One adapter alone is a PEFT adapter. With {both} before it, PEFT and transformers know the method:",
+        '`PeftModel.from_pretrained(model, "its folder")` or `model.load_adapter("its folder")`.',
+    ]
     sections = [
         front({"library_name": "peft", "base_model": hub_id(name), "license": licence, "tags": TAGS}),
         f"# {escape(measured.title) + ' on' if measured else 'Patch for'} {escape(name)}",
@@ -80,7 +97,7 @@ def patch_card(base: Base, adapters: Sequence[Adapter], measured: Measured | Non
         *([_list(measured.method)] if measured else []),
         f"## Data\n\n{_list(measured.data) if measured else 'Not recorded with this patch.'}",
         f"## Results\n\n{results}",
-        f"## How to load it\n\n{_how_to_load(name, sorted({part.module for part in adapters if part.module}))}",
+        "## How to load it\n\n" + "\n".join(loading),
         f"## Licence\n\n{_licence(licence)}",
     ]
     return "\n\n".join(sections) + "\n"
@@ -155,25 +172,6 @@ def front(values: Mapping[str, Any]) -> str:
 
 def _list(facts: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"- {block(label)}: {escape(value)}" for label, value in facts)
-
-
-def _how_to_load(name: str, modules: Sequence[str]) -> str:
-    model = f"AutoModelForCausalLM.from_pretrained({name!r})"
-    imports = "\n".join(f"    import {module}" for module in ("hfpatch", *modules))
-    if name.startswith(_TINYWORLD) or name.endswith(SUFFIX):
-        model = f"hfpatch.load_base({name!r}).model"
-    else:
-        imports += "\n    from transformers import AutoModelForCausalLM"
-    both = " and ".join(f"`import {module}`" for module in ("hfpatch", *modules))
-    return f"""With hfpatch (`pip install hfpatch`), the whole stack:
-
-{imports}
-
-    model = {model}
-    hfpatch.load_patch(model, "this folder")
-
-One adapter alone is a PEFT adapter. With {both} before it, PEFT and transformers know the method:
-`PeftModel.from_pretrained(model, "its folder")` or `model.load_adapter("its folder")`."""
 
 
 def _licence(licence: str | None) -> str:

@@ -27,16 +27,15 @@ from hfpatch.surgery.part_files import (
     CONFIG,
     PEFT_PREFIX,
     TENSORS,
-    file_keys,
-    nested_state,
+    adapter_tensors,
     read_tensors,
     tensor_identity,
     tensors_of,
     write_patch,
 )
-from hfpatch.surgery.patch import Model, activate, patch, unpatch
+from hfpatch.surgery.patch import Model, patch, unpatch
 from hfpatch.surgery.scale import is_scaled, scale_patch
-from hfpatch.tuners.adapters import base_parameters, has_adapters, stack
+from hfpatch.tuners.adapters import activate_adapters, adapter_parameters, base_parameters, has_adapters, stack
 from hfpatch.tuners.checks import require_untouched_base
 from hfpatch.tuners.config import method_name
 from hfpatch.tuners.registration import require_loaded
@@ -132,7 +131,9 @@ def load_patch(
     try:
         for name, folder in folders.items():
             _fill(model, name, tensors[name], folder)
-        activate(model, active, trainable=trainable, upcast=False)
+        activate_adapters(model, list(stack(model)) if active is None else active)
+        for parameter in adapter_parameters(model).values() if not trainable else ():
+            parameter.requires_grad = False
         if scale != 1:
             scale_patch(model, scale)
     except HfpatchError:
@@ -190,10 +191,10 @@ def _fill(model: nn.Module, name: str, tensors: dict[str, Tensor], folder: Path)
             raise HfpatchError(
                 f"{folder / TENSORS}: tensor {min(keys)!r} {problem}{more}; the adapter is not for this model"
             )
-    rename, filling = file_keys(model, name), {}
-    for key, tensor in nested_state(model, name, keep_vars=True).items():
-        filling[key] = tensors[rename(key)]
-        tensor.data = tensor.data.to(filling[key].dtype)
+    filling = {}
+    for nested, key, tensor in adapter_tensors(model, name, keep_vars=True):
+        filling[nested] = tensors[key]
+        tensor.data = tensor.data.to(tensors[key].dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         set_peft_model_state_dict(model, filling, adapter_name=name)

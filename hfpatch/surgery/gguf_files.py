@@ -113,8 +113,24 @@ def read_gguf(path: Path) -> GgufFile:
 
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            header = _Header(data)
-            metadata, tensors = header.read()
+            # The metadata, and name, shape, type and offset of each tensor
+            if data[:4] != b"GGUF":
+                raise ValueError("it does not begin with GGUF")
+            header, metadata, tensors = _Header(data, place=4), dict[str, Any](), []
+            version = header.number("<I")
+            if version not in (2, 3):
+                raise ValueError(f"version {version} of the format")
+            count, keys = header.number("<Q"), header.number("<Q")
+            for _ in range(keys):
+                key, kind = header.string(), header.number("<I")
+                if (value := header.value(kind)) is not None:
+                    metadata[key] = value
+            for _ in range(count):
+                name, dimensions = header.string(), header.number("<I")
+                shape = tuple(header.number("<Q") for _ in range(dimensions))
+                tensors.append((name, shape, header.number("<I"), header.number("<Q")))
+
+            # Where they end
             alignment = int(metadata.get("general.alignment", _ALIGNMENT))
             start, sizes, by_kind = -(-header.place // alignment) * alignment, {}, Counter[str]()
             for name, shape, number, offset in tensors:
@@ -133,53 +149,35 @@ def read_gguf(path: Path) -> GgufFile:
     return GgufFile(path, sha256_file(path), named or max(by_kind, key=by_kind.__getitem__), metadata, sizes)
 
 
+@dataclass
 class _Header:
     """A reader of the header of a GGUF file that skips lists, such as the tokenizer's."""
 
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data, self.place = data, 0
+    data: mmap.mmap
+    place: int
 
-    def read(self) -> tuple[dict[str, Any], list[tuple[str, tuple[int, ...], int, int]]]:
-        """Return the metadata, and name, shape, type and offset of each tensor."""
-        if self._data[:4] != b"GGUF":
-            raise ValueError("it does not begin with GGUF")
-        self.place = 4
-        version = self._value("<I")
-        if version not in (2, 3):
-            raise ValueError(f"version {version} of the format")
-        count, keys = self._value("<Q"), self._value("<Q")
-        metadata, tensors = {}, []
-        for _ in range(keys):
-            key, kind = self._string(), self._value("<I")
-            metadata[key] = self._typed(kind)
-        for _ in range(count):
-            name, dimensions = self._string(), self._value("<I")
-            shape = tuple(self._value("<Q") for _ in range(dimensions))
-            tensors.append((name, shape, self._value("<I"), self._value("<Q")))
-        return {key: value for key, value in metadata.items() if value is not None}, tensors
-
-    def _typed(self, kind: int) -> Any:
+    def value(self, kind: int) -> Any:
         """Return a value of the metadata; None for a list, which is skipped."""
         if kind == _STRING:
-            return self._string()
+            return self.string()
         if kind != _ARRAY:
-            return self._value(_FORMATS[kind])
-        kind, count = self._value("<I"), self._value("<Q")
+            return self.number(_FORMATS[kind])
+        kind, count = self.number("<I"), self.number("<Q")
         if kind in _FORMATS:
             self.place += count * struct.calcsize(_FORMATS[kind])
         else:
             for _ in range(count):
-                self._typed(kind)
+                self.value(kind)
         return None
 
-    def _value(self, layout: str) -> Any:
-        value = struct.unpack_from(layout, self._data, self.place)[0]
+    def number(self, layout: str) -> Any:
+        found = struct.unpack_from(layout, self.data, self.place)[0]
         self.place += struct.calcsize(layout)
-        return value
+        return found
 
-    def _string(self) -> str:
-        length = self._value("<Q")
-        text = self._data[self.place : self.place + length]
+    def string(self) -> str:
+        length = self.number("<Q")
+        text = self.data[self.place : self.place + length]
         if len(text) < length:
             raise ValueError("it ends within its header")
         self.place += length

@@ -18,7 +18,7 @@ from hfpatch.recipes.code import REFERENCE
 from hfpatch.recipes.comparison import match_mistake
 from hfpatch.recipes.sizes import SIZES
 from hfpatch.recipes.strict import NO_OWN_RATE, RATES
-from hfpatch.sites import Survey, base_model, select_sites, survey
+from hfpatch.sites import base_model, select_sites, survey
 from hfpatch.surgery.budget import attention_modules, count_added, match_size, parameter_count
 from hfpatch.tuners.checks import require_injectable
 from hfpatch.tuners.config import MethodConfig
@@ -89,7 +89,7 @@ def validate_methods(methods: Methods) -> None:
         for number, part in enumerate(parts):
             where = f"methods.{name}[{number}]"
             part = _known(where, part)
-            cls = _config_class(part["type"])
+            cls = method_classes()[part["type"]]
             internal = _INTERNAL_KEYS | ({"target_modules"} if issubclass(cls, MethodConfig) else set())
             options = [field.name for field in dataclasses.fields(cls) if field.name not in internal]
             known = [*options, "type", "match"]
@@ -187,32 +187,25 @@ def target_names(
         blocks = [found.blocks[index] for index in chosen]
         names = [name for name in names if any(name.startswith(f"{block}.") for block in blocks)]
         if shorthand == "mlp":
-            names = _outside_attention(names, found)
+            # Blocks without attention may have another mixer there: of these, only modules whose names are also beside
+            # the attention of other blocks
+            attention = tuple(f"{site.path}." for site in found.sites)
+            outputs = {path for site in found.sites for path in site.linear_paths}
+            parts = {block: {n for n in names if n.startswith(f"{block}.")} for block in found.blocks}
+            beside = {
+                block: {n for n in inside if not n.startswith(attention) and n not in outputs}
+                for index, (block, inside) in enumerate(parts.items())
+                if index not in found.skipped
+            }
+            known = {n[len(block) + 1 :].split(".")[0] for block, inside in beside.items() for n in inside}
+            for index in found.skipped:
+                block = found.blocks[index]
+                beside[block] = {n for n in parts[block] if n[len(block) + 1 :].split(".")[0] in known}
+            outside = set().union(*beside.values())
+            names = [name for name in names if name in outside]
     if not names:
         raise HfpatchError(f"target_modules={shorthand}: this model has no such linear projection; name its modules")
     return names
-
-
-def _outside_attention(names: Sequence[str], found: Survey) -> list[str]:
-    """Return the modules that are not the attention's.
-
-    Blocks without attention may have another mixer there: of these, only modules whose names are also beside the
-    attention of other blocks.
-    """
-    attention = tuple(f"{site.path}." for site in found.sites)
-    outputs = {path for site in found.sites for path in site.linear_paths}
-    parts = {block: {n for n in names if n.startswith(f"{block}.")} for block in found.blocks}
-    beside = {
-        block: {n for n in inside if not n.startswith(attention) and n not in outputs}
-        for index, (block, inside) in enumerate(parts.items())
-        if index not in found.skipped
-    }
-    known = {n[len(block) + 1 :].split(".")[0] for block, inside in beside.items() for n in inside}
-    for index in found.skipped:
-        block = found.blocks[index]
-        beside[block] = {n for n in parts.get(block, ()) if n[len(block) + 1 :].split(".")[0] in known}
-    chosen = set().union(*beside.values())
-    return [name for name in names if name in chosen]
 
 
 def _sized(part: Part, value: Any) -> dict[str, Any]:
@@ -220,13 +213,14 @@ def _sized(part: Part, value: Any) -> dict[str, Any]:
     return {**{key: item for key, item in part.items() if key != "match"}, SIZES[part["type"]].key: value}
 
 
-def method_types() -> list[str]:
-    """Return the part types that a recipe may name: hfpatch's methods and PEFT's, in lower case."""
-    return sorted(str(kind.value).lower() for kind in PEFT_TYPE_TO_CONFIG_MAPPING)
+def method_classes() -> dict[str, Any]:
+    """Return the configuration class by part type, in lower case, of hfpatch's methods and PEFT's."""
+    classes = {str(kind.value).lower(): config for kind, config in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
+    return dict(sorted(classes.items()))
 
 
 def _known(where: str, part: Part) -> Part:
-    """Return a part whose type is one of :func:`method_types`; ``package.module:Class`` is imported."""
+    """Return a part whose type is one of :func:`method_classes`; ``package.module:Class`` is imported."""
     if not isinstance(part, Mapping) or "type" not in part:
         raise HfpatchError(
             f"{where}: a part is a mapping with a 'type', such as {{type: pre_projection}}; got {part!r}"
@@ -238,9 +232,9 @@ def _known(where: str, part: Part) -> Part:
         require_loaded(str(kind))
     except HfpatchError as error:
         raise HfpatchError(f"{where}.type: {error}") from error
-    if kind not in method_types():
+    if str(kind) not in method_classes():
         raise HfpatchError(
-            f"{where}.type: {kind!r} is no method{nearest(str(kind), method_types())}; one of your own is named "
+            f"{where}.type: {kind!r} is no method{nearest(str(kind), method_classes())}; one of your own is named "
             "package.module:Class"
         )
     return part
@@ -256,14 +250,10 @@ def _config(where: str, part: Part) -> PeftConfig:
             fields.setdefault("lora_alpha", 2 * int(fields.get("r", 8)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            config: PeftConfig = _config_class(kind)(**fields)
+            config: PeftConfig = method_classes()[kind](**fields)
         require_injectable(config)
     except (ValueError, TypeError) as error:
         raise HfpatchError(f"{where}: {' '.join(str(error).split())}") from error
     if kind == LORA and (not isinstance(config.r, int) or config.r < 1):
         raise HfpatchError(f"{where}: r={config.r} must be a whole number of at least 1")
     return config
-
-
-def _config_class(kind: str) -> Any:
-    return next(config for key, config in PEFT_TYPE_TO_CONFIG_MAPPING.items() if str(key.value).lower() == kind)

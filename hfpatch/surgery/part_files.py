@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,37 +100,27 @@ def tensor_identity(tensor: Tensor) -> _Identity:
 
 def tensors_of(model: nn.Module, name: str) -> dict[str, Tensor]:
     """Return copies of an adapter's tensors under the names of PEFT's files."""
-    rename, state = file_keys(model, name), nested_state(model, name)
-    return {rename(key): tensor.cpu().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
+    return {
+        key: tensor.cpu().clone(memory_format=torch.contiguous_format)
+        for _, key, tensor in adapter_tensors(model, name)
+    }
 
 
-def nested_state(model: nn.Module, name: str, *, keep_vars: bool = False) -> dict[str, Tensor]:
-    """Return an adapter's tensors, without the base's embeddings, under their names in this stack.
+def adapter_tensors(model: nn.Module, name: str, *, keep_vars: bool = False) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield an adapter's tensors, without the base's embeddings: name in this stack, name in its file, and tensor.
 
-    With ``keep_vars`` they are the model's own tensors.
+    In the file's name wrappers of other adapters are left out. A wrapper of the adapter itself stays: LoRA on fused
+    experts wraps one module twice. With ``keep_vars`` the tensors are the model's own.
     """
-    state: dict[str, Tensor] = get_peft_model_state_dict(
-        model, model.state_dict(keep_vars=keep_vars), adapter_name=name, save_embedding_layers=False
-    )
-    return state
-
-
-def file_keys(model: nn.Module, name: str) -> Callable[[str], str]:
-    """Return the function from a tensor's name in this stack to its name in the adapter's file.
-
-    Wrappers of other adapters are left out of the name. A wrapper of the adapter itself stays: LoRA on fused experts
-    wraps one module twice.
-    """
+    state = model.state_dict(keep_vars=keep_vars)
+    found = get_peft_model_state_dict(model, state, adapter_name=name, save_embedding_layers=False)
     others = wrappers_of_others(model, name)
-
-    def file_key(key: str) -> str:
+    for key, tensor in found.items():
         parts, kept = key.split("."), []
         for index, part in enumerate(parts):
             if part not in _WRAPPERS and not (part == "base_layer" and ".".join(parts[:index]) in others):
                 kept.append(part)
-        return PEFT_PREFIX + ".".join(kept)
-
-    return file_key
+        yield key, PEFT_PREFIX + ".".join(kept), tensor
 
 
 def read_tensors(folder: Path, sha256: str | None = None) -> dict[str, Tensor]:

@@ -83,9 +83,24 @@ def patch(
     try:
         require_fitting(model, configs)
         for name, part in zip(names, configs, strict=True):
-            _inject(model, part, name, seed)
+            if isinstance(part, MethodConfig) and seed is not None:
+                part.seed = seed
+            drawn = drawn_as(name, part)
+            with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+                torch.manual_seed(seeded_generator(seed or 0, drawn).initial_seed() if drawn else seed or 0)
+                warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")  # it is intended
+                # Some tuners read every configuration of the model as if it were one of their own: they see only those
+                before = stack(model)
+                own = {n: c for n, c in before.items() if c.peft_type == part.peft_type}
+                model.peft_config = own  # type: ignore[assignment]
+                part.base_model_name_or_path = model.name_or_path
+                model._hf_peft_config_loaded = True  # type: ignore[assignment]
+                with refusing_wrong_values(part):
+                    inject_adapter_in_model(part, model, name)  # add_adapter would then deactivate the other adapters
+                model.peft_config = {**before, name: part}  # type: ignore[assignment]
         require_distinct_names(model, names)
-        activate(model)
+        activate_adapters(model, list(stack(model)))
+        upcast_adapters(model)
         require_sound(model)
     except BaseException as error:
         unpatch(model)
@@ -117,21 +132,6 @@ def unpatch(model: Model) -> Model:
     return model
 
 
-def activate(
-    model: nn.Module, names: Sequence[str] | None = None, *, trainable: bool = True, upcast: bool = True
-) -> None:
-    """Make adapters of the stack (None: all) active, and trainable unless told otherwise; the others neither.
-
-    ``upcast`` converts adapters in half precision to fp32.
-    """
-    activate_adapters(model, list(stack(model) if names is None else names))
-    if upcast:
-        upcast_adapters(model)
-    if not trainable:
-        for parameter in adapter_parameters(model).values():
-            parameter.requires_grad = False
-
-
 @dataclass(frozen=True)
 class PatchSummary:
     """Exact parameter counts of a patched model.
@@ -151,31 +151,28 @@ class PatchSummary:
     skipped: dict[int, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        rows = [_HEADINGS, *self._rows]
-        left, right = (max(len(row[column]) for row in rows) for column in (0, 1))
-        return "\n".join([*(f"{a:<{left}}  {b:>{right}}" for a, b in rows), *self._left_out])
+        rows, left_out = self._table()
+        left, right = (max(len(row[column]) for row in [_HEADINGS, *rows]) for column in (0, 1))
+        return "\n".join([*(f"{a:<{left}}  {b:>{right}}" for a, b in [_HEADINGS, *rows]), *left_out])
 
     def _repr_html_(self) -> str:
         """Return the counts as an HTML table, as a notebook shows them."""
-        return html_table("Patched model", _HEADINGS, self._rows, self._left_out)
+        return html_table("Patched model", _HEADINGS, *self._table())
 
     @property
     def share(self) -> float:
         """The added parameters as a share of the base's."""
         return self.added / max(self.base, 1)
 
-    @property
-    def _rows(self) -> list[tuple[str, str]]:
+    def _table(self) -> tuple[list[tuple[str, str]], list[str]]:
+        """Return the counts as rows, and a line for each reason to leave blocks out."""
         rows = [(str(layer), f"{count:,}") for layer, count in self.per_layer.items()]
         rows += [("added", f"{self.added:,}"), ("trainable", f"{self.trainable:,}"), ("base", f"{self.base:,}")]
-        return [*rows, ("added / base", f"{self.share:.2%}")]
-
-    @property
-    def _left_out(self) -> list[str]:
+        rows.append(("added / base", f"{self.share:.2%}"))
         by_reason: dict[str, list[str]] = {}
         for layer, reason in self.skipped.items():
             by_reason.setdefault(reason, []).append(str(layer))
-        return [f"left out: {len(layers)} ({', '.join(layers)}): {why}" for why, layers in by_reason.items()]
+        return rows, [f"left out: {len(layers)} ({', '.join(layers)}): {why}" for why, layers in by_reason.items()]
 
 
 def patch_summary(model: nn.Module) -> PatchSummary:
@@ -195,23 +192,6 @@ def patch_summary(model: nn.Module) -> PatchSummary:
         per_layer=dict(sorted(per_layer.items())),
         skipped=skipped,
     )
-
-
-def _inject(model: nn.Module, config: PeftConfig, name: str, seed: int | None) -> None:
-    if isinstance(config, MethodConfig) and seed is not None:
-        config.seed = seed
-    drawn = drawn_as(name, config)
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        torch.manual_seed(seeded_generator(seed or 0, drawn).initial_seed() if drawn else seed or 0)
-        warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")  # a stack is intended
-        # Some tuners read every configuration of the model as if it were one of their own, so they see only those.
-        before = stack(model)
-        model.peft_config = {n: c for n, c in before.items() if c.peft_type == config.peft_type}  # type: ignore[assignment]
-        config.base_model_name_or_path = model.name_or_path  # type: ignore[assignment]
-        model._hf_peft_config_loaded = True  # type: ignore[assignment]
-        with refusing_wrong_values(config):
-            inject_adapter_in_model(config, model, name)  # add_adapter would then deactivate the other adapters
-        model.peft_config = {**before, name: config}  # type: ignore[assignment]
 
 
 def _adapter_names(model: nn.Module, configs: Sequence[PeftConfig], names: Sequence[str] | None) -> list[str]:

@@ -61,10 +61,6 @@ class _RegisteringLoader:
             raise AttributeError(name)
         return getattr(self._loader, name)
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

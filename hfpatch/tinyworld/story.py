@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
-from hfpatch.tinyworld.world import Person, Style, World, draw_world, pronoun
+from hfpatch.tinyworld.world import SHE, Person, Style, World, draw_world
 
 
 @dataclass(frozen=True)
@@ -51,41 +52,52 @@ class Story:
 
 def tell(rng: Random, style: Style) -> Story:
     """Tell one story: an opening, some events, and often a search for a thing at the end."""
-    teller = Teller(rng, style)
+    teller = Teller(rng, style, draw_world(rng, style))
     opening = teller.opening()
     events = []
     for _ in range(rng.randint(*style.events)):
         if options := teller.options():
             _, happen, person = rng.choices(options, [weight for weight, _, _ in options])[0]
             events.append(happen(person))
-    if teller.tracked() and rng.random() < 0.6:
-        events.append(teller.look())
+    if (search := teller.look()) is not None:
+        events.append(search)
     return Story(opening, tuple(events), teller.world)
 
 
+@dataclass
 class Teller:
     """Tells a story sentence by sentence and updates the world."""
 
-    def __init__(self, rng: Random, style: Style) -> None:
-        self.rng = rng
-        self.style = style
-        self.world = draw_world(rng, style)
+    rng: Random
+    style: Style
+    world: World
 
     def opening(self) -> str:
         """State the place and the traits of every person, in random order."""
-        facts = [fact for person in self.world.people.values() for fact in self._facts(person)]
+        facts = []
+        for name, person in self.world.people.items():
+            facts.append(self._say(f"{name} lives in {person.home}.", f"In {person.home} is the house of {name}."))
+            if person.likes:
+                facts.append(self._say(f"{name} likes {person.likes}.", f"To {name} {person.likes} is dear."))
+            if person.hates:
+                facts.append(self._say(f"{name} hates {person.hates}.", f"To {name} {person.hates} is a horror."))
+            if person.habit:
+                weather, place = person.habit
+                usual, rare = f"In {weather} {name} goes to {place}.", f"{name} makes for {place} in {weather}."
+                facts.append(self._say(usual, rare))
+            if person.friend:
+                facts.append(self._say(f"{name} trusts {person.friend}.", f"{person.friend} is trusted by {name}."))
         self.rng.shuffle(facts)
         return " ".join(facts)
 
-    def tracked(self) -> list[str]:
-        """Return the objects whose place is known."""
+    def look(self) -> Event | None:
+        """Often somebody looks for an object and finds it where it was last, in somebody's hands or not."""
         held = [person.holds for person in self.world.people.values() if person.holds]
-        return sorted({*held, *self.world.left})
-
-    def look(self) -> Event:
-        """Somebody looks for an object and finds it where it was last, in somebody's hands or not."""
-        thing = self.rng.choice(self.tracked())
-        holder = self.world.holder(thing)
+        known = sorted({*held, *self.world.left})  # the objects whose place is known
+        if not known or self.rng.random() >= 0.6:
+            return None
+        thing = self.rng.choice(known)
+        holder = next((person for person in self.world.people.values() if person.holds == thing), None)
         place = holder.place if holder else self.world.left[thing]
         who = self.rng.choice([name for name in self.world.people if not holder or name != holder.name])
         lead = self._say(f"At night {who} looked for {thing}.", f"Where was {thing}? {who} asked at night.")
@@ -94,21 +106,6 @@ class Teller:
 
     def _say(self, usual: str, rare: str) -> str:
         return rare if self.rng.random() < self.style.rare else usual
-
-    def _facts(self, person: Person) -> list[str]:
-        name = person.name
-        facts = [self._say(f"{name} lives in {person.home}.", f"In {person.home} is the house of {name}.")]
-        if person.likes:
-            facts.append(self._say(f"{name} likes {person.likes}.", f"To {name} {person.likes} is dear."))
-        if person.hates:
-            facts.append(self._say(f"{name} hates {person.hates}.", f"To {name} {person.hates} is a horror."))
-        if person.habit:
-            weather, place = person.habit
-            usual, rare = f"In {weather} {name} goes to {place}.", f"{name} makes for {place} in {weather}."
-            facts.append(self._say(usual, rare))
-        if person.friend:
-            facts.append(self._say(f"{name} trusts {person.friend}.", f"{person.friend} is trusted by {name}."))
-        return facts
 
     def options(self) -> list[tuple[float, Callable[[Person], Event], Person]]:
         """Return the events that are possible now: weight, event and person."""
@@ -123,7 +120,7 @@ class Teller:
             if person.taste and not person.chose and not person.holds:
                 options.append((2, self._choose, person))
                 if can_send and person.likes:
-                    options.append((2 * self.style.combined, self._choose_and_send, person))
+                    options.append((2 * self.style.combined, partial(self._choose, sends=True), person))
             if person.holds:
                 options.append((1, self._leave, person))
                 if can_send:
@@ -147,8 +144,8 @@ class Teller:
         template = self._say("{person} took {object} to {place}.", "{person} ran to {place} with {object}.")
         return Event("carry", lead, template, {**slots, "object": person.holds}, ("place", "object"))
 
-    def _offer(self, person: Person) -> tuple[str, tuple[str, ...]]:
-        """Lay out objects, take the right one; return the sentence and the objects in their order."""
+    def _choose(self, person: Person, *, sends: bool = False) -> Event:
+        """A person takes the right one of the objects on offer, and may send it to the friend."""
         others = [self.world.objects.pop(0) for _ in range(1 if person.hates else self.rng.randint(1, 2))]
         things = [str(person.taste), *others]
         self.rng.shuffle(things)
@@ -156,23 +153,16 @@ class Teller:
         person.chose = True
         listed = f"{', '.join(things[:-1])} and {things[-1]}"
         lead = self._say(f"{person.name} found {listed}.", f"Before {person.name} lay {listed}.")
-        return lead, tuple(things)
-
-    def _choose(self, person: Person) -> Event:
-        lead, offered = self._offer(person)
-        template = self._say("{pronoun} took {object}.", "it was {object} that {pronoun} took.")
-        slots = {"pronoun": pronoun(person.name), "object": str(person.holds)}
-        return Event("choose", lead, template, slots, ("object",), offered)
-
-    def _choose_and_send(self, person: Person) -> Event:
-        lead, offered = self._offer(person)
-        name = person.name
-        slots = {"person": name, "pronoun": pronoun(name), "object": str(person.holds), "friend": str(person.friend)}
+        slots = {"pronoun": "she" if person.name in SHE else "he", "object": str(person.holds)}
+        if not sends:
+            template = self._say("{pronoun} took {object}.", "it was {object} that {pronoun} took.")
+            return Event("choose", lead, template, slots, ("object",), tuple(things))
+        slots |= {"person": person.name, "friend": str(person.friend)}
         self.world.people[str(person.friend)].holds, person.holds = person.holds, None
         template = self._say(
             "{pronoun} took {object} and sent it to {friend}.", "so {object} was what {pronoun} sent to {friend}."
         )
-        return Event("choose_and_send", lead, template, slots, ("object", "friend"), offered)
+        return Event("choose_and_send", lead, template, slots, ("object", "friend"), tuple(things))
 
     def _leave(self, person: Person) -> Event:
         thing = str(person.holds)
@@ -201,10 +191,6 @@ class Question:
     def reply(self, word: str | None = None) -> str:
         """Return the answer, or with ``word`` a wrong one in the same form."""
         return self.form.format(word or self.answer)
-
-    def lines(self) -> str:
-        """Return question and answer as a document ends with them."""
-        return f"Question: {self.text}\nAnswer: {self.reply()}"
 
 
 def ask(story: Story) -> list[Question]:

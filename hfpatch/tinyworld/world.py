@@ -46,11 +46,6 @@ STYLES = {
 }
 
 
-def pronoun(name: str) -> str:
-    """Return ``she`` or ``he``."""
-    return "she" if name in SHE else "he"
-
-
 def draw(rng: Random, words: Sequence[T], count: int, skew: float) -> list[T]:
     """Draw ``count`` different words, word k with a chance proportional to (k + 1)^-skew among those left."""
     weights = [(k + 1) ** -skew for k in range(len(words))]
@@ -88,10 +83,6 @@ class World:
     left: dict[str, str] = field(default_factory=dict)
     objects: list[str] = field(default_factory=list)
     """Objects that no sentence has named yet, in the order in which they will appear."""
-
-    def holder(self, thing: str) -> Person | None:
-        """Return the holder of an object."""
-        return next((person for person in self.people.values() if person.holds == thing), None)
 
 
 def draw_world(rng: Random, style: Style) -> World:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.models import build_scratch, take_apart
 from hfpatch.nn import normal_
 from hfpatch.recipes.models import ScratchSettings
-from hfpatch.twins.sizes import CORRECTIONS, DROPOUTS, LAYER_COUNTS, LAYERS, SIZES, SWITCHES, VOCABULARY
+from hfpatch.twins.sizes import CORRECTIONS, DROPOUTS, HEAD, HEADS, LAYER_COUNTS, LAYERS, SIZES, SWITCHES, VOCABULARY
 
 MOST_LAYERS = 6
 RANK = 24
@@ -35,8 +35,14 @@ def twin(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
     if parts is None:
         return random_model(shrink(config), seed=seed)
     stock, plan = parts
-    model = build_scratch(shrink(stock), shrink_settings(plan["settings"], stock), seed=seed)
-    return _with_noise(model, seed)
+    settings = ScratchSettings.model_validate(plan["settings"])
+    if settings.head_size is not None:
+        fills = settings.head_size * stock.num_attention_heads == stock.hidden_size
+        settings = settings.model_copy(update={"head_size": HEAD if fills else HEAD + HEAD // 2})
+    if settings.query.rank is not None:
+        query = settings.query.model_copy(update={"rank": min(settings.query.rank, RANK)})
+        settings = settings.model_copy(update={"query": query})
+    return _with_noise(build_scratch(shrink(stock), settings, seed=seed), seed)
 
 
 def random_model(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
@@ -76,37 +82,7 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     Sizes become small, keeping what the structure depends on: whether heads share keys and values, whether heads times
     head size is the hidden size, and one layer at least of each kind that the configuration lists. Dropout is off.
     """
-    values = _values(config)
-    counts = (values.get(name) for name in LAYER_COUNTS)
-    total = next((count for count in counts if isinstance(count, int) and count > 0), 0)
-    layers = _chosen_layers(values, total)
-    small = {name: _small(name, value, total, layers) for name, value in values.items()}
-    small |= {name: value for name, value in _heads(values).items() if name in small}
-    if config.model_type in CORRECTIONS:
-        CORRECTIONS[config.model_type](small)
-    return type(config)(**small)
-
-
-def shrink_settings(settings: Mapping[str, Any], config: PreTrainedConfig) -> ScratchSettings:
-    """Return the settings of a model from scratch for the shrunk form of its stock configuration.
-
-    Args:
-        settings: as in the model's plan.
-        config: the stock configuration, not shrunk; it shows whether heads times head size is the hidden size.
-    """
-    small = ScratchSettings.model_validate(settings)
-    size = SIZES["head_dim"]
-    if small.head_size is not None:
-        fills = small.head_size * config.num_attention_heads == config.hidden_size
-        small = small.model_copy(update={"head_size": size if fills else size + size // 2})
-    if small.query.rank is not None:
-        query = small.query.model_copy(update={"rank": min(small.query.rank, RANK)})
-        small = small.model_copy(update={"query": query})
-    return small
-
-
-def _values(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the constructor's arguments, without those that transformers derives or ignores."""
+    # The constructor's arguments, without those that transformers derives or ignores
     skip = {"transformers_version", "architectures", "id2label", "label2id", "dtype", "problem_type"}
     plain = config.to_dict()  # reads attributes that differ between layers, too
     names = list(inspect.signature(type(config).__init__).parameters)
@@ -116,7 +92,33 @@ def _values(config: PreTrainedConfig) -> dict[str, Any]:
     values |= {name: getattr(config, name) for name in config.sub_configs if getattr(config, name, None) is not None}
     if plain.get("per_layer_config"):
         values["per_layer_config"] = {int(index): changes for index, changes in plain["per_layer_config"].items()}
-    return values
+
+    # Fewer layers, and small sizes
+    counts = (values.get(name) for name in LAYER_COUNTS)
+    total = next((count for count in counts if isinstance(count, int) and count > 0), 0)
+    per_layer = [v for v in values.values() if isinstance(v, list | tuple) and len(v) == total]
+    own, kinds = values.get("per_layer_config") or {}, dict[str, int]()
+    for index in range(total):  # the first of each kind that some list distinguishes, at least two
+        kinds.setdefault(str([*(v[index] for v in per_layer), own.get(index)]), index)
+    chosen = sorted(kinds.values())[:MOST_LAYERS]
+    chosen += [index for index in range(total) if index not in chosen][: max(0, LAYERS - len(chosen))]
+    layers = sorted(chosen) or list(range(LAYERS))
+    small = {name: _small(name, value, total, layers) for name, value in values.items()}
+
+    # Numbers of heads and a head size of the same structure
+    heads, head_size, hidden = (values.get(name) for name in ("num_attention_heads", "head_dim", "hidden_size"))
+    for name in ("num_key_value_heads", "num_kv_heads"):
+        shared = values.get(name)
+        if isinstance(shared, int) and isinstance(heads, int):
+            small[name] = HEADS if shared == heads else min(shared, HEADS // 2)
+    if isinstance(head_size, int) and isinstance(heads, int) and isinstance(hidden, int):
+        small["head_dim"] = HEAD if head_size * heads == hidden else HEAD + HEAD // 2
+    correction = CORRECTIONS.get(config.model_type, {})
+    if callable(correction):
+        correction(small)
+    else:
+        small |= correction
+    return type(config)(**small)
 
 
 def _small(name: str, value: Any, total: int, layers: Sequence[int]) -> Any:
@@ -139,34 +141,3 @@ def _small(name: str, value: Any, total: int, layers: Sequence[int]) -> Any:
     if name in SWITCHES and value == 0:
         return value
     return SIZES.get(name, value)
-
-
-def _chosen_layers(values: Mapping[str, Any], total: int) -> list[int]:
-    """Return the indices of layers to keep: the first of each kind that some list distinguishes, at least two."""
-    per_layer = [v for v in values.values() if isinstance(v, list | tuple) and len(v) == total]
-    own = values.get("per_layer_config") or {}
-    kinds: dict[str, int] = {}
-    for index in range(total):
-        kinds.setdefault(str([*(v[index] for v in per_layer), own.get(index)]), index)
-    chosen = sorted(list(kinds.values())[:MOST_LAYERS])
-    spare = (index for index in range(total) if index not in chosen)
-    while len(chosen) < min(LAYERS, total):
-        chosen.append(next(spare))
-    return sorted(chosen) or list(range(LAYERS))
-
-
-def _heads(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return numbers of heads and a head size of the same structure; see :func:`shrink`."""
-    heads, hidden = SIZES["num_attention_heads"], SIZES["hidden_size"]
-    size = hidden // heads
-    out: dict[str, Any] = {}
-    old_heads = values.get("num_attention_heads")
-    old_hidden = values.get("hidden_size")
-    for name in ("num_key_value_heads", "num_kv_heads"):
-        shared = values.get(name)
-        if isinstance(shared, int) and isinstance(old_heads, int):
-            out[name] = heads if shared == old_heads else min(shared, heads // 2)
-    old_size = values.get("head_dim")
-    if isinstance(old_size, int) and isinstance(old_heads, int) and isinstance(old_hidden, int):
-        out["head_dim"] = size if old_size * old_heads == old_hidden else size + size // 2
-    return out

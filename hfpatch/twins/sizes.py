@@ -78,11 +78,6 @@ Values = dict[str, Any]
 HIDDEN, HEADS, HEAD = SIZES["hidden_size"], SIZES["num_attention_heads"], SIZES["head_dim"]
 
 
-def _set(**changes: Any) -> Callable[[Values], None]:
-    """Set the given fields."""
-    return lambda values: values.update(changes)
-
-
 def _second_alone(name: str) -> Callable[[Values], None]:
     """List the second layer alone where layers of a kind are listed by their index."""
     return lambda values: values.update({name: [1]} if values.get(name) else {})
@@ -146,7 +141,7 @@ def _sections_of_positions(values: Values) -> None:
             own["mrope_section"] = [3, 3, 2]  # head size / 2
 
 
-CORRECTIONS: dict[str, Callable[[Values], None]] = {
+CORRECTIONS: dict[str, Values | Callable[[Values], None]] = {
     "bamba": _second_alone("attn_layer_indices"),
     "blt": _blt,
     "cohere_compass_text": _sections_of_positions,
@@ -158,18 +153,18 @@ CORRECTIONS: dict[str, Callable[[Values], None]] = {
     "gemma4_unified_text": _shared_keys_and_values,
     "gpt_neo": _gpt_neo,
     "hrm_text": _hrm,
-    "longcat_flash": _set(head_dim=SIZES["qk_rope_head_dim"]),
-    "mamba2": _set(head_dim=2 * HIDDEN // HEADS),
+    "longcat_flash": {"head_dim": SIZES["qk_rope_head_dim"]},
+    "mamba2": {"head_dim": 2 * HIDDEN // HEADS},
     "mllama": _second_alone("cross_attention_layers"),
     "mllama_text_model": _second_alone("cross_attention_layers"),
-    "recurrent_gemma": _set(num_hidden_layers=3),  # one turn of its pattern
-    "reformer": _set(  # positions factor in two axes, on which the hidden state is split
-        axial_pos_embds_dim=[HIDDEN // 4, 3 * HIDDEN // 4], axial_pos_shape=[8, 8], local_attn_chunk_length=8,
-        lsh_attn_chunk_length=8, num_buckets=4,
-    ),
-    "zamba": _set(  # the shared attention block needs two users, and a layer before it
-        layers_block_type=["linear_attention", "hybrid", "linear_attention", "hybrid"], num_hidden_layers=4,
-        attention_head_dim=2 * HIDDEN // HEADS, attention_hidden_size=2 * HIDDEN,
-    ),
-    "zaya": _set(num_experts_per_tok=1),
+    "recurrent_gemma": {"num_hidden_layers": 3},  # one turn of its pattern
+    "reformer": {  # positions factor in two axes, on which the hidden state is split
+        "axial_pos_embds_dim": [HIDDEN // 4, 3 * HIDDEN // 4], "axial_pos_shape": [8, 8], "local_attn_chunk_length": 8,
+        "lsh_attn_chunk_length": 8, "num_buckets": 4,
+    },
+    "zamba": {  # the shared attention block needs two users, and a layer before it
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"], "num_hidden_layers": 4,
+        "attention_head_dim": 2 * HIDDEN // HEADS, "attention_hidden_size": 2 * HIDDEN,
+    },
+    "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip

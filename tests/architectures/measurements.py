@@ -1,9 +1,11 @@
 """Behaviour of a model at its attention sites, measured without any name of hfpatch."""
 
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from architectures.catalogue import logits_of
+from architectures.formulas import with_first
 
 SINK = -1e4  # of a softmax with a sink, so that over one key it is 1 like any other
 
@@ -22,19 +24,13 @@ def first_of(output):
     return output if isinstance(output, torch.Tensor) else output[0]
 
 
-def silenced(model, sites):
-    """Force the output of every attention's last projection to zero."""
+def logits_without_attention(model, sites, tokens):
+    """The logits where the last projection of every attention returns zero."""
 
     def zero(module, args, output):
-        if isinstance(output, torch.Tensor):
-            return torch.zeros_like(output)
-        return type(output)([torch.zeros_like(output[0]), *output[1:]])
+        return with_first(output, torch.zeros_like)
 
-    return hooked(*(model.get_submodule(site.output).register_forward_hook(zero) for site in sites))
-
-
-def logits_without_attention(model, sites, tokens):
-    with silenced(model, sites):
+    with hooked(*(model.get_submodule(site.output).register_forward_hook(zero) for site in sites)):
         return logits_of(model, tokens)
 
 
@@ -69,18 +65,12 @@ def inputs(model, sites, tokens):
     """Return what each attention is given at its first call, (batch, seq, hidden)."""
     seen = {}
 
-    def entering(site):
+    def keep(site, module, args, kwargs):
         where = site.place.inputs[0]
+        seen.setdefault(site.path, (args[where] if isinstance(where, int) else kwargs[where]).detach().clone())
 
-        def keep(module, args, kwargs):
-            seen.setdefault(site.path, (args[where] if isinstance(where, int) else kwargs[where]).detach().clone())
-
-        return keep
-
-    handles = [
-        model.get_submodule(site.path).register_forward_pre_hook(entering(site), with_kwargs=True) for site in sites
-    ]
-    with hooked(*handles):
+    attentions = [(site, model.get_submodule(site.path)) for site in sites]
+    with hooked(*(each.register_forward_pre_hook(partial(keep, site), with_kwargs=True) for site, each in attentions)):
         logits_of(model, tokens)
     return seen
 

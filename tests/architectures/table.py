@@ -71,28 +71,21 @@ def row_of(case, cells):
     return dict(zip(COLUMNS, (case, *cells, why), strict=True))
 
 
-def cells_of(case):
-    """Run the sweep on a case."""
-    methods = [sweep.failing(sweep.check, case, method) for method in sweep.METHODS]
-    methods += [sweep.failing(sweep.check_control, case, control) for control in sweep.CONTROLS]
-    if set(methods) == {"refused"}:
-        return ["-", *methods, "-", "-"]
-    with tempfile.TemporaryDirectory() as folder:
-        last = sweep.failing(together.promises, case, Path(folder))
-        return [
-            sweep.failing(sweep.finds_the_sites, case),
-            *methods,
-            *((last, last) if isinstance(last, str) else last),
-        ]
-
-
 def all_rows():
     """Run the whole sweep, with a line of progress on each case."""
-    rows = []
+    rows = rows_without_cases()
     for case in CASES:
-        rows.append(row_of(case, cells_of(case)))
+        cells = [sweep.failing(sweep.check, case, method) for method in sweep.METHODS]
+        cells += [sweep.failing(sweep.check_control, case, control) for control in sweep.CONTROLS]
+        if set(cells) == {"refused"}:
+            found, last = "-", "-"
+        else:
+            found = sweep.failing(sweep.finds_the_sites, case)
+            with tempfile.TemporaryDirectory() as folder:
+                last = sweep.failing(together.promises, case, Path(folder))
+        rows.append(row_of(case, [found, *cells, *((last, last) if isinstance(last, str) else last)]))
         print(case, *(rows[-1][method] for method in sweep.METHODS), sep="  ", file=sys.stderr)
-    return sorted([*rows, *rows_without_cases()], key=lambda row: row["type"])
+    return sorted(rows, key=lambda row: row["type"])
 
 
 def rows_without_cases():

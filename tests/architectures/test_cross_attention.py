@@ -24,16 +24,12 @@ def build(kind):
     return twin(CONFIG_MAPPING[kind](**options_of(kind), **switch))
 
 
-def states_for(kind, model):
-    states = torch.randn(2, 8, 64, generator=torch.Generator().manual_seed(0))
-    return {"cross_attention_states" if kind == "mllama" else "encoder_hidden_states": states}
-
-
 @pytest.mark.parametrize("method", ["content skip", "nonlinear query"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_self_attention_alone_is_changed(kind, method):
     base, model = build(kind), build(kind)
-    tokens, states = tokens_for(base), states_for(kind, base)
+    tokens, encoded = tokens_for(base), torch.randn(2, 8, 64, generator=torch.Generator().manual_seed(0))
+    states = {"cross_attention_states" if kind == "mllama" else "encoder_hidden_states": encoded}
     plain = logits_of(base, tokens, **states)
     assert differ(plain, logits_of(base, tokens)), "the encoder's states do nothing"
     hfpatch.patch(model, configuration(method), names=["a"])

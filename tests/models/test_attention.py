@@ -79,29 +79,29 @@ def test_any_other_mask_is_left_alone(mask):
     assert read_mask(mask) is None
 
 
+def computed(model, tokens, **options):
+    """Return the logits and the gradients of their mean square."""
+    logits = model(tokens, use_cache=False, **options).logits
+    logits.square().mean().backward()
+    gradients = {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
+    model.zero_grad()
+    return logits, gradients
+
+
+def assert_agree(found, expected):
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-5)
+    assert found[1].keys() == expected[1].keys()
+    for name, value in found[1].items():
+        torch.testing.assert_close(value, expected[1][name], rtol=1e-3, atol=1e-6, msg=lambda m, n=name: n + m)
+
+
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_outputs_and_gradients_are_those_of_the_masked_attention(config, calls):
-    model = model_of(config)
-    tokens = torch.randint(50, (2, 20))
-    positions = positions_of([7, 12, 1], [20])
-
-    def run():
-        calls.clear()
-        logits = model(tokens, position_ids=positions, use_cache=False).logits
-        logits.square().mean().backward()
-        found = {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
-        model.zero_grad()
-        return logits, found, list(calls)
-
-    expected, expected_gradients, stock = run()
+    model, tokens, positions = model_of(config), torch.randint(50, (2, 20)), positions_of([7, 12, 1], [20])
+    expected = computed(model, tokens, position_ids=positions)
     with fast_attention():
-        logits, gradients, found = run()
-    assert stock == [(20, True)] * 2
-    assert found == [(length, False) for length in (7, 12, 1, 20)] * 2
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
-    assert gradients.keys() == expected_gradients.keys()
-    for name, value in gradients.items():
-        torch.testing.assert_close(value, expected_gradients[name], rtol=1e-3, atol=1e-6, msg=lambda m, n=name: n + m)
+        assert_agree(computed(model, tokens, position_ids=positions), expected)
+    assert calls == [(20, True)] * 2 + [(length, False) for length in (7, 12, 1, 20)] * 2
 
 
 def test_windows_shorter_than_documents_keep_a_mask_and_padding_the_stock_function(calls):
@@ -160,25 +160,14 @@ def test_long_rows_are_computed_in_blocks(name, calls):
     config = CONFIGS[name]
     model, length = model_of(config), 256 if name.startswith("llama") else 512
     tokens = torch.randint(50, (2, length))
-
-    def run():
-        calls.clear()
-        logits = model(tokens, use_cache=False).logits
-        logits.square().mean().backward()
-        found = {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
-        model.zero_grad()
-        return logits, found
-
-    expected, expected_gradients = run()
+    expected = computed(model, tokens)
+    calls.clear()
     with fast_matmul(model, library="onednn"), fast_attention():
-        found, gradients = run()
+        assert_agree(computed(model, tokens), expected)
         assert calls == []
         with torch.no_grad():
             model(tokens[:, 1:], use_cache=False)
         assert len(calls) == (0 if name.startswith("mistral") else 2)  # a shorter window is always in blocks
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    for name, value in gradients.items():
-        torch.testing.assert_close(value, expected_gradients[name], rtol=1e-3, atol=1e-6, msg=lambda m, n=name: n + m)
 
 
 @pytest.mark.parametrize("length", [30, 300])

@@ -26,10 +26,6 @@ def built(architecture):
         return build_model(architecture)
 
 
-def count(**changes):
-    return non_embedding_parameters(built({**GPT2_SMALL, **changes}))
-
-
 def nonlinear(**options):
     return {"query": {"path": "nonlinear", **options}}
 
@@ -77,7 +73,7 @@ def nonlinear(**options):
     ],
 )
 def test_non_embedding_counts_of_gpt2_small(changes, expected, published):
-    counted = count(**changes)
+    counted = non_embedding_parameters(built({**GPT2_SMALL, **changes}))
     assert counted == expected
     assert published is None or round(counted / 1e6, 2) == published
 

@@ -2,15 +2,10 @@
 
 import pytest
 import torch
-from families import make_config, make_tokens
+from families import make_tokens
+from models.test_build import build
 
-from hfpatch.models import build_scratch
 from hfpatch.models.paths import observed, query_paths_with_f
-from hfpatch.recipes.models import ScratchSettings
-
-
-def build(case="gpt2", **query):
-    return build_scratch(make_config(case), ScratchSettings(query=query or {"path": "linear"}), seed=3).eval()
 
 
 def heard_in(model, tokens):
@@ -23,7 +18,7 @@ def heard_in(model, tokens):
 @pytest.mark.parametrize("anchor", ["identity", "weight"])
 @pytest.mark.parametrize("case", ["gpt2", "gpt_neox", "llama"])
 def test_x_f_and_anchor_make_the_query(case, anchor):
-    model, tokens, queries = build(case, path="nonlinear", anchor=anchor), make_tokens(), []
+    model, tokens, queries = build(case, anchor=anchor), make_tokens(), []
     paths = [each.path for each in query_paths_with_f(model)]
     handles = [path.register_forward_hook(lambda _, args, output: queries.append((args[0], output))) for path in paths]
     heard = heard_in(model, tokens)
@@ -40,13 +35,13 @@ def test_x_f_and_anchor_make_the_query(case, anchor):
 
 
 def test_fused_or_not_it_hears_the_same():
-    apart, fused = (heard_in(build(path="nonlinear", fused=fused), make_tokens()) for fused in (False, True))
+    apart, fused = (heard_in(build("gpt2", fused=fused), make_tokens()) for fused in (False, True))
     for one, other in zip(apart, fused, strict=True):
         torch.testing.assert_close(one.f, other.f, rtol=1e-4, atol=1e-5)
 
 
 def test_every_forward_pass_is_told_and_errors_leave_no_hook():
-    model, heard = build(path="residual"), []
+    model, heard = build("gpt2", path="residual"), []
     with torch.no_grad(), observed(model, heard.append):
         model(make_tokens())
         model(make_tokens()[:, :3])
@@ -56,7 +51,7 @@ def test_every_forward_pass_is_told_and_errors_leave_no_hook():
     assert not any(module._forward_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("query", [{}, {"path": "identity"}])
-def test_where_there_is_no_f_there_is_nothing_to_hear(query):
-    model = build(**query)
+@pytest.mark.parametrize("path", ["linear", "identity"])
+def test_where_there_is_no_f_there_is_nothing_to_hear(path):
+    model = build("gpt2", path=path)
     assert query_paths_with_f(model) == heard_in(model, make_tokens()) == []

@@ -34,6 +34,9 @@ def test_a_folder(checkpoint):
     assert not base.model.training
     assert base.sha256 == hash_weights(make_model("gpt_neox"))
     assert base.tokenizer.pad_token == "w2"
+    for dtype in ("float32", "bfloat16", "float16"):
+        model = load_base(str(checkpoint), dtype=dtype).model
+        assert {p.dtype for p in model.parameters()} == {getattr(torch, dtype)}
 
 
 def test_a_padding_token_that_is_there_is_kept_and_a_tokenizer_may_be_alone(tmp_path, checkpoint):
@@ -41,12 +44,6 @@ def test_a_padding_token_that_is_there_is_kept_and_a_tokenizer_may_be_alone(tmp_
     AutoTokenizer.from_pretrained(checkpoint).save_pretrained(tmp_path)
     tokenizer = load_tokenizer(str(tmp_path))
     assert (len(tokenizer), tokenizer.pad_token) == (VOCABULARY, "w2")
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_dtype(checkpoint, dtype):
-    model = load_base(str(checkpoint), dtype=dtype).model
-    assert {p.dtype for p in model.parameters()} == {getattr(torch, dtype)}
 
 
 @pytest.fixture
@@ -100,10 +97,15 @@ def test_an_unknown_dtype_and_a_folder_without_a_model(tmp_path):
         load_base("some/model", dtype="floating16")
 
 
-BROKEN = [("config.json", "{"), ("config.json", "{}"), ("model.safetensors", "xx")]
-
-
-@pytest.mark.parametrize(("file", "text"), [*BROKEN, ("model.safetensors", None), ("tokenizer.json", None)])
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.json", "{"),
+        ("config.json", "{}"),
+        *(("model.safetensors", x) for x in ("xx", None)),
+        ("tokenizer.json", None),
+    ],
+)
 def test_a_folder_with_a_broken_or_missing_file(checkpoint, tmp_path, file, text):
     folder = shutil.copytree(checkpoint, tmp_path / "c")
     (folder / file).unlink() if text is None else (folder / file).write_text(text)

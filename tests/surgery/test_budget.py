@@ -32,9 +32,7 @@ from hfpatch.surgery.budget import (
     Trial,
     attention_modules,
     count_added,
-    lora_parameters_per_rank,
     match_size,
-    meta_twin,
 )
 from hfpatch.surgery.methods import build_method
 from hfpatch.tuners.checks import require_injectable
@@ -82,7 +80,6 @@ def test_matched_ranks_and_the_cost_of_a_nonlinear_query(pythia):
     assert match_lora_rank(model, budget=PUBLISHED[size][0], target_modules=targets) == MATCHED[size]
     named = ["query_key_value", "attention.dense"]
     assert match_lora_rank(model, budget=PUBLISHED[size][0], target_modules=named) == MATCHED[size]
-    size, model = pythia
     d, layers = PYTHIA[size]["hidden_size"], PYTHIA[size]["num_hidden_layers"]
     assert count_added(model, [NonlinearQueryConfig()]) == layers * (d * d + 2 * d)
 
@@ -101,7 +98,7 @@ def test_counting_leaves_the_model_alone_and_agrees_with_the_patched_model(case)
 
 @pytest.mark.parametrize("kind", ["shira", "adamss"])
 def test_the_twin_has_no_values_and_what_depends_on_them_is_counted_in_the_model(kind):
-    twin = meta_twin(make_model("gemma2"))
+    twin = Trial(make_model("gemma2")).twin
     assert {p.device.type for p in twin.parameters()} == {"meta"}
     shapes = {name: p.shape for name, p in make_model("gemma2").named_parameters()}
     assert {name: p.shape for name, p in twin.named_parameters()} == shapes
@@ -110,7 +107,7 @@ def test_the_twin_has_no_values_and_what_depends_on_them_is_counted_in_the_model
     assert count_added(model, [config]) > 0
     assert not hasattr(model, "peft_config")
     with pytest.raises(HfpatchError, match=rf"{kind} .* values of the base's weights"):
-        count_added(meta_twin(model), [config])
+        count_added(Trial(model).twin, [config])
 
 
 MODELS = {case: make_model(case) for case in ("gpt2", "gemma2", "falcon_multi_query")}
@@ -131,11 +128,14 @@ def test_the_rank_is_the_nearest_by_brute_force(case, budget):
 def test_the_count_of_a_rank_is_peft_s_own(case, rank):
     model = make_model(case)
     targets = attention_modules(model)
-    cost = lora_parameters_per_rank(model, targets)
-    assert rank * cost == count_added(model, [lora(model, rank)])
-    hfpatch.patch(model, [lora(model, 2), PreProjectionConfig()])
-    assert lora_parameters_per_rank(model, targets) == cost
-    assert rank * cost == count_added(model, [lora(model, rank)])
+    cost = sum(sum(model.get_submodule(name).weight.shape) for name in targets)
+    for parts in ([], [lora(model, 2), PreProjectionConfig()]):
+        if parts:
+            hfpatch.patch(model, parts)
+        assert rank * cost == count_added(model, [lora(model, rank)])
+        for more, nearest in ((0, rank), (1, rank + 1)):  # up to half way between two ranks, and beyond
+            budget = rank * cost + cost // 2 + more
+            assert match_lora_rank(model, budget=budget, target_modules=targets) == nearest
 
 
 @pytest.mark.parametrize(
@@ -158,10 +158,9 @@ def test_errors(options, message):
 
 def test_one_target_may_be_given_as_a_string():
     model = make_model("llama")
-    assert type(match_lora_rank(model, budget=1e4, target_modules="q_proj")) is int
-    assert match_lora_rank(model, budget=1000, target_modules="q_proj") == match_lora_rank(
-        model, budget=1000, target_modules=["q_proj"]
-    )
+    found = [match_lora_rank(model, budget=1e4, target_modules=targets) for targets in ("q_proj", ["q_proj"])]
+    assert found[0] == found[1]
+    assert type(found[0]) is int
 
 
 def test_the_recipe_s_loras_have_the_parameters_of_the_pre_projection():

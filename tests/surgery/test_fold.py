@@ -40,10 +40,6 @@ def with_biases():
     return model
 
 
-def state(model):
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
 @torch.no_grad()
 def attention_outputs(model, site, x):
     """What the projections of an attention return for x ``(batch, seq, hidden)``, as they stand."""
@@ -202,11 +198,11 @@ def as_it_is(model):
 )
 def test_what_cannot_be_folded_is_refused_before_anything_is_changed(change, configs, message):
     model = patched(change(make_model("llama")), *configs)
-    before, hooks = state(model), [len(m._forward_hooks) for m in model.modules()]
+    before, hooks = copy.deepcopy(model.state_dict()), [len(m._forward_hooks) for m in model.modules()]
     with pytest.raises(HfpatchError, match=message) as error:
         hfpatch.fold(model)
     assert "\n" not in str(error.value)
-    after = state(model)
+    after = model.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert hooks == [len(m._forward_hooks) for m in model.modules()]

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.surgery.budget import attention_modules, count_added
-from hfpatch.surgery.methods import build_method, method_types, target_names, validate_methods
+from hfpatch.surgery.methods import build_method, method_classes, target_names, validate_methods
 
 METHODS = {
     "baseline": [],
@@ -133,7 +133,7 @@ def test_every_method_can_be_injected():
 
 
 def test_method_types_hold_ours_and_peft_s_and_need_no_model():
-    assert {"pre_projection", "nonlinear_query", "lora", "ia3", "loha"} <= set(method_types())
+    assert {"pre_projection", "nonlinear_query", "lora", "ia3", "loha"} <= set(method_classes())
     validate_methods(METHODS)
 
 
@@ -166,6 +166,10 @@ BAD = {
     "match to a matched one": ([{"type": "lora", "match": "matched"}], "match is 'matched', which matches another"),
     "size and match": ([{"type": "c3a", "block_size": 4, "match": "other"}], "has both block_size and match; match"),
     "match without a size": ([{"type": "ia3", "match": "other"}], r"methods\.m\[0\]\.match: ia3 has no size to solve"),
+    "kept by layers together": (
+        [{"type": "vera", "target_modules": "mlp"}],
+        "vera keeps tensors that its layers share",
+    ),
     "match of what is not injected": ([{"type": "vera", "match": "other"}], "vera keeps tensors that its layers share"),
     "not injected": ([{"type": "prompt_tuning", "num_virtual_tokens": 2}], r"methods\.m\[0\]: prompt_tuning puts"),
     "contradiction": ([{"type": "nonlinear_query", "anchor": "identity"}], "cannot preserve the model; set"),
@@ -208,19 +212,17 @@ def test_a_method_of_a_budget_has_the_nearest_count_with_all_its_parts(model, bu
 
 
 PLACES = {  # read in transformers' modelling source: attention, MLP, and what all-linear has beside them
-    "llama": (["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"], "model.layers.{}"),
-    "gpt_neox": (["query_key_value", "dense"], ["dense_h_to_4h", "dense_4h_to_h"], "gpt_neox.layers.{}"),
-    "gpt2": (["c_attn", "c_proj"], ["c_fc", "c_proj"], "transformer.h.{}"),
+    "llama": ("model.layers", "self_attn", "q_proj k_proj v_proj o_proj", "gate_proj up_proj down_proj"),
+    "gpt_neox": ("gpt_neox.layers", "attention", "query_key_value dense", "dense_h_to_4h dense_4h_to_h"),
+    "gpt2": ("transformer.h", "attn", "c_attn c_proj", "c_fc c_proj"),
 }
-BRANCHES = {"llama": ("self_attn", "mlp"), "gpt_neox": ("attention", "mlp"), "gpt2": ("attn", "mlp")}
 
 
 def expected(case, where, layers=(0, 1)):
-    attention, mlp, block = PLACES[case]
-    branches = dict(zip(("attention", "mlp"), zip(BRANCHES[case], (attention, mlp), strict=True), strict=True))
-    wanted = ["attention", "mlp"] if where == "all-linear" else [where]
-    names = [(branches[each][0], name) for each in wanted for name in branches[each][1]]
-    return {f"{block.format(layer)}.{branch}.{name}" for layer in layers for branch, name in names}
+    blocks, branch, attention, mlp = PLACES[case]
+    names = [f"{branch}.{name}" for name in attention.split() if where != "mlp"]
+    names += [f"mlp.{name}" for name in mlp.split() if where != "attention"]
+    return {f"{blocks}.{layer}.{name}" for layer in layers for name in names}
 
 
 @pytest.mark.parametrize("case", PLACES)
@@ -231,18 +233,12 @@ def test_what_the_shorthands_name(case, where):
     assert set(target_names(model, where, layers=[1])) == expected(case, where, layers=[1])
 
 
-@pytest.mark.parametrize("kind", ["lora", "loha", "ia3", "oft", "vera"])
+@pytest.mark.parametrize("kind", ["lora", "loha", "ia3", "oft"])
 def test_all_tuners_take_them(kind):
-    model = make_model("llama")
-    part = {"type": kind, "target_modules": "mlp", "layers_to_transform": 0}
-    if kind == "vera":
-        with pytest.raises(HfpatchError, match="keeps tensors that its layers share"):
-            build_method(model, {"x": [part]}, "x")
-        return
-    if kind == "ia3":
-        part |= {"feedforward_modules": []}
-        del part["layers_to_transform"]
-    (config,) = build_method(model, {"x": [part]}, "x").configs
+    options = {"feedforward_modules": []} if kind == "ia3" else {"layers_to_transform": 0}
+    (config,) = build_method(
+        make_model("llama"), {"x": [{"type": kind, "target_modules": "mlp", **options}]}, "x"
+    ).configs
     assert set(config.target_modules) == expected("llama", "mlp", layers=(0, 1) if kind == "ia3" else (0,))
 
 

@@ -13,8 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.surgery.bases import fingerprint, hash_weights
-from hfpatch.surgery.patch import activate
-from hfpatch.tuners.adapters import active_adapters
+from hfpatch.tuners.adapters import activate_adapters, active_adapters
 
 TENSORS = "adapter_model.safetensors"
 QUERIES = {"target_modules": ["q_proj"]}
@@ -27,10 +26,6 @@ def experts():
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "initializer_range": 0.2}
     return AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **sizes, **heads)).eval()
-
-
-def saved_tensors(folder):
-    return [t for file in folder.rglob("*.safetensors") for t in safetensors.torch.load_file(file).values()]
 
 
 def all_linear(**options):
@@ -53,7 +48,8 @@ def test_lora_on_fused_experts_is_saved_whole(experts, parts, tmp_path):
     trained = perturb(model, std=0.2)
     assert len([name for name in trained if ".lora." in name]) == 28
     hfpatch.save_patch(model, tmp_path / "patch")
-    assert len(saved_tensors(tmp_path / "patch")) == len(trained)
+    files = (tmp_path / "patch").rglob("*.safetensors")
+    assert sum(len(safetensors.torch.load_file(file)) for file in files) == len(trained)
     fresh = hfpatch.load_patch(copy.deepcopy(experts), tmp_path / "patch")
     state = dict(fresh.named_parameters())
     for name, parameter in trained.items():
@@ -153,7 +149,7 @@ def test_modules_that_compute_with_one_adapter_keep_which_are_active(active, tmp
     norms = LNTuningConfig(target_modules=["input_layernorm"])
     model = hfpatch.patch(make_model("llama"), [copied, PreProjectionConfig(content_skip=True), norms])
     perturb(model, std=0.2)
-    activate(model, active)
+    activate_adapters(model, active)
     flags = {name for name, p in model.named_parameters() if p.requires_grad}
     fresh = hfpatch.load_patch(make_model("llama"), hfpatch.save_patch(model, tmp_path / "p"), trainable=True)
     assert active_adapters(fresh) == active

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
     DeepseekV3Config,
-    FalconConfig,
     Gemma3nTextConfig,
     GPTNeoXConfig,
     JambaConfig,
@@ -79,15 +78,6 @@ def test_a_latent_query_and_shared_keys_and_values_stay():
     targets = [set(site.projections) for site in find_sites(twin(Gemma3nTextConfig()))]
     assert {"query"} in targets
     assert {"query", "key", "value"} in targets
-
-
-@pytest.mark.parametrize("switches", [(True, False), (False, False), (False, True)])
-def test_falcons_switches_stay(switches):
-    multi_query, new_decoder = switches
-    config = FalconConfig(multi_query=multi_query, new_decoder_architecture=new_decoder)
-    model = twin(config)
-    assert (model.config.multi_query, model.config.new_decoder_architecture) == switches
-    assert model(torch.ones(1, 4, dtype=torch.long)).logits.isfinite().all()
 
 
 def test_the_same_seed_gives_the_same_weights_none_of_them_zero_or_one_throughout():

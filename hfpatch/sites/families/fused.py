@@ -1,5 +1,6 @@
 """Families whose queries, keys and values come from one projection; the layouts differ, some by the config."""
 
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -7,45 +8,34 @@ from torch import nn
 from hfpatch.sites.family import Family, register_family
 from hfpatch.sites.layouts import (
     Columns,
-    Layout,
     Projection,
     Projections,
     concatenated,
     concatenated_columns,
     divide,
     grouped_columns,
-    head_counts,
     out_features,
     per_head,
 )
 
 
-def multi_query(path: str) -> Layout:
-    """Return the layout that switches of the config choose.
+def multi_query(attention: nn.Module, config: Any, path: str) -> Projections:
+    """Read the form that switches of the config choose.
 
     Per key/value group (Falcon's new decoder), one key and value for all heads (multi-query), or per head.
     """
-
-    def layout(attention: nn.Module, config: Any) -> Projections:
-        heads, _ = head_counts(config)
-        if getattr(config, "new_decoder_architecture", False):
-            return grouped_columns(attention, path, heads=heads, groups=config.num_kv_heads)
-        if config.multi_query:
-            return concatenated_columns(attention, path, heads=heads, kv_heads=1)
-        return grouped_columns(attention, path, heads=heads, groups=heads)
-
-    return layout
+    if getattr(config, "new_decoder_architecture", False):
+        return grouped_columns(attention, config, path, config.num_kv_heads)
+    if config.multi_query:
+        return concatenated_columns(attention, config, path, kv_heads=1)
+    return grouped_columns(attention, config, path)
 
 
-def equal_parts(path: str, order: tuple[str, ...], *, groups: int = 1) -> Layout:
-    """Return the layout of ``groups`` groups of columns, in each one part for every target, in this order."""
-
-    def layout(attention: nn.Module, config: Any) -> Projections:
-        width = divide(out_features(attention, path), groups, path)
-        part = divide(width, len(order), path)
-        return {t: Projection(path, Columns(groups, width, i * part, part)) for i, t in enumerate(order)}
-
-    return layout
+def equal_parts(attention: nn.Module, config: Any, path: str, order: tuple[str, ...], groups: int = 1) -> Projections:
+    """Read ``groups`` groups of columns, in each one part for every target, in this order."""
+    width = divide(out_features(attention, path), groups, path)
+    part = divide(width, len(order), path)
+    return {t: Projection(path, Columns(groups, width, i * part, part)) for i, t in enumerate(order)}
 
 
 FAMILIES = (
@@ -120,7 +110,7 @@ FAMILIES = (
         model_types=("falcon",),
         layers="h",
         attention="self_attention",
-        qkv=multi_query("query_key_value"),
+        qkv=partial(multi_query, path="query_key_value"),
         output="dense",
     ),
     # GPT-BigCode (StarCoder): one key and value for all heads, or QKV per head
@@ -129,7 +119,7 @@ FAMILIES = (
         model_types=("gpt_bigcode",),
         layers="h",
         attention="attn",
-        qkv=multi_query("c_attn"),
+        qkv=partial(multi_query, path="c_attn"),
         output="c_proj",
     ),
     # CodeGen: four groups, the number of chips that it was trained on, with the value before the key
@@ -138,7 +128,7 @@ FAMILIES = (
         model_types=("codegen",),
         layers="h",
         attention="attn",
-        qkv=equal_parts("qkv_proj", ("query", "value", "key"), groups=4),
+        qkv=partial(equal_parts, path="qkv_proj", order=("query", "value", "key"), groups=4),
         output="out_proj",
     ),
     # JetMoE: a mixture of attention heads; each token's queries are computed by the experts it is sent to
@@ -147,7 +137,7 @@ FAMILIES = (
         model_types=("jetmoe",),
         layers="layers",
         attention="self_attention",
-        qkv=equal_parts("kv_proj", ("key", "value")),
+        qkv=partial(equal_parts, path="kv_proj", order=("key", "value")),
         output=None,
         refusals={"query": "queries are computed by a mixture of experts, not by one projection"},
     ),

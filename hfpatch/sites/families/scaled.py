@@ -7,16 +7,8 @@ import math
 from dataclasses import replace
 from operator import attrgetter
 
-from torch import nn
-
 from hfpatch.sites.family import Family, register_family
 from hfpatch.sites.layouts import separate
-
-
-def depth_factor(block: nn.Module) -> float:
-    """Return the factor of a block's branch in Beam: 1/√i, where i counts the additions so far."""
-    return 1 / math.sqrt(attrgetter("attn_residual_add_idx")(block))
-
 
 SCALED = Family(
     name="falcon_h1",
@@ -30,7 +22,13 @@ SCALED = Family(
 
 register_family(SCALED)
 register_family(
-    replace(SCALED, name="beam", model_types=("beam",), exit="post_attention_layernorm", factor=depth_factor)
+    replace(
+        SCALED,
+        name="beam",
+        model_types=("beam",),
+        exit="post_attention_layernorm",
+        factor=lambda block: 1 / math.sqrt(attrgetter("attn_residual_add_idx")(block)),  # counts the additions so far
+    )
 )
 register_family(
     replace(

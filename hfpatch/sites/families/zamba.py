@@ -14,13 +14,13 @@ def adapted_qkv(attention: nn.Module, config: Any) -> Projections:
     found = separate()(attention, config)
     if not config.use_shared_attention_adapter:
         return found
-    lists = {target: f"linear_{target[0]}_adapter_list" for target in found}
-    return {target: replace(found[target], beside=_used(attention, path)) for target, path in lists.items()}
-
-
-def _used(attention: nn.Module, path: str) -> tuple[str, ...]:
-    adapters = attention.get_submodule(path).named_children()
-    return tuple(f"{path}.{name}" for name, adapter in adapters if not isinstance(adapter, nn.Identity))
+    adapted = {}
+    for target, projection in found.items():
+        path = f"linear_{target[0]}_adapter_list"
+        adapters = attention.get_submodule(path).named_children()
+        used = tuple(f"{path}.{name}" for name, adapter in adapters if not isinstance(adapter, nn.Identity))
+        adapted[target] = replace(projection, beside=used)
+    return adapted
 
 
 ZAMBA = Family(
