@@ -250,11 +250,14 @@ def hash_task(task: Any, seed: Any = None) -> str:
         task: lm-eval's task.
         seed: the seeds of the evaluation, which decide text that is drawn.
     """
-    config = [(key, value) for key, value in vars(task.config).items() if key not in _OF_DOCUMENTS]
+    config = {key: value for key, value in vars(task.config).items() if key not in _OF_DOCUMENTS}
+    config["metadata"] = {key: value for key, value in (config["metadata"] or {}).items() if key != "config_source"}
     made = [(name, vars(task).get(name)) for name in ("_metric_fn_list", "_aggregation_list", "_metric_fn_kwargs")]
     used = [(name, *(found or {}).items()) for name, found in made]
     drawn = seed if task.OUTPUT_TYPE == "generate_until" else None
-    return hash_code([("class", type(task)), *config, *used, ("filters", *vars(task).get("_filters", ())), (drawn,)])
+    return hash_code(
+        [("class", type(task)), *config.items(), *used, ("filters", *vars(task).get("_filters", ())), (drawn,)]
+    )
 
 
 def _finite(value: Any) -> Any:

@@ -119,6 +119,11 @@ def register_without_attention(model_types: tuple[str, ...], reason: str) -> Non
     _WITHOUT.update(dict.fromkeys(model_types, reason))
 
 
+def declared_types() -> frozenset[str]:
+    """Return the model types of all families."""
+    return frozenset(_FAMILIES)
+
+
 def family_of(model_type: str) -> Family | None:
     """Return the declared family of a model type, or None where it is read from the structure of the blocks.
 

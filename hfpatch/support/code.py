@@ -93,18 +93,19 @@ class _Listing:
         changed = {item.argval for item in done if item.opname == "STORE_GLOBAL"}
         if names & _FILLING or any(item.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") for item in done):
             changed |= {name for name in names if isinstance(function.__globals__.get(name), list | dict | set)}
-        self._assigned |= {(function.__module__, name) for name in changed}
+        module = module_of(function)
+        self._assigned |= {(module, name) for name in changed}
         package = str(function.__globals__.get("__package__") or "")
         for name in names:
             known = [function.__globals__[name]] if name in function.__globals__ else []
             known += [sys.modules[each] for each in (name, f"{package}.{name}") if each in sys.modules]
             for value in known:
                 if not isinstance(value, ModuleType):
-                    self._constants[function.__module__, name] = self._describe(value)
+                    self._constants[module, name] = self._describe(value)
                 elif self._is_followed(value):  # the members of a user's module that the function may use
                     for key in names & vars(value).keys():
                         if not isinstance(vars(value)[key], ModuleType):
-                            self._constants[value.__name__, key] = self._describe(vars(value)[key])
+                            self._constants[module_of(value), key] = self._describe(vars(value)[key])
         bound = []
         for cell in cells:
             with suppress(ValueError):  # of an empty cell
@@ -213,12 +214,14 @@ def _constant(value: Any) -> str:
 
 
 def module_of(value: Any) -> str:
-    """Return the name of the module that a value, or its class, is defined in."""
-    if isinstance(value, ModuleType):
-        return value.__name__
+    """Return the name of the module that a value, or its class, is defined in.
+
+    lm-eval names the module of a task's functions by its path; the file's name remains, the same in every folder.
+    """
     while isinstance(value, functools.partial):
         value = value.func
-    return str(getattr(value, "__module__", None) or type(value).__module__)
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return Path(str(name or type(value).__module__)).name
 
 
 def _name(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from hfpatch.models import register_scratch
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.strict import Dtype
 from hfpatch.sites import base_model, family_of
+from hfpatch.sites.families import BUILT_IN
 from hfpatch.sites.family import NO_WEIGHTS, load_plugins
 from hfpatch.support.code import hash_code, module_of
 from hfpatch.support.provenance import PACKAGES
@@ -281,8 +283,8 @@ def hash_model_code(model: nn.Module) -> str:
     """Return the hash of a model's code, see :func:`hfpatch.support.code.hash_code`.
 
     It covers the classes of its modules, functions that modules hold in public attributes, and the declaration of its
-    family. Code of the packages whose versions results record is left out: the versions identify it, and its state
-    differs from process to process.
+    family, if it is not hfpatch's own. Code of the packages whose versions results record is left out: the versions
+    identify it, and its state differs from process to process.
     """
     load_plugins()
     roots: list[Any] = list({type(module) for module in model.modules()})
@@ -290,8 +292,10 @@ def hash_model_code(model: nn.Module) -> str:
         held = (value for name, value in vars(module).items() if name != "forward" and not name.startswith("_"))
         roots += [value for value in held if isinstance(value, FunctionType)]
     family = family_of(str(getattr(getattr(base_model(model), "config", None), "model_type", "")))
-    roots += [family] if family is not None else []
-    return hash_code([root for root in roots if module_of(root).partition(".")[0] not in PACKAGES])
+    own = [root for root in roots if module_of(root).partition(".")[0] not in PACKAGES]
+    if family is not None and not BUILT_IN.issuperset(family.model_types):
+        own.append(("family", family, inspect.getclosurevars(family.qkv).nonlocals))  # `separate` binds paths
+    return hash_code(own)
 
 
 def fingerprint(model: nn.Module) -> dict[str, Any]:

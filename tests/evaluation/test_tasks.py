@@ -11,6 +11,7 @@ from own_tasks import write_task
 
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import index
+from hfpatch.evaluation.run import hash_task
 from hfpatch.evaluation.tasks import load_tasks, local_data, read_documents, task_documents
 from hfpatch.support.folders import eval_dir
 
@@ -172,6 +173,21 @@ def own_tasks(tmp_path, support):
     riddle |= {"output_type": "multiple_choice", "metric_list": [{"metric": "acc"}]}
     write_task(folder / "deeper", "riddle", **riddle, dataset_kwargs={"data_files": str(data)})
     return folder
+
+
+def test_a_task_has_the_same_hash_in_every_folder(tmp_path, support):
+    def hashed(name, factor):
+        (folder := tmp_path / name).mkdir()
+        support.write_rows(folder / "rows.jsonl", [{"text": "one", "word": "two"}])
+        code = "FACTOR = {}\ndef grade(doc, results):\n    return {{'acc': FACTOR * results[0][1]}}\n"
+        (folder / "own.py").write_text(code.format(factor))
+        given = {"doc_to_text": "text", "doc_to_target": "word", "process_results": "!function own.grade"}
+        mean = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
+        write_task(folder, "graded", output_type="loglikelihood", metric_list=[mean], **given)
+        (task,) = load_tasks(("graded",), include_path=folder).values()
+        return hash_task(task)
+
+    assert hashed("here", 1) == hashed("there", 1) != hashed("changed", 2)
 
 
 def rewrite(folder, old, new):

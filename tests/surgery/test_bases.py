@@ -11,7 +11,16 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import hfpatch
 from hfpatch import HfpatchError, PreProjectionConfig
-from hfpatch.surgery.bases import difference, fingerprint, hash_weights, load_base, load_tokenizer, locate
+from hfpatch.sites import family, separate
+from hfpatch.surgery.bases import (
+    difference,
+    fingerprint,
+    hash_model_code,
+    hash_weights,
+    load_base,
+    load_tokenizer,
+    locate,
+)
 from hfpatch.surgery.budget import attention_modules
 
 
@@ -154,6 +163,30 @@ def test_hash_and_fingerprint_do_not_see_adapters(case, identify):
     hfpatch.patch(model, [PreProjectionConfig(), LoraConfig(r=2, target_modules=attention_modules(model))])
     assert identify(model) == before
     assert identify(hfpatch.unpatch(model)) == before
+
+
+def test_the_hash_of_the_code_sees_the_users_own_family(monkeypatch):
+    model, built_in = make_model("llama"), hash_model_code(make_model("llama"))
+
+    def half(block):
+        return 0.5
+
+    def hashed(**changes):
+        qkv = separate(query=changes.pop("query", "q_proj"), key="k_proj", value="v_proj")
+        given = {
+            "layers": "layers",
+            "attention": "self_attn",
+            "qkv": qkv,
+            "output": "o_proj",
+            "factor": None,
+            **changes,
+        }
+        declared = hfpatch.Family(name="mine", model_types=("mine",), **given)
+        monkeypatch.setitem(family._FAMILIES, "llama", declared)
+        return hash_model_code(model)
+
+    assert hashed() == hashed() != built_in
+    assert len({hashed(), hashed(factor=half), hashed(query="k_proj"), hashed(output="q_proj")}) == 4
 
 
 def test_the_hash_sees_every_weight():
