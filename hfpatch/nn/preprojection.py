@@ -108,13 +108,7 @@ class PreProjection(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map x to x~, both ``(batch, seq, hidden)``."""
         return pre_project(
-            x,
-            up=self.up,
-            down=self.down,
-            gate=self.gate,
-            act=self.act,
-            dropout=self.dropout,
-            training=self.training,
+            x, up=self.up, down=self.down, gate=self.gate, act=self.act, dropout=self.dropout, training=self.training
         )
 
 

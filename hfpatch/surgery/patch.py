@@ -21,17 +21,17 @@ from hfpatch.sites import count_values, find_sites
 from hfpatch.support.markup import html_table
 from hfpatch.surgery.checkpoints import disable_checkpoints, enable_checkpoints
 from hfpatch.tuners.adapters import (
+    AdapterWrapper,
     activate_adapters,
     adapter_parameters,
     base_parameters,
     block_finder,
     has_adapters,
-    keep_mode,
     remove_adapters,
     stack,
     upcast_adapters,
 )
-from hfpatch.tuners.checks import refusing_wrong_values, require_distinct_names, require_fitting, require_sound
+from hfpatch.tuners.checks import refusing_wrong_values, require_fitting, require_sound
 from hfpatch.tuners.config import MethodConfig, drawn_as, method_name, with_python_values
 from hfpatch.tuners.model import unreached_layers
 
@@ -84,15 +84,18 @@ def patch(
         require_fitting(model, configs)
         for name, part in zip(names, configs, strict=True):
             _inject(model, part, name, seed)
-        require_distinct_names(model, names)
         activate(model)
-        require_sound(model)
+        require_sound(model, names)
     except BaseException as error:
         unpatch(model)
         if isinstance(error, ValueError | TypeError | NotImplementedError):
             raise HfpatchError(" ".join(str(error).split())) from error
         raise
-    keep_mode(model)
+    # PEFT creates modules in training mode, so that a LoRA dropout would act on a model in evaluation mode
+    for parent in model.modules():
+        for child in parent.children():
+            if isinstance(child, AdapterWrapper):
+                child.train(parent.training)
     enable_checkpoints(model)
     return model
 

@@ -145,26 +145,21 @@ def _require_matches(model: nn.Module, config: PeftConfig) -> None:
             raise HfpatchError(f"layers_to_transform: layer {layer} has none of the target_modules, or does not exist")
 
 
-def require_distinct_names(model: nn.Module, adapters: Sequence[str]) -> None:
-    """Refuse an adapter name that is also another part of a parameter's name, as ``lora_A`` is of LoRA's.
-
-    Raises:
-        HfpatchError: naming it.
-    """
-    base = set(base_parameters(model).values())
-    for name, parameter in model.named_parameters():
-        found = [part for part in name.split(".") if part in adapters]
-        if len(found) > (parameter not in base):
-            raise HfpatchError(f"adapter name {found[0]!r} is a part of PEFT's own names; choose another")
-
-
-def require_sound(model: nn.Module) -> None:
+def require_sound(model: nn.Module, adapters: Sequence[str]) -> None:
     """Refuse a stack that trains the base, has adapters without values, or keeps a nonlinear query from acting.
 
+    An adapter's name may not be another part of a parameter's name either, as ``lora_A`` is of LoRA's.
+
     Raises:
-        HfpatchError: naming the parameter or the projection.
+        HfpatchError: naming the adapter, the parameter or the projection.
     """
-    trained = [name for name, parameter in base_parameters(model).items() if parameter.requires_grad]
+    base = base_parameters(model)
+    of_base = set(base.values())
+    for name, parameter in model.named_parameters():
+        found = [part for part in name.split(".") if part in adapters]
+        if len(found) > (parameter not in of_base):
+            raise HfpatchError(f"adapter name {found[0]!r} is a part of PEFT's own names; choose another")
+    trained = [name for name, parameter in base.items() if parameter.requires_grad]
     if trained:
         raise HfpatchError(
             f"a configuration trains {len(trained)} parameters of the base, such as {trained[0]}, {_MUST_STAY}"

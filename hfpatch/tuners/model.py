@@ -22,7 +22,7 @@ from hfpatch.sites.discovery import Refusal
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.contracts import require_parts, require_usable
 from hfpatch.tuners.layer import ROWS, MethodLayer
-from hfpatch.tuners.naming import chosen_modules, fill_in, named_sites, wanted_layers
+from hfpatch.tuners.naming import FILLED_IN, chosen_modules, named_sites, wanted_layers
 from hfpatch.tuners.places import method_site, refused_at
 
 _LARGE, _LARGE_SHARE = 10_000_000, 0.05
@@ -65,15 +65,13 @@ class MethodModel(BaseTuner):
         config.target_modules = {*self._sites}
         try:
             super().inject_adapter(
-                model,
-                adapter_name,
-                autocast_adapter_dtype=autocast_adapter_dtype,
-                low_cpu_mem_usage=low_cpu_mem_usage,
+                model, adapter_name, autocast_adapter_dtype=autocast_adapter_dtype, low_cpu_mem_usage=low_cpu_mem_usage
             )
         except BaseException:
             config.target_modules = before
             raise
-        fill_in(config, {*self._sites}, given)  # PEFT may have shortened it to common endings meanwhile
+        config.target_modules = paths = {*self._sites}  # PEFT may have shortened it to common endings meanwhile
+        setattr(config, FILLED_IN, (paths, given))
         if any(site.input_gradients for site in sites) and not getattr(model, "_require_grads_hook", None):
             model.enable_input_require_grads()  # type: ignore[operator]  # the frozen embeddings give none
             setattr(model, _INPUT_GRADIENTS, True)

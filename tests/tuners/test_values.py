@@ -112,8 +112,7 @@ def bits(model, tokens):
 
 @pytest.mark.parametrize("make", NO_OPS)
 @pytest.mark.parametrize(
-    ("case", "dtype"),
-    [*((case, torch.float32) for case in FAMILIES), *((case, low) for case in FEW for low in LOW)],
+    ("case", "dtype"), [*((case, torch.float32) for case in FAMILIES), *((case, low) for case in FEW for low in LOW)]
 )
 def test_default_init_is_a_no_op_bit_for_bit(case, dtype, make):
     tokens = make_tokens()
@@ -160,7 +159,7 @@ def test_two_adapters_of_one_method_act_one_after_the_other(case):
     torch.testing.assert_close(layer.apply_at("entered", x), twice, rtol=TOLERANCE, atol=TOLERANCE)
     branch = torch.randn(2, 3, HIDDEN, dtype=torch.float64)
     expected = branch + twice @ w("skip", "first") + twice @ w("skip", "second")
-    torch.testing.assert_close(layer.left(branch, twice), expected, rtol=TOLERANCE, atol=TOLERANCE)
+    torch.testing.assert_close(layer.apply_at("left", branch, twice), expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("case", FAMILIES)
