@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import hfpatch
 from hfpatch import CanonConfig, HfpatchError
 from hfpatch.data.packing import packing_obstacle
-from hfpatch.evaluation.scorer.exactness import _mixes_tokens as mixes_tokens
+from hfpatch.evaluation.scorer.exactness import declared_sharing
 from hfpatch.export.write import write_model
 from hfpatch.nn import ShortConvolution
 from hfpatch.tuners.lookback import MARGIN, Row
@@ -22,6 +22,7 @@ from hfpatch.tuners.lookback import MARGIN, Row
 CASES = ["gpt_neox", "gpt2", "gemma2"]  # fused; Conv1D, cache by position; eager, a window in every other layer
 WINDOW = 6  # which the texts leave
 PLACES = ("input", "qkv")
+MIXES = "a method of its patch reads earlier positions of the row"  # why endings cannot share a row
 
 
 def patched(case="llama", *, std=0.3, attention=None, **options):
@@ -55,9 +56,10 @@ def test_parameters_are_one_weight_a_column_and_position():
     hfpatch.unpatch(model)
     hfpatch.patch(model, CanonConfig(at="qkv", width=3))
     assert hfpatch.patch_summary(model).added == LAYERS * 3 * (width + width // 2 + width // 2)
-    assert mixes_tokens(model)
+    assert declared_sharing(model, 64).reason == MIXES
     hfpatch.unpatch(model)
-    assert not mixes_tokens(hfpatch.patch(model, CanonConfig(width=1)))  # a scale of each column
+    scale = hfpatch.patch(model, CanonConfig(width=1))  # of each column
+    assert declared_sharing(scale, 64).longest == 64
 
 
 def test_the_module_adds_what_was_before():
@@ -246,7 +248,7 @@ def test_an_export_decodes_with_its_cache_and_refuses_servers(at, tmp_path, monk
     assert torch.equal(found["written"], expected)
     config = AutoConfig.from_pretrained(tmp_path, trust_remote_code=True)
     loaded = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
-    assert mixes_tokens(loaded)
+    assert declared_sharing(loaded, 64).reason == MIXES
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "vllm", ALL_ATTENTION_FUNCTIONS["sdpa"])
     with pytest.raises(ValueError, match="'vllm' does not say"):
         AutoModelForCausalLM.from_config(config, trust_remote_code=True, attn_implementation="vllm")

@@ -27,16 +27,16 @@ def test_defaults_are_those_of_the_design():
 
 
 @pytest.mark.parametrize(
-    ("name", "config", "model", "prefix"),
+    ("name", "config", "prefix"),
     [
-        ("PRE_PROJECTION", PreProjectionConfig, PreProjectionConfig.Model, "preproj_"),
-        ("NONLINEAR_QUERY", NonlinearQueryConfig, NonlinearQueryConfig.Model, "nonlinear_"),
-        ("QUERY_TEMPERATURE", QueryTemperatureConfig, QueryTemperatureConfig.Model, "temperature_"),
+        ("PRE_PROJECTION", PreProjectionConfig, "preproj_"),
+        ("NONLINEAR_QUERY", NonlinearQueryConfig, "nonlinear_"),
+        ("QUERY_TEMPERATURE", QueryTemperatureConfig, "temperature_"),
     ],
 )
-def test_peft_knows_the_methods_by_the_string_in_the_file(name, config, model, prefix):
+def test_peft_knows_the_methods_by_the_string_in_the_file(name, config, prefix):
     assert PEFT_TYPE_TO_CONFIG_MAPPING[name] is config
-    assert PEFT_TYPE_TO_TUNER_MAPPING[name] is model
+    assert PEFT_TYPE_TO_TUNER_MAPPING[name] is config.Model
     assert PEFT_TYPE_TO_PREFIX_MAPPING[name] == prefix
 
 
