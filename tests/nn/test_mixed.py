@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import layer_norm, rms_norm
 from torch import nn
 
 from hfpatch.errors import HfpatchError
@@ -97,18 +98,19 @@ def test_a_shared_product_serves_the_same_x_once():
     assert layer not in CALLS.values
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("norm", ["rmsnorm", "none"])
 @pytest.mark.parametrize("kind", [IdentityAnchoredQuery, WeightAnchoredQuery])
-def test_joined_products_are_those_of_the_formula(kind, norm):
-    """RMSNorm(x) W_1 = (x (g ⊙ W_1)) / rms(x), in one product with the matrix of the other columns."""
-    path = kind(hidden_size=4, out_features=4, input_norm=norm, output_norm="none", activation_name="relu")
-    mixed = MixedProjection(inputs=4, groups=1, width=12, paths={"q": path}, spans={"q": (0, 4)}, bias=True, fused=True)
+def test_an_anchor_with_a_nonlinear_f_is_its_formula_fused_or_not(kind, norm, fused):
+    path = kind(hidden_size=4, out_features=4, rank=3, input_norm=norm, activation_name="relu")
+    place = {"inputs": 4, "groups": 1, "width": 12, "spans": {"query": (0, 4)}, "bias": True}
+    mixed = MixedProjection(paths={"query": path}, fused=fused, **place)
     for parameter in mixed.double().parameters():
         parameter.data = torch.randn_like(parameter)
     x, f = torch.randn(2, 3, 4, dtype=torch.float64), path.f
-    normed = x if norm == "none" else x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * f.norm_in.weight
-    query = (normed @ f.up.weight.T).clamp(min=0) @ f.down.weight.T
-    query = (query + (x if kind is IdentityAnchoredQuery else x @ path.anchor.weight.T)) / 2
+    inner = (rms_norm(x, f.norm_in.weight) if norm == "rmsnorm" else x) @ f.up.weight.T
+    anchor = x if kind is IdentityAnchoredQuery else x @ path.anchor.weight.T
+    query = (anchor + layer_norm(inner.clamp(min=0) @ f.down.weight.T, f.norm_out.weight)) / 2
     expected = torch.cat([query, x @ mixed.rest.weight.T + mixed.rest.bias], -1)
     torch.testing.assert_close(mixed(x), expected, rtol=1e-12, atol=1e-12)
 

@@ -35,12 +35,13 @@ NONLINEAR_QUERY = {
     "no input norm": {"input_norm": "none", "form": "literal"},
     "no output norm": {"output_norm": "none"},
     "one layer": {"layers_to_transform": [1]},
+    "identity anchor": {"anchor": "identity", "form": "literal"},
 }
-ON_EVERY_FAMILY = {"gated skip", "preserving", "all targets"}
+MANY = dict.fromkeys(["gated skip", "preserving", "all targets"], FAMILIES) | {"identity anchor": SQUARE}
 
 
 def cases(options):
-    return [(case, what) for what in options for case in (FAMILIES if what in ON_EVERY_FAMILY else FEW)]
+    return [(case, what) for what in options for case in MANY.get(what, FEW)]
 
 
 def config_of(cls, options):
@@ -74,11 +75,6 @@ def test_pre_projection(case, what):
 @pytest.mark.parametrize(("case", "what"), cases(NONLINEAR_QUERY))
 def test_nonlinear_query(case, what):
     check_values(case, config_of(NonlinearQueryConfig, NONLINEAR_QUERY[what]), nonlinear_query=True)
-
-
-@pytest.mark.parametrize("case", SQUARE)
-def test_identity_anchor(case):
-    check_values(case, NonlinearQueryConfig(anchor="identity", form="literal"), nonlinear_query=True)
 
 
 @pytest.mark.parametrize("case", FAMILIES)
