@@ -6,7 +6,7 @@ import copy
 import functools
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.sites import AttentionSite, count_values, select_sites, survey
-from hfpatch.sites.discovery import Refusal
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.contracts import require_parts, require_usable
 from hfpatch.tuners.layer import ROWS, MethodLayer
@@ -215,10 +214,11 @@ def changed_sites(model: nn.Module, config: MethodConfig) -> list[AttentionSite]
     found = survey(model)
     sites = named_sites(found.sites, config)
     layers, named = wanted_layers(found.sites, config), {site.name for site in sites}
-    refusal = _refusal(config, sites, layers)
-    chosen = select_sites(found, layers, refusal=lambda site: refusal(site) if site.name in named else None)
+    refused = _refused(found.sites, config, sites, layers)
+    chosen = select_sites(found, layers, refusal=lambda site: refused.get(site.name) if site.name in named else None)
     if not (chosen := [site for site in chosen if site.name in named]):
-        why = (refusal(sites[0]) if sites else None) or "target_modules, exclude_modules and modules_to_save leave none"
+        why = refused.get(sites[0].name) if sites else None
+        why = why or "target_modules, exclude_modules and modules_to_save leave none"
         raise HfpatchError(f"{config.spec.label}: no layer of this model can be changed: {why}")
     return chosen
 
@@ -247,21 +247,22 @@ def _sites_in(state_dict: dict[str, Tensor], model: nn.Module, config: MethodCon
 def unreached_layers(model: nn.Module, config: MethodConfig) -> dict[int, str]:
     """Return the blocks that a configuration for all layers leaves out: index of the block -> reason."""
     found = survey(model)
-    refusal = _refusal(config, named_sites(found.sites, config), wanted_layers(found.sites, config))
-    refused = {site.layer: why for site in found.sites if (why := refusal(site))}
-    return dict(sorted({**found.skipped, **refused}.items()))
+    refused = _refused(found.sites, config, named_sites(found.sites, config), wanted_layers(found.sites, config))
+    reasons = {site.layer: refused[site.name] for site in found.sites if site.name in refused}
+    return dict(sorted({**found.skipped, **reasons}.items()))
 
 
-def _refusal(config: MethodConfig, sites: list[AttentionSite], wanted: set[int] | None) -> Refusal:
-    """Return a function from a site to the reason why it does not take the method, or None."""
-    chosen = [site for site in sites if wanted is None or site.layer in wanted]
-    first = next((site for site in chosen if refused_at(site, config) is None), None)
-
-    def refusal(site: AttentionSite) -> str | None:
-        why = refused_at(site, config)
-        return why if why or first in (None, site) else config.refusal_after(first, site)
-
-    return refusal
+def _refused(
+    sites: Sequence[AttentionSite], config: MethodConfig, named: Sequence[AttentionSite], wanted: set[int] | None
+) -> dict[str, str]:
+    """Return why sites do not take the method, by their name; by the first one that it changes, too."""
+    refused = {site.name: why for site in sites if (why := refused_at(site, config))}
+    taking = (site for site in named if site.name not in refused and (wanted is None or site.layer in wanted))
+    if (first := next(taking, None)) is not None:
+        for site in sites:
+            if site is not first and site.name not in refused and (why := config.refusal_after(first, site)):
+                refused[site.name] = why
+    return refused
 
 
 def detach_layers(model: nn.Module) -> None:
