@@ -214,8 +214,8 @@ def changed_sites(model: nn.Module, config: MethodConfig) -> list[AttentionSite]
     found = survey(model)
     sites = named_sites(found.sites, config)
     layers, named = wanted_layers(found.sites, config), {site.name for site in sites}
-    refused = _refused(found.sites, config, sites, layers)
-    chosen = select_sites(found, layers, refusal=lambda site: refused.get(site.name) if site.name in named else None)
+    refused = _refused(sites, config, sites, layers)
+    chosen = select_sites(found, layers, refusal=lambda site: refused.get(site.name))
     if not (chosen := [site for site in chosen if site.name in named]):
         why = refused.get(sites[0].name) if sites else None
         why = why or "target_modules, exclude_modules and modules_to_save leave none"
