@@ -247,7 +247,7 @@ class ActingModule(SharingModule):
         for module in modules.get("row", ()):
             known_attention(module)
             self.reads_rows = True
-        calls = modules.get("row") or modules.get("attention", ())
+        calls = modules.get("row") or modules.get("attention") or []
         for module in calls:
             self.before(module, ActingModule._begin_call, argument_names(type(module).forward))
         for module in modules.get("norm", ()):
