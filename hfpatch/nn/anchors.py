@@ -102,7 +102,8 @@ class WeightAnchoredQuery(Composed):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x ``(batch, seq, hidden)`` to Q ``(batch, seq, out_features)``."""
-        return anchored(self.anchor(x), self.f(x))
+        f = self.f(x)  # before the anchor: the gradients by x are summed in this order
+        return anchored(self.anchor(x), f)
 
 
 def require_square(hidden_size: int, out_features: int) -> None:

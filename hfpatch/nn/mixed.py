@@ -177,9 +177,8 @@ class MixedProjection(nn.Module):
                 normed = f.norm_in(as_read_by(f.up, x))
                 inner.keep(normed, product)
                 product = f.up(normed)
-            path = self.paths[name]
-            anchor = path.anchor(x) if isinstance(path, WeightAnchoredQuery) else x
-            values[name] = anchored(anchor, f.norm_out(f.down(f.act(product))))
+            value, path = f.norm_out(f.down(f.act(product))), self.paths[name]
+            values[name] = anchored(path.anchor(x) if isinstance(path, WeightAnchoredQuery) else x, value)
         return values
 
     def _placed(self, rest: Tensor | None, values: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
