@@ -15,6 +15,7 @@ from hfpatch.analysis.heads import head_size
 from hfpatch.analysis.running import Batch, TokenMeans, method_layers, norm_ratio, run
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.models.paths import PathOutput, observed
+from hfpatch.nn.calls import CALLS
 from hfpatch.nn.preprojection import PAPER_SKIP_STD
 from hfpatch.sites import AttentionSite, base_model, find_sites
 from hfpatch.support.modes import hooked
@@ -79,8 +80,10 @@ def skip_norms(model: nn.Module) -> list[SkipNorm]:
     return [
         SkipNorm(site.layer, adapter, float(weight.detach().norm()), PAPER_SKIP_STD * site.hidden_size)
         for site, layer in method_layers(model, PreProjectionConfig)
-        for adapter, skip in layer.held("skip").items()
-        for weight in skip.parameters()
+        for adapter in layer.configs
+        for name, part in layer.parts(adapter).items()
+        if name == "skip"
+        for weight in part.parameters()
     ]
 
 
@@ -104,7 +107,7 @@ def skip_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[LayerSize]:
 
     def compare(site: AttentionSite, layer: MethodLayer, *call: Any) -> None:
         branch, x = (seen.pop((id(site), name)) for name in ("branch", "x"))
-        added = layer.left(torch.zeros_like(branch), x)
+        added = layer.apply_at("left", torch.zeros_like(branch), x)
         means.add(site.layer, norm_ratio(added, branch)[..., None])
 
     for site, layer in method_layers(model, PreProjectionConfig):
@@ -164,7 +167,8 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
     def measure(
         index: int, layer: MethodLayer, target: str, module: nn.Module, args: tuple[Any, ...], output: Tensor
     ) -> None:
-        x, projected = layer.read_by(target, args[0]), layer.site.columns[target].read(output)
+        x, projected = CALLS.look(layer, target), layer.site.columns[target].read(output)
+        x = args[0] if x is None else x  # the source of a low-rank image, or the input itself
         for adapter in layer.working_adapters():
             config, parts = cast("NonlinearQueryConfig", layer.configs[adapter]), layer.parts(adapter)
             if target in config.targets:

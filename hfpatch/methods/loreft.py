@@ -68,14 +68,10 @@ class LoReFTConfig(MethodConfig):
         return "there is no matrix behind the block (at='branch' there is)" if self.at == "stream" else None
 
     def left(self, parts: Parts, branch: Tensor, x: Tensor, site: MethodSite) -> Tensor:
-        """Return the edited branch ``(batch, seq, hidden)``."""
-        return self.edited(parts, branch)
+        """Return the branch ``(batch, seq, hidden)``, edited as the stream is."""
+        return self.stream(parts, branch, site)
 
     def stream(self, parts: Parts, h: Tensor, site: MethodSite) -> Tensor:
-        """Return the edited residual stream ``(batch, seq, hidden)``."""
-        return self.edited(parts, h)
-
-    def edited(self, parts: Parts, h: Tensor) -> Tensor:
         """Return h + Rᵀ (V h + b) ``(batch, seq, hidden)``."""
         edit: Tensor = parts["shift"](h) @ orthonormal_rows(parts["rows"].weight)
         return h + edit

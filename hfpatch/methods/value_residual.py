@@ -34,23 +34,23 @@ class ValueResidualConfig(MethodConfig):
     per_head: bool = field(default=False, metadata={"help": "One λ a key/value head instead of one a layer."})
 
     def build(self, site: MethodSite, seed: int) -> nn.ModuleDict:
-        """Return λ, zero; nothing in the first layer."""
-        return nn.ModuleDict() if site.is_first else nn.ModuleDict({"mix": ValueMix(self.heads_of(site))})
-
-    def heads_of(self, site: MethodSite) -> int:
-        """Return how many λ a layer has: its key/value heads, or 1.
+        """Return λ, zero: one, or one for each key/value head; nothing in the first layer.
 
         Raises:
-            HfpatchError: if they are wanted for each head and the architecture does not say how many there are.
+            HfpatchError: if the architecture does not say how many key/value heads there are.
         """
-        if not self.per_head:
-            return 1
-        columns = site.head_count * site.width("value")  # of heads and k columns each, site.mixed_size is heads·k
-        if not site.mixed_size or columns % site.mixed_size:
-            raise HfpatchError(
-                f"layer {site.layer}: the architecture does not say how many key/value heads it has; leave per_head out"
-            )
-        return columns // site.mixed_size
+        if site.is_first:
+            return nn.ModuleDict()
+        heads = 1
+        if self.per_head:
+            columns = site.head_count * site.width("value")  # of heads and k columns each, site.mixed_size is heads·k
+            if not site.mixed_size or columns % site.mixed_size:
+                raise HfpatchError(
+                    f"layer {site.layer}: the architecture does not say how many key/value heads it has; leave "
+                    "per_head out"
+                )
+            heads = columns // site.mixed_size
+        return nn.ModuleDict({"mix": ValueMix(heads)})
 
     def unmergeable(self) -> str | None:
         """Return why the weights of the base cannot hold it, if so."""

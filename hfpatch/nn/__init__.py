@@ -3,14 +3,7 @@
 from hfpatch.nn.anchors import IdentityAnchoredQuery, WeightAnchoredQuery, anchor_preserving, anchored
 from hfpatch.nn.convolution import ShortConvolution, short_convolution
 from hfpatch.nn.functions import ACTIVATIONS, NORMS, activation, make_norm
-from hfpatch.nn.initialization import (
-    low_rank_,
-    normal_,
-    orthonormal_,
-    orthonormal_rows,
-    seeded_generator,
-    uniform_,
-)
+from hfpatch.nn.initialization import low_rank_, normal_, orthonormal_, orthonormal_rows, seeded_generator, uniform_
 from hfpatch.nn.mixed import MixedProjection
 from hfpatch.nn.nonlinear import HiddenProjection, HiddenState, NonlinearProjection, nonlinear_map
 from hfpatch.nn.preprojection import ContentSkip, PreProjection, inner_width, pre_project

@@ -45,14 +45,37 @@ def causal_attention(
 
 
 class _CausalAttention(torch.autograd.Function):
+    """The forward pass goes over the tiles of keys of a block of queries, with l the logarithm of a tile's sum.
+
+    .. math::
+        L = log(e^L + e^l)                out = e^(L_before - L) out + e^(l - L) softmax(tile) V
+    """
+
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int) -> Tensor:
         q, k, v = query.float(), key.float(), value.float()
         out = query.new_empty(*query.shape[:-1], value.shape[-1])
-        sums = q.new_empty(query.shape[:-1])  # their logarithms, (batch, heads, seq)
+        sums = q.new_empty(query.shape[:-1])  # their logarithms L, (batch, heads, seq)
         for own, group, block in _blocks(query, key):
-            attended = _attend(q[own][:, block] * scale, k[group], v[group].t(), block, window)
-            out[own][:, block], sums[own][:, block] = attended
+            queries, keys, values = q[own][:, block] * scale, k[group], v[group].t()
+            rows = queries.flatten(0, 1)
+            attended = total = None
+            for tile in _tiles(block, window):
+                weights = _logits(rows, keys, tile, block, window)
+                top = weights.amax(1, keepdim=True)
+                torch.softmax(weights, -1, out=weights)
+                part = top - weights.amax(1, keepdim=True).log_()  # as the largest weight is exp(top - l)
+                mean = linear(weights, values[:, tile])
+                if attended is None or total is None:
+                    attended, total = mean, part
+                else:
+                    both = torch.logaddexp(total, part)
+                    attended.mul_((total - both).exp_()).addcmul_(mean, (part - both).exp_())
+                    total = both
+            assert attended is not None
+            assert total is not None
+            out[own][:, block] = attended.view(*queries.shape[:2], -1)
+            sums[own][:, block] = total.view(queries.shape[:2])
         ctx.save_for_backward(query, key, value, out, sums)
         ctx.scale, ctx.window = scale, window
         return out
@@ -105,31 +128,3 @@ def _logits(rows: Tensor, keys: Tensor, tile: slice, block: slice, window: int) 
         before = torch.ones(n, m, dtype=torch.bool).tril_(block.start - window - tile.start)
         logits.view(-1, n, m).masked_fill_(before, -torch.inf)
     return logits
-
-
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, block: slice, window: int) -> tuple[Tensor, Tensor]:
-    """Return the attention (heads, n, width of the values) of a block's queries (heads, n, width), and L (heads, n).
-
-    Over the tiles of keys (seq, width) so far, with l the logarithm of a tile's sum:
-
-    .. math::
-        L = log(e^L + e^l)                out = e^(L_before - L) out + e^(l - L) softmax(tile) V
-    """
-    heads, n, _ = queries.shape
-    rows = queries.flatten(0, 1)
-    out = sums = None
-    for tile in _tiles(block, window):
-        weights = _logits(rows, keys, tile, block, window)
-        top = weights.amax(1, keepdim=True)
-        torch.softmax(weights, -1, out=weights)
-        own = top - weights.amax(1, keepdim=True).log_()  # as the largest weight is exp(top - log of the sum)
-        mean = linear(weights, values[:, tile])
-        if out is None or sums is None:
-            out, sums = mean, own
-        else:
-            both = torch.logaddexp(sums, own)
-            out.mul_((sums - both).exp_()).addcmul_(mean, (own - both).exp_())
-            sums = both
-    assert out is not None
-    assert sums is not None
-    return out.view(heads, n, -1), sums.view(heads, n)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -11,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 
+@dataclass(eq=False)
 class Calls(threading.local):
     """Per-thread state of running forward calls: tensors by owner and name, and replicas by their original module."""
 
-    def __init__(self) -> None:
-        self.values: dict[Any, dict[str, Any]] = {}
-        self.replicas: dict[nn.Module, nn.Module] = {}
+    values: dict[Any, dict[str, Any]] = field(default_factory=dict)
+    replicas: dict[nn.Module, nn.Module] = field(default_factory=dict)
 
     def keep(self, owner: Any, name: str, value: Any) -> None:
         """Keep a value until it is taken or its owner's call ends."""
@@ -123,6 +124,4 @@ def shared(linear: nn.Linear) -> SharedLinear:
 
 def shared_inside(module: nn.Module) -> SharedLinear | None:
     """Return the module itself, or the one inside an adapter; None if that is of another class."""
-    if isinstance(module, SharedLinear):
-        return module
     return next((inner for inner in module.modules() if isinstance(inner, SharedLinear)), None)

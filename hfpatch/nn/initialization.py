@@ -38,14 +38,6 @@ def uniform_(tensor: Tensor, *, bound: float, seed: int, name: str) -> Tensor:
     return tensor
 
 
-@torch.no_grad()
-def move_(tensor: Tensor, *, bound: float, seed: int, name: str) -> Tensor:
-    """Add U(-bound, bound) to ``tensor`` in place, drawn as :func:`normal_` draws."""
-    if tensor.device.type != "meta":
-        tensor += uniform_(torch.empty_like(tensor, device="cpu"), bound=bound, seed=seed, name=name).to(tensor)
-    return tensor
-
-
 def low_rank_(down: nn.Linear, up: nn.Linear, *, seed: int, name: str) -> None:
     """Initialise ``up(σ(down(x)))`` as LoRA is: down ~ U(-1/√d, 1/√d), up = 0, an exact no-op."""
     uniform_(down.weight, bound=down.in_features**-0.5, seed=seed, name=f"{name}_down")

@@ -61,7 +61,17 @@ def choose_library(model: nn.Module) -> cpu.MatmulLibrary | None:
     if parameter is None or parameter.device.type != "cpu":
         return None
     half = any(_is_plain(module, (torch.bfloat16,)) for module in model.modules())
-    return cpu.choose(_expensive_shapes(model), _onednn, half=half)
+
+    # The three shapes (out, in) of plain linear modules that take the most operations
+    operations: dict[tuple[int, int], int] = {}
+    for module in filter(_is_plain, model.modules()):
+        weight = cast("Tensor", module.weight)
+        out, inputs = weight.shape if isinstance(module, nn.Linear) else weight.shape[::-1]
+        if weight.numel() >= _SMALLEST:
+            shape = (min(out, _LARGEST), min(inputs, _LARGEST))
+            operations[shape] = operations.get(shape, 0) + weight.numel()
+    shapes = tuple(sorted(operations, key=lambda shape: -operations[shape])[:3])
+    return cpu.choose(shapes, _onednn, half=half)
 
 
 def is_stock(x: Tensor, weight: Tensor) -> bool:
@@ -164,16 +174,3 @@ def _is_plain(module: nn.Module, dtypes: tuple[torch.dtype, ...] = (torch.float3
     kind = type(module)
     known = kind is nn.Linear or (kind.__name__, kind.__module__) == ("Conv1D", "transformers.pytorch_utils")
     return known and not has_own_forward(module) and _takes(dtypes, cast("Tensor", module.weight))
-
-
-def _expensive_shapes(model: nn.Module) -> cpu.Shapes:
-    """Return the three shapes (out, in) that the model's plain linear modules spend the most operations on."""
-    operations: dict[tuple[int, int], int] = {}
-    for module in model.modules():
-        if _is_plain(module):
-            weight = cast("Tensor", module.weight)
-            out, inputs = weight.shape if isinstance(module, nn.Linear) else weight.shape[::-1]
-            if weight.numel() >= _SMALLEST:
-                shape = (min(out, _LARGEST), min(inputs, _LARGEST))
-                operations[shape] = operations.get(shape, 0) + weight.numel()
-    return tuple(sorted(operations, key=lambda shape: -operations[shape])[:3])

@@ -108,13 +108,7 @@ class PreProjection(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map x to x~, both ``(batch, seq, hidden)``."""
         return pre_project(
-            x,
-            up=self.up,
-            down=self.down,
-            gate=self.gate,
-            act=self.act,
-            dropout=self.dropout,
-            training=self.training,
+            x, up=self.up, down=self.down, gate=self.gate, act=self.act, dropout=self.dropout, training=self.training
         )
 
 
@@ -148,13 +142,8 @@ class ContentSkip(nn.Module):
 
     def forward(self, branch: Tensor, x: Tensor) -> Tensor:
         """Return ``branch + x W_skip``; all ``(batch, seq, hidden)``, in the dtype of ``branch``."""
-        return add_skip(branch, x, self.skip)
-
-
-def add_skip(branch: Tensor, x: Tensor, skip: nn.Linear) -> Tensor:
-    """Return ``branch + x W_skip`` computed in the dtype of W_skip, returned in that of ``branch``."""
-    changed: Tensor = branch + skip(x.to(skip.weight.dtype))
-    return changed.to(branch.dtype)
+        changed: Tensor = branch + self.skip(x.to(self.skip.weight.dtype))
+        return changed.to(branch.dtype)
 
 
 def check_expansion(expansion: float) -> None:

@@ -21,17 +21,17 @@ from hfpatch.sites import count_values, find_sites
 from hfpatch.support.markup import html_table
 from hfpatch.surgery.checkpoints import disable_checkpoints, enable_checkpoints
 from hfpatch.tuners.adapters import (
+    AdapterWrapper,
     activate_adapters,
     adapter_parameters,
     base_parameters,
     block_finder,
     has_adapters,
-    keep_mode,
     remove_adapters,
     stack,
     upcast_adapters,
 )
-from hfpatch.tuners.checks import refusing_wrong_values, require_distinct_names, require_fitting, require_sound
+from hfpatch.tuners.checks import refusing_wrong_values, require_fitting, require_sound
 from hfpatch.tuners.config import MethodConfig, drawn_as, method_name, with_python_values
 from hfpatch.tuners.model import unreached_layers
 
@@ -98,16 +98,19 @@ def patch(
                 with refusing_wrong_values(part):
                     inject_adapter_in_model(part, model, name)  # add_adapter would then deactivate the other adapters
                 model.peft_config = {**before, name: part}  # type: ignore[assignment]
-        require_distinct_names(model, names)
         activate_adapters(model, list(stack(model)))
         upcast_adapters(model)
-        require_sound(model)
+        require_sound(model, names)
     except BaseException as error:
         unpatch(model)
         if isinstance(error, ValueError | TypeError | NotImplementedError):
             raise HfpatchError(" ".join(str(error).split())) from error
         raise
-    keep_mode(model)
+    # PEFT creates modules in training mode, so that a LoRA dropout would act on a model in evaluation mode
+    for parent in model.modules():
+        for child in parent.children():
+            if isinstance(child, AdapterWrapper):
+                child.train(parent.training)
     enable_checkpoints(model)
     return model
 

@@ -50,8 +50,7 @@ def scale_patch(model: Model, scale: float) -> Model:
             raise HfpatchError(f"{kind} has no factor; scale_patch takes hfpatch's methods and plain LoRA")
     for _, layer in layers:
         if isinstance(layer, MethodLayer):
-            for adapter in layer.active_adapters:
-                layer.set_scale(adapter, scale)
+            layer.scales |= {name: float(scale) for name in layer.active_adapters if name in layer.scales}
         elif isinstance(layer, LoraLayer):
             before = getattr(layer, _TRAINED, {})
             trained = {name: before.get(name, factor) for name, factor in layer.scaling.items()}

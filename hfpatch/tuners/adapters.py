@@ -123,17 +123,6 @@ def active_adapters(model: nn.Module) -> list[str]:
     return list(dict.fromkeys(name for layer in layers for name in layer.active_adapters))
 
 
-def keep_mode(model: nn.Module) -> None:
-    """Put adapters in the training or evaluation mode of the modules around them.
-
-    PEFT creates modules in training mode, so that a LoRA dropout would act on a model in evaluation mode.
-    """
-    for parent in model.modules():
-        for child in parent.children():
-            if isinstance(child, AdapterWrapper):
-                child.train(parent.training)
-
-
 def upcast_adapters(model: nn.Module) -> None:
     """Put the tensors of adapters in fp32, whatever the dtype of the base.
 

@@ -43,8 +43,9 @@ def require_fitting(model: nn.Module, configs: Sequence[PeftConfig]) -> None:
             with refusing_wrong_values(config):
                 _require_matches(model, config)
                 targets = getattr(config, "target_modules", None)
-                for name in targeted_modules(model, config) if targets and targets != "all-linear" else ():
-                    require_matrix(model.get_submodule(name), name)  # PEFT knows which modules are linear
+                for name, module in model.named_modules() if targets and targets != "all-linear" else ():
+                    if check_target_module_exists(config, name):
+                        require_matrix(module, name)  # PEFT knows which modules are linear
 
 
 @contextmanager
@@ -110,11 +111,6 @@ def require_injectable(config: PeftConfig, *, alone: bool = True) -> None:
         )
 
 
-def targeted_modules(model: nn.Module, config: PeftConfig) -> list[str]:
-    """Return the names of the modules that a configuration targets, with its excluded ones and its layers."""
-    return [name for name, _ in model.named_modules() if check_target_module_exists(config, name)]
-
-
 def _require_matches(model: nn.Module, config: PeftConfig) -> None:
     """Refuse names and layers in a new configuration that match no module, which PEFT ignores where others match."""
     if config.inference_mode:  # it was saved: it fits, or its tensors do not
@@ -141,30 +137,25 @@ def _require_matches(model: nn.Module, config: PeftConfig) -> None:
     for layer in [layers] if isinstance(layers, int) else layers:
         of_one_layer = copy.copy(config)
         of_one_layer.layers_to_transform = layer
-        if not targeted_modules(model, of_one_layer):
+        if not any(check_target_module_exists(of_one_layer, name) for name in names):
             raise HfpatchError(f"layers_to_transform: layer {layer} has none of the target_modules, or does not exist")
 
 
-def require_distinct_names(model: nn.Module, adapters: Sequence[str]) -> None:
-    """Refuse an adapter name that is also another part of a parameter's name, as ``lora_A`` is of LoRA's.
-
-    Raises:
-        HfpatchError: naming it.
-    """
-    base = set(base_parameters(model).values())
-    for name, parameter in model.named_parameters():
-        found = [part for part in name.split(".") if part in adapters]
-        if len(found) > (parameter not in base):
-            raise HfpatchError(f"adapter name {found[0]!r} is a part of PEFT's own names; choose another")
-
-
-def require_sound(model: nn.Module) -> None:
+def require_sound(model: nn.Module, adapters: Sequence[str]) -> None:
     """Refuse a stack that trains the base, has adapters without values, or keeps a nonlinear query from acting.
 
+    An adapter's name may not be another part of a parameter's name either, as ``lora_A`` is of LoRA's.
+
     Raises:
-        HfpatchError: naming the parameter or the projection.
+        HfpatchError: naming the adapter, the parameter or the projection.
     """
-    trained = [name for name, parameter in base_parameters(model).items() if parameter.requires_grad]
+    base = base_parameters(model)
+    of_base = set(base.values())
+    for name, parameter in model.named_parameters():
+        found = [part for part in name.split(".") if part in adapters]
+        if len(found) > (parameter not in of_base):
+            raise HfpatchError(f"adapter name {found[0]!r} is a part of PEFT's own names; choose another")
+    trained = [name for name, parameter in base.items() if parameter.requires_grad]
     if trained:
         raise HfpatchError(
             f"a configuration trains {len(trained)} parameters of the base, such as {trained[0]}, {_MUST_STAY}"

@@ -7,7 +7,6 @@ import functools
 import inspect
 import re
 import types
-import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -97,36 +96,16 @@ def require_registrable(cls: Any, spec: MethodSpec) -> None:
             raise HfpatchError(f"{where}: {name} is no place, so nothing calls it{hint}; a helper needs another name")
 
 
-def require_initialised(cls: type[MethodConfig]) -> None:
-    """Refuse a class whose ``__post_init__`` does not call that of :class:`hfpatch.MethodConfig`.
-
-    Raises:
-        HfpatchError: naming the method.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            made = cls()
-    except Exception:  # a default may be refused by the method's own checks
-        return
-    if made.peft_type is None:
-        raise HfpatchError(f"method {cls.spec.name!r}: __post_init__ must call super().__post_init__() first")
-
-
-def check_results(cls: type[MethodConfig]) -> None:
-    """Let the functions of a method's places check the type, shape and device of their results.
+def checked(function: Callable[..., Any], name: str) -> Callable[..., Tensor]:
+    """Return the function of a method's place, which checks the type, shape and device of its results.
 
     An export, which has the class's own source, checks nothing.
     """
-    for place in PLACES:
-        function = getattr(cls, place, None)
-        if function is not None and not hasattr(function, _CHECKED):
-            setattr(cls, place, _checked(function, f"{cls.__name__}.{place}"))
+    if hasattr(function, _CHECKED):
+        return function
 
-
-def _checked(function: Callable[..., Any], name: str) -> Callable[..., Tensor]:
     @functools.wraps(function)
-    def checked(self: MethodConfig, parts: Any, value: Tensor, *others: Any) -> Tensor:
+    def call(self: MethodConfig, parts: Any, value: Tensor, *others: Any) -> Tensor:
         result = function(self, parts, value, *others)
         if not isinstance(result, Tensor):
             hint = "; does it lack a return?" if result is None else ""
@@ -139,8 +118,8 @@ def _checked(function: Callable[..., Any], name: str) -> Callable[..., Tensor]:
             raise HfpatchError(f"{name} returned {result.dtype} where it was given {value.dtype}")
         return result
 
-    setattr(checked, _CHECKED, True)
-    return checked
+    setattr(call, _CHECKED, True)
+    return call
 
 
 def require_parts(config: MethodConfig, sites: Sequence[MethodSite]) -> None:

@@ -41,11 +41,11 @@ class ForwardPass:
         return {(adapter, name): each for adapter, shared in self.shared.items() for name, each in shared.items()}
 
 
+@dataclass(eq=False)
 class Passes(threading.local):
     """The running passes of this thread, the innermost last."""
 
-    def __init__(self) -> None:
-        self.stack: list[ForwardPass] = []
+    stack: list[ForwardPass] = field(default_factory=list)
 
 
 PASSES = Passes()
@@ -99,6 +99,7 @@ def _end_pass(owner: object, *call: Any) -> None:
             return
 
 
+@dataclass(eq=False)
 class SharingCheckpoint:
     """Gradient checkpointing that passes shared values into and out of a block, as its arguments and results.
 
@@ -109,8 +110,7 @@ class SharingCheckpoint:
         function: the checkpoint function that transformers was given.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+    function: Callable[..., Any]
 
     def __call__(self, compute: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Return ``compute(*args)``, checkpointed."""

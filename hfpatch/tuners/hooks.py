@@ -157,10 +157,9 @@ class Combined:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.method, name)
-        return partial(self._act, found) if name in PLACES else found
-
-    def _act(self, function: Any, parts: Parts, value: Tensor, *others: Any) -> Tensor:
-        return self.combine(value, function(parts, value, *others))
+        if name not in PLACES:
+            return found
+        return lambda parts, value, *others: self.combine(value, found(parts, value, *others))
 
 
 def scaled(method: Any, factor: float) -> Any:
@@ -173,52 +172,14 @@ def apply_method(method: Any, place: str, parts: Parts, value: Tensor, *read: Te
 
     It computes in the dtype of its parts at least. Hidden states that it reads beside the tensor come in that dtype.
     """
-    dtype = computed_in(parts)
+    held = (p for part in parts.values() for p in part._parameters.values() or part.parameters())  # which takes longer
+    dtype = next((p.dtype for p in held if p is not None and p.is_floating_point()), None)
     if dtype is None:
         changed: Tensor = getattr(method, place)(parts, value, *read, site)
     else:
         wide = value.to(torch.promote_types(dtype, value.dtype))
         changed = getattr(method, place)(parts, wide, *(x.to(dtype) for x in read), site)
     return changed.to(value.dtype)
-
-
-def computed_in(parts: Parts) -> torch.dtype | None:
-    """Return the dtype of the first floating-point parameter of the parts; None where they have none."""
-    for module in parts.values():
-        for parameter in module._parameters.values() or module.parameters():  # the latter takes microseconds
-            if parameter is not None and parameter.is_floating_point():
-                dtype: torch.dtype = parameter.dtype
-                return dtype
-    return None
-
-
-def on_all_columns(module: nn.Module, output: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return ``change(output)`` as if all columns of a projection were here, for the columns that are.
-
-    In tensor parallelism each process has some rows of the projection's weight W (out, in), one block after the other,
-    and so some columns of its output; the projection's input is the same everywhere. ``change`` must treat the
-    columns of its argument one by one: those of other processes are zeros.
-
-    Args:
-        module: the projection.
-        output: its output here, ``(..., out)`` or ``(..., out / processes)``.
-        change: maps ``(..., out)`` to ``(..., out)``.
-
-    Raises:
-        HfpatchError: if the columns of a process are not one block.
-    """
-    weight: Any = getattr(module, "weight", None)
-    places = [(dim, place) for dim, place in enumerate(getattr(weight, "placements", ())) if place.is_shard()]
-    width = output.shape[-1]
-    if not places or width == weight.shape[0]:
-        return change(output)
-    ((dim, place),) = places
-    if hasattr(place, "split_factor"):
-        raise HfpatchError(
-            "tensor parallelism packs the columns of this model's query projection; evaluate it without --tp"
-        )
-    start = weight.device_mesh.get_local_rank(dim) * width
-    return change(F.pad(output, (start, weight.shape[0] - start - width)))[..., start : start + width]
 
 
 class ActingModule(SharingModule):
@@ -248,12 +209,16 @@ class ActingModule(SharingModule):
         """Return the tensor of a place after the methods that act there now, one after the other.
 
         Args:
-            place: one of :data:`PLACES` but ``left``, see :meth:`left`.
+            place: one of :data:`PLACES`.
             value: the tensor of the place, as :class:`hfpatch.MethodConfig` describes it.
             read: the hidden state that methods read beside it at this place, if any.
         """
+        # A method sees the branch as it joins the residual stream; the block's factor is undone afterwards
+        factor = self.site.exit_factor if place == "left" else 1
         for method, parts, site in self.acting(place):
-            value = apply_method(method, place, parts, value, *read, site=site)
+            given = value if factor == 1 else value * factor
+            changed = apply_method(method, place, parts, given, *read, site=site)
+            value = changed if factor == 1 else value + (changed - given) / factor
         return value
 
     def in_call(self, site: MethodSite, method: Any, name: str, place: str) -> MethodSite:
@@ -279,12 +244,12 @@ class ActingModule(SharingModule):
                 ``first`` (the first of several entries) for the branch's end, ``block``, and ``row`` (the attention)
                 to look back.
         """
-        for module in modules.get("attention", ()):
-            self.before(module, ActingModule._begin_attention)
         for module in modules.get("row", ()):
             known_attention(module)
             self.reads_rows = True
-            self.before(module, ActingModule._begin_row, argument_names(type(module).forward))
+        calls = modules.get("row") or modules.get("attention") or []
+        for module in calls:
+            self.before(module, ActingModule._begin_call, argument_names(type(module).forward))
         for module in modules.get("norm", ()):
             self.after(module, ActingModule._change_returned, "entered")
         for module in modules.get("entries", ()):
@@ -310,19 +275,16 @@ class ActingModule(SharingModule):
             self.after(module, ActingModule._change_branch, "first" in modules)
         for module in modules.get("block", ()):
             self.after(module, ActingModule._change_returned, "stream")
-        for role in ("row", "attention"):
-            for module in modules.get(role, ()):
-                self.after(module, ActingModule._forget, role, always=True)
+        for module in calls:
+            self.after(module, ActingModule._end_call, always=True)
 
     # a call of the attention
 
-    def _begin_attention(self, *call: Any) -> None:
-        CALLS.keep(self, "attention", True)
-
-    def _begin_row(
+    def _begin_call(
         self, names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if self.looks_back():
+        CALLS.keep(self, "attention", True)
+        if self.reads_rows and self.looks_back():
             CALLS.keep(self, "row", row_of(names, module, args, kwargs))
 
     def _keep_read(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -330,8 +292,9 @@ class ActingModule(SharingModule):
         if self.changes(name) and CALLS.look(self, "attention"):  # a projection may be called alone
             CALLS.keep(self, name, args[0])
 
-    def _forget(self, role: str, *call: Any) -> None:
-        CALLS.take(self, role)
+    def _end_call(self, *call: Any) -> None:
+        for role in ("row", "attention"):
+            CALLS.take(self, role)
 
     # entered, at the modules that read the hidden state or at the norm before them; stream, at the block
 
@@ -349,30 +312,44 @@ class ActingModule(SharingModule):
         """Return whether a place, such as query, key or value, is changed now."""
         return self.acts(target) or (target == "query" and self._scales_projected())
 
-    def read_by(self, target: str, x: Tensor) -> Tensor:
-        """Return the hidden state behind the input x of a projection: x itself, or the source of its low-rank image."""
-        kept = CALLS.look(self, target)
-        return x if kept is None else kept
-
     def _change_projected(
         self, targets: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Tensor
     ) -> Tensor:
+        """Change a projection's output, ``(..., out)``, or in tensor parallelism ``(..., out / processes)``.
+
+        There each process has some rows of the projection's weight W (out, in), one block after the other, and so some
+        columns of its output; the input is the same everywhere. Methods treat the columns one by one, so those of other
+        processes are zeros here.
+
+        Raises:
+            HfpatchError: if the columns of a process are not one block.
+        """
         read: dict[str, Tensor] = {}
         for target in targets:
             kept = CALLS.take(self, target)
             if kept is not None or target not in self.behind_sources:  # it may be called alone
                 read[target] = args[0] if kept is None else kept
 
-        def change(every: Tensor) -> Tensor:
-            for target, x in read.items():
-                if self.changes(target):
-                    columns = self.site.columns[target]
-                    value = self.apply_at(target, columns.read(every), x)
-                    by_head = target == "query" and self._scales_projected()
-                    every = columns.write(every, self._by_head(value) if by_head else value)
-            return every
+        # Of the columns of all processes, those of others zero
+        weight: Any = getattr(module, "weight", None)
+        sharded = [(dim, place) for dim, place in enumerate(getattr(weight, "placements", ())) if place.is_shard()]
+        start, width = 0, output.shape[-1]
+        if sharded and width != weight.shape[0]:
+            ((dim, place),) = sharded
+            if hasattr(place, "split_factor"):
+                raise HfpatchError(
+                    "tensor parallelism packs the columns of this model's query projection; evaluate it without --tp"
+                )
+            start = weight.device_mesh.get_local_rank(dim) * width
+            output = F.pad(output, (start, weight.shape[0] - start - width))
 
-        return on_all_columns(module, output, change)
+        for target, x in read.items():
+            if self.changes(target):
+                columns = self.site.columns[target]
+                value = self.apply_at(target, columns.read(output), x)
+                by_head = target == "query" and self._scales_projected()
+                output = columns.write(output, self._by_head(value) if by_head else value)
+        return output if output.shape[-1] == width else output[..., start : start + width]
 
     # heads: of the projected query, or behind the norm that it passes
 
@@ -420,18 +397,6 @@ class ActingModule(SharingModule):
 
     # left
 
-    def left(self, branch: Tensor, x: Tensor) -> Tensor:
-        """Return the end of the branch for x, both ``(batch, seq, hidden)``.
-
-        A method sees the branch as it joins the residual stream; the block's factor is undone afterwards.
-        """
-        factor = self.site.exit_factor
-        for method, parts, site in self.acting("left"):
-            joining = branch if factor == 1 else branch * factor
-            changed = apply_method(method, "left", parts, joining, x, site=site)
-            branch = changed if factor == 1 else branch + (changed - joining) / factor
-        return branch
-
     def _keep_entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.acts("left"):
             CALLS.keep(self, "left", hidden_argument(args, kwargs))
@@ -444,4 +409,4 @@ class ActingModule(SharingModule):
             return output
         # a forward hook sees the arguments that the pre-hooks replaced
         x = CALLS.take(self, "left") if outside else hidden_argument(args, kwargs)
-        return output if x is None else replace_first(output, lambda branch: self.left(branch, x))
+        return output if x is None else replace_first(output, lambda branch: self.apply_at("left", branch, x))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.nn.initialization import move_
+from hfpatch.nn.initialization import uniform_
 from hfpatch.sites import AttentionSite
 from hfpatch.tuners.config import MethodConfig, drawn_as
 from hfpatch.tuners.hooks import PLACES, ActingModule, Combined, MethodSite, Parts, scaled
@@ -22,11 +22,11 @@ from hfpatch.tuners.merging import merged_weights
 from hfpatch.tuners.places import method_site, modules_at
 
 
+@dataclass(eq=False)
 class Rows(threading.local):
     """The adapters of the rows of a running call in this thread, by layer; ``__base__`` is none (``adapter_names``)."""
 
-    def __init__(self) -> None:
-        self.names: dict[Any, tuple[str, ...]] = {}
+    names: dict[Any, tuple[str, ...]] = field(default_factory=dict)
 
 
 ROWS = Rows()
@@ -97,7 +97,9 @@ class MethodLayer(ActingModule, BaseTunerLayer):
             torch.set_default_dtype(default)
         if not config.init_weights:
             for part, parameter in parts.named_parameters():
-                move_(parameter, bound=parameter.shape[-1] ** -0.5, seed=config.seed, name=f"{site.name}.{part}.moved")
+                drawn = torch.empty_like(parameter, device="meta" if parameter.is_meta else "cpu")
+                bound, at = parameter.shape[-1] ** -0.5, f"{site.name}.{part}.moved"
+                parameter.data += uniform_(drawn, bound=bound, seed=config.seed, name=at).to(parameter)
         for name, module in parts.items():
             held = self.method.spec.prefix + name
             if held not in self._modules:
@@ -108,15 +110,11 @@ class MethodLayer(ActingModule, BaseTunerLayer):
                     )
                 setattr(self, held, nn.ModuleDict())
                 self.adapter_layer_names += (held,)
-            self.held(name)[adapter_name] = module
+            getattr(self, held)[adapter_name] = module
         self.configs[adapter_name], self.sites[adapter_name] = config, site
         self.part_names[adapter_name], self.places[adapter_name] = tuple(parts), config.acts_at()
         self.scales[adapter_name] = 1.0
         self.set_adapter(self.active_adapters, inference_mode=inference_mode)
-
-    def held(self, part: str) -> nn.ModuleDict:
-        """Return the modules called ``part``, by adapter name; none where no adapter has it."""
-        return cast("nn.ModuleDict", getattr(self, self.method.spec.prefix + part, {}))
 
     def parts(self, adapter_name: str) -> dict[str, Any]:
         """Return the modules of an adapter, by name."""
@@ -135,13 +133,8 @@ class MethodLayer(ActingModule, BaseTunerLayer):
                 yield method, self.parts(name), self.in_call(site, config, name, place) if self.reads_rows else site
 
     def scaled(self, adapter_name: str) -> Any:
-        """Return an adapter's configuration, with its change multiplied as `set_scale` says."""
+        """Return an adapter's configuration, with its change at each place multiplied by its scale."""
         return scaled(self.configs[adapter_name], self.scales[adapter_name])
-
-    def set_scale(self, adapter: str, scale: float) -> None:
-        """Multiply the change of an adapter at each of its places; 0 is the base and 1 the adapter, bit for bit."""
-        if adapter in self.scales:
-            self.scales[adapter] = float(scale)
 
     def acts(self, place: str) -> bool:
         """Return whether an adapter acts at a place in this forward pass."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,16 @@ def merged_weights(site: AttentionSite, acting: Sequence[Acting]) -> list[tuple[
         merge.mixed(*each)
     for each in reversed(double):
         merge.entered(*each)
-    return [pair for matrix in merge.matrices.values() for pair in matrix.values()]
+    found: list[tuple[nn.Parameter, Tensor]] = []
+    for matrix in merge.matrices.values():
+        module = matrix.module
+        weight = matrix.weight if hasattr(module, "nx") else matrix.weight.T
+        found.append((module.weight, weight.to(module.weight.dtype)))
+        if isinstance(getattr(module, "bias", None), nn.Parameter):
+            found.append((module.bias, matrix.bias.to(module.bias.dtype)))
+        elif matrix.bias.isfinite().all() and matrix.bias.any():
+            raise HfpatchError(f"{matrix.path} has no bias, which the adapter's constant term would be merged into")
+    return found
 
 
 def _cannot(config: MethodConfig, site: AttentionSite, why: str) -> HfpatchError:
@@ -85,15 +94,6 @@ class _Matrix:
     module: Any
     weight: Tensor
     bias: Tensor
-
-    def values(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Yield the module's parameters with their new values."""
-        parameter = self.module.weight
-        yield parameter, (self.weight if hasattr(self.module, "nx") else self.weight.T).to(parameter.dtype)
-        if isinstance(getattr(self.module, "bias", None), nn.Parameter):
-            yield self.module.bias, self.bias.to(self.module.bias.dtype)
-        elif self.bias.isfinite().all() and self.bias.any():
-            raise HfpatchError(f"{self.path} has no bias, which the adapter's constant term would be merged into")
 
 
 class _Merge:

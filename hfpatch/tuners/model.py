@@ -6,7 +6,7 @@ import copy
 import functools
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -18,11 +18,10 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.sites import AttentionSite, count_values, select_sites, survey
-from hfpatch.sites.discovery import Refusal
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.contracts import require_parts, require_usable
 from hfpatch.tuners.layer import ROWS, MethodLayer
-from hfpatch.tuners.naming import chosen_modules, fill_in, named_sites, wanted_layers
+from hfpatch.tuners.naming import FILLED_IN, chosen_modules, named_sites, wanted_layers
 from hfpatch.tuners.places import method_site, refused_at
 
 _LARGE, _LARGE_SHARE = 10_000_000, 0.05
@@ -65,15 +64,13 @@ class MethodModel(BaseTuner):
         config.target_modules = {*self._sites}
         try:
             super().inject_adapter(
-                model,
-                adapter_name,
-                autocast_adapter_dtype=autocast_adapter_dtype,
-                low_cpu_mem_usage=low_cpu_mem_usage,
+                model, adapter_name, autocast_adapter_dtype=autocast_adapter_dtype, low_cpu_mem_usage=low_cpu_mem_usage
             )
         except BaseException:
             config.target_modules = before
             raise
-        fill_in(config, {*self._sites}, given)  # PEFT may have shortened it to common endings meanwhile
+        config.target_modules = paths = {*self._sites}  # PEFT may have shortened it to common endings meanwhile
+        setattr(config, FILLED_IN, (paths, given))
         if any(site.input_gradients for site in sites) and not getattr(model, "_require_grads_hook", None):
             model.enable_input_require_grads()  # type: ignore[operator]  # the frozen embeddings give none
             setattr(model, _INPUT_GRADIENTS, True)
@@ -217,10 +214,11 @@ def changed_sites(model: nn.Module, config: MethodConfig) -> list[AttentionSite]
     found = survey(model)
     sites = named_sites(found.sites, config)
     layers, named = wanted_layers(found.sites, config), {site.name for site in sites}
-    refusal = _refusal(config, sites, layers)
-    chosen = select_sites(found, layers, refusal=lambda site: refusal(site) if site.name in named else None)
+    refused = _refused(sites, config, sites, layers)
+    chosen = select_sites(found, layers, refusal=lambda site: refused.get(site.name))
     if not (chosen := [site for site in chosen if site.name in named]):
-        why = (refusal(sites[0]) if sites else None) or "target_modules, exclude_modules and modules_to_save leave none"
+        why = refused.get(sites[0].name) if sites else None
+        why = why or "target_modules, exclude_modules and modules_to_save leave none"
         raise HfpatchError(f"{config.spec.label}: no layer of this model can be changed: {why}")
     return chosen
 
@@ -249,21 +247,22 @@ def _sites_in(state_dict: dict[str, Tensor], model: nn.Module, config: MethodCon
 def unreached_layers(model: nn.Module, config: MethodConfig) -> dict[int, str]:
     """Return the blocks that a configuration for all layers leaves out: index of the block -> reason."""
     found = survey(model)
-    refusal = _refusal(config, named_sites(found.sites, config), wanted_layers(found.sites, config))
-    refused = {site.layer: why for site in found.sites if (why := refusal(site))}
-    return dict(sorted({**found.skipped, **refused}.items()))
+    refused = _refused(found.sites, config, named_sites(found.sites, config), wanted_layers(found.sites, config))
+    reasons = {site.layer: refused[site.name] for site in found.sites if site.name in refused}
+    return dict(sorted({**found.skipped, **reasons}.items()))
 
 
-def _refusal(config: MethodConfig, sites: list[AttentionSite], wanted: set[int] | None) -> Refusal:
-    """Return a function from a site to the reason why it does not take the method, or None."""
-    chosen = [site for site in sites if wanted is None or site.layer in wanted]
-    first = next((site for site in chosen if refused_at(site, config) is None), None)
-
-    def refusal(site: AttentionSite) -> str | None:
-        why = refused_at(site, config)
-        return why if why or first in (None, site) else config.refusal_after(first, site)
-
-    return refusal
+def _refused(
+    sites: Sequence[AttentionSite], config: MethodConfig, named: Sequence[AttentionSite], wanted: set[int] | None
+) -> dict[str, str]:
+    """Return why sites do not take the method, by their name; by the first one that it changes, too."""
+    refused = {site.name: why for site in sites if (why := refused_at(site, config))}
+    taking = (site for site in named if site.name not in refused and (wanted is None or site.layer in wanted))
+    if (first := next(taking, None)) is not None:
+        for site in sites:
+            if site is not first and site.name not in refused and (why := config.refusal_after(first, site)):
+                refused[site.name] = why
+    return refused
 
 
 def detach_layers(model: nn.Module) -> None:

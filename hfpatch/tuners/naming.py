@@ -12,18 +12,13 @@ from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite
 from hfpatch.tuners.config import MethodConfig
 
-_FILLED_IN = "_filled_in"
-
-
-def fill_in(config: MethodConfig, paths: set[str], given: set[str] | str | None) -> None:
-    """List the changed modules in ``target_modules``; the next injection of the same object chooses by those given."""
-    config.target_modules = paths
-    setattr(config, _FILLED_IN, (paths, given))
+FILLED_IN = "_filled_in"
+"""Of a configuration: the paths that an injection listed in ``target_modules``, and what was given."""
 
 
 def chosen_modules(config: MethodConfig) -> set[str] | str | None:
     """Return ``target_modules`` as they were given, before an injection filled them in."""
-    paths, given = getattr(config, _FILLED_IN, (None, None))
+    paths, given = getattr(config, FILLED_IN, (None, None))
     return given if paths is not None and config.target_modules == paths else config.target_modules
 
 

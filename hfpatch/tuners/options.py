@@ -13,13 +13,7 @@ ALLOWED = (
     "int, float, bool, str, None, Literal[...], list[...], set[...] or tuple[..., ...] of these, dict[str, list[...]], "
     "or several joined by |"
 )
-_NAMES = {
-    int: "an integer",
-    float: "a finite number",
-    bool: "true or false",
-    str: "a string",
-    types.NoneType: "None",
-}
+_NAMES = {int: "an integer", float: "a finite number", bool: "true or false", str: "a string", types.NoneType: "None"}
 
 
 def require_option_type(name: str, hint: Any) -> None:

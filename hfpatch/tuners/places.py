@@ -80,13 +80,10 @@ def refused_at(site: AttentionSite, config: MethodConfig) -> str | None:
             return f"{type(site.attention).__name__} {why}"
     if config.spec.shares and site.input_gradients:
         return "an autograd function of the model recomputes its blocks, so that layers can share nothing else"
-    if config.steps_back() and (why := _cannot_look_back_at(site, config)):
-        return why
-    return config.refusal(site)
+    if config.steps_back() == 0:
+        return config.refusal(site)
 
-
-def _cannot_look_back_at(site: AttentionSite, config: MethodConfig) -> str | None:
-    """Return why the arguments of an attention do not say how far a token may look back; None if they do."""
+    # The arguments of the attention must say how far a token may look back
     attention, window = site.attention, getattr(site.attention, "sliding_window", None)
     for place in config.acts_at():
         if place not in LOOKING_BACK or (place == "mixed" and not site.output_path.startswith(f"{site.path}.")):
@@ -104,7 +101,7 @@ def _cannot_look_back_at(site: AttentionSite, config: MethodConfig) -> str | Non
         why = "it attends within chunks, so the first token of each has no past"
     elif isinstance(window, int) and window <= config.steps_back():
         why = f"it attends to {window} positions, and the method looks back {config.steps_back()}"
-    return None if why is None else str(cannot_look_back(attention, why))
+    return config.refusal(site) if why is None else str(cannot_look_back(attention, why))
 
 
 def _projection(site: AttentionSite, target: str) -> dict[str, list[nn.Module]]:

@@ -9,6 +9,7 @@ import enum
 import functools
 import logging
 import sys
+import warnings
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
@@ -19,7 +20,8 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.sizes import register_size
 from hfpatch.support import plugins
 from hfpatch.tuners.config import MethodConfig, MethodSpec
-from hfpatch.tuners.contracts import check_results, require_initialised, require_registrable
+from hfpatch.tuners.contracts import checked, require_registrable
+from hfpatch.tuners.hooks import PLACES
 from hfpatch.tuners.layer import MethodLayer
 from hfpatch.tuners.model import MethodModel
 
@@ -84,9 +86,17 @@ def method(
                     f"method {name!r}: its layer would be called {inside!r}, as that of {theirs.name} is; choose "
                     "another name, or give @hfpatch.method another child"
                 )
-        check_results(cls)
+        for place in (each for each in PLACES if hasattr(cls, each)):
+            setattr(cls, place, checked(getattr(cls, place), f"{cls.__name__}.{place}"))
         cls.spec = spec
-        require_initialised(cls)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                is_initialised = cls().peft_type is not None
+        except Exception:  # the method's own checks may refuse a default
+            is_initialised = True
+        if not is_initialised:
+            raise HfpatchError(f"method {name!r}: __post_init__ must call super().__post_init__() first")
         home = {"__module__": cls.__module__, "__doc__": f"The part of PEFT's interface that {cls.__name__} fills."}
         layer = type("Layer", (MethodLayer,), {**home, "__qualname__": f"{cls.__qualname__}.Layer", "method": cls})
         tuner = {**home, "__qualname__": f"{cls.__qualname__}.Model", "prefix": spec.prefix, "tuner_layer_cls": layer}

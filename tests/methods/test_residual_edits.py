@@ -105,8 +105,5 @@ def test_where_there_is_no_place(case, config, message):
 def test_bad_options(config, options, message):
     with pytest.raises(HfpatchError, match=message):
         config(**options)
-
-
-def test_an_unknown_activation():
     with pytest.raises(HfpatchError, match="activation='tanh' is not one of"):
         ParallelAdapterConfig(activation="tanh")

@@ -47,11 +47,6 @@ def test_shapes(hidden_size, expansion, leading, gated):
     assert module(x).shape == x.shape
 
 
-def test_there_are_no_biases():
-    names = [name for name, _ in PreProjection(hidden_size=D, gated=True).named_parameters()]
-    assert names == ["up.weight", "gate.weight", "down.weight"]
-
-
 @pytest.mark.parametrize(("expansion", "width"), [(1.25, 960), (1.0, 768), (0.3, 230), (2.667, 2048)])
 def test_inner_width_is_the_whole_part(expansion, width):
     assert inner_width(768, expansion) == width
@@ -94,8 +89,9 @@ def test_init_depends_on_the_seed_alone(kind):
     assert not torch.equal(weights(3), weights(4))
 
 
-def test_the_gate_leaves_the_other_matrices_as_they_were():
+def test_the_gate_is_one_more_matrix_without_a_bias():
     plain, gated = (PreProjection(hidden_size=D, init="paper", gated=gated) for gated in (False, True))
+    assert [name for name, _ in gated.named_parameters()] == ["up.weight", "gate.weight", "down.weight"]
     assert torch.equal(plain.up.weight, gated.up.weight)
     assert torch.equal(plain.down.weight, gated.down.weight)
 

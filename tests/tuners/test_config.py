@@ -27,16 +27,16 @@ def test_defaults_are_those_of_the_design():
 
 
 @pytest.mark.parametrize(
-    ("name", "config", "model", "prefix"),
+    ("name", "config", "prefix"),
     [
-        ("PRE_PROJECTION", PreProjectionConfig, PreProjectionConfig.Model, "preproj_"),
-        ("NONLINEAR_QUERY", NonlinearQueryConfig, NonlinearQueryConfig.Model, "nonlinear_"),
-        ("QUERY_TEMPERATURE", QueryTemperatureConfig, QueryTemperatureConfig.Model, "temperature_"),
+        ("PRE_PROJECTION", PreProjectionConfig, "preproj_"),
+        ("NONLINEAR_QUERY", NonlinearQueryConfig, "nonlinear_"),
+        ("QUERY_TEMPERATURE", QueryTemperatureConfig, "temperature_"),
     ],
 )
-def test_peft_knows_the_methods_by_the_string_in_the_file(name, config, model, prefix):
+def test_peft_knows_the_methods_by_the_string_in_the_file(name, config, prefix):
     assert PEFT_TYPE_TO_CONFIG_MAPPING[name] is config
-    assert PEFT_TYPE_TO_TUNER_MAPPING[name] is model
+    assert PEFT_TYPE_TO_TUNER_MAPPING[name] is config.Model
     assert PEFT_TYPE_TO_PREFIX_MAPPING[name] == prefix
 
 
@@ -114,9 +114,10 @@ def is_right(cls, name, value):
     )
 
 
-def test_a_range_and_an_array_of_layers_are_a_list():
+def test_a_range_and_an_array_of_layers_are_a_list_and_one_target_may_be_a_string():
     for layers in (range(2), np.arange(2), (np.int64(0), np.int64(1)), [0, 1]):
         assert json.dumps(PreProjectionConfig(layers_to_transform=layers).layers_to_transform) == "[0, 1]"
+    assert NonlinearQueryConfig(targets="key").targets == ("key",)
 
 
 def test_numpys_numbers_in_a_config_of_peft_are_saved(tmp_path):
@@ -161,10 +162,6 @@ def test_target_modules_name_whole_attentions(config, label):
 def test_a_seed_that_is_none(seed):
     with pytest.raises(HfpatchError, match=r"seed=.* must be a whole number of at least 0"):
         patch(make_model("llama"), PreProjectionConfig(), seed=seed)
-
-
-def test_one_target_may_be_given_as_a_string():
-    assert NonlinearQueryConfig(targets="key").targets == ("key",)
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 from families import gradients, logits_of, make_config, make_model, make_tokens, perturb
-from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
+from own_methods import forgotten
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from transformers import AutoModelForCausalLM
 
 import hfpatch
 from hfpatch import HfpatchError, MethodConfig, PreProjectionConfig
-from hfpatch.recipes.sizes import NO_SIZE
 from hfpatch.tuners import cross_layer
 from hfpatch.tuners.adapters import adapter_parameters
 
@@ -53,13 +52,10 @@ class ReaderConfig(CarryConfig):
 @pytest.fixture(autouse=True, scope="module")
 def _registered():
     """For these tests alone: others list what is registered."""
-    for cls, shares in ((CarryConfig, True), (UndeclaredConfig, False), (ReaderConfig, True)):
-        hfpatch.method(cls.__name__.lower(), shares=shares)(cls)
-    yield
-    for cls in (CarryConfig, UndeclaredConfig, ReaderConfig):
-        for mapping in (PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING):
-            del mapping[cls.spec.kind]
-        del NO_SIZE[cls.spec.name]
+    with forgotten():
+        for cls, shares in ((CarryConfig, True), (UndeclaredConfig, False), (ReaderConfig, True)):
+            hfpatch.method(cls.__name__.lower(), shares=shares)(cls)
+        yield
 
 
 def carrying(case="llama", **changes):

@@ -52,10 +52,7 @@ def test_replace_first_keeps_the_type_and_the_rest(output):
     assert torch.equal(changed[0], X + 1)
     assert all(a is b for a, b in zip(changed[1:], output[1:], strict=True))
     assert output[0] is X
-
-
-def test_replace_first_of_a_bare_tensor():
-    assert torch.equal(replace_first(X, lambda x: x + 1), X + 1)
+    assert torch.equal(replace_first(X, lambda x: x + 1), X + 1)  # a bare tensor
 
 
 def test_a_signature_is_read_once(monkeypatch):

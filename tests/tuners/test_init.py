@@ -22,15 +22,12 @@ def values(model, *names):
     return {key: p for key, p in state.items() if any(f".{name}." in key for name in names)}
 
 
-def injected(case, order, *, noise=0, lora_at=None):
+def injected(case, order, *, noise=0):
     model = make_model(case)
     torch.manual_seed(noise)
-    for index, name in enumerate(order):
-        if index == lora_at:
-            model.add_adapter(LoraConfig(r=2, target_modules=attention_modules(model)), adapter_name="lora")
-        model.add_adapter(configs()[name], adapter_name=name)
-    if lora_at == len(order):
-        model.add_adapter(LoraConfig(r=2, target_modules=attention_modules(model)), adapter_name="lora")
+    for name in order:
+        config = LoraConfig(r=2, target_modules=attention_modules(model)) if name == "lora" else configs()[name]
+        model.add_adapter(config, adapter_name=name)
     return model
 
 
@@ -45,8 +42,8 @@ def assert_same(first, second):
 def test_init_is_independent_of_order_company_and_random_state(case):
     both = values(injected(case, ["pre", "query"]), "pre", "query")
     assert_same(both, values(injected(case, ["query", "pre"], noise=7), "pre", "query"))
-    for lora_at in (0, 1, 2):
-        assert_same(both, values(injected(case, ["pre", "query"], lora_at=lora_at), "pre", "query"))
+    for order in (["lora", "pre", "query"], ["pre", "lora", "query"], ["pre", "query", "lora"]):
+        assert_same(both, values(injected(case, order), "pre", "query"))
     for name in ("pre", "query"):
         alone = values(injected(case, [name], noise=11), name)
         assert_same(alone, {key: value for key, value in both.items() if f".{name}." in key})

@@ -35,12 +35,13 @@ NONLINEAR_QUERY = {
     "no input norm": {"input_norm": "none", "form": "literal"},
     "no output norm": {"output_norm": "none"},
     "one layer": {"layers_to_transform": [1]},
+    "identity anchor": {"anchor": "identity", "form": "literal"},
 }
-ON_EVERY_FAMILY = {"gated skip", "preserving", "all targets"}
+MANY = dict.fromkeys(["gated skip", "preserving", "all targets"], FAMILIES) | {"identity anchor": SQUARE}
 
 
 def cases(options):
-    return [(case, what) for what in options for case in (FAMILIES if what in ON_EVERY_FAMILY else FEW)]
+    return [(case, what) for what in options for case in MANY.get(what, FEW)]
 
 
 def config_of(cls, options):
@@ -76,11 +77,6 @@ def test_nonlinear_query(case, what):
     check_values(case, config_of(NonlinearQueryConfig, NONLINEAR_QUERY[what]), nonlinear_query=True)
 
 
-@pytest.mark.parametrize("case", SQUARE)
-def test_identity_anchor(case):
-    check_values(case, NonlinearQueryConfig(anchor="identity", form="literal"), nonlinear_query=True)
-
-
 @pytest.mark.parametrize("case", FAMILIES)
 @pytest.mark.parametrize("order", [1, -1])
 def test_both_methods_together_in_either_order(case, order):
@@ -112,8 +108,7 @@ def bits(model, tokens):
 
 @pytest.mark.parametrize("make", NO_OPS)
 @pytest.mark.parametrize(
-    ("case", "dtype"),
-    [*((case, torch.float32) for case in FAMILIES), *((case, low) for case in FEW for low in LOW)],
+    ("case", "dtype"), [*((case, torch.float32) for case in FAMILIES), *((case, low) for case in FEW for low in LOW)]
 )
 def test_default_init_is_a_no_op_bit_for_bit(case, dtype, make):
     tokens = make_tokens()
@@ -160,7 +155,7 @@ def test_two_adapters_of_one_method_act_one_after_the_other(case):
     torch.testing.assert_close(layer.apply_at("entered", x), twice, rtol=TOLERANCE, atol=TOLERANCE)
     branch = torch.randn(2, 3, HIDDEN, dtype=torch.float64)
     expected = branch + twice @ w("skip", "first") + twice @ w("skip", "second")
-    torch.testing.assert_close(layer.left(branch, twice), expected, rtol=TOLERANCE, atol=TOLERANCE)
+    torch.testing.assert_close(layer.apply_at("left", branch, twice), expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("case", FAMILIES)
