@@ -51,11 +51,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Written:
-    """The page, how many differences of how many runs it shows, and the folders that could not be read and why."""
+    """The page, its document, and the folders that could not be read and why."""
 
     page: Path
-    runs: int
-    differences: int
+    document: Document
     left_out: tuple[str, ...]
 
 
@@ -67,12 +66,24 @@ def write_explorer(places: Sequence[Path], out: Path) -> Written:
         out: the page; links to reports are relative to it.
 
     Raises:
-        HfpatchError: if no place has results that can be read, or ``out`` cannot be written.
+        HfpatchError: if a place is missing, none has results that can be read, or ``out`` cannot be written.
     """
-    folders = labels(run_folders(places))
+    # each run folder once, but not those inside a run
+    found: dict[Path, Path] = {}
+    for place in places:
+        if not place.exists():
+            raise HfpatchError(f"{place}: no such folder; give folders that compare, pretrain or eval wrote")
+        for root, below, files in os.walk(place):
+            below.sort()
+            if RESULTS in files or "recipe.yaml" in files:
+                found.setdefault(Path(root).resolve(), Path(root))
+                below.clear()
+    if not found:
+        names = ", ".join(map(str, places[:3])) + (", ..." if len(places) > 3 else "")
+        raise HfpatchError(f"{names}: no {RESULTS} there or below; give folders that compare, pretrain or eval wrote")
     sources: list[Source] = []
     left_out: list[str] = []
-    for label, folder in folders.items():
+    for label, folder in labels(list(found.values())).items():
         try:
             results, report, href = load_results(folder, None), folder / "report.html", ""
             if report.is_file():
@@ -88,29 +99,7 @@ def write_explorer(places: Sequence[Path], out: Path) -> Written:
         raise HfpatchError(left_out[0])
     document = explorer_document(sources, left_out)
     write_text(out, html(document))
-    shown = sum(entry.gain is not None for each in sources for entry in entries(each.results))
-    return Written(out, len(sources), shown, tuple(left_out))
-
-
-def run_folders(places: Sequence[Path]) -> list[Path]:
-    """Return the run folders among ``places`` and below them, each once, but not those inside a run.
-
-    Raises:
-        HfpatchError: if a place is missing, or none is or has a run, with results or without.
-    """
-    found: dict[Path, Path] = {}
-    for place in places:
-        if not place.exists():
-            raise HfpatchError(f"{place}: no such folder; give folders that compare, pretrain or eval wrote")
-        for root, folders, files in os.walk(place):
-            folders.sort()
-            if RESULTS in files or "recipe.yaml" in files:
-                found.setdefault(Path(root).resolve(), Path(root))
-                folders.clear()
-    if not found:
-        names = ", ".join(map(str, places[:3])) + (", ..." if len(places) > 3 else "")
-        raise HfpatchError(f"{names}: no {RESULTS} there or below; give folders that compare, pretrain or eval wrote")
-    return list(found.values())
+    return Written(out, document, tuple(left_out))
 
 
 def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -> Document:
@@ -145,18 +134,23 @@ def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -
     ]
     sections += [Section("differing", "What differs between the runs", (Sentences(differing),))] if differing else []
     sections += [Section("missing", "What is missing", (Sentences(tuple(missing)),))] if missing else []
+    runs, differences = count(len(sources)), count(sum(entry.gain is not None for entry in every))
     return Document(
         title="Results explorer",
         kind="explorer",
         description="What methods gain, and what they cost, over many runs.",
         glance=(
-            ("Runs", count(len(sources))),
+            ("Runs", runs),
             ("Models", count(len({(entry.axis.model, entry.axis.identity) for entry in every}))),
             ("Tasks", count(len({entry.axis.task for entry in every}))),
             ("Methods", count(len({entry.method for entry in every}))),
-            ("Differences", count(sum(entry.gain is not None for entry in every))),
+            ("Differences", differences),
         ),
         parts=(Part(tuple(sections)),),
+        summary=(
+            Text(f"{differences} differences of {runs} runs"),
+            *((Sentences(tuple(f"left out: {reason}" for reason in left_out)),) if left_out else ()),
+        ),
     )
 
 
@@ -229,10 +223,3 @@ def _data(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> di
 def _short(value: float | None) -> float | None:
     """Return a number with six significant digits, enough to draw it."""
     return None if value is None else float(f"{value:.6g}")
-
-
-def explorer_summary(written: Written) -> Document:
-    """Return the summary of the page for a terminal."""
-    shown = Text(f"{count(written.differences)} differences of {count(written.runs)} runs")
-    left_out = (Sentences(tuple(f"left out: {reason}" for reason in written.left_out)),) if written.left_out else ()
-    return Document("Results explorer", (), summary=(shown, *left_out))

@@ -96,11 +96,9 @@ def _drawn(found: Inspection) -> Iterator[tuple[str, str, str, Figure]]:
 
 
 def _maps(rows: Sequence[Sequence[Any]], *panels: tuple[str, str, tuple[float, float], bool]) -> Figure:
-    """Draw values of each head, of the base and below it with the patch, on the same scales.
+    """Draw the ``rows`` of each head, of the base and below it with the patch, on the same scales.
 
-    Args:
-        rows: the values of each head: of the base, then with the patch; empty ones are left out.
-        panels: the attribute, the title, the limits of the colours, and whether values below the middle have their own.
+    A panel has an attribute, a title, the limits of its colours, and whether values below the middle have their own.
     """
     rows = [heads for heads in rows if heads]
     width = len(panels)

@@ -10,16 +10,8 @@ from statistics import fmean
 
 from hfpatch.reporting.document import Cell, Column, Row, Table
 from hfpatch.reporting.facts import settings_text
-from hfpatch.reporting.numbers import NOTHING, count, decimal, diverged_text, interval, p_text
-from hfpatch.reporting.study.answer import (
-    improvement_text,
-    key_text,
-    not_run_text,
-    point_text,
-    share,
-    share_cell,
-    value_text,
-)
+from hfpatch.reporting.numbers import NOTHING, count, decimal, diverged_text, interval, p_text, signed
+from hfpatch.reporting.study.answer import improvement_text, key_text, not_run_text, point_text, share, value_text
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results import schema
 from hfpatch.results.schema import Diagnostic, StudyResults, StudyRun
@@ -50,7 +42,7 @@ def main_table(study: StudyResults) -> Table:
             variant.query or NOTHING,
             *((point,) if points else ()),
             count(variant.parameters.non_embedding),
-            NOTHING if is_baseline else share_cell(share(study, name)),
+            NOTHING if is_baseline else f"{signed(100 * share(study, name), 2)} %",
             _loss(row),
             improvement_text(row.improvement if row is not None and not is_baseline else None),
             interval(100 * found.simultaneous_low, 100 * found.simultaneous_high, 2) if found and tested else NOTHING,

@@ -4,8 +4,8 @@ import io
 import pytest
 
 from hfpatch.reporting.comparison.document import comparison_document, read_material
-from hfpatch.reporting.comparison.figures import draw
-from hfpatch.reporting.comparison.retention import answers_table, retention_csv, retention_sentences, retention_table
+from hfpatch.reporting.comparison.figures import draw, figure_csv
+from hfpatch.reporting.comparison.retention import answers_table, retention_sentences, retention_table
 from hfpatch.reporting.facts import protocol_facts
 
 TEXT = "retention_old"
@@ -61,7 +61,7 @@ def test_the_sentence_has_the_method_and_the_chosen_scale(kept, build):
 
 
 def test_the_data_has_every_difference(kept, build):
-    rows = list(csv.DictReader(io.StringIO(retention_csv(build(kept)))))
+    rows = list(csv.DictReader(io.StringIO(figure_csv("retention", build(kept), []))))
     assert len(rows) == 2 * 5
     one = next(row for row in rows if (row["scale"], row["metric"]) == ("0.5", "nats_per_token"))
     assert (one["difference"], one["chosen"], one["tuning_loss"]) == ("-0.25", "True", "1.9")
