@@ -37,6 +37,7 @@ _READING = (
     "memory is the peak of the whole process.",
 )
 _KINDS = {"comparison": "comparison", "pretraining": "study", "evaluation": "evaluation"}
+_RUNS = ("run", "kind", "model", "methods", "tasks", "better", "seeds", "started", "commit")
 _VERDICTS = ("better", "worse", "no difference shown", "not tested", "no verdict", "diverged")
 
 
@@ -106,31 +107,48 @@ def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -
     """Build the page's document from runs; ``left_out`` says which folders could not be read."""
     found = {source.label: entries(source.results) for source in sources}
     every = [entry for each in found.values() for entry in each]
-    # missing values, and differences in settings and computation
-    missing = [*left_out]
+    # the table of the runs, what is missing, and differences in settings and computation
+    missing, rows = [*left_out], []
     settings: dict[str, Mapping[str, Any]] = {}
     computed: dict[str, Any] = {}
     for source in sources:
         label, results = source.label, source.results
-        if all(entry.gain is None for entry in found[label]):
-            scores = " Its scores are listed." if found[label] and isinstance(results, EvaluationResults) else ""
+        mine, provenance, complete = found[label], results.provenance, getattr(results, "complete", True)
+        seeds = {entry.seeds for entry in mine if entry.seeds}
+        cells = (
+            label,
+            _KINDS[results.kind] + ("" if complete else ", incomplete"),
+            mine[0].axis.model if mine else NOTHING,
+            count(len({entry.method for entry in mine})),
+            count(len({entry.axis.task for entry in mine})),
+            count(len({entry.method for entry in mine if entry.verdict == "better"})),
+            "–".join(map(str, sorted({min(seeds), max(seeds)}))) if seeds else NOTHING,
+            str(provenance.get("started") or NOTHING)[:10],
+            str(provenance.get("commit") or NOTHING)[:12],
+        )
+        rows.append(Row(cells, href=source.report))
+        if all(entry.gain is None for entry in mine):
+            scores = " Its scores are listed." if mine and isinstance(results, EvaluationResults) else ""
             missing.append(f"{label}: no differences to show; nothing was compared with a base.{scores}")
-        if not getattr(results, "complete", True):
+        if not complete:
             missing.append(f"{label}: the run is not complete.")
         if isinstance(results, ComparisonResults):
             missing += [f"{label}: {caution}" for caution in baseline_cautions(results)]
             made = [run.computed_with for method in results.methods.values() for run in method.runs.values()]
             settings[label], computed[label] = results.evaluation, made[0] if made else None
         elif isinstance(results, EvaluationResults):
-            settings[label], computed[label] = results.settings, results.provenance.get("computed_with")
+            settings[label], computed[label] = results.settings, provenance.get("computed_with")
         if not source.report:
             missing.append(f"{label}: it has no report.html to open; hfpatch report writes it.")
     known = {label: each for label, each in computed.items() if isinstance(each, Mapping)}
     differing = (*settings_differing(settings), *computed_differently(known))
+    columns = tuple(Column(name, number=name in ("methods", "tasks", "better", "seeds")) for name in _RUNS)
+    caption = "Better: how many methods are significantly better than the base on at least one task and metric."
+    table = Table("every-run", "Runs", columns, tuple(rows), caption, heading=False, search=True)
     sections = [
         Section("explore", "Gain against cost", (Explorer(_data(sources, found)),), "Explore"),
         Section("reading", "How to read it", (Sentences(_READING),), "Reading"),
-        Section("runs", "Runs", (_runs(sources, found),)),
+        Section("runs", "Runs", (table,)),
     ]
     sections += [Section("differing", "What differs between the runs", (Sentences(differing),))] if differing else []
     sections += [Section("missing", "What is missing", (Sentences(tuple(missing)),))] if missing else []
@@ -152,30 +170,6 @@ def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -
             *((Sentences(tuple(f"left out: {reason}" for reason in left_out)),) if left_out else ()),
         ),
     )
-
-
-def _runs(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> Table:
-    columns = (Column("run"), Column("kind"), Column("model"), Column("methods", number=True),
-               Column("tasks", number=True), Column("better", number=True), Column("seeds", number=True),
-               Column("started"), Column("commit"))  # fmt: skip
-    rows = []
-    for source in sources:
-        mine, provenance = found[source.label], source.results.provenance
-        seeds = {entry.seeds for entry in mine if entry.seeds}
-        cells = (
-            source.label,
-            _KINDS[source.results.kind] + ("" if getattr(source.results, "complete", True) else ", incomplete"),
-            mine[0].axis.model if mine else NOTHING,
-            count(len({entry.method for entry in mine})),
-            count(len({entry.axis.task for entry in mine})),
-            count(len({entry.method for entry in mine if entry.verdict == "better"})),
-            "–".join(map(str, sorted({min(seeds), max(seeds)}))) if seeds else NOTHING,
-            str(provenance.get("started") or NOTHING)[:10],
-            str(provenance.get("commit") or NOTHING)[:12],
-        )
-        rows.append(Row(cells, href=source.report))
-    caption = "Better: how many methods are significantly better than the base on at least one task and metric."
-    return Table("every-run", "Runs", columns, tuple(rows), caption, heading=False, search=True)
 
 
 def _data(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> dict[str, Any]:

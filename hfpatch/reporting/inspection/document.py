@@ -140,13 +140,14 @@ def _attention(found: Inspection) -> list[doc.Table]:
 def _added(found: Inspection) -> doc.Table:
     skips, queries = _by_layer(found.skip_norms), _by_layer(found.query_sizes)
     moved, skip_sizes = _by_layer(found.pre_projection_sizes), _by_layer(found.skip_sizes)
+    named = {each.target: "" if each.target == "query" else f"{each.target} " for each in found.query_sizes}
     columns: Columns = {
         "‖x~−x‖/‖x‖": lambda layer: _joined(_number(each.size) for each in moved[layer]),
         "‖W_skip‖": lambda layer: _joined(_number(each.norm) for each in skips[layer]),
         "1e-4·d": lambda layer: _joined(_number(each.at_paper_init) for each in skips[layer][:1]),
         "‖x~W_skip‖/‖attention‖": lambda layer: _joined(_number(each.size) for each in skip_sizes[layer]),
-        "‖f‖/‖A‖": lambda layer: _joined(_of_target(each.target, each.size) for each in queries[layer]),
-        "cos(f, A)": lambda layer: _joined(_of_target(each.target, each.cosine) for each in queries[layer]),
+        "‖f‖/‖A‖": lambda layer: _joined(named[each.target] + _number(each.size) for each in queries[layer]),
+        "cos(f, A)": lambda layer: _joined(named[each.target] + _number(each.cosine) for each in queries[layer]),
     }
     title = "What the patch adds" if found.patch else "What f adds to its anchor"
     caption = (
@@ -295,10 +296,6 @@ def _norm(norms: Iterable[float]) -> str:
 
 def _joined(cells: Iterable[str]) -> str:
     return ", ".join(cells) or NOTHING
-
-
-def _of_target(target: str, value: float) -> str:
-    return _number(value) if target == "query" else f"{target} {_number(value)}"
 
 
 def _number(value: float | None, digits: int = 3) -> str:

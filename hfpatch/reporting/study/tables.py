@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -67,9 +67,13 @@ def main_table(study: StudyResults) -> Table:
 
 def terminal_table(study: StudyResults) -> Table:
     """Build the main table for a terminal: without the queries; in a narrow one only loss, improvement and verdict."""
-    main = replace(main_table(study), caption="")
-    wide = _only(main, {column.name for column in main.columns} - {"query"})
-    return replace(wide, narrow=(_only(main, _NARROW),))
+    main, tables = main_table(study), []
+    for kept in ({column.name for column in main.columns} - {"query"}, _NARROW):
+        places = [place for place, column in enumerate(main.columns) if column.name in kept]
+        columns = tuple(main.columns[place] for place in places)
+        rows = tuple(replace(row, cells=tuple(row.cells[place] for place in places)) for row in main.rows)
+        tables.append(replace(main, caption="", columns=columns, rows=rows))
+    return replace(tables[0], narrow=(tables[1],))
 
 
 def sweep_table(study: StudyResults) -> Table:
@@ -125,13 +129,6 @@ def diagnostics_table(study: StudyResults) -> Table:
 
 def _columns(headings: Iterable[str]) -> tuple[Column, ...]:
     return tuple(Column(heading, number=heading not in _TEXT) for heading in headings)
-
-
-def _only(table: Table, names: Collection[str]) -> Table:
-    """Return the columns of a table that have one of these names."""
-    places = [place for place, column in enumerate(table.columns) if column.name in names]
-    rows = tuple(replace(row, cells=tuple(row.cells[place] for place in places)) for row in table.rows)
-    return replace(table, columns=tuple(table.columns[place] for place in places), rows=rows)
 
 
 def _loss(row: schema.Row | None) -> str:
