@@ -142,7 +142,7 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
     several = len(material) > 1
     sources = [source for each in material for source in each.sources.values()]
     labels = [label for each in material for label in each.sources]
-    compared = []
+    compared: list[doc.Section] = []
     if checks:  # whether the runs agree
         apart = ", ".join(check.what.lower() for check in checks if check.decides and check.verdict != "same")
         other = [check.what.lower() for check in checks if not check.decides and check.verdict != "same"]
@@ -161,7 +161,7 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
             rows.append(doc.Row((check.what, verdict, *check.values, check.consequence or NOTHING)))
         columns = tuple(map(doc.Column, ("of the runs", "verdict", *labels, "what follows")))
         table = doc.Table("common", "What the runs have in common", columns, tuple(rows), heading=False)
-        compared = [doc.Section("comparability", "Comparability", (doc.Text(words), table))]
+        compared.append(doc.Section("comparability", "Comparability", (doc.Text(words), table)))
     times = [time for each in sources if isinstance(time := each.provenance.get("wall_s"), int | float)]
     return doc.Document(
         title=" and ".join(each.name or "Comparison" for each in results),

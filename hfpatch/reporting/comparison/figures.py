@@ -291,7 +291,7 @@ def figure_csv(name: str, results: ComparisonResults, layers: Layers) -> str:
             )
             return csv_text(("method", "trainable", "task", "metric", "seed", "value"), values)
         case "retention":
-            headings = ("method", "scale", "chosen", "text", "metric", "difference", "low", "high", "n", "seeds")
+            first = ("method", "scale", "chosen", "text", "metric", "difference", "low", "high", "n", "seeds")
             found, kept = [], results.retention
             for point in kept.points if kept is not None else ():
                 chosen, gain = kept is not None and kept.chosen(point.method) == point.scale, gain_at(results, point)
@@ -299,7 +299,7 @@ def figure_csv(name: str, results: ComparisonResults, layers: Layers) -> str:
                 for one in ([gain] if gain is not None else []) + own:
                     numbers = (one.difference, one.low, one.high, one.n, one.seeds)
                     found.append((point.method, point.scale, chosen, one.task, one.metric, *numbers, point.tuning_loss))
-            return csv_text((*headings, "tuning_loss"), found)
+            return csv_text((*first, "tuning_loss"), found)
         case "training":
             curves = {name: method.curve for name, method in results.methods.items() if method.curve is not None}
             most = max(_FEWEST_STEPS, min(_MOST_STEPS, _MOST_LINES // max(1, len(curves))))

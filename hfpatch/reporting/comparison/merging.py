@@ -14,7 +14,7 @@ from hfpatch.results.schema import Comparison, ComparisonResults, Method, Verdic
 from hfpatch.support.files import hash_values
 
 SAME, DIFFERS, UNKNOWN = "same", "differs", "not recorded"
-_HELD_OUT = "Held-out text"  # the name of its check
+_HELD_OUT_CHECK = "Held-out text"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
         runs: label -> results, at least two.
     """
     checks = tuple(_checks(list(runs.values())))
-    if any(check.what == _HELD_OUT and check.verdict != SAME for check in checks):  # its tests count in the correction
+    if any(check.what == _HELD_OUT_CHECK and check.verdict != SAME for check in checks):
+        # no table has it; its tests still count where they were corrected
         runs = {
             label: ComparisonResults.model_validate(
                 {
@@ -151,8 +152,8 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
     ]  # fmt: skip
     held_out = [each.tasks.get(HELD_OUT) for each in runs]
     if any(held_out):
-        known = [f"n={info.n} {(info.data_sha256 or '')[:8]}" if info else "none" for info in held_out]
-        rows.insert(6, (_HELD_OUT, known, False, "no table has it"))
+        documents = [f"n={info.n} {(info.data_sha256 or '')[:8]}" if info else "none" for info in held_out]
+        rows.insert(6, (_HELD_OUT_CHECK, documents, False, "no table has it"))
     checks = []
     for what, values, decides, consequence in rows:
         shown = tuple(str(value) if value else NOTHING for value in values)
