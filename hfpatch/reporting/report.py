@@ -183,9 +183,7 @@ def labels(run_dirs: Sequence[Path]) -> dict[str, Path]:
 
 def _write(out: Path, material: Sequence[RunData], checks: Sequence[Check], *, pdf: bool) -> Report:
     csv = results_csv({each.title: each.results for each in material})
-    material = [
-        replace(each.renamed(each.results.labelled(), each.results.labels), unlabelled=each) for each in material
-    ]
+    material = [each.labelled() for each in material]
     # the headline and the scores of each run, as tables with the meaning of their marks
     tables = ["% needs \\usepackage{booktabs}\n"]
     for place, each in enumerate(material, 1):

@@ -113,6 +113,10 @@ class RunData:
         sides = [replace(side, method=names[side.method]) for side in self.samples.sides if side.method in names]
         return replace(self, results=results, layers=layers, samples=replace(self.samples, sides=tuple(sides)))
 
+    def labelled(self) -> RunData:
+        """Return the run with every method under its label."""
+        return replace(self.renamed(self.results.labelled(), self.results.labels), unlabelled=self)
+
 
 def read_material(label: str, run_dir: Path, results: ComparisonResults) -> RunData:
     """Read the documents that changed sides and the analyses beside the results."""
