@@ -231,46 +231,45 @@ def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
 
     Models without a comparison have an entry for each primary score, without a gain.
     """
-    known = {name for each in results.comparisons for name in (each.method, each.reference)}
-    for label, variant in results.variants.items():
-        for task, score in variant.scores.items() if label not in known else ():
-            value, error = score.metrics[score.primary], score.stderr.get(score.primary)
-            text = f"{value_text(value)}{f' ± {value_text(error)}' if error is not None else ''}, compared with nothing"
-            axis = _evaluated_axis(results, task, score.primary, score, "", decides=True)
-            yield Entry(axis, label, text=text, parameters=variant.added)
     decided = {(each.method, each.other, each.task, each.metric): each for each in results.verdicts}
-    for compared in results.comparisons:
-        task, metric = compared.task, compared.metric
-        one, reference = (results.variants.get(name) for name in (compared.method, compared.reference))
+    made = {(each.method, each.reference, each.task, each.metric): each for each in results.comparisons}
+    known = {name for method, reference, *_ in made for name in (method, reference)}
+    alone = [
+        (label, "", task, score.primary)
+        for label, variant in results.variants.items()
+        for task, score in variant.scores.items()
+        if label not in known
+    ]
+    for place in (*alone, *made):
+        label, reference, task, metric = place
+        one, other = results.variants.get(label), results.variants.get(reference)
         if one is None or task not in one.scores:
             continue
-        base = reference.scores[task].metrics.get(metric) if reference is not None else None
-        higher = LOW_NOISE.get(metric, one.scores[task].higher_is_better)
-        found = decided.get((compared.method, compared.reference, task, metric))
+        score, compared, found = one.scores[task], made.get(place), decided.get(place)
+        axis = _axis(
+            task,
+            metric,
+            score,
+            results.settings,
+            (other.model if other is not None else None) or results.model,
+            reference=reference if results.of_models else "the base",
+            size="parameters of the model" if results.of_models else "trainable parameters",
+            primary=compared is None or found is not None,
+        )
+        if compared is None:
+            value, error = score.metrics[metric], score.stderr.get(metric)
+            text = f"{value_text(value)}{f' ± {value_text(error)}' if error is not None else ''}, compared with nothing"
+            yield Entry(axis, label, text=text, parameters=one.added)
+            continue
+        base = other.scores[task].metrics.get(metric) if other is not None else None
+        higher = LOW_NOISE.get(metric, score.higher_is_better)
         ends = (compared.low, compared.high) if found is None else (found.simultaneous_low, found.simultaneous_high)
-        made = change(compared.difference, *ends, None, scale=scale_of(metric, higher), reference=base)
+        gain = change(compared.difference, *ends, None, scale=scale_of(metric, higher), reference=base)
         size = (one.model or {}).get("parameters") if results.of_models else one.added
         yield Entry(
-            _evaluated_axis(results, task, metric, one.scores[task], compared.reference, found is not None),
-            compared.method,
-            **_gain(made, higher),
+            axis,
+            label,
+            **_gain(gain, higher),
             verdict=NO_VERDICT if found is None else found.verdict,
             parameters=size if isinstance(size, int) else None,
         )
-
-
-def _evaluated_axis(
-    results: EvaluationResults, task: str, metric: str, score: TaskResult, reference: str, decides: bool
-) -> Axis:
-    compared = results.variants.get(reference)
-    model = (compared.model if compared is not None else None) or results.model
-    return _axis(
-        task,
-        metric,
-        score,
-        results.settings,
-        model,
-        reference=reference if results.of_models else "the base",
-        size="parameters of the model" if results.of_models else "trainable parameters",
-        primary=decides,
-    )
