@@ -92,15 +92,17 @@ def found():
 
 
 def tables_of(found):
-    return {block.title: block for block in inspection_document(found).summary if isinstance(block, Table)}
+    """The cells of each table by its title."""
+    tables = [block for block in inspection_document(found).summary if isinstance(block, Table)]
+    return {table.title: [row.cells for row in table.rows] for table in tables}
 
 
 def test_tables_show_what_was_found(found):
-    tables = tables_of(found)
     # columns of numbers are marked, so that they sort as numbers
+    tables = {block.title: block for block in inspection_document(found).summary if isinstance(block, Table)}
     assert [column.number for column in tables["Attention branches"].columns] == [True, *[False] * 4, True]
     assert [column.number for column in tables["Reparametrisation"].columns][:4] == [True, True, False, True]
-    assert {title: [row.cells for row in table.rows] for title, table in tables.items()} == {
+    assert tables_of(found) == {
         "Attention branches": [
             ("0", "llama", "layers.N.attention", "–", "norm", "30"),
             ("1", "llama", "layers.N.attention", "q_proj", "itself", "10"),
@@ -134,7 +136,7 @@ def test_tables_show_what_was_found(found):
 
 def table_of(sites, per_layer):
     found = replace(inspection(), sites=sites, summary=PatchSummary(5, 40, 1600, per_layer))
-    (table,) = tables_of(found).values()
+    (table,) = (block for block in inspection_document(found).summary if isinstance(block, Table))
     return [row.cells for row in table.rows], table.caption
 
 
