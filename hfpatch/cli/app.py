@@ -317,11 +317,11 @@ def explore(
 
     Example: hfpatch explore runs/* --out explore.html
     """
-    from hfpatch.reporting.explorer.page import explorer_summary, write_explorer
+    from hfpatch.reporting.explorer.page import write_explorer
     from hfpatch.reporting.terminal import print_document
 
     written = write_explorer(places, out)
-    print_document(explorer_summary(written))
+    print_document(written.document)
     print(f"page: {written.page}")
 
 

@@ -35,20 +35,45 @@ def write_patch_cards(run_dir: Path, results: ComparisonResults) -> list[Path]:
     A patch that is damaged keeps the card that it has.
     """
     written = []
-    for name, method in results.methods.items():
-        for seed in method.runs:
-            folder = run_dir / "runs" / name / f"seed-{seed}" / "patch"
-            if "/" in name or not (folder / MANIFEST).is_file():
-                continue
-            try:
-                manifest = read_manifest(folder / MANIFEST)
-            except HfpatchError:
-                continue
-            card = patch_card(manifest.base, manifest.adapters, _measured(results, name, seed))
-            path = folder / "README.md"
-            if not path.is_file() or path.read_bytes() != card.encode("utf-8"):
-                write_text(path, card)
-            written.append(path)
+    for name, seed in ((name, seed) for name, method in results.methods.items() for seed in method.runs):
+        folder = run_dir / "runs" / name / f"seed-{seed}" / "patch"
+        if "/" in name or not (folder / MANIFEST).is_file():
+            continue
+        try:
+            manifest = read_manifest(folder / MANIFEST)
+        except HfpatchError:
+            continue
+        # of each task the scores by the measure that decides it, and the verdict
+        method, rows = results.methods[name], []
+        for task, info in results.tasks.items():
+            metric = results.deciding[task].metric
+            scale, run = scale_in(results, task, metric), method.runs[seed].evaluation.get(task)
+            base = results.mean(results.baseline, task, metric) if results.baseline is not None else None
+            verdict = results.verdict(name, task, results.baseline)
+            known = verdict is not None and verdict.n > 0
+            scores = score(base, scale), score(run.metrics.get(metric), scale) if run is not None else NOTHING
+            change = change_text(change_of(results, verdict, plain=False)) if known and verdict else NOTHING
+            said = verdict_text(results, verdict) if verdict is not None else NOTHING
+            rows.append([task, metric, documents_text(info.n, info.clusters), *scores, change, said])
+        labels = ("Data", f"Batch plan, seed {seed}", "Training")
+        measured = Measured(
+            title=name,
+            method=[
+                ("Parts", " + ".join(map(part_text, method.parts))),
+                ("Trained parameters", count(method.trainable)),
+                ("Seed", str(seed)),
+                *chosen_facts(results, name),
+                ("Run", f"{results.name}, protocol {results.protocol.replace('_', ' ')}"),
+            ],
+            data=[(label, value) for label, value in protocol_facts(results) if label in labels],
+            headings=("task", "metric", "n", "base", "this patch", "difference over all seeds", "verdict"),
+            results=rows,
+            notes=results.warnings,
+        )
+        card, path = patch_card(manifest.base, manifest.adapters, measured), folder / "README.md"
+        if not path.is_file() or path.read_bytes() != card.encode("utf-8"):
+            write_text(path, card)
+        written.append(path)
     return written
 
 
@@ -77,32 +102,3 @@ def _shown(content: Table) -> str:
     """Return a table as Markdown with one line a heading and a cell."""
     headings = [escape(", ".join((column.name, *column.notes[:1]))) for column in content.columns]
     return table(headings, [[escape(" ".join(str(cell).split("\n"))) for cell in row.cells] for row in content.rows])
-
-
-def _measured(results: ComparisonResults, name: str, seed: int) -> Measured:
-    """Return the facts of a patch, and of each task the scores by the measure that decides it and the verdict."""
-    method, rows = results.methods[name], []
-    for task, info in results.tasks.items():
-        metric = results.deciding[task].metric
-        scale, run = scale_in(results, task, metric), method.runs[seed].evaluation.get(task)
-        base = results.mean(results.baseline, task, metric) if results.baseline is not None else None
-        verdict = results.verdict(name, task, results.baseline)
-        known = verdict is not None and verdict.n > 0
-        scores = score(base, scale), score(run.metrics.get(metric), scale) if run is not None else NOTHING
-        change = change_text(change_of(results, verdict, plain=False)) if known and verdict else NOTHING
-        said = verdict_text(results, verdict) if verdict is not None else NOTHING
-        rows.append([task, metric, documents_text(info.n, info.clusters), *scores, change, said])
-    return Measured(
-        title=name,
-        method=[
-            ("Parts", " + ".join(map(part_text, method.parts))),
-            ("Trained parameters", count(method.trainable)),
-            ("Seed", str(seed)),
-            *chosen_facts(results, name),
-            ("Run", f"{results.name}, protocol {results.protocol.replace('_', ' ')}"),
-        ],
-        data=[each for each in protocol_facts(results) if each[0] in ("Data", f"Batch plan, seed {seed}", "Training")],
-        headings=("task", "metric", "n", "base", "this patch", "difference over all seeds", "verdict"),
-        results=rows,
-        notes=results.warnings,
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib import resources
 
 from hfpatch.reporting.document import Code, Section, Text
@@ -36,21 +36,19 @@ def citation_section(results: Iterable[Results]) -> Section:
     own = ["@misc{hfpatch,", *(f"  {name} = {{{value}}}," for name, value in fields.items()), "}\n"]
     file = resources.files("hfpatch.reporting").joinpath("templates", "citations.bib").read_text(encoding="utf-8")
     entries = {re.findall(r"{(\w+),", entry)[0]: f"{entry}\n" for entry in file.rstrip().split("\n\n")}
-    cited = [entries[key] for key in dict.fromkeys(key for each in runs for key in _keys(each))]
+    keys: list[str] = []
+    for each in runs:
+        match each:
+            case ComparisonResults():
+                for part in (part for method in each.methods.values() for part in method.parts):
+                    keys += _SOURCES.get(str(part.get("type")), ("peft",))
+                keys += ["lmeval"] if each.tasks else []
+            case StudyResults():
+                queries = {variant.query for variant in each.variants.values()}
+                keys += ["karbevski2026nonlinear"] if queries - {"Q = x W_Q", ""} else []
+                keys += ["karbevski2025keyvalue"] if "Q = x" in queries else []
+            case EvaluationResults():
+                keys.append("lmeval")
+    cited = [entries[key] for key in dict.fromkeys(keys)]
     blocks = Text("What these results rest on, as BibTeX."), Code("\n".join(["\n".join(own), *cited]), "bibtex")
     return Section("cite", "Cite", blocks)
-
-
-def _keys(results: Results) -> Iterator[str]:
-    """Yield the keys of the sources of one run."""
-    match results:
-        case ComparisonResults():
-            for part in (part for method in results.methods.values() for part in method.parts):
-                yield from _SOURCES.get(str(part.get("type")), ("peft",))
-            yield from ("lmeval",) if results.tasks else ()
-        case StudyResults():
-            queries = {variant.query for variant in results.variants.values()}
-            yield from ("karbevski2026nonlinear",) if queries - {"Q = x W_Q", ""} else ()
-            yield from ("karbevski2025keyvalue",) if "Q = x" in queries else ()
-        case EvaluationResults():
-            yield "lmeval"

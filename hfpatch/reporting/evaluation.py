@@ -107,12 +107,30 @@ def _compared(results: EvaluationResults) -> tuple[Table, ...]:
         "verdict": False,
     }
     decided = {(each.method, each.other, each.task, each.metric) for each in results.verdicts}
-    rows = [_difference(each, each.other, several=several) for each in results.verdicts]
-    rows += [
-        _difference(each, each.reference, several=several)
+    found: list[tuple[Verdict | Comparison, str]] = [(each, each.other) for each in results.verdicts]
+    found += [
+        (each, each.reference)
         for each in results.comparisons
         if (each.method, each.reference, each.task, each.metric) not in decided
     ]
+    rows = []
+    for each, other in found:
+        verdict = each if isinstance(each, Verdict) else None
+        tested = verdict is not None and verdict.p_corrected is not None
+        visible = verdict.smallest_visible if verdict is not None else None
+        cells: list[str | Cell] = [each.method, *([other] if several else [])]
+        cells += [
+            Cell((each.task, f"{each.metric}, n = {documents_text(each.n, each.clusters)}")),
+            Cell((signed(each.difference, 4), interval(each.low, each.high, 4) if math.isfinite(each.low) else "")),
+            interval(verdict.simultaneous_low, verdict.simultaneous_high, 4) if verdict and tested else NOTHING,
+            p_text(verdict.p_corrected) if verdict else NOTHING,
+            NOTHING if visible is None else significant(visible, 2),
+        ]
+        if verdict is None:
+            rows.append(Row((*cells, "no verdict"), faint=True))
+        else:
+            words = f"{verdict.verdict} ({verdict.why})" if verdict.why else verdict.verdict
+            rows.append(Row((*cells, Cell((words,), verdict.verdict))))
     title = "Differences between the models" if several else "Differences from the base"
     family = max((each.family for each in results.verdicts), default=0)
     caption = (
@@ -125,41 +143,21 @@ def _compared(results: EvaluationResults) -> tuple[Table, ...]:
     return (Table("differences", title, columns, tuple(rows), caption),)
 
 
-def _difference(found: Verdict | Comparison, other: str, *, several: bool) -> Row:
-    verdict = found if isinstance(found, Verdict) else None
-    tested = verdict is not None and verdict.p_corrected is not None
-    visible = verdict.smallest_visible if verdict is not None else None
-    cells: list[str | Cell] = [found.method, *([other] if several else [])]
-    cells += [
-        Cell((found.task, f"{found.metric}, n = {documents_text(found.n, found.clusters)}")),
-        Cell((signed(found.difference, 4), interval(found.low, found.high, 4) if math.isfinite(found.low) else "")),
-        interval(verdict.simultaneous_low, verdict.simultaneous_high, 4) if verdict and tested else NOTHING,
-        p_text(verdict.p_corrected) if verdict else NOTHING,
-        NOTHING if visible is None else significant(visible, 2),
-    ]
-    if verdict is None:
-        return Row((*cells, "no verdict"), faint=True)
-    words = f"{verdict.verdict} ({verdict.why})" if verdict.why else verdict.verdict
-    return Row((*cells, Cell((words,), verdict.verdict)))
-
-
 def evaluation_csv(sources: Mapping[str, EvaluationResults]) -> str:
     """Return every number of evaluations, by label: a row for each model, task or group, and metric.
 
     Of several evaluations the first column is the label.
     """
     headings = ("model", "patch", "added", "task", "metric", "value", "stderr", "n", "groups", "grouped_by")
-    if len(sources) == 1:
-        return csv_text(headings, _numbers(next(iter(sources.values()))))
-    rows = ((source, *row) for source, results in sources.items() for row in _numbers(results))
-    return csv_text(("evaluation", *headings), rows)
-
-
-def _numbers(results: EvaluationResults) -> Iterator[tuple[Any, ...]]:
-    for label, variant in results.variants.items():
-        for name, result, clusters, metric, value, error in _measured(variant):
-            groups = (None, None) if clusters is None else (clusters.groups, clusters.column)
-            yield label, variant.patch, variant.added, name, metric, value, error, result.n, *groups
+    several = len(sources) > 1
+    rows: list[tuple[Any, ...]] = []
+    for source, results in sources.items():
+        for label, variant in results.variants.items():
+            first = (*([source] if several else []), label, variant.patch, variant.added)
+            for name, result, clusters, metric, value, error in _measured(variant):
+                groups = (None, None) if clusters is None else (clusters.groups, clusters.column)
+                rows.append((*first, name, metric, value, error, result.n, *groups))
+    return csv_text(("evaluation", *headings) if several else headings, rows)
 
 
 def _model_text(model: Mapping[str, Any]) -> str:
@@ -201,7 +199,21 @@ def score_table_of(sources: Mapping[str, EvaluationResults]) -> Table:
             " Scores share a line where they are of the same documents, the same version of the task and as many "
             "examples, asked with the same prompts; nothing was tested across evaluations."
         )
-    cells = {label: _lines(variant, strict=len(sources) > 1) for label, variant in variants.items()}
+    cells: dict[str, dict[_Line, str]] = {}
+    for label, variant in variants.items():
+        data_of = {}
+        for task, score in variant.scores.items():
+            # of several evaluations the prompts and the code of a task count too; other models have other tokens
+            identity = [str(value) for key, value in task_identity(score).items() if key != "tokens_sha256"]
+            data_of[task] = " ".join(identity) if len(sources) > 1 else score.data_sha256
+        cells[label] = {}
+        for name, result, _, metric, value, error in _measured(variant):
+            if isinstance(result, TaskResult):
+                line = _Line(name, result.version, str(result.num_fewshot), metric, result.n, data_of[name])
+            else:
+                line = _Line(name, result.version, "", metric, result.n, " ".join(data_of.values()))
+            shown = value_text(value)
+            cells[label][line] = shown if error is None else f"{shown} ± {value_text(error)}"
     found = dict.fromkeys(line for each in cells.values() for line in each)
     tasks = list(dict.fromkeys(line.task for line in found))  # the lines of one task are put together
     groups = {group for variant in variants.values() for group in variant.groups or ()}
@@ -227,22 +239,6 @@ def score_table_of(sources: Mapping[str, EvaluationResults]) -> Table:
     return Table("scores", "Scores", tuple(columns), tuple(rows), caption, narrow=narrow)
 
 
-def _lines(variant: EvaluatedVariant, *, strict: bool) -> dict[_Line, str]:
-    """Return the text of a variant in each line; ``strict``: the prompts and the code of a task count too."""
-    data_of = {}
-    for name, score in variant.scores.items():
-        identity = [str(value) for key, value in task_identity(score).items() if key != "tokens_sha256"]
-        data_of[name] = " ".join(identity) if strict else score.data_sha256  # other models have other tokens
-    lines = {}
-    for name, result, _, metric, value, error in _measured(variant):
-        if isinstance(result, TaskResult):
-            line = _Line(name, result.version, str(result.num_fewshot), metric, result.n, data_of[name])
-        else:
-            line = _Line(name, result.version, "", metric, result.n, " ".join(data_of.values()))
-        lines[line] = value_text(value) if error is None else f"{value_text(value)} ± {value_text(error)}"
-    return lines
-
-
 def value_text(value: float) -> str:
     """Format a score, or its standard error."""
     return decimal(value, 4) if abs(value) < 1e6 else significant(value, 4)
@@ -257,7 +253,7 @@ def joint_evaluation_document(
         sources: label -> evaluation.
         folders: label -> folder with the records, for comparing decisions on the same documents.
     """
-    table, differing = score_table_of(sources), (*_differing(sources), *_decisions(sources, folders or {}))
+    table, differing = score_table_of(sources), tuple(_differing(sources, folders or {}))
     variants = [variant for each in sources.values() for variant in each.variants.values()]
     opening = [Section("scores", "Scores", (table,))]
     if differing:
@@ -280,8 +276,8 @@ def joint_evaluation_document(
     )
 
 
-def _differing(sources: Mapping[str, EvaluationResults]) -> Iterator[str]:
-    """Yield the differences between evaluations: models, settings that change scores, and documents."""
+def _differing(sources: Mapping[str, EvaluationResults], folders: Mapping[str, Path]) -> Iterator[str]:
+    """Yield the differences between evaluations: settings that change scores, models, documents, and decisions."""
     yield from settings_differing({title: each.settings for title, each in sources.items()})
     models: dict[tuple[Any, ...], list[str]] = {}
     for title, each in sources.items():
@@ -319,6 +315,24 @@ def _differing(sources: Mapping[str, EvaluationResults]) -> Iterator[str]:
             yield f"{task}: its {OF_TASK[name]} {how}, which have lines of their own."
     computed = {title: each.provenance.get("computed_with") for title, each in sources.items()}
     yield from computed_differently({title: values for title, values in computed.items() if isinstance(values, dict)})
+    # how many documents models of one name decide otherwise in other numbers
+    for first, second in combinations([title for title in sources if title in folders], 2):
+        one, other = sources[first], sources[second]
+        if one.model.get("name") != other.model.get("name") or _numbers_of(one) == _numbers_of(other):
+            continue
+        for label in (label for label in one.variants if label in other.variants):
+            records = [read_values(folders[each] / label) for each in (first, second)]
+            for task, score in one.variants[label].scores.items():
+                pair = [each[task] for each in records if task in each and score.primary in each[task].metrics]
+                if len(pair) < 2 or pair[0].documents != pair[1].documents:
+                    continue
+                here, there = (each.metrics[score.primary] for each in pair)
+                if len(np.unique(np.concatenate([here.ravel(), there.ravel()]))) <= 2:  # right or wrong
+                    yield (
+                        f"{task}, {label}: {count(int((here != there).sum()))} of {count(len(here))} documents are "
+                        f"decided otherwise ({score.primary}) in {second} ({_numbers_of(other)}) than in {first} "
+                        f"({_numbers_of(one)})."
+                    )
 
 
 def settings_differing(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -329,27 +343,6 @@ def settings_differing(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[st
         if len(set(map(repr, values.values()))) > 1:
             shown = (f"{title} {settings_text({key: value}) or f'{key} not set'}" for title, value in values.items())
             yield f"Settings differ: {', '.join(shown)}."
-
-
-def _decisions(sources: Mapping[str, EvaluationResults], folders: Mapping[str, Path]) -> Iterator[str]:
-    """Yield how many documents are decided otherwise, of models of one name that were computed in other numbers."""
-    for first, second in combinations([title for title in sources if title in folders], 2):
-        one, other = sources[first], sources[second]
-        if one.model.get("name") != other.model.get("name") or _numbers_of(one) == _numbers_of(other):
-            continue
-        for label in (label for label in one.variants if label in other.variants):
-            values = [read_values(folders[each] / label) for each in (first, second)]
-            for task, score in one.variants[label].scores.items():
-                pair = [each[task] for each in values if task in each and score.primary in each[task].metrics]
-                if len(pair) < 2 or pair[0].documents != pair[1].documents:
-                    continue
-                here, there = (each.metrics[score.primary] for each in pair)
-                if len(np.unique(np.concatenate([here.ravel(), there.ravel()]))) <= 2:  # right or wrong
-                    yield (
-                        f"{task}, {label}: {count(int((here != there).sum()))} of {count(len(here))} documents are "
-                        f"decided otherwise ({score.primary}) in {second} ({_numbers_of(other)}) than in {first} "
-                        f"({_numbers_of(one)})."
-                    )
 
 
 def _numbers_of(results: EvaluationResults) -> str:

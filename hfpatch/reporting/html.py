@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-from functools import cache
+import re
 from importlib import resources
 from urllib.parse import quote
 
@@ -25,49 +25,19 @@ def html(document: Document) -> str:
     All text is escaped; the page's policy lets no script run but its own, which it knows by its hash.
     """
     blocks = [block for part in document.parts for section in part.sections for block in section.blocks]
-    explores = any(isinstance(block, Explorer) for block in blocks)
-    script = "\n".join(_file(name) for name in ("report.js", *(["explorer.js"] if explores else [])))
-    style = "\n".join(_file(name) for name in ("report.css", *(["explorer.css"] if explores else [])))
-    return _environment().get_template("report.html.jinja").render(
+    names = ["report", "explorer"] if any(isinstance(block, Explorer) for block in blocks) else ["report"]
+    folder = resources.files("hfpatch.reporting").joinpath("templates")
+    script, style = (
+        "\n".join(folder.joinpath(f"{name}.{kind}").read_text(encoding="utf-8") for name in names)
+        for kind in ("js", "css")
+    )
+    return _ENVIRONMENT.get_template("report.html.jinja").render(
         document=document,
         script=Markup(script),
         script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
         style=Markup(style),
         version=__version__,
     )  # fmt: skip
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("hfpatch.reporting"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-    def breakable(name: str) -> Markup:  # after underscores, or before what is in brackets
-        broken = Markup("_<wbr>").join(escape(part) for part in name.split("_"))
-        return broken.replace(" [", Markup(" <wbr>[")).replace(" (", Markup(" <wbr>("))
-
-    environment.filters |= {
-        "breakable": breakable,
-        "capital": lambda text: text[:1].upper() + text[1:],
-        "cell": lambda value: value if isinstance(value, Cell) else Cell((value,)),
-        "download": _download,
-        "drawn": lambda figure, prefix: Markup(inline(figure.svg, prefix + figure.name, str(escape(figure.title)))),
-        "places": lambda row, choice: " ".join(
-            str(choice.values.index(value)) for value in row.keys.get(choice.key, ()) if value in choice.values
-        ),
-        "type": lambda block: type(block).__name__,
-    }
-    return environment
-
-
-def _file(name: str) -> str:
-    """Return a file that is beside the templates as it is."""
-    return resources.files("hfpatch.reporting").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _download(block: Block) -> Markup:
@@ -82,3 +52,24 @@ def _download(block: Block) -> Markup:
     content = quote(block.content, safe=" ,.:;/()[]+-_=|*@!?~")
     link = Markup('<a download="{}" href="data:{};charset=utf-8,{}">{}</a>')
     return link.format(block.name, block.media_type, content, block.label)
+
+
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("hfpatch.reporting"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters |= {
+    # a name may be broken after underscores, and before what is in brackets
+    "breakable": lambda name: Markup(re.sub(r"_| (?=[\[(])", r"\g<0><wbr>", str(escape(name)))),
+    "capital": lambda text: text[:1].upper() + text[1:],
+    "cell": lambda value: value if isinstance(value, Cell) else Cell((value,)),
+    "download": _download,
+    "drawn": lambda figure, prefix: Markup(inline(figure.svg, prefix + figure.name, str(escape(figure.title)))),
+    "places": lambda row, choice: " ".join(
+        str(choice.values.index(value)) for value in row.keys.get(choice.key, ()) if value in choice.values
+    ),
+    "type": lambda block: type(block).__name__,
+}

@@ -27,28 +27,23 @@ def _section(section: doc.Section, prefix: str) -> Iterator[str]:
             continue
         if title := getattr(block, "title", "") if getattr(block, "heading", True) else "":
             yield "" if isinstance(block, doc.Figure) else f"### {escape(title)}"
-        yield from _block(block, prefix)
-
-
-def _block(block: doc.Block, prefix: str) -> Iterator[str]:
-    """Yield a block's paragraphs; downloads, browsers and explorers are for pages alone."""
-    match block:
-        case doc.Text():
-            yield escape(block.text) if block.style == "caption" else paragraph(block.text)
-        case doc.Facts():
-            yield "\n".join(f"- {paragraph(label)}: {escape(value)}" for label, value in block.items)
-        case doc.Sentences():
-            yield "\n".join(f"- {paragraph(sentence)}" for sentence in block.items)
-        case doc.Findings():
-            yield "\n".join(f"- **{escape(each.subject)}** {escape(each.rest)}" for each in block.items)
-        case doc.Figure():
-            path = f"figures/{prefix}{block.name}"
-            yield f"![{escape(block.title)}]({path}.svg)\n\n{escape(block.caption)} [Data]({path}.csv)."
-        case doc.Code():
-            yield f"```{block.language}\n{block.text.rstrip()}\n```"
-        case doc.Table():
-            yield markdown_table(block)
-            yield escape(block.caption)
+        match block:  # downloads, browsers and explorers are for pages alone
+            case doc.Text():
+                yield escape(block.text) if block.style == "caption" else paragraph(block.text)
+            case doc.Facts():
+                yield "\n".join(f"- {paragraph(label)}: {escape(value)}" for label, value in block.items)
+            case doc.Sentences():
+                yield "\n".join(f"- {paragraph(sentence)}" for sentence in block.items)
+            case doc.Findings():
+                yield "\n".join(f"- **{escape(each.subject)}** {escape(each.rest)}" for each in block.items)
+            case doc.Figure():
+                path = f"figures/{prefix}{block.name}"
+                yield f"![{escape(block.title)}]({path}.svg)\n\n{escape(block.caption)} [Data]({path}.csv)."
+            case doc.Code():
+                yield f"```{block.language}\n{block.text.rstrip()}\n```"
+            case doc.Table():
+                yield markdown_table(block)
+                yield escape(block.caption)
 
 
 def markdown_table(content: doc.Table) -> str:

@@ -229,11 +229,20 @@ def smooth(values: ArrayLike) -> Floats:
     return mean
 
 
-def heat_map(ax: Axes, values: Floats, *, limits: tuple[float, float] | None = None, diverging: bool = False) -> None:
-    """Draw ``values``, layers x heads, as colours between ``limits``; NaN is left out.
+def heat_map(
+    ax: Axes,
+    cells: Sequence[tuple[int, int, float]],
+    *,
+    limits: tuple[float, float] | None = None,
+    diverging: bool = False,
+) -> None:
+    """Draw the values of ``cells``, each with its layer and head, as colours between ``limits``; NaN is left out.
 
     ``diverging``: values below the middle of the limits have a colour of their own.
     """
+    values = np.full((1 + max(layer for layer, *_ in cells), 1 + max(head for _, head, _ in cells)), np.nan)
+    for layer, head, value in cells:
+        values[layer, head] = value
     low, high = limits or (None, None)
     colours = _DIVERGING if diverging else _RISING
     mesh = ax.pcolormesh(values, cmap=colours, vmin=low, vmax=high, edgecolor=PAPER, linewidth=0.8)

@@ -28,7 +28,7 @@ from hfpatch.reporting.study.figures import differences as study_differences
 from hfpatch.reporting.study.figures import draw as draw_study
 from hfpatch.reporting.study.tables import study_csv
 from hfpatch.reporting.tabular import latex
-from hfpatch.reporting.theme import to_pdf, to_png
+from hfpatch.reporting.theme import to_file
 from hfpatch.results.folder import load_results
 from hfpatch.results.schema import ComparisonResults, EvaluationResults, StudyResults
 from hfpatch.support.files import atomic_file, printable, write_text
@@ -208,19 +208,15 @@ def _with_pdfs(report: Report, out: Path, figures: Mapping[str, Figure], *, pdf:
     wanted = {path: figure for path, figure in paths.items() if pdf or path.exists()}
     for path, figure in wanted.items():
         with atomic_file(path) as temporary:
-            temporary.write_bytes(to_pdf(figure))
+            temporary.write_bytes(to_file(figure, "pdf"))
     return replace(report, figures=(*report.figures, *wanted))
 
 
 def write_document(document: Document, out: Path, *, csv: str, tex: str = "", summary: Figure | None = None) -> Report:
     """Write ``report.html``, ``report.md``, ``results.csv`` and ``figures/``; the same document gives the same bytes.
 
-    Args:
-        document: the report.
-        out: the folder.
-        csv: the content of ``results.csv``.
-        tex: the content of ``results.tex``; empty for no such file.
-        summary: a figure to show alone, written as ``figures/summary.png`` and ``summary.pdf``.
+    ``tex`` is the content of ``results.tex``, empty for no such file; ``summary`` is a figure to show alone, written as
+    ``figures/summary.png`` and ``summary.pdf``.
 
     Raises:
         HfpatchError: if ``out`` cannot be written.
@@ -232,8 +228,8 @@ def write_document(document: Document, out: Path, *, csv: str, tex: str = "", su
                 figures.append(out / "figures" / f"{name}.{ending}")
                 write_text(figures[-1], text)
     if summary is not None:
-        for name, content in (("summary.png", to_png(summary)), ("summary.pdf", to_pdf(summary))):
-            figures.append(out / "figures" / name)
+        for content, kind in ((to_file(summary, "png"), "png"), (to_file(summary, "pdf"), "pdf")):
+            figures.append(out / "figures" / f"summary.{kind}")
             with atomic_file(figures[-1]) as temporary:
                 temporary.write_bytes(content)
     pages = out / "report.html", out / "report.md", out / "results.csv"

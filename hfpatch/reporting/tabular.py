@@ -28,13 +28,10 @@ def csv_text(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def latex(table: Table, *, comments: Iterable[str] = (), caption: str = "") -> str:
-    """Return a table as a ``tabular``, or with a caption as a ``table`` that floats.
+def latex(table: Table, *, caption: str = "") -> str:
+    """Return a table as a ``tabular``, or with a caption as a ``table`` that floats and is labelled ``tab:`` and name.
 
-    Args:
-        table: the table; lines of a heading become lines of the head, lines of a cell are joined.
-        comments: lines above it that LaTeX does not set.
-        caption: set above the table, which then has the label ``tab:`` and its name.
+    Lines of a heading become lines of the head, lines of a cell are joined.
     """
     alignment = "".join("r" if column.number else "l" for column in table.columns)
     heads = [(column.name, *column.notes) for column in table.columns]
@@ -44,7 +41,6 @@ def latex(table: Table, *, comments: Iterable[str] = (), caption: str = "") -> s
     set_lines = [" & ".join(map(escape, cells)) + r" \\" for cells in (*head, *body)]
     set_above = [rf"\caption{{{escape(caption)}}}", rf"\label{{tab:{table.name}}}"]
     lines = [
-        *(f"% {' '.join(comment.split())}" for comment in comments),
         *([r"\begin{table}", r"\centering", *set_above] if caption else []),
         *(rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", *set_lines[:depth], r"\midrule", *set_lines[depth:]),
         *(r"\bottomrule", r"\end{tabular}"),

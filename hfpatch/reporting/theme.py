@@ -7,6 +7,7 @@ import re
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -127,19 +128,14 @@ def to_svg(figure: Figure) -> str:
 
 
 @report_style()
-def to_pdf(figure: Figure) -> bytes:
-    """Return a figure as PDF, for a paper: with its fonts, without dates and versions, as its SVG is laid out."""
+def to_file(figure: Figure, kind: Literal["pdf", "png"]) -> bytes:
+    """Return a figure without dates and versions: as PDF with its fonts, as it is laid out, or as PNG for a screen."""
     stream = io.BytesIO()
-    figure.set_layout_engine("none")
-    figure.savefig(stream, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
-    return stream.getvalue()
-
-
-@report_style()
-def to_png(figure: Figure) -> bytes:
-    """Return a figure as PNG at 200 dots an inch, without the writer's version."""
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=200, metadata={"Software": None})
+    if kind == "pdf":
+        figure.set_layout_engine("none")
+        figure.savefig(stream, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
+    else:
+        figure.savefig(stream, format="png", dpi=200, metadata={"Software": None})
     return stream.getvalue()
 
 

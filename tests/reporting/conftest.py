@@ -1,5 +1,7 @@
 """A realistic run folder, written as the pipeline writes it."""
 
+import csv
+import io
 import json
 import math
 import random
@@ -7,7 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from reporting.evaluation_example import evaluation
+from rich.console import Console
 
+from hfpatch.reporting import terminal
 from hfpatch.reporting.comparison.document import comparison_document, read_material
 from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.plots import to_svgs
@@ -158,6 +163,29 @@ def document_of(results, folder=Path("/nowhere")):
     """Return the document of a comparison, with what lies in its folder."""
     material = read_material("", folder, results)
     return comparison_document([replace(material, drawn=to_svgs(draw(results, material.layers)))])
+
+
+def read_csv(text):
+    """Return the rows of a CSV file as dictionaries."""
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+@pytest.fixture
+def printed(monkeypatch):
+    """Return a function from a document to what a terminal shows of it."""
+
+    def shown(document, width=200):
+        out = io.StringIO()
+        monkeypatch.setattr(terminal, "Console", lambda: Console(file=out, width=width))
+        terminal.print_document(document)
+        return out.getvalue()
+
+    return shown
+
+
+@pytest.fixture
+def evaluated():
+    return evaluation()
 
 
 @pytest.fixture

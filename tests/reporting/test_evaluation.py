@@ -1,10 +1,9 @@
 """The report of an evaluation: what a terminal shows of it, and its files."""
 
-import csv
-import io
 import json
 
 import pytest
+from reporting.conftest import read_csv
 from reporting.evaluation_example import HOSTILE, comparison, evaluation, score
 
 from hfpatch.reporting import write_report
@@ -88,7 +87,7 @@ def test_the_files_of_a_report_name_what_was_measured_and_are_the_same_again(res
         assert shown in page
         assert shown in text
     assert "answers were kept" not in text  # how the results were obtained is not in them
-    rows = list(csv.DictReader(io.StringIO(report.csv.read_text(encoding="utf-8"))))
+    rows = read_csv(report.csv.read_text(encoding="utf-8"))
     keys = "model", "added", "metric", "value", "stderr", "groups"
     assert [tuple(row[key] for key in keys) for row in rows] == [
         ("base", "0", "acc", "0.5", "0.0123", ""),

@@ -1,13 +1,10 @@
 """A base at floor or at chance, from its scores to what every report says of it."""
 
-import io
 import math
 
 import pytest
 from reporting.conftest import document_of, task_result
-from rich.console import Console
 
-from hfpatch.reporting import terminal
 from hfpatch.reporting.comparison.tables import difference_table, score_table
 from hfpatch.reporting.html import html
 from hfpatch.results import TaskResult
@@ -62,14 +59,10 @@ def test_nothing_found_at_floor_says_so(floored):
     assert score_table(floored).columns[2].notes[-1] == "base at floor"
 
 
-def test_it_is_a_warning_of_old_results_too(floored):
+def test_it_is_a_warning_of_old_results_too(floored, printed):
     (warning,) = floor_cautions(floored.methods["baseline"].runs[0].evaluation)
     assert warning.startswith(f"the base is at floor on {CLOZE} (acc: 0 % of 400 documents)")
     document = document_of(floored)
     assert warning not in floored.warnings
     assert warning in html(document).replace("&#39;", "'")
-    out = io.StringIO()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(terminal, "Console", lambda: Console(file=out, width=200))
-        terminal.print_document(document)
-    assert "the base is at floor on" in out.getvalue()
+    assert "the base is at floor on" in printed(document)

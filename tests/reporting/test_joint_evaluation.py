@@ -1,12 +1,12 @@
 """One report of several evaluations: their scores in one table, and what differs between them."""
 
-import csv
 import json
 import re
 
 import pytest
-from reporting.test_evaluation import results as evaluated  # noqa: F401 - a fixture
-from reporting.test_evaluation import score
+from reporting.conftest import example, read_csv
+from reporting.evaluation_example import score
+from reporting.test_evaluation import cells
 
 from hfpatch import HfpatchError
 from hfpatch.__main__ import main
@@ -22,7 +22,7 @@ GROUP = GroupResult(group="both", tasks=["cloze", "page"], n=1244, metrics={"acc
 
 
 @pytest.fixture
-def alone(evaluated):  # noqa: F811
+def alone(evaluated):
     """One model, evaluated by itself on one task more, with a group's score."""
     scores = {"cloze": score(0.75), "page": score(0.125).model_copy(update={"data_sha256": "e" * 64, "n": 10})}
     variants = {"base": EvaluatedVariant(scores=scores, groups={"both": GROUP})}
@@ -31,11 +31,12 @@ def alone(evaluated):  # noqa: F811
     return evaluated.model_copy(update={**changed, "settings": settings})
 
 
-def cells(table):
-    return [tuple(map(str, row.cells)) for row in table.rows]
+def differing(*results, folders=None):
+    document = joint_evaluation_document(dict(zip("xyz", results, strict=False)), folders)
+    return [text for section in document.opening[1:] for block in section.blocks for text in block.items]
 
 
-def test_scores_of_the_same_documents_share_a_line(evaluated, alone):  # noqa: F811
+def test_scores_of_the_same_documents_share_a_line(evaluated, alone):
     table = score_table_of({"x": evaluated, "y": alone})
     assert [column.name for column in table.columns][5:] == ["x: base", "x: one", "y"]
     assert cells(table) == [
@@ -56,12 +57,7 @@ def test_scores_of_the_same_documents_share_a_line(evaluated, alone):  # noqa: F
     assert sentence == "cloze was scored on 2 different sets of documents, which have lines of their own."
 
 
-def differing(*results):
-    document = joint_evaluation_document(dict(zip("xyz", results, strict=False)))
-    return [text for section in document.opening[1:] for block in section.blocks for text in block.items]
-
-
-def test_limits_of_tasks_and_what_differs(evaluated, alone):  # noqa: F811
+def test_limits_of_tasks_and_what_differs(evaluated, alone):
     settings = {"tasks": {"cloze": None, "page": {"limit": 5}}, "limit": 40, "seed": None}
     assert evaluation_text(settings) == "tasks [cloze, page (limit 5)], limit 40"
     other = {**evaluated.model, "name": "other", "dtype": "bfloat16"}
@@ -85,19 +81,14 @@ def test_documents_that_another_precision_decides_otherwise_are_counted(alone, t
         (folder / "base" / "cloze.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         write_values(folder / "base", ["cloze"])
 
-    def sentences(*results):
-        document = joint_evaluation_document(dict(zip("xy", results, strict=True)), folders)
-        texts = [text for section in document.opening[1:] for block in section.blocks for text in block.items]
-        return [text for text in texts if "decided otherwise" in text]
-
-    (told,) = sentences(alone, low)
+    (told,) = (text for text in differing(alone, low, folders=folders) if "decided otherwise" in text)
     assert re.match(r"cloze, base: 2 of 4 documents .* in y \(bfloat16 .* float32\) than in x \(float32\)", told)
-    assert sentences(alone, alone) == []
+    assert differing(alone, alone, folders=folders) == []
     (folders["y"] / "base" / "cloze.jsonl").unlink()  # no records, no count
-    assert sentences(alone, low) == []
+    assert "decided otherwise" not in " ".join(differing(alone, low, folders=folders))
 
 
-def test_the_files_of_a_joint_report(evaluated, alone, tmp_path, capsys):  # noqa: F811
+def test_the_files_of_a_joint_report(evaluated, alone, tmp_path, capsys):
     folders = [tmp_path / name for name in ("first", "second")]
     for folder, results in zip(folders, (evaluated, alone), strict=True):
         folder.mkdir()
@@ -105,7 +96,7 @@ def test_the_files_of_a_joint_report(evaluated, alone, tmp_path, capsys):  # noq
     assert main(["report", *map(str, folders), "--out", str(tmp_path / "both")]) == 0
     assert capsys.readouterr().out == f"report: {tmp_path / 'both' / 'report.html'}\n"
     written = write_joint_report(folders, tmp_path / "both")
-    rows = list(csv.DictReader(written.csv.read_text().splitlines()))
+    rows = read_csv(written.csv.read_text())
     assert [(row["evaluation"], row["model"], row["task"]) for row in rows if row["metric"] == "acc"] == [
         ("first", "base", "cloze"), ("first", "one", "cloze"), ("second", "base", "both"), ("second", "base", "cloze"),
         ("second", "base", "page"),
@@ -121,9 +112,7 @@ def test_the_files_of_a_joint_report(evaluated, alone, tmp_path, capsys):  # noq
     assert "small/llama" in alone_written.tex.read_text()
 
 
-def test_evaluations_and_comparisons_have_no_joint_report(evaluated, tmp_path):  # noqa: F811
-    from reporting.conftest import example
-
+def test_evaluations_and_comparisons_have_no_joint_report(evaluated, tmp_path):
     for name, results in (("one", evaluated.to_json()), ("two", example())):
         (tmp_path / name).mkdir()
         (tmp_path / name / "results.json").write_text(json.dumps(results))

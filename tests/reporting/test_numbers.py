@@ -43,12 +43,9 @@ def test_a_change_of_a_share_is_in_points_and_a_relative_one_in_per_cent():
     found = change(-2.4, -3.0, -1.8, 0.8, scale=Scale.RELATIVE, reference=20.0)
     assert (found.difference, found.low, found.high) == pytest.approx((-12.0, -15.0, -9.0))
     assert found.smallest_visible == pytest.approx(4.0)
-
-
-@pytest.mark.parametrize("reference", [None, 0.0])
-def test_a_relative_change_without_a_reference_is_raw(reference):
-    found = change(-2.4, -3.0, -1.8, None, scale=Scale.RELATIVE, reference=reference)
-    assert found == Change(-2.4, -3.0, -1.8, None, Scale.RAW)
+    for reference in (None, 0.0):  # without a reference it is raw
+        found = change(-2.4, -3.0, -1.8, None, scale=Scale.RELATIVE, reference=reference)
+        assert found == Change(-2.4, -3.0, -1.8, None, Scale.RAW)
 
 
 @pytest.mark.parametrize(
@@ -65,12 +62,9 @@ def test_change_text(low, high, scale, text):
     assert change_text(Change(4.0, low, high, None, scale)) == text
 
 
-def test_a_change_that_was_not_tested_has_no_interval():
+def test_numbers_that_are_none_and_rounded_zeros():
     untested = Change(4.0, -math.inf, math.inf, None, Scale.POINTS)
     assert (change_text(untested), change_text(untested, unit=False)) == ("+4.0 points", "+4.0")
-
-
-def test_numbers_that_are_none_and_rounded_zeros():
     assert decimal(math.nan, 1) == "not a number"
     assert signed(-math.inf, 1) == "−∞"
     assert change_text(Change(math.nan, math.nan, math.inf, None, Scale.POINTS)).startswith("not a number [")
@@ -99,13 +93,10 @@ def test_numbers_as_text(form, shown):
     assert {value: form(value) for value in shown} == shown
 
 
-def test_parts():
+def test_parts_and_divergence_in_the_order_of_steps():
     part = {"type": "lora", "r": 8, "target_modules": ["q", "v"]}
     assert part_text(part) == "lora(r=8, target_modules=q+v)"
     assert part_text({"type": "pre_projection"}) == "pre_projection"
-
-
-def test_divergence_is_reported_in_the_order_of_steps():
     assert diverged_text({}) == ""
     assert diverged_text({0: 360, 2: 340}) == "diverged at step 340 (seed 2) and 360 (seed 0)"
     assert diverged_text({1: 1340}) == "diverged at step 1,340 (seed 1)"

@@ -89,9 +89,10 @@ def test_a_line_is_distinguished_by_dash_and_marks_and_has_a_band_where_its_ends
 
 
 def test_a_heat_map_leaves_out_what_is_not_there(ax):
-    values = np.array([[0.25, np.nan, 0.75], [0.5, 0.5, 1.0]])
-    plots.heat_map(ax, values, limits=(0.0, 1.0), diverging=True)
+    cells = [(0, 0, 0.25), (0, 2, 0.75), (1, 0, 0.5), (1, 1, 0.5), (1, 2, 1.0)]
+    plots.heat_map(ax, cells, limits=(0.0, 1.0), diverging=True)
     mesh = ax.collections[0]
+    values = [[0.25, np.nan, 0.75], [0.5, 0.5, 1.0]]
     np.testing.assert_array_equal(np.ma.filled(mesh.get_array(), np.nan), values)
     assert mesh.get_clim() == (0.0, 1.0)
     assert ax.yaxis_inverted()

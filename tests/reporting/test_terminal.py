@@ -1,25 +1,19 @@
 """Tables in a terminal of 80 columns."""
 
-import io
-
 import pytest
-from rich.console import Console
 
-from hfpatch.reporting import terminal
 from hfpatch.reporting.document import Column, Document, Row, Table
 
 
 @pytest.mark.parametrize("width", [80, 60])
 @pytest.mark.parametrize("columns", [1, 4, 9])
 @pytest.mark.parametrize("end", [8, 22, 70])
-def test_two_names_are_never_cut_to_the_same(monkeypatch, width, columns, end):
+def test_two_names_are_never_cut_to_the_same(printed, width, columns, end):
     names = [f"nonlinear_query_{'x' * end}{last}" for last in "ab"]
     rows = tuple(Row((name, *["+0.0955 [0.0910, 0.1001]"] * columns)) for name in names)
-    out = io.StringIO()
-    monkeypatch.setattr(terminal, "Console", lambda: Console(file=out, width=width))
     headings = tuple(Column(f"task_{place}") for place in range(columns))
-    terminal.print_document(Document("", (), summary=(Table("t", "t", (Column("method"), *headings), rows),)))
-    lines = out.getvalue().splitlines()
+    table = Table("t", "t", (Column("method"), *headings), rows)
+    lines = printed(Document("", (), summary=(table,)), width).splitlines()
     assert max(map(len, lines)) <= width
     first = "".join(line.split("│")[1].strip() for line in lines if line.startswith("│"))
     assert first == "".join(names)

@@ -57,7 +57,7 @@ class Line:
 
 def method_lines(results: ComparisonResults) -> list[Line]:
     """Return a line for each method, by gain on the first task, the highest first."""
-    lines = []
+    lines, gains = [], {}
     for name in results.others:
         own, method = results.answers("base", name), results.methods[name]
         control = control_for(results, name)
@@ -75,15 +75,12 @@ def method_lines(results: ComparisonResults) -> list[Line]:
             near = abs(size - method.trainable) <= MATCHED * method.trainable or are_matched(results, name, control)
             words = f"{summary(against)}{'' if near else ', sizes differ'}{ending}"
         first = next((each for each in own if each.task == results.first_task), None)
+        if first is not None and (gain := gain_of(results, first)) is not None:
+            gains[name] = gain.difference
         others = tuple(each for each in own if each.task != results.first_task)
         ratio = method.trainable / size if size else None
         lines.append(Line(name, method.trainable, first, others, control, ratio, against, words))
-
-    def place(line: Line) -> tuple[bool, float]:
-        gain = None if line.first is None else gain_of(results, line.first)
-        return gain is None, 0.0 if gain is None else -gain.difference
-
-    return sorted(lines, key=place)
+    return sorted(lines, key=lambda line: (line.method not in gains, -gains.get(line.method, 0.0)))
 
 
 def answer(results: ComparisonResults) -> str:
@@ -191,14 +188,8 @@ def _many(verdicts: Iterable[Sequence[Verdict]], outcome: str) -> int:
     return sum(any(each.verdict == outcome for each in of_method) for of_method in verdicts)
 
 
-def headline_table(results: ComparisonResults, *, name: str = "headline", title: str = "") -> Table:
-    """Build the table that a report opens with; for narrow terminals, of gains and of verdicts.
-
-    Args:
-        results: the results.
-        name: the table's anchor.
-        title: names the run where several are reported side by side.
-    """
+def headline_table(results: ComparisonResults) -> Table:
+    """Build the table that a report opens with; for narrow terminals, of gains and of verdicts."""
     lines, first = method_lines(results), results.first_task
     table: list[tuple[Column, Sequence[str | Cell]]] = [(Column("method"), [line.method for line in lines])]
     if first is not None:
@@ -234,11 +225,9 @@ def headline_table(results: ComparisonResults, *, name: str = "headline", title:
         rows = tuple(map(Row, zip(*(cells for _, cells in kept), strict=True)))
         return Table(name, title, tuple(column for column, _ in kept), rows, **options)
 
-    halves = tuple(
-        part(f"{name}-{half.lower()}", f"{title}: {half.lower()}" if title else half, [table[0], *kept])
-        for half, kept in (("Gains", table[1:place]), ("Verdicts", table[place:]))
-    )
-    return part(name, title or "Headline", table, heading=bool(title), narrow=halves)
+    gained, said = [table[0], *table[1:place]], [table[0], *table[place:]]
+    halves = part("headline-gains", "Gains", gained), part("headline-verdicts", "Verdicts", said)
+    return part("headline", "Headline", table, heading=False, narrow=halves)
 
 
 _GAIN = "The difference to the baseline, above 0 is better, with the simultaneous 95 % interval of its verdict."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -69,21 +69,47 @@ def attribution(results: ComparisonResults) -> Iterator[Section]:
         return
     # the tasks that score text first: the held-out text, other text, then the others
     tasks = sorted(results.tasks, key=lambda task: (task != HELD_OUT, not results.tasks[task].is_text))
-    findings = Findings(tuple(_finding(results, tasks, name, controls) for name, controls in groups.items()))
     columns = [Column("method"), Column("what it keeps"), Column("trainable", number=True)]
     columns += [Column(task, (metric_text(results.deciding[task].metric),), number=True) for task in tasks]
-    rows = []
+    rows, findings = [], []
     for name, controls in groups.items():
         made = [results.verdict(name, task, results.baseline) for task in tasks]  # numbers: table of differences
         cells = [NOTHING if each is None else each.verdict for each in made]
         rows.append(Row((name, "all", count(results.methods[name].trainable), *cells), strong=True))
+        known: dict[str, list[tuple[Control, Share]]] = {}
         for control in controls:
-            shares = [share(results, name, control.name, task) for task in tasks]
-            cells = [NOTHING if found is None else str(found) for found in shares]
+            shares = {task: share(results, name, control.name, task) for task in tasks}
+            cells = [NOTHING if found is None else str(found) for found in shares.values()]
             rows.append(Row((control.name, control.keeps, count(results.methods[control.name].trainable), *cells)))
+            for task, found in shares.items():
+                if found is not None:
+                    known.setdefault(task, []).append((control, found))
+        # one sentence, of the first task on which a share is known
+        where = next((task for task in tasks if task in known), None)
+        if where is None:
+            why = f"is shown to be better than {results.baseline} on no task that its controls were tested on too"
+            findings.append(Finding(name, f"{why}, so which part carries its effect cannot be told.", "not tested"))
+            continue
+        ranked = sorted(known[where], key=lambda pair: -pair[1].value)
+        parts = [f"{each.keeps} ({each.name}) reaches {found}" for each, found in ranked]
+        most = [(each.keeps, found) for each, found in ranked if found.low > _HALF]
+        tone: Tone = "better" if most else "not tested"
+        if len(most) == 1:
+            conclusion = f"{most[0][0]} carries most of the effect"
+        elif most:
+            (first, largest), (_, second) = most[:2]
+            more = f"; {first} the most" if largest.low > second.high else ""
+            conclusion = f"{listed([keeps for keeps, _ in most])} each reach most of the effect by themselves{more}"
+        elif all(found.high < _HALF for _, found in ranked):
+            conclusion, tone = "none of these alone carries half of the effect", "mixed"
+        else:
+            conclusion = "whether a part alone carries most of the effect cannot be told"
+        measure = f"{where} ({metric_text(results.deciding[where].metric)})"
+        rest = f"{listed(parts)}. {conclusion[0].upper()}{conclusion[1:]}."
+        findings.append(Finding(name, f"gains on {measure}; of that, {rest}", tone))
     title = "Methods and their controls"
     table = Table("shares", title, tuple(columns), tuple(rows), caption=_CAPTION, heading=False)
-    blocks = (findings, Text(_RULE, "caption"), table)
+    blocks = (Findings(tuple(findings)), Text(_RULE, "caption"), table)
     yield Section("attribution", "Which part carries the effect", blocks, "Attribution")
 
 
@@ -111,31 +137,3 @@ def share(results: ComparisonResults, method: str, control: str, task: str) -> S
     product = (m_reach**2 + c_reach**2 - between**2) / 2 if made[2] is not None else 0.0
     most = m_reach * c_reach
     return fieller(m, c, m_reach, c_reach, min(most, max(-most, product)))
-
-
-def _finding(results: ComparisonResults, tasks: Sequence[str], name: str, controls: Sequence[Control]) -> Finding:
-    """Say in one sentence which part of a method carries its effect, or that this is not known."""
-    for task in tasks:
-        shares = {each: share(results, name, each.name, task) for each in controls}
-        known = [(each, found) for each, found in shares.items() if found is not None]
-        if not known:
-            continue
-        known.sort(key=lambda pair: -pair[1].value)
-        parts = [f"{each.keeps} ({each.name}) reaches {found}" for each, found in known]
-        most = [(each.keeps, found) for each, found in known if found.low > _HALF]
-        tone: Tone = "better" if most else "not tested"
-        if len(most) == 1:
-            conclusion = f"{most[0][0]} carries most of the effect"
-        elif most:
-            (first, largest), (_, second) = most[:2]
-            more = f"; {first} the most" if largest.low > second.high else ""
-            conclusion = f"{listed([keeps for keeps, _ in most])} each reach most of the effect by themselves{more}"
-        elif all(found.high < _HALF for _, found in known):
-            conclusion, tone = "none of these alone carries half of the effect", "mixed"
-        else:
-            conclusion = "whether a part alone carries most of the effect cannot be told"
-        measure = f"{task} ({metric_text(results.deciding[task].metric)})"
-        rest = f"{listed(parts)}. {conclusion[0].upper()}{conclusion[1:]}."
-        return Finding(name, f"gains on {measure}; of that, {rest}", tone)
-    why = f"is shown to be better than {results.baseline} on no task that its controls were tested on too"
-    return Finding(name, f"{why}, so which part carries its effect cannot be told.", "not tested")

@@ -138,17 +138,34 @@ def read_material(label: str, run_dir: Path, results: ComparisonResults) -> RunD
 
 
 def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = ()) -> doc.Document:
-    """Build the document of one comparison, or of several that share its tables or are reported side by side.
+    """Build the document of one comparison, or of several: side by side, or as one where they share its tables.
 
-    Args:
-        material: the runs that are reported side by side; one where they share a table.
-        checks: whether several runs agree, in each respect.
+    ``checks`` say whether several runs agree, in each respect.
     """
     first, results = material[0], [each.results for each in material]
     several = len(material) > 1
     sources = [source for each in material for source in each.sources.values()]
     labels = [label for each in material for label in each.sources]
-    compared = [_comparability(checks, labels, joined=not several)] if checks else []
+    compared: list[doc.Section] = []
+    if checks:  # whether the runs agree
+        apart = ", ".join(check.what.lower() for check in checks if check.decides and check.verdict != "same")
+        other = [check.what.lower() for check in checks if not check.decides and check.verdict != "same"]
+        differ = f"They differ, or are not known to agree, in: {', '.join(other)}."
+        words = (
+            f"These runs cannot share a table, because they do not agree in: {apart}. Each has its own part."
+            if several
+            else "These runs measured the same frozen model on the same documents, so they share the tables. Each "
+            "difference is the paired one of its own run; none was tested across runs. "
+            f"{differ if other else 'They agree in all else.'}"
+        )
+        rows = []
+        for check in checks:
+            tone: doc.Tone = "better" if check.verdict == "same" else "worse" if check.decides else "not tested"
+            verdict = doc.Cell((check.verdict,), tone)
+            rows.append(doc.Row((check.what, verdict, *check.values, check.consequence or NOTHING)))
+        columns = tuple(map(doc.Column, ("of the runs", "verdict", *labels, "what follows")))
+        table = doc.Table("common", "What the runs have in common", columns, tuple(rows), heading=False)
+        compared.append(doc.Section("comparability", "Comparability", (doc.Text(words), table)))
     times = [time for each in sources if isinstance(time := each.provenance.get("wall_s"), int | float)]
     return doc.Document(
         title=" and ".join(each.name or "Comparison" for each in results),
@@ -181,7 +198,24 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
 
 def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[doc.Section]:
     results, samples, drawn = material.results, material.samples, material.drawn
-    yield _answer(material)
+    # the sentence, the table of methods, the differences, and the warnings
+    blocks: list[doc.Block] = [doc.Text(answer(results), "headline")]
+    blocks += frontier_blocks(results, drawn.get("frontier"), material.data.results)
+    table = headline_table(results)
+    if table.rows:
+        blocks += [table, *(doc.Text(line, "caption") for line in _LEGEND)]
+    blocks += [_figure("differences", material)] if "differences" in drawn else []
+    warnings = [*filter(None, [rates_sentence(results)]), *warned_of_floor(results), *uncovered(results)]
+    if warnings:
+        blocks.append(doc.Sentences(tuple(dict.fromkeys(warnings)), "Warnings"))
+    elif results.complete:
+        blocks.append(doc.Text("None."))
+    else:
+        checked = "whether parameters match, updates survive and the base is sound is checked once a run is complete"
+        blocks.append(doc.Text(f"Not checked yet: {checked}."))
+    if material.missing:
+        blocks.append(doc.Sentences(tuple(material.missing), "What is missing"))
+    yield doc.Section("answer", "Answer", tuple(blocks))
     yield from compared
     if results.tasks:
         yield doc.Section("what", "What the tasks are", (task_table(results, samples.documents),), "Tasks")
@@ -210,8 +244,8 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
             listed = {"seeds": side.seeds, "binary": side.gained is not None, "left_out": side.left_out}
             sides[methods.index(side.method)][tasks.index(side.task)] = {**listed, "changes": changes}
         browser = doc.Browser({"methods": methods, "tasks": tasks, "sides": sides, "documents": samples.documents})
-        blocks = (doc.Text(_SAMPLES, "caption"), browser, sides_table(samples.sides))
-        yield doc.Section("samples", "What changed sides", blocks)
+        shown = (doc.Text(_SAMPLES, "caption"), browser, sides_table(samples.sides))
+        yield doc.Section("samples", "What changed sides", shown)
     pairs = difference_table(results)
     yield doc.Section("paired", "Paired differences", (pairs if pairs.rows else doc.Text("None was made."),))
     download = doc.Download("results.csv", "every number of every run (CSV)", results_csv({"": material.data.results}))
@@ -222,28 +256,6 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
     yield doc.Section("protocol", "Protocol and provenance", protocol, "Protocol")
     environment = tuple(doc.Facts(tuple(environment_facts(each)), label) for label, each in runs)
     yield doc.Section("environment", "Environment", environment)
-
-
-def _answer(material: RunData) -> doc.Section:
-    """Build the first section: the sentence, the table of methods, the differences, and the warnings."""
-    results = material.results
-    blocks: list[doc.Block] = [doc.Text(answer(results), "headline")]
-    blocks += frontier_blocks(results, material.drawn.get("frontier"), material.data.results)
-    table = headline_table(results)
-    if table.rows:
-        blocks += [table, *(doc.Text(line, "caption") for line in _LEGEND)]
-    blocks += [_figure("differences", material)] if "differences" in material.drawn else []
-    warnings = [*filter(None, [rates_sentence(results)]), *warned_of_floor(results), *uncovered(results)]
-    if warnings:
-        blocks.append(doc.Sentences(tuple(dict.fromkeys(warnings)), "Warnings"))
-    elif results.complete:
-        blocks.append(doc.Text("None."))
-    else:
-        checked = "whether parameters match, updates survive and the base is sound is checked once a run is complete"
-        blocks.append(doc.Text(f"Not checked yet: {checked}."))
-    if material.missing:
-        blocks.append(doc.Sentences(tuple(material.missing), "What is missing"))
-    return doc.Section("answer", "Answer", tuple(blocks))
 
 
 def _figure(name: str, material: RunData) -> doc.Figure:
@@ -257,27 +269,6 @@ def _figure(name: str, material: RunData) -> doc.Figure:
     return doc.Figure(
         name, title, caption, material.drawn[name], figure_csv(name, material.data.results, material.data.layers)
     )
-
-
-def _comparability(checks: Sequence[Check], labels: Sequence[str], *, joined: bool) -> doc.Section:
-    """Build the section on whether several runs agree."""
-    apart = ", ".join(check.what.lower() for check in checks if check.decides and check.verdict != "same")
-    other = [check.what.lower() for check in checks if not check.decides and check.verdict != "same"]
-    differ = f"They differ, or are not known to agree, in: {', '.join(other)}." if other else "They agree in all else."
-    words = (
-        "These runs measured the same frozen model on the same documents, so they share the tables. Each difference is "
-        f"the paired one of its own run; none was tested across runs. {differ}"
-        if joined
-        else f"These runs cannot share a table, because they do not agree in: {apart}. Each has its own part."
-    )
-    rows = []
-    for check in checks:
-        tone: doc.Tone = "better" if check.verdict == "same" else "worse" if check.decides else "not tested"
-        verdict = doc.Cell((check.verdict,), tone)
-        rows.append(doc.Row((check.what, verdict, *check.values, check.consequence or NOTHING)))
-    columns = tuple(map(doc.Column, ("of the runs", "verdict", *labels, "what follows")))
-    table = doc.Table("common", "What the runs have in common", columns, tuple(rows), heading=False)
-    return doc.Section("comparability", "Comparability", (doc.Text(words), table))
 
 
 def missing(results: ComparisonResults) -> Iterator[str]:

@@ -14,12 +14,13 @@ from hfpatch.recipes.pairs import is_lora
 from hfpatch.recipes.retention import text_of
 from hfpatch.reporting import plots
 from hfpatch.reporting.comparison.frontier import frontier_figure
-from hfpatch.reporting.comparison.retention import gain_at, retention_csv
+from hfpatch.reporting.comparison.retention import gain_at
 from hfpatch.reporting.comparison.tables import DECIDED, PLAIN, pairs
 from hfpatch.reporting.comparison.tuning import tuning_figure
 from hfpatch.reporting.numbers import MOST_METHODS, Scale, change_of, scale_in, short_count
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import GREY, INK, MUTED, PAPER, report_style, short, styles
+from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.retention import KL, front
 from hfpatch.results.schema import ComparisonResults, LayerSeries, RetentionPoint
 
@@ -136,7 +137,12 @@ def retention(results: ComparisonResults) -> Figure | None:
             if len(own) > 1:
                 ax.plot(*zip(*path, strict=True), color=look.colour, linestyle=look.dash, linewidth=1.2, zorder=2)
             for point, x, y in own:
-                bars: dict[str, Any] = {"xerr": _arms(x), "yerr": _arms(y), "color": look.colour}
+                # how far each interval reaches below and above; nothing where it is unbounded
+                across, up = (
+                    [[value - low], [high - value]] if np.isfinite([low, high]).all() else [[0.0], [0.0]]
+                    for value, low, high in (x, y)
+                )
+                bars: dict[str, Any] = {"xerr": across, "yerr": up, "color": look.colour}
                 ax.errorbar(x[0], y[0], **bars, linewidth=1.0, alpha=1.0 if point.scale == 1 else 0.45, zorder=3)
                 size = 8.5 if point.scale == 1 else 4.5
                 ax.plot(x[0], y[0], look.marker, color=look.colour, markersize=size, markeredgecolor=PAPER, zorder=4)
@@ -146,12 +152,6 @@ def retention(results: ComparisonResults) -> Figure | None:
         ax.set_ylabel("gain on held-out text, nats per token   ↑ better")
     plots.method_key(figure, looks, points=True)
     return figure
-
-
-def _arms(ends: _Ends) -> list[list[float]]:
-    """Return how far an interval reaches below and above; nothing where it is unbounded."""
-    value, low, high = ends
-    return [[value - low], [high - value]] if np.isfinite([low, high]).all() else [[0.0], [0.0]]
 
 
 def quality(results: ComparisonResults) -> Figure | None:
@@ -291,7 +291,15 @@ def figure_csv(name: str, results: ComparisonResults, layers: Layers) -> str:
             )
             return csv_text(("method", "trainable", "task", "metric", "seed", "value"), values)
         case "retention":
-            return retention_csv(results)
+            first = ("method", "scale", "chosen", "text", "metric", "difference", "low", "high", "n", "seeds")
+            found, kept = [], results.retention
+            for point in kept.points if kept is not None else ():
+                chosen, gain = kept is not None and kept.chosen(point.method) == point.scale, gain_at(results, point)
+                own = [each for each in point.comparisons if each.task != HELD_OUT]
+                for one in ([gain] if gain is not None else []) + own:
+                    numbers = (one.difference, one.low, one.high, one.n, one.seeds)
+                    found.append((point.method, point.scale, chosen, one.task, one.metric, *numbers, point.tuning_loss))
+            return csv_text((*first, "tuning_loss"), found)
         case "training":
             curves = {name: method.curve for name, method in results.methods.items() if method.curve is not None}
             most = max(_FEWEST_STEPS, min(_MOST_STEPS, _MOST_LINES // max(1, len(curves))))

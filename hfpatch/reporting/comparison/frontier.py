@@ -12,16 +12,7 @@ from hfpatch.recipes.budgets import budget_in
 from hfpatch.reporting import document as doc
 from hfpatch.reporting import plots
 from hfpatch.reporting.comparison.answer import tone_of
-from hfpatch.reporting.numbers import (
-    NOTHING,
-    Change,
-    digits_for,
-    gain_of,
-    metric_text,
-    scale_in,
-    short_count,
-    signed,
-)
+from hfpatch.reporting.numbers import NOTHING, Change, digits_for, gain_of, metric_text, scale_in, short_count, signed
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import INK, MUTED, Style, report_style, short, styles
 from hfpatch.results.frontier import Exchange, Frontier, against_reference, sentence, times_text
@@ -41,35 +32,35 @@ _READING = (
 def frontier_blocks(results: ComparisonResults, svg: str | None, data: ComparisonResults) -> Iterator[doc.Block]:
     """Yield the first blocks of a report with budgets; nothing without budgets.
 
-    Args:
-        results: the results.
-        svg: the figure, if it is drawn.
-        data: the results with the names that CSV files have.
+    ``svg`` is the figure, if it is drawn, and ``data`` the results with the names that CSV files have.
     """
     frontier = results.frontier
     if frontier is None:
         return
     if svg is not None and data.frontier is not None:
-        yield doc.Figure("frontier", "Gain against parameters", _CAPTION, svg, _csv(data, data.frontier))
+        # the figure's data: a row for each point, in the figure's unit, and its method's exchange rate
+        headings = ("method", "point", "parameters", "gain", "low", "high", "rate", "rate_low", "rate_high", "why")
+        rows = []
+        for line in data.frontier.lines:
+            rate = line.exchange or Exchange()
+            for point in line.points:
+                gain, size = _gain(data, data.frontier, point), data.methods[point].trainable
+                known = (None,) * 3 if gain is None else (gain.difference, gain.low, gain.high)
+                rows.append((line.method, point, size, *known, rate.rate, rate.low, rate.high, rate.why))
+        yield doc.Figure("frontier", "Gain against parameters", _CAPTION, svg, csv_text(headings, rows))
     others = [line for line in frontier.lines if line.method != frontier.reference]
-    verdicts = {line.method: [*against_reference(results, line).values()] for line in others}
-    findings = [doc.Finding(each.method, sentence(results, each), tone_of(verdicts[each.method])) for each in others]
-    yield doc.Findings(tuple(findings))
-    yield _table(results, frontier)
-    if frontier.reference is not None:
-        yield doc.Text(_READING.format(name=frontier.reference), "caption")
-
-
-def _table(results: ComparisonResults, frontier: Frontier) -> doc.Table:
-    """Build the table of gains by budget, and of the parameters for equal gain."""
+    against = {line.method: against_reference(results, line) for line in frontier.lines}
+    tones = {line.method: tone_of([*against[line.method].values()]) for line in others}
+    yield doc.Findings(tuple(doc.Finding(e.method, sentence(results, e), tones[e.method]) for e in others))
+    # the gains by budget, and the parameters for equal gain
     budgets = list(_budgets(results, frontier))
     alone = any(not budget_in(line.points[0]) for line in frontier.lines)
     columns = [doc.Column("method"), *(doc.Column(budget, number=True) for budget in budgets)]
     columns += [doc.Column("its one size", number=True)] if alone else []
     columns += [doc.Column("for equal gain", (f"× {frontier.reference}",), number=True)]
-    rows = []
+    table = []
     for line in frontier.lines:
-        own, tested = {budget_in(point): point for point in line.points}, against_reference(results, line)
+        own, tested = {budget_in(point): point for point in line.points}, against[line.method]
         cells: list[str | doc.Cell] = [line.method]
         for budget in (*budgets, *([""] * alone)):
             point = own.get(budget, "")
@@ -78,16 +69,18 @@ def _table(results: ComparisonResults, frontier: Frontier) -> doc.Table:
             if gain is not None and not budget:
                 text += f" ({short_count(results.methods[line.points[0]].trainable)})"
             cells.append(doc.Cell((text,), tested[point].verdict) if point in tested else text)
-        rate = line.exchange
+        equal = line.exchange
         if line.method == frontier.reference:
             cells.append("1")
-        elif rate is None or rate.rate is None:
-            cells.append(NOTHING if rate is None else "cannot be told")
+        elif equal is None or equal.rate is None:
+            cells.append(NOTHING if equal is None else "cannot be told")
         else:
-            cells.append(f"{times_text(rate.rate)} [{times_text(rate.low)}, {times_text(rate.high)}]")
-        rows.append(doc.Row(tuple(cells)))
+            cells.append(f"{times_text(equal.rate)} [{times_text(equal.low)}, {times_text(equal.high)}]")
+        table.append(doc.Row(tuple(cells)))
     caption = f"Gains on {frontier.task}, in {_unit(results, frontier)}."
-    return doc.Table("budgets", "Gain by budget", tuple(columns), tuple(rows), caption)
+    yield doc.Table("budgets", "Gain by budget", tuple(columns), tuple(table), caption)
+    if frontier.reference is not None:
+        yield doc.Text(_READING.format(name=frontier.reference), "caption")
 
 
 def _budgets(results: ComparisonResults, frontier: Frontier) -> dict[str, int]:
@@ -110,20 +103,6 @@ def _gain(results: ComparisonResults, frontier: Frontier, point: str) -> Change 
     """Return the gain of a method over the baseline on the frontier's task with its plain interval."""
     verdict = results.verdict(point, frontier.task, results.baseline)
     return None if verdict is None else gain_of(results, verdict, plain=True)
-
-
-def _csv(results: ComparisonResults, frontier: Frontier) -> str:
-    """Return the figure's data: a row for each point, in the figure's unit, and its method's exchange rate."""
-    headings = ("method", "point", "parameters", "gain", "low", "high", "rate", "rate_low", "rate_high", "why")
-    rows = []
-    for line in frontier.lines:
-        rate = line.exchange or Exchange()
-        for point in line.points:
-            gain = _gain(results, frontier, point)
-            known = (None,) * 3 if gain is None else (gain.difference, gain.low, gain.high)
-            size = results.methods[point].trainable
-            rows.append((line.method, point, size, *known, rate.rate, rate.low, rate.high, rate.why))
-    return csv_text(headings, rows)
 
 
 @report_style()

@@ -14,6 +14,7 @@ from hfpatch.results.schema import Comparison, ComparisonResults, Method, Verdic
 from hfpatch.support.files import hash_values
 
 SAME, DIFFERS, UNKNOWN = "same", "differs", "not recorded"
+_HELD_OUT_CHECK = "Held-out text"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
         runs: label -> results, at least two.
     """
     checks = tuple(_checks(list(runs.values())))
-    if len({_held_out(each) for each in runs.values()}) > 1:  # its tests still count where they were corrected
+    if any(check.what == _HELD_OUT_CHECK and check.verdict != SAME for check in checks):
+        # no table has it; its tests still count where they were corrected
         runs = {
             label: ComparisonResults.model_validate(
                 {
@@ -148,9 +150,10 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
         ("Computing code and numbers", computed, False, "scores may differ by rounding"),
         ("Device", [each.provenance.get("device") for each in runs], False, slower),
     ]  # fmt: skip
-    held_out = [_held_out(each) for each in runs]
+    held_out = [each.tasks.get(HELD_OUT) for each in runs]
     if any(held_out):
-        rows.insert(6, ("Held-out text", [each or "none" for each in held_out], False, "no table has it"))
+        documents = [f"n={info.n} {(info.data_sha256 or '')[:8]}" if info else "none" for info in held_out]
+        rows.insert(6, (_HELD_OUT_CHECK, documents, False, "no table has it"))
     checks = []
     for what, values, decides, consequence in rows:
         shown = tuple(str(value) if value else NOTHING for value in values)
@@ -160,12 +163,6 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
             verdict, follows = (SAME, "") if len(set(shown)) == 1 else (DIFFERS, consequence)
         checks.append(Check(what, shown, verdict, decides, follows))
     return checks
-
-
-def _held_out(results: ComparisonResults) -> str:
-    """Return the number and hash of the held-out documents; nothing where there are none."""
-    info = results.tasks.get(HELD_OUT)
-    return "" if info is None else f"n={info.n} {(info.data_sha256 or '')[:8]}"
 
 
 def _differ(values: Sequence[str]) -> bool:

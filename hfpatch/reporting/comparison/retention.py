@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from hfpatch.recipes.retention import text_of
 from hfpatch.reporting.document import Cell, Column, Row, Sentences, Table
 from hfpatch.reporting.numbers import NOTHING, Change, Scale, change_text, count, decimal, significant, size_text
-from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
-from hfpatch.results.retention import AGREEMENT, KL, RETENTION, RetentionPoint
+from hfpatch.results.retention import AGREEMENT, KL, RETENTION, Retention, RetentionPoint
 from hfpatch.results.schema import Comparison, ComparisonResults, KeptAnswers
 from hfpatch.results.verdicts import Verdict
 
@@ -104,9 +103,10 @@ def answers_table(results: ComparisonResults) -> Table:
 
 def retention_table(results: ComparisonResults) -> Table:
     """Build the table of gain and forgetting of every method at every scale of its patch."""
-    rows, short = [], []
-    for point, chosen in _points(results):
-        for task in results.retention.texts if results.retention is not None else ():
+    rows, short, retention = [], [], results.retention or Retention()
+    for point in retention.points:
+        chosen = retention.chosen(point.method) == point.scale
+        for task in retention.texts:
             known = {metric: point.comparison(task, metric) for metric in RETENTION}
             if not any(known.values()):
                 continue
@@ -128,7 +128,7 @@ def retention_table(results: ComparisonResults) -> Table:
         "Method minus base on the same tokens, with plain 95 % intervals. Verdicts are corrected by Holm over all "
         "methods and texts."
     )
-    if any(point.scale != 1 for point, _ in _points(results)):
+    if any(point.scale != 1 for point in retention.points):
         caption += " The other scales of a patch are not trained and have no verdict."
     return Table(
         name="retention",
@@ -149,26 +149,6 @@ def retention_table(results: ComparisonResults) -> Table:
         heading=False,
         narrow=(Table("retention", "Learning and forgetting", narrow, tuple(short)),),
     )
-
-
-def retention_csv(results: ComparisonResults) -> str:
-    """Return every difference of every point."""
-    headings = ("method", "scale", "chosen", "text", "metric", "difference", "low", "high", "n", "seeds", "tuning_loss")
-    rows = []
-    for point, chosen in _points(results):
-        gain = gain_at(results, point)
-        own = [each for each in point.comparisons if each.task != HELD_OUT]
-        for one in ([gain] if gain is not None else []) + own:
-            found = (one.difference, one.low, one.high, one.n, one.seeds)
-            rows.append((point.method, point.scale, chosen, one.task, one.metric, *found, point.tuning_loss))
-    return csv_text(headings, rows)
-
-
-def _points(results: ComparisonResults) -> list[tuple[RetentionPoint, bool]]:
-    """Return every point, and whether the text of tuning chooses its scale."""
-    retention = results.retention
-    points = retention.points if retention is not None else ()
-    return [(each, retention is not None and retention.chosen(each.method) == each.scale) for each in points]
 
 
 def _cell(comparison: Comparison | None, factor: float) -> str:

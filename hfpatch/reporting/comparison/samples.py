@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import isnan
 from pathlib import Path
@@ -114,52 +114,33 @@ def read_samples(run_dir: Path, results: ComparisonResults) -> Samples:
         fields, records = documents.setdefault(side.task, {}), bases[side.task].records(side.task)
         for key in (change.document for change in side.changes if change.document not in fields):
             fields[key] = {}
-            for field, value in records[key].items():
-                if field not in metrics[side.task] and field not in _IDENTITY:
+            for name, value in records[key].items():
+                if name not in metrics[side.task] and name not in _IDENTITY:
                     text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-                    fields[key][printable(str(field))] = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+                    fields[key][printable(str(name))] = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
     return Samples(tuple(sides), documents, tuple(missing))
 
 
+@dataclass
 class _Run:
     """The records of one run, as they are asked for."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._records: dict[str, dict[str, Record]] = {}
+    folder: Path
+    _records: dict[str, dict[str, Record]] = field(default_factory=dict)
 
     @cached_property
     def values(self) -> dict[str, TaskValues]:
         """The numbers of its tasks, of those where they are known without reading the records."""
-        return read_values(self._folder)
+        return read_values(self.folder)
 
     def records(self, task: str) -> dict[str, Record]:
         """Return a task's records by document."""
         if task not in self._records:
-            path = self._folder / f"{task}.jsonl"
+            path = self.folder / f"{task}.jsonl"
             lines = read_lines(path, skip_broken=True) if "/" not in task else ()
             known = (record for record in lines if isinstance(record, dict))  # a broken line is left out
             self._records[task] = {f"{each.get('doc_id')}/{str(each.get('doc_hash'))[:12]}": each for each in known}
         return self._records[task]
-
-
-def _table(task: str, metric: str, base: _Run, runs: Sequence[_Run]) -> tuple[int, dict[str, list[float]]]:
-    """Return how many runs there are, and by document the base's value and that of each run; all of them have it."""
-    every, keys = [each.values.get(task) for each in (base, *runs)], base.records(task)
-    arrays = [each.metrics[metric] for each in every if each is not None and metric in each.metrics]
-    documents = {each.documents for each in every if each is not None}
-    if len(arrays) == len(every) and len(documents) == 1 and len(arrays[0]) == len(keys):
-        units = [  # of pairs the first a unit, NaN where there is none
-            each if each.ndim == 1
-            else np.divide(each[:, 0], each[:, 1], out=np.full(len(each), np.nan), where=each[:, 1] != 0)
-            for each in arrays
-        ]  # fmt: skip
-        rows = np.stack(units, axis=1).tolist()
-        return len(runs), {key: row for key, row in zip(keys, rows, strict=True) if not any(map(isnan, row))}
-    records = [known for run in runs if (known := run.records(task))]
-    common = [key for key in keys if records and all(key in known for known in records)]
-    values = {key: [_value(known[key].get(metric)) for known in (keys, *records)] for key in common}
-    return len(records), {key: [v for v in row if v is not None] for key, row in values.items() if None not in row}
 
 
 def _value(value: Any) -> float | None:
@@ -173,7 +154,24 @@ def _sides(
     method: str, task: str, results: ComparisonResults, base: _Run, runs: Sequence[_Run], limit: int
 ) -> Sides | None:
     """Compare a method with the baseline on a task; None where all its runs diverged."""
-    seeds, known = _table(task, results.tasks[task].primary, base, runs)
+    # by document the base's value and that of each run; all of them have it
+    metric, keys, seeds = results.tasks[task].primary, base.records(task), len(runs)
+    every = [each.values.get(task) for each in (base, *runs)]
+    arrays = [each.metrics[metric] for each in every if each is not None and metric in each.metrics]
+    documents = {each.documents for each in every if each is not None}
+    if len(arrays) == len(every) and len(documents) == 1 and len(arrays[0]) == len(keys):
+        units = [  # of pairs the first a unit, NaN where there is none
+            each if each.ndim == 1
+            else np.divide(each[:, 0], each[:, 1], out=np.full(len(each), np.nan), where=each[:, 1] != 0)
+            for each in arrays
+        ]  # fmt: skip
+        rows = zip(keys, np.stack(units, axis=1).tolist(), strict=True)
+        known = {key: row for key, row in rows if not any(map(isnan, row))}
+    else:
+        records = [found for run in runs if (found := run.records(task))]
+        seeds, common = len(records), [key for key in keys if all(key in found for found in records)]
+        values = {key: [_value(found[key].get(metric)) for found in (keys, *records)] for key in common}
+        known = {key: [v for v in row if v is not None] for key, row in values.items() if None not in row}
     if not known or not seeds:
         return None
     binary = all(value in (0.0, 1.0) for found in known.values() for value in found)

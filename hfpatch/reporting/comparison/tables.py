@@ -33,7 +33,7 @@ from hfpatch.results.cautions import level_at
 from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.schema import ComparisonResults, Method
 from hfpatch.results.tables import records
-from hfpatch.results.verdicts import QUESTIONS, Verdict
+from hfpatch.results.verdicts import QUESTIONS
 from hfpatch.tinyworld import DESCRIPTIONS, items
 
 _LONGEST = 120  # characters of an example: the last ones, which have the question
@@ -58,7 +58,21 @@ def score_table(results: ComparisonResults) -> Table:
         if losses:
             loss = decimal(fmean(losses), 4) + (f" ± {decimal(stdev(losses), 4)}" if len(losses) > 1 else "")
         speed, peak = mean_of(method, "tokens_per_s"), mean_of(method, "peak_memory_bytes")
-        scores = {task: score_of(results, name, task) for task in results.tasks}
+        scores = {}
+        for task, info in results.tasks.items():
+            scale = scale_in(results, task, info.primary)
+            text = score(results.mean(name, task), scale)
+            if name != results.baseline:
+                scores[task] = diverged_text(method.diverged) if method.diverged and text == NOTHING else text
+                continue
+            # seeds change nothing in a baseline, so its standard error over documents is that of its first run
+            known = (run.evaluation.get(task) for _, run in sorted(method.runs.items()))
+            errors = [each.stderr[info.primary] for each in known if each is not None and info.primary in each.stderr]
+            if errors and scale is Scale.POINTS:
+                text = f"{text.removesuffix(' %')} ± {decimal(100 * errors[0], 1)} %"
+            elif errors:
+                text = f"{text} ± {significant(errors[0], 2)}"
+            scores[task] = text
         cells = (name, count(method.trainable), *[loss] * held_out, *scores.values(), count(speed), memory(peak))
         rows.append(Row(cells, strong=name == results.baseline))
         narrow += [(task, Row((name, task, text))) for task, text in scores.items()]
@@ -88,26 +102,6 @@ def _task(results: ComparisonResults, task: str) -> Column:
     return Column(task, (*notes, *([f"base {level}"] if level else [])), number=True)
 
 
-def score_of(results: ComparisonResults, method: str, task: str) -> str:
-    """Return a method's mean on a task by its primary metric; of the baseline with its standard error over documents.
-
-    Seeds change nothing in a baseline, so the error is that of its first run.
-    """
-    metric, runs = results.tasks[task].primary, results.methods[method].runs
-    scale = scale_in(results, task, metric)
-    value = score(results.mean(method, task), scale)
-    if method != results.baseline:
-        diverged = results.methods[method].diverged
-        return diverged_text(diverged) if diverged and value == NOTHING else value
-    scores = (run.evaluation.get(task) for _, run in sorted(runs.items()))
-    errors = [each.stderr[metric] for each in scores if each is not None and metric in each.stderr]
-    if not errors:
-        return value
-    if scale is Scale.POINTS:
-        return f"{value.removesuffix(' %')} ± {decimal(100 * errors[0], 1)} %"
-    return f"{value} ± {significant(errors[0], 2)}"
-
-
 def difference_table(results: ComparisonResults) -> Table:
     """Build the table of all paired differences: first the verdicts, then the measures that decide nothing."""
     decided = [each for each in results.verdicts if each.task in results.tasks and each.method in results.methods]
@@ -118,14 +112,31 @@ def difference_table(results: ComparisonResults) -> Table:
         if each.task in results.tasks and results.deciding[each.task].metric != each.metric
     ]
     long = len(decided) > _MOST_IN_MARKDOWN and any(each.is_found for each in decided)
-    rows = [_decided(results, each, page_only=long and not each.is_found) for each in decided]
+    rows = []
+    for verdict in decided:
+        plain, own = change_of(results, verdict), change_of(results, verdict, plain=False)
+        known, tested, visible = verdict.n > 0, verdict.p_corrected is not None, own.smallest_visible
+        keys = {"question": QUESTIONS[verdict.question], "task": verdict.task, "verdicts": verdict.verdict}
+        keys["measure"] = metric_text(verdict.metric)
+        cells = (
+            Cell((verdict.method, verdict.other)),
+            Cell((verdict.task, keys["measure"])),
+            change_text(plain) if known else NOTHING,
+            interval(own.low, own.high, digits_for(own)) if tested else NOTHING,
+            Cell((p_text(verdict.p_corrected), p_text(verdict.p))) if tested else NOTHING,
+            NOTHING if visible is None else f"{significant(visible, 2)} {own.scale.value}".strip(),
+            Cell((verdict_text(results, verdict),), verdict.verdict),
+        )
+        of_filters = {key: (value,) for key, value in keys.items()}
+        rows.append(Row(cells, keys=of_filters, page_only=long and not verdict.is_found))
     absent = sum(row.page_only for row in rows)
     for each in others:
-        named = {"question": QUESTIONS[asked[each.method, each.reference]], "task": each.task}
-        keys = {**named, "verdicts": "no verdict", "measure": metric_text(each.metric)}
+        keys = {"question": QUESTIONS[asked[each.method, each.reference]], "task": each.task, "verdicts": "no verdict"}
+        keys["measure"] = metric_text(each.metric)
         names = Cell((each.method, each.reference)), Cell((each.task, keys["measure"]))
-        cells = *names, change_text(change_of(results, each)), NOTHING, NOTHING, NOTHING, "no verdict"
-        rows.append(Row(cells, faint=True, keys={key: (value,) for key, value in keys.items()}, page_only=True))
+        without = *names, change_text(change_of(results, each)), NOTHING, NOTHING, NOTHING, "no verdict"
+        of_filters = {key: (value,) for key, value in keys.items()}
+        rows.append(Row(without, faint=True, keys=of_filters, page_only=True))
     sizes = {each.question: each.family for each in decided if each.family}
     families = ", ".join(f"{QUESTIONS[question]} {size}" for question, size in sizes.items())
     left_out = [f"the {absent} without a difference shown"] * bool(absent)
@@ -156,24 +167,6 @@ def difference_table(results: ComparisonResults) -> Table:
             Filter("verdicts", "Verdict", _VERDICTS),
         ),
     )
-
-
-def _decided(results: ComparisonResults, verdict: Verdict, *, page_only: bool) -> Row:
-    plain, own = change_of(results, verdict), change_of(results, verdict, plain=False)
-    known, tested = verdict.n > 0, verdict.p_corrected is not None
-    visible = own.smallest_visible
-    cells = (
-        Cell((verdict.method, verdict.other)),
-        Cell((verdict.task, metric_text(verdict.metric))),
-        change_text(plain) if known else NOTHING,
-        interval(own.low, own.high, digits_for(own)) if tested else NOTHING,
-        Cell((p_text(verdict.p_corrected), p_text(verdict.p))) if tested else NOTHING,
-        NOTHING if visible is None else f"{significant(visible, 2)} {own.scale.value}".strip(),
-        Cell((verdict_text(results, verdict),), verdict.verdict),
-    )
-    keys = {"question": QUESTIONS[verdict.question], "task": verdict.task, "verdicts": verdict.verdict}
-    keys["measure"] = metric_text(verdict.metric)
-    return Row(cells, keys={key: (value,) for key, value in keys.items()}, page_only=page_only)
 
 
 def seed_table(results: ComparisonResults) -> Table:
@@ -232,30 +225,25 @@ def task_table(results: ComparisonResults, documents: Mapping[str, Mapping[str, 
     """
     rows = []
     for task in results.tasks:
-        words, example = _described(results, task)
+        words, example = f"scored by {metric_text(results.tasks[task].primary)} in lm-eval", ""
+        own = task.removeprefix("tinyworld_")
+        if task == HELD_OUT:
+            words = "the likelihood of documents that are kept out of training"
+        elif task != own and own in DESCRIPTIONS:  # the package has an example
+            words, item = DESCRIPTIONS[own], items(own)[0]
+            choices = item.get("endings") or item.get("choices", {}).get("text", ())
+            asked = f" {item.get('question', '')} [{' | '.join(map(str, choices))}]".replace("  ", " ")
+            example = str(item.get("ctx") or item.get("passage") or item["text"]) + (asked if choices else "")
+            if own == "cloze":
+                example = " [".join(str(item["text"]).rsplit(" ", 1)) + "]"
+        elif results.tasks[task].is_text:
+            words = "the likelihood of whole texts"
         known = next(iter(documents.get(task, {}).values()), {})
         example = example or " ".join(f"{key}: {value}" for key, value in known.items())
         shown = example if len(example) <= _LONGEST else f"… {example[-_LONGEST:]}"
         rows.append(Row((task, words, metric_text(results.deciding[task].metric), shown or NOTHING)))
     columns = tuple(map(Column, ("task", "what it asks", "decided by", "an example")))
     return Table("tasks", "Tasks", columns, tuple(rows), heading=False)
-
-
-def _described(results: ComparisonResults, task: str) -> tuple[str, str]:
-    """Return the question of a task in words, and an example where the package has it."""
-    if task == HELD_OUT:
-        return "the likelihood of documents that are kept out of training", ""
-    own = task.removeprefix("tinyworld_")
-    if task != own and own in DESCRIPTIONS:
-        item = items(own)[0]
-        if own == "cloze":
-            return DESCRIPTIONS[own], " [".join(str(item["text"]).rsplit(" ", 1)) + "]"
-        choices = item.get("endings") or item.get("choices", {}).get("text", ())
-        asked = f" {item.get('question', '')} [{' | '.join(map(str, choices))}]".replace("  ", " ") if choices else ""
-        return DESCRIPTIONS[own], str(item.get("ctx") or item.get("passage") or item["text"]) + asked
-    if results.tasks[task].is_text:
-        return "the likelihood of whole texts", ""
-    return f"scored by {metric_text(results.tasks[task].primary)} in lm-eval", ""
 
 
 def sides_table(sides: Sequence[Sides]) -> Table:
@@ -279,17 +267,13 @@ def results_csv(runs: Mapping[str, ComparisonResults]) -> str:
     not compared. The last columns say in how many groups a task's documents come, and by which of their columns. Of
     several runs, the first column is the label of the run.
     """
-    if len(runs) == 1:
-        return csv_text(_RESULTS, _rows(next(iter(runs.values()))))
-    return csv_text(("run", *_RESULTS), ((label, *row) for label, each in runs.items() for row in _rows(each)))
-
-
-def _rows(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
-    for record in records(results, "scores"):
-        yield tuple(record.get(column) for column in _RESULTS)
-    for pair in pairs(results):
-        trainable = results.methods[str(pair["method"])].trainable
-        yield tuple({**pair, "trainable": trainable}.get(column) for column in _RESULTS)
+    headings = ("run", *_RESULTS) if len(runs) > 1 else _RESULTS
+    rows = []
+    for label, results in runs.items():
+        found = [*records(results, "scores")]
+        found += ({**pair, "trainable": results.methods[str(pair["method"])].trainable} for pair in pairs(results))
+        rows += [tuple({**each, "run": label}.get(heading) for heading in headings) for each in found]
+    return csv_text(headings, rows)
 
 
 def pairs(results: ComparisonResults) -> Iterator[dict[str, object]]:

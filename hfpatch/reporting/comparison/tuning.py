@@ -15,7 +15,7 @@ from hfpatch.reporting import plots
 from hfpatch.reporting.numbers import NOTHING, count, decimal
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import PAPER, report_style, styles
-from hfpatch.results.schema import ComparisonResults, Trial
+from hfpatch.results.schema import ComparisonResults
 
 _CAPTION = (
     "The loss on the text of tuning, nats per token, after a trial at each learning rate; of several trials at one "
@@ -65,10 +65,12 @@ def tuning_sections(results: ComparisonResults, svg: str | None, data: str) -> I
         chosen.append((method, *_rate_and_others(choice.values), loss, made, edge))
     # all trials
     tried = []
-    for trial, is_chosen in _trials(results):
+    for trial in (trial for method in results.methods for trial in tuning.of(method)):
         loss = "not finite" if trial.loss is None else decimal(trial.loss, 4)
         outcome = loss if trial.diverged_step is None else f"diverged at step {trial.diverged_step:,}"
-        tried.append((trial.method, *_rate_and_others(trial.values), outcome, "chosen" if is_chosen else ""))
+        tried.append(
+            (trial.method, *_rate_and_others(trial.values), outcome, "chosen" if tuning.is_chosen(trial) else "")
+        )
     common, numbers = ("method", "learning rate", "other values"), ("learning rate", "held-out loss", "trials")
     of_chosen, of_tried = (
         tuple(doc.Column(name, number=name in numbers) for name in (*common, "held-out loss", *names))
@@ -83,12 +85,14 @@ def tuning_sections(results: ComparisonResults, svg: str | None, data: str) -> I
 
 def tuning_csv(results: ComparisonResults) -> str:
     """Return every trial, a column for each value that was tuned."""
-    trials = _trials(results)
-    keys = list(dict.fromkeys(key for trial, _ in trials for key in trial.values))
+    tuning = results.tuning
+    trials = [trial for method in results.methods for trial in tuning.of(method)] if tuning is not None else []
+    keys = list(dict.fromkeys(key for trial in trials for key in trial.values))
     headings = ("method", *keys, "loss", "diverged_step", "chosen", "seed", "plan")
     rows = []
-    for trial, chosen in trials:
-        outcome = trial.loss, trial.diverged_step, "yes" if chosen else "no", trial.seed, trial.plan
+    for trial in trials:
+        chosen = "yes" if tuning is not None and tuning.is_chosen(trial) else "no"
+        outcome = trial.loss, trial.diverged_step, chosen, trial.seed, trial.plan
         rows.append((trial.method, *map(trial.values.get, keys), *outcome))
     return csv_text(headings, rows)
 
@@ -132,14 +136,6 @@ def tuning_figure(results: ComparisonResults) -> Figure | None:
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     plots.method_key(figure, looks)
     return figure
-
-
-def _trials(results: ComparisonResults) -> list[tuple[Trial, bool]]:
-    """Return the trials method by method, in the order of the results, and whether each was chosen."""
-    tuning = results.tuning
-    if tuning is None:
-        return []
-    return [(trial, tuning.is_chosen(trial)) for method in results.methods for trial in tuning.of(method)]
 
 
 def _rate_and_others(values: Mapping[str, Any]) -> tuple[str, str]:

@@ -93,7 +93,7 @@ def entries(results: Results) -> list[Entry]:
     """Return every gain over the reference that results have, and one without a number for each that is missing."""
     match results:
         case ComparisonResults():
-            return [*_tasks(results), *_held_out(results)]
+            return list(_compared(results))
         case StudyResults():
             return list(_variants(results))
         case EvaluationResults():
@@ -136,8 +136,18 @@ def _axis(
     )
 
 
-def _tasks(results: ComparisonResults) -> Iterator[Entry]:
-    """Yield the comparisons with the baseline: by the measures that decide, then by all others."""
+def _compared(results: ComparisonResults) -> Iterator[Entry]:
+    """Yield the comparisons with the baseline: by the measures that decide, by all others, and on held-out text."""
+    costs: dict[str, dict[str, Any]] = {}
+    absent: dict[str, dict[str, Any]] = {}
+    for name in results.others:
+        method = results.methods[name]
+        seconds, memory = mean_of(method, "wall_s"), mean_of(method, "peak_memory_bytes")
+        costs[name] = {"parameters": method.trainable, "seconds": seconds, "memory": memory}
+        # without a gain, why there is none
+        lost, unfinished = method.all_diverged, "not compared" if method.runs else "not finished"
+        why, verdict = (diverged_text(method.diverged), "diverged") if lost else (unfinished, NOT_TESTED)
+        absent[name] = {"text": why, "verdict": verdict, "seeds": len(method.runs), **costs[name]}
     decided = [(task, measure.metric) for task, measure in results.deciding.items()]
     made = [(each.task, each.metric) for each in results.comparisons if each.reference == results.baseline]
     for task, metric in dict.fromkeys([*decided, *(pair for pair in made if pair[0] in results.tasks)]):
@@ -150,36 +160,10 @@ def _tasks(results: ComparisonResults) -> Iterator[Entry]:
                 higher = LOW_NOISE.get(metric, info.higher_is_better)
                 gain = _gain(change_of(results, found or compared, plain=not primary), higher)
                 verdict = found.verdict if found else NO_VERDICT
-                yield Entry(axis, name, **gain, verdict=verdict, seeds=compared.seeds, **_cost(results, name))
+                yield Entry(axis, name, **gain, verdict=verdict, seeds=compared.seeds, **costs[name])
             elif primary:
-                yield _missing(results, axis, name)
-
-
-def _gain(found: Change, higher: bool = True) -> dict[str, Any]:
-    """Return a difference as a gain: turned round where lower is better."""
-    found = found if higher else found.turned
-    ends = [end if math.isfinite(end) else None for end in (found.low, found.high)]
-    mean = f"{signed(found.difference, 2)} {found.scale.value}".rstrip()
-    text = change_text(found) if None not in ends else f"{mean}, no interval"
-    return {"gain": found.difference, "low": ends[0], "high": ends[1], "text": text}
-
-
-def _cost(results: ComparisonResults, name: str) -> dict[str, Any]:
-    method = results.methods[name]
-    seconds, memory = mean_of(method, "wall_s"), mean_of(method, "peak_memory_bytes")
-    return {"parameters": method.trainable, "seconds": seconds, "memory": memory}
-
-
-def _missing(results: ComparisonResults, axis: Axis, name: str) -> Entry:
-    """Return an entry without a gain, which says why there is none."""
-    method = results.methods[name]
-    lost, unfinished = method.all_diverged, "not compared" if method.runs else "not finished"
-    why, verdict = (diverged_text(method.diverged), "diverged") if lost else (unfinished, NOT_TESTED)
-    return Entry(axis, name, text=why, verdict=verdict, seeds=len(method.runs), **_cost(results, name))
-
-
-def _held_out(results: ComparisonResults) -> Iterator[Entry]:
-    """Yield by how much each method lowers the loss on held-out text, where it was not tested."""
+                yield Entry(axis, name, **absent[name])
+    # by how much each lowers the loss on held-out text, where it was not tested
     base, text = results.base_loss, results.data.get("held_out") or {}
     if base is None or HELD_OUT in results.tasks:
         return
@@ -195,11 +179,20 @@ def _held_out(results: ComparisonResults) -> Iterator[Entry]:
     for name in results.others:
         losses = results.methods[name].held_out_losses
         if losses:
-            gain = base - fmean(losses.values())
-            yield Entry(axis, name, gain, text=f"{signed(gain, 4)} nats per token, no interval", seeds=len(losses),
-                        **_cost(results, name))  # fmt: skip
+            lower = base - fmean(losses.values())
+            words = f"{signed(lower, 4)} nats per token, no interval"
+            yield Entry(axis, name, lower, text=words, seeds=len(losses), **costs[name])
         else:
-            yield _missing(results, axis, name)
+            yield Entry(axis, name, **absent[name])
+
+
+def _gain(found: Change, higher: bool = True) -> dict[str, Any]:
+    """Return a difference as a gain: turned round where lower is better."""
+    found = found if higher else found.turned
+    ends = [end if math.isfinite(end) else None for end in (found.low, found.high)]
+    mean = f"{signed(found.difference, 2)} {found.scale.value}".rstrip()
+    text = change_text(found) if None not in ends else f"{mean}, no interval"
+    return {"gain": found.difference, "low": ends[0], "high": ends[1], "text": text}
 
 
 def _variants(study: StudyResults) -> Iterator[Entry]:
@@ -238,47 +231,45 @@ def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
 
     Models without a comparison have an entry for each primary score, without a gain.
     """
-    known = {name for each in results.comparisons for name in (each.method, each.reference)}
-    for label, variant in results.variants.items():
-        for task, score in variant.scores.items() if label not in known else ():
-            value, error = score.metrics[score.primary], score.stderr.get(score.primary)
-            text = f"{value_text(value)}{f' ± {value_text(error)}' if error is not None else ''}, compared with nothing"
-            axis = _evaluated_axis(results, task, score.primary, score, "", decides=True)
-            yield Entry(axis, label, text=text, parameters=variant.added)
     decided = {(each.method, each.other, each.task, each.metric): each for each in results.verdicts}
-    for compared in results.comparisons:
-        task, metric = compared.task, compared.metric
-        one, reference = (results.variants.get(name) for name in (compared.method, compared.reference))
+    made = {(each.method, each.reference, each.task, each.metric): each for each in results.comparisons}
+    known = {name for method, reference, *_ in made for name in (method, reference)}
+    alone = [
+        (label, "", task, score.primary)
+        for label, variant in results.variants.items()
+        for task, score in variant.scores.items()
+        if label not in known
+    ]
+    for place in (*alone, *made):
+        label, reference, task, metric = place
+        one, other = results.variants.get(label), results.variants.get(reference)
         if one is None or task not in one.scores:
             continue
-        base = reference.scores[task].metrics.get(metric) if reference is not None else None
-        higher = LOW_NOISE.get(metric, one.scores[task].higher_is_better)
-        found = decided.get((compared.method, compared.reference, task, metric))
+        score, compared, found = one.scores[task], made.get(place), decided.get(place)
+        axis = _axis(
+            task,
+            metric,
+            score,
+            results.settings,
+            (other.model if other is not None else None) or results.model,
+            reference=reference if results.of_models else "the base",
+            size="parameters of the model" if results.of_models else "trainable parameters",
+            primary=compared is None or found is not None,
+        )
+        if compared is None:
+            value, error = score.metrics[metric], score.stderr.get(metric)
+            text = f"{value_text(value)}{f' ± {value_text(error)}' if error is not None else ''}, compared with nothing"
+            yield Entry(axis, label, text=text, parameters=one.added)
+            continue
+        base = other.scores[task].metrics.get(metric) if other is not None else None
+        higher = LOW_NOISE.get(metric, score.higher_is_better)
         ends = (compared.low, compared.high) if found is None else (found.simultaneous_low, found.simultaneous_high)
-        made = change(compared.difference, *ends, None, scale=scale_of(metric, higher), reference=base)
+        gain = change(compared.difference, *ends, None, scale=scale_of(metric, higher), reference=base)
         size = (one.model or {}).get("parameters") if results.of_models else one.added
         yield Entry(
-            _evaluated_axis(results, task, metric, one.scores[task], compared.reference, found is not None),
-            compared.method,
-            **_gain(made, higher),
+            axis,
+            label,
+            **_gain(gain, higher),
             verdict=NO_VERDICT if found is None else found.verdict,
             parameters=size if isinstance(size, int) else None,
         )
-
-
-def _evaluated_axis(
-    results: EvaluationResults, task: str, metric: str, score: TaskResult, reference: str, decides: bool
-) -> Axis:
-    """Return the axis of a metric of one of the models on a task, relative to a reference."""
-    compared = results.variants.get(reference)
-    model = (compared.model if compared is not None else None) or results.model
-    return _axis(
-        task,
-        metric,
-        score,
-        results.settings,
-        model,
-        reference=reference if results.of_models else "the base",
-        size="parameters of the model" if results.of_models else "trainable parameters",
-        primary=decides,
-    )

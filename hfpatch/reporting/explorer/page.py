@@ -37,6 +37,7 @@ _READING = (
     "memory is the peak of the whole process.",
 )
 _KINDS = {"comparison": "comparison", "pretraining": "study", "evaluation": "evaluation"}
+_RUNS = ("run", "kind", "model", "methods", "tasks", "better", "seeds", "started", "commit")
 _VERDICTS = ("better", "worse", "no difference shown", "not tested", "no verdict", "diverged")
 
 
@@ -51,11 +52,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Written:
-    """The page, how many differences of how many runs it shows, and the folders that could not be read and why."""
+    """The page, its document, and the folders that could not be read and why."""
 
     page: Path
-    runs: int
-    differences: int
+    document: Document
     left_out: tuple[str, ...]
 
 
@@ -67,12 +67,24 @@ def write_explorer(places: Sequence[Path], out: Path) -> Written:
         out: the page; links to reports are relative to it.
 
     Raises:
-        HfpatchError: if no place has results that can be read, or ``out`` cannot be written.
+        HfpatchError: if a place is missing, none has results that can be read, or ``out`` cannot be written.
     """
-    folders = labels(run_folders(places))
+    # each run folder once, but not those inside a run
+    found: dict[Path, Path] = {}
+    for place in places:
+        if not place.exists():
+            raise HfpatchError(f"{place}: no such folder; give folders that compare, pretrain or eval wrote")
+        for root, below, files in os.walk(place):
+            below.sort()
+            if RESULTS in files or "recipe.yaml" in files:
+                found.setdefault(Path(root).resolve(), Path(root))
+                below.clear()
+    if not found:
+        names = ", ".join(map(str, places[:3])) + (", ..." if len(places) > 3 else "")
+        raise HfpatchError(f"{names}: no {RESULTS} there or below; give folders that compare, pretrain or eval wrote")
     sources: list[Source] = []
     left_out: list[str] = []
-    for label, folder in folders.items():
+    for label, folder in labels(list(found.values())).items():
         try:
             results, report, href = load_results(folder, None), folder / "report.html", ""
             if report.is_file():
@@ -88,89 +100,24 @@ def write_explorer(places: Sequence[Path], out: Path) -> Written:
         raise HfpatchError(left_out[0])
     document = explorer_document(sources, left_out)
     write_text(out, html(document))
-    shown = sum(entry.gain is not None for each in sources for entry in entries(each.results))
-    return Written(out, len(sources), shown, tuple(left_out))
-
-
-def run_folders(places: Sequence[Path]) -> list[Path]:
-    """Return the run folders among ``places`` and below them, each once, but not those inside a run.
-
-    Raises:
-        HfpatchError: if a place is missing, or none is or has a run, with results or without.
-    """
-    found: dict[Path, Path] = {}
-    for place in places:
-        if not place.exists():
-            raise HfpatchError(f"{place}: no such folder; give folders that compare, pretrain or eval wrote")
-        for root, folders, files in os.walk(place):
-            folders.sort()
-            if RESULTS in files or "recipe.yaml" in files:
-                found.setdefault(Path(root).resolve(), Path(root))
-                folders.clear()
-    if not found:
-        names = ", ".join(map(str, places[:3])) + (", ..." if len(places) > 3 else "")
-        raise HfpatchError(f"{names}: no {RESULTS} there or below; give folders that compare, pretrain or eval wrote")
-    return list(found.values())
+    return Written(out, document, tuple(left_out))
 
 
 def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -> Document:
     """Build the page's document from runs; ``left_out`` says which folders could not be read."""
     found = {source.label: entries(source.results) for source in sources}
     every = [entry for each in found.values() for entry in each]
-    # missing values, and differences in settings and computation
-    missing = [*left_out]
+    # the table of the runs, what is missing, and differences in settings and computation
+    missing, rows = [*left_out], []
     settings: dict[str, Mapping[str, Any]] = {}
     computed: dict[str, Any] = {}
     for source in sources:
         label, results = source.label, source.results
-        if all(entry.gain is None for entry in found[label]):
-            scores = " Its scores are listed." if found[label] and isinstance(results, EvaluationResults) else ""
-            missing.append(f"{label}: no differences to show; nothing was compared with a base.{scores}")
-        if not getattr(results, "complete", True):
-            missing.append(f"{label}: the run is not complete.")
-        if isinstance(results, ComparisonResults):
-            missing += [f"{label}: {caution}" for caution in baseline_cautions(results)]
-            made = [run.computed_with for method in results.methods.values() for run in method.runs.values()]
-            settings[label], computed[label] = results.evaluation, made[0] if made else None
-        elif isinstance(results, EvaluationResults):
-            settings[label], computed[label] = results.settings, results.provenance.get("computed_with")
-        if not source.report:
-            missing.append(f"{label}: it has no report.html to open; hfpatch report writes it.")
-    known = {label: each for label, each in computed.items() if isinstance(each, Mapping)}
-    differing = (*settings_differing(settings), *computed_differently(known))
-    sections = [
-        Section("explore", "Gain against cost", (Explorer(_data(sources, found)),), "Explore"),
-        Section("reading", "How to read it", (Sentences(_READING),), "Reading"),
-        Section("runs", "Runs", (_runs(sources, found),)),
-    ]
-    sections += [Section("differing", "What differs between the runs", (Sentences(differing),))] if differing else []
-    sections += [Section("missing", "What is missing", (Sentences(tuple(missing)),))] if missing else []
-    return Document(
-        title="Results explorer",
-        kind="explorer",
-        description="What methods gain, and what they cost, over many runs.",
-        glance=(
-            ("Runs", count(len(sources))),
-            ("Models", count(len({(entry.axis.model, entry.axis.identity) for entry in every}))),
-            ("Tasks", count(len({entry.axis.task for entry in every}))),
-            ("Methods", count(len({entry.method for entry in every}))),
-            ("Differences", count(sum(entry.gain is not None for entry in every))),
-        ),
-        parts=(Part(tuple(sections)),),
-    )
-
-
-def _runs(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> Table:
-    columns = (Column("run"), Column("kind"), Column("model"), Column("methods", number=True),
-               Column("tasks", number=True), Column("better", number=True), Column("seeds", number=True),
-               Column("started"), Column("commit"))  # fmt: skip
-    rows = []
-    for source in sources:
-        mine, provenance = found[source.label], source.results.provenance
+        mine, provenance, complete = found[label], results.provenance, getattr(results, "complete", True)
         seeds = {entry.seeds for entry in mine if entry.seeds}
         cells = (
-            source.label,
-            _KINDS[source.results.kind] + ("" if getattr(source.results, "complete", True) else ", incomplete"),
+            label,
+            _KINDS[results.kind] + ("" if complete else ", incomplete"),
             mine[0].axis.model if mine else NOTHING,
             count(len({entry.method for entry in mine})),
             count(len({entry.axis.task for entry in mine})),
@@ -180,8 +127,49 @@ def _runs(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> Ta
             str(provenance.get("commit") or NOTHING)[:12],
         )
         rows.append(Row(cells, href=source.report))
+        if all(entry.gain is None for entry in mine):
+            scores = " Its scores are listed." if mine and isinstance(results, EvaluationResults) else ""
+            missing.append(f"{label}: no differences to show; nothing was compared with a base.{scores}")
+        if not complete:
+            missing.append(f"{label}: the run is not complete.")
+        if isinstance(results, ComparisonResults):
+            missing += [f"{label}: {caution}" for caution in baseline_cautions(results)]
+            made = [run.computed_with for method in results.methods.values() for run in method.runs.values()]
+            settings[label], computed[label] = results.evaluation, made[0] if made else None
+        elif isinstance(results, EvaluationResults):
+            settings[label], computed[label] = results.settings, provenance.get("computed_with")
+        if not source.report:
+            missing.append(f"{label}: it has no report.html to open; hfpatch report writes it.")
+    known = {label: each for label, each in computed.items() if isinstance(each, Mapping)}
+    differing = (*settings_differing(settings), *computed_differently(known))
+    columns = tuple(Column(name, number=name in ("methods", "tasks", "better", "seeds")) for name in _RUNS)
     caption = "Better: how many methods are significantly better than the base on at least one task and metric."
-    return Table("every-run", "Runs", columns, tuple(rows), caption, heading=False, search=True)
+    table = Table("every-run", "Runs", columns, tuple(rows), caption, heading=False, search=True)
+    sections = [
+        Section("explore", "Gain against cost", (Explorer(_data(sources, found)),), "Explore"),
+        Section("reading", "How to read it", (Sentences(_READING),), "Reading"),
+        Section("runs", "Runs", (table,)),
+    ]
+    sections += [Section("differing", "What differs between the runs", (Sentences(differing),))] if differing else []
+    sections += [Section("missing", "What is missing", (Sentences(tuple(missing)),))] if missing else []
+    runs, differences = count(len(sources)), count(sum(entry.gain is not None for entry in every))
+    return Document(
+        title="Results explorer",
+        kind="explorer",
+        description="What methods gain, and what they cost, over many runs.",
+        glance=(
+            ("Runs", runs),
+            ("Models", count(len({(entry.axis.model, entry.axis.identity) for entry in every}))),
+            ("Tasks", count(len({entry.axis.task for entry in every}))),
+            ("Methods", count(len({entry.method for entry in every}))),
+            ("Differences", differences),
+        ),
+        parts=(Part(tuple(sections)),),
+        summary=(
+            Text(f"{differences} differences of {runs} runs"),
+            *((Sentences(tuple(f"left out: {reason}" for reason in left_out)),) if left_out else ()),
+        ),
+    )
 
 
 def _data(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> dict[str, Any]:
@@ -229,10 +217,3 @@ def _data(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> di
 def _short(value: float | None) -> float | None:
     """Return a number with six significant digits, enough to draw it."""
     return None if value is None else float(f"{value:.6g}")
-
-
-def explorer_summary(written: Written) -> Document:
-    """Return the summary of the page for a terminal."""
-    shown = Text(f"{count(written.differences)} differences of {count(written.runs)} runs")
-    left_out = (Sentences(tuple(f"left out: {reason}" for reason in written.left_out)),) if written.left_out else ()
-    return Document("Results explorer", (), summary=(shown, *left_out))

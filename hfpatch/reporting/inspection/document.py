@@ -7,7 +7,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from statistics import fmean
@@ -31,10 +30,7 @@ _NUMBERS = (NOTHING, MINUS, "+", *"0123456789")
 def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, str]] = ()) -> doc.Document:
     """Return the facts, a table for each analysis, and the analyses that are missing and why.
 
-    Args:
-        found: the result of `inspect`.
-        drawn: the name, the title, the caption and the SVG document of each figure. The summary for a terminal needs
-            none.
+    ``drawn`` has the name, title, caption and SVG document of each figure. The summary for a terminal needs none.
     """
     figures = {name: doc.Figure(name, title, f"{title}. {caption}", svg) for name, title, caption, svg in drawn}
     branches, added, training = _branches(found), _added(found), _training(found)
@@ -144,13 +140,14 @@ def _attention(found: Inspection) -> list[doc.Table]:
 def _added(found: Inspection) -> doc.Table:
     skips, queries = _by_layer(found.skip_norms), _by_layer(found.query_sizes)
     moved, skip_sizes = _by_layer(found.pre_projection_sizes), _by_layer(found.skip_sizes)
+    named = {each.target: "" if each.target == "query" else f"{each.target} " for each in found.query_sizes}
     columns: Columns = {
         "‖x~−x‖/‖x‖": lambda layer: _joined(_number(each.size) for each in moved[layer]),
         "‖W_skip‖": lambda layer: _joined(_number(each.norm) for each in skips[layer]),
         "1e-4·d": lambda layer: _joined(_number(each.at_paper_init) for each in skips[layer][:1]),
         "‖x~W_skip‖/‖attention‖": lambda layer: _joined(_number(each.size) for each in skip_sizes[layer]),
-        "‖f‖/‖A‖": lambda layer: _joined(_of_target(each.target, each.size) for each in queries[layer]),
-        "cos(f, A)": lambda layer: _joined(_of_target(each.target, each.cosine) for each in queries[layer]),
+        "‖f‖/‖A‖": lambda layer: _joined(named[each.target] + _number(each.size) for each in queries[layer]),
+        "cos(f, A)": lambda layer: _joined(named[each.target] + _number(each.cosine) for each in queries[layer]),
     }
     title = "What the patch adds" if found.patch else "What f adds to its anchor"
     caption = (
@@ -171,10 +168,6 @@ def _relations(found: Inspection) -> list[doc.Table]:
         known = sorted({(each.here.positive, each.here.negative) for each in heads})
         return ", ".join([*map(str, known[:2]), *(["…"] if len(known) > 2 else [])])
 
-    def share(heads: Sequence[HeadRelation], offset: int) -> str:
-        shares = [each.by_offset[offset].symmetric for each in heads if offset in each.by_offset]
-        return decimal(fmean(shares), 2) if shares else NOTHING
-
     columns: Columns = {
         "heads/key heads": lambda heads: f"{len(heads)}/{len({each.key_head for each in heads})}",
         "symmetric": lambda heads: _spread(each.here.symmetric for each in heads),
@@ -192,13 +185,17 @@ def _relations(found: Inspection) -> list[doc.Table]:
     bare, patched = _by_layer(found.relations), _by_layer(found.relations_patched)
     turned = found.relations_patched or found.relations
     offsets = sorted({offset for each in turned for offset in each.by_offset})
-    shares: Columns = {f"Δ {offset}": partial(share, offset=offset) for offset in offsets}
+    shares: dict[int, dict[int, str]] = {}  # layer -> offset -> the mean over heads
+    for layer, heads in _by_layer(turned if len(offsets) > 1 else ()).items():
+        known = {offset: [e.by_offset[offset].symmetric for e in heads if offset in e.by_offset] for offset in offsets}
+        shares[layer] = {offset: decimal(fmean(each), 2) if each else NOTHING for offset, each in known.items()}
+    of_offsets: Columns = {f"Δ {offset}": itemgetter(offset) for offset in offsets}
     title = "Q-K relation by relative offset" + (", patched" if found.relations_patched else "")
     by_offset = "The symmetric share ‖S‖²/‖B‖² of B(Δ) = W_Q R(Δ) W_Kᵀ, the mean over heads, at each offset Δ."
     return [
         _layer_table("relations", "Q-K relation", bare, columns, caption),
         _layer_table("relations-patched", "Q-K relation with the patch", patched, columns, "As above."),
-        _layer_table("by-offset", title, _by_layer(turned if len(offsets) > 1 else ()), shares, by_offset),
+        _layer_table("by-offset", title, shares, of_offsets, by_offset),
     ]
 
 
@@ -299,10 +296,6 @@ def _norm(norms: Iterable[float]) -> str:
 
 def _joined(cells: Iterable[str]) -> str:
     return ", ".join(cells) or NOTHING
-
-
-def _of_target(target: str, value: float) -> str:
-    return _number(value) if target == "query" else f"{target} {_number(value)}"
 
 
 def _number(value: float | None, digits: int = 3) -> str:

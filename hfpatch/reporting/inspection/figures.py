@@ -96,11 +96,9 @@ def _drawn(found: Inspection) -> Iterator[tuple[str, str, str, Figure]]:
 
 
 def _maps(rows: Sequence[Sequence[Any]], *panels: tuple[str, str, tuple[float, float], bool]) -> Figure:
-    """Draw values of each head, of the base and below it with the patch, on the same scales.
+    """Draw the ``rows`` of each head, of the base and below it with the patch, on the same scales.
 
-    Args:
-        rows: the values of each head: of the base, then with the patch; empty ones are left out.
-        panels: the attribute, the title, the limits of the colours, and whether values below the middle have their own.
+    A panel has an attribute, a title, the limits of its colours, and whether values below the middle have their own.
     """
     rows = [heads for heads in rows if heads]
     width = len(panels)
@@ -108,7 +106,7 @@ def _maps(rows: Sequence[Sequence[Any]], *panels: tuple[str, str, tuple[float, f
     for i, ax in enumerate(axes):
         name, title, limits, diverging = panels[i % width]
         cells = [(each.layer, each.head, attrgetter(name)(each)) for each in rows[i // width]]
-        plots.heat_map(ax, _grid(cells), limits=limits, diverging=diverging)
+        plots.heat_map(ax, cells, limits=limits, diverging=diverging)
         ax.set_title(title + (", with the patch" if i >= width else ""))
     return figure
 
@@ -145,7 +143,7 @@ def _queries(queries: Sequence[Any]) -> Figure:
     _by_layer(axes[1], "cosine of f(x) and A(x)", queries, "cosine", from_zero=False, marker="s", color=VERMILLION)
     axes[1].axhline(0, color=MUTED, linewidth=0.8)
     cells = [(each.layer, head, size) for each in queries for head, size in enumerate(each.head_sizes)]
-    plots.heat_map(axes[2], _grid(cells))
+    plots.heat_map(axes[2], cells)
     axes[2].set_title("‖f(x)‖ / ‖A(x)‖ by head")
     lines = [(range(len(each.position_sizes)), each.position_sizes) for each in queries]
     plots.layer_lines(axes[3], lines, linewidth=1.2)
@@ -180,14 +178,6 @@ def _by_layer(ax: Axes, title: str, rows: Sequence[Any], name: str, *, from_zero
 def _from_zero(ax: Axes) -> None:
     top = 1.12 * ax.dataLim.ymax
     ax.set_ylim(0, top if top > 0 else None)
-
-
-def _grid(cells: Sequence[tuple[int, int, float]]) -> plots.Floats:
-    """Return layers x heads; NaN where a layer or head is not there."""
-    grid = np.full((1 + max(layer for layer, *_ in cells), 1 + max(head for _, head, _ in cells)), np.nan)
-    for layer, head, value in cells:
-        grid[layer, head] = value
-    return grid
 
 
 def _map_height(rows: Sequence[Any]) -> float:

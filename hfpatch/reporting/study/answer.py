@@ -22,7 +22,7 @@ from hfpatch.reporting.numbers import (
     size_text,
 )
 from hfpatch.results.comparison import MATCHED
-from hfpatch.results.schema import Improvement, Row, StudyResults
+from hfpatch.results.schema import Improvement, StudyResults
 
 _HEADLINE = {
     "better": "better",
@@ -60,20 +60,10 @@ def uneven_text(study: StudyResults) -> str:
     return f"Not all variants have as many points ({named}): a difference may come from tuning one of them more."
 
 
-def seeds_text(count: int) -> str:
-    """Return ``1 seed`` or ``3 seeds``."""
-    return f"{count} seed{'s' * (count != 1)}"
-
-
 def not_run_text(seeds: Sequence[int]) -> str:
     """Return ``seed 2 has not run yet`` or ``seeds 1 and 2 have not run yet``."""
     named = listed([str(seed) for seed in seeds])
     return f"seed {named} has not run yet" if len(seeds) == 1 else f"seeds {named} have not run yet"
-
-
-def share_cell(share: float) -> str:
-    """Return a relative difference in parameters for a cell: ``+12.50 %``."""
-    return f"{signed(100 * share, 2)} %"
 
 
 def share_words(share: float) -> str:
@@ -134,9 +124,8 @@ def headline(study: StudyResults) -> str:
     if len(study.seeds) == 1:
         sentences.append("One seed does not show how much seeds differ, so no variant is called better or worse.")
     elif len(study.seeds) < FEW_SEEDS:
-        sentences.append(
-            f"{seeds_text(len(study.seeds))} are few: a variant without a difference shown may still differ."
-        )
+        few = f"{len(study.seeds)} seeds are few"
+        sentences.append(f"{few}: a variant without a difference shown may still differ.")
     if max(study.tried_counts.values(), default=0) > 1:
         sentences.append("Each is at the best of its points, which was chosen on the evaluation text itself.")
         sentences += filter(None, [uneven_text(study)])
@@ -194,7 +183,7 @@ def cautions(study: StudyResults) -> list[str]:
         found.append("One seed: differences have no interval, and none is tested.")
     elif seeds < FEW_SEEDS:
         found.append(
-            f"{seeds_text(seeds)}: Student's t with {seeds - 1} degree{'s' * (seeds != 2)} of freedom gives wide "
+            f"{seeds} seeds: Student's t with {seeds - 1} degree{'s' * (seeds != 2)} of freedom gives wide "
             "intervals, so small differences may not be detected."
         )
     for name in study.others:
@@ -209,7 +198,15 @@ def cautions(study: StudyResults) -> list[str]:
         )
         found += filter(None, [uneven_text(study)])
         for name, row in study.chosen.items():
-            if at := listed(_edges(study, row)):
+            edges = []  # values of a best point that are the smallest or the largest that its variant was tried at
+            for key, value in row.point.items() if row.best else ():
+                tried = [point[key] for point in study.tried(name) if key in point]
+                numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in tried)
+                if numbers and len(set(tried)) > 1 and value in (min(tried), max(tried)):
+                    edge = "largest" if value == max(tried) else "smallest"
+                    edges.append(f"{key_text(key)} {value_text(value)} (the {edge} of those tried)")
+            if edges:
+                at = listed(edges)
                 found.append(
                     f"{name}: the best point is at the edge of the sweep, {at}; a better one may be beyond it."
                 )
@@ -229,18 +226,6 @@ def cautions(study: StudyResults) -> list[str]:
             settings = ", ".join(f"{key} {value_text(value)}" for key, value in other.items())
             found.append(f"{name} is trained with settings of its own: {settings}.")
     return found
-
-
-def _edges(study: StudyResults, row: Row) -> list[str]:
-    """Return which values of a best point are the smallest or the largest that its variant was tried at."""
-    edges = []
-    for key, value in row.point.items() if row.best else ():
-        tried = [point[key] for point in study.tried(row.variant) if key in point]
-        numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in tried)
-        if numbers and len(set(tried)) > 1 and value in (min(tried), max(tried)):
-            edge = "largest" if value == max(tried) else "smallest"
-            edges.append(f"{key_text(key)} {value_text(value)} (the {edge} of those tried)")
-    return edges
 
 
 def missing(study: StudyResults) -> list[str]:

@@ -6,20 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from hfpatch.errors import listed
+from hfpatch.reporting import document as doc
 from hfpatch.reporting.citations import citation_section
-from hfpatch.reporting.document import (
-    Block,
-    Document,
-    Download,
-    Fact,
-    Facts,
-    Figure,
-    Findings,
-    Part,
-    Section,
-    Sentences,
-    Text,
-)
 from hfpatch.reporting.facts import data_text, digest, provenance_facts, settings_text
 from hfpatch.reporting.numbers import MOST_METHODS, NOTHING, count, duration
 from hfpatch.reporting.study.answer import cautions, findings, headline, key_text, missing, value_text
@@ -66,35 +54,34 @@ _FIGURES = {
 }
 
 
-def study_document(study: StudyResults, drawn: Mapping[str, str] = MappingProxyType({})) -> Document:
+def study_document(study: StudyResults, drawn: Mapping[str, str] = MappingProxyType({})) -> doc.Document:
     """Build the report of a study.
 
-    Args:
-        study: the results.
-        drawn: the figures as SVG documents, by name; one that is not there leaves its section out. The summary for
-            the terminal needs none.
+    ``drawn`` has the figures as SVG documents, by name; one that is not there leaves its section out. The summary for a
+    terminal needs none.
     """
+    answer = doc.Text(headline(study), "headline")
     weakened, absent = tuple(cautions(study)), tuple(missing(study))
-    warnings: list[Block] = [Sentences(weakened) if weakened else Text("None.")]
-    warnings += [Sentences(absent, "What is missing")] if absent else []
-    download = Download("results.csv", "every run (CSV)", study_csv(study))
-    unswept = () if any(row.point for row in study.rows) else (Text("One point a variant: nothing was swept."),)
+    warnings: list[doc.Block] = [doc.Sentences(weakened) if weakened else doc.Text("None.")]
+    warnings += [doc.Sentences(absent, "What is missing")] if absent else []
+    download = doc.Download("results.csv", "every run (CSV)", study_csv(study))
+    unswept = () if any(row.point for row in study.rows) else (doc.Text("One point a variant: nothing was swept."),)
     points = sorted(set(study.tried_counts.values())) or [0]
     wall = study.provenance.get("wall_s")
     sections = (
-        Section("answer", "Answer", (Text(headline(study), "headline"), Findings(findings(study), what="variants"))),
-        Section("protocol", "Protocol and provenance", (Facts(_protocol(study)),)),
-        Section("warnings", "Warnings", tuple(warnings)),
-        Section("results", "Results", (main_table(study), download, variant_table(study))),
+        doc.Section("answer", "Answer", (answer, doc.Findings(findings(study), what="variants"))),
+        doc.Section("protocol", "Protocol and provenance", (doc.Facts(_protocol(study)),)),
+        doc.Section("warnings", "Warnings", tuple(warnings)),
+        doc.Section("results", "Results", (main_table(study), download, variant_table(study))),
         *(each for name in ("differences", "loss", "improvement") for each in _figure(study, drawn, name)),
-        Section("sweep", "Sweep", (*unswept, sweep_table(study))),
+        doc.Section("sweep", "Sweep", (*unswept, sweep_table(study))),
         *_figure(study, drawn, "diagnostics", diagnostics_table(study)),
         *_figure(study, drawn, "spread"),
-        Section("environment", "Environment", (Facts(tuple(provenance_facts(study.provenance))),)),
+        doc.Section("environment", "Environment", (doc.Facts(tuple(provenance_facts(study.provenance))),)),
     )
-    return Document(
+    return doc.Document(
         title=study.name or "Pretraining study",
-        parts=(Part(sections),),
+        parts=(doc.Part(sections),),
         closing=(citation_section([study]),),
         description=study.description,
         complete=study.complete,
@@ -106,11 +93,11 @@ def study_document(study: StudyResults, drawn: Mapping[str, str] = MappingProxyT
             ("Tokens a run", _tokens(study) or NOTHING),
             ("Wall time", duration(wall) if isinstance(wall, int | float) else NOTHING),
         ),
-        summary=(terminal_table(study), Text(headline(study), "headline"), Sentences(absent)),
+        summary=(terminal_table(study), answer, doc.Sentences(absent)),
     )
 
 
-def _figure(study: StudyResults, drawn: Mapping[str, str], name: str, *beside: Block) -> tuple[Section, ...]:
+def _figure(study: StudyResults, drawn: Mapping[str, str], name: str, *beside: doc.Block) -> tuple[doc.Section, ...]:
     """Return the section of a figure with the blocks ``beside`` it; none where it is not drawn."""
     if name not in drawn:
         return ()
@@ -118,10 +105,11 @@ def _figure(study: StudyResults, drawn: Mapping[str, str], name: str, *beside: B
     others = len(study.others)
     if others > MOST_METHODS:
         caption += f" Of {others} variants the first {MOST_METHODS} are drawn; the tables and the data have all."
-    return (Section(name, title, (Figure(name, title, caption, drawn[name], figure_csv(name, study)), *beside)),)
+    figure = doc.Figure(name, title, caption, drawn[name], figure_csv(name, study))
+    return (doc.Section(name, title, (figure, *beside)),)
 
 
-def _protocol(study: StudyResults) -> tuple[Fact, ...]:
+def _protocol(study: StudyResults) -> tuple[doc.Fact, ...]:
     """Return data and settings of training and measurement."""
     size, name = study.tokenizer.get("vocab_size"), study.tokenizer.get("path") or study.tokenizer.get("name")
     tokenizer = [str(name)] if name else []

@@ -11,8 +11,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from hfpatch.reporting import plots
-from hfpatch.reporting.numbers import MOST_METHODS
-from hfpatch.reporting.study.answer import change_of, point_text, seeds_text, share, share_cell
+from hfpatch.reporting.numbers import MOST_METHODS, signed
+from hfpatch.reporting.study.answer import change_of, point_text, share
 from hfpatch.reporting.study.tables import series_of, spread_of
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import MUTED, report_style, shade, short, styles
@@ -51,16 +51,18 @@ def differences(study: StudyResults, *, title: bool = False) -> Figure | None:
     figure, (ax,) = plots.panels(1, columns=1, width=7.4, height=(1.75 if title else 1.4) + 0.34 * len(rows))
     drawn = {}
     for y, row in enumerate(rows):  # in per cent; a single seed is no mark of its own
-        found, seeds = study.verdict(row.variant), [100 * value for value in study.seed_values(row).values()]
+        found, values = study.verdict(row.variant), [100 * value for value in study.seed_values(row).values()]
         plain = (100 * found.low, 100 * found.high) if found.p_corrected is not None else None
-        single = seeds if len(seeds) > 1 else ()
+        single = values if len(values) > 1 else ()
         drawn[y] = plots.Interval(change_of(study, row.variant), found.verdict, single, plain)
     limit = 1.12 * plots.robust_limit((max(_sizes(study, row)) for row in rows), _OUTLIER, median_low)
     plots.forest(ax, [row.variant for row in rows], drawn, limit=limit)
     ax.set_xlabel(f"improvement over {short(study.baseline)}, % of its validation loss\nbetter →")
-    plots.side_column(ax, "parameters", [share_cell(share(study, row.variant)) for row in rows], 64)
+    more = [f"{signed(100 * share(study, row.variant), 2)} %" for row in rows]
+    plots.side_column(ax, "parameters", more, 64)
     if title:
-        plots.headline(figure, f"Validation loss against {short(study.baseline)} ({seeds_text(len(study.seeds))})")
+        seeds = f"{len(study.seeds)} seed{'s' * (len(study.seeds) != 1)}"
+        plots.headline(figure, f"Validation loss against {short(study.baseline)} ({seeds})")
     plots.verdict_key(figure, dict.fromkeys(study.verdict(row.variant).verdict for row in rows))
     return figure
 

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from hfpatch.reporting.document import Cell, Column, Row, Table
 from hfpatch.reporting.facts import settings_text
-from hfpatch.reporting.numbers import NOTHING, count, decimal, diverged_text, interval, p_text
-from hfpatch.reporting.study.answer import (
-    improvement_text,
-    key_text,
-    not_run_text,
-    point_text,
-    share,
-    share_cell,
-    value_text,
-)
+from hfpatch.reporting.numbers import NOTHING, count, decimal, diverged_text, interval, p_text, signed
+from hfpatch.reporting.study.answer import improvement_text, key_text, not_run_text, point_text, share, value_text
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results import schema
 from hfpatch.results.schema import Diagnostic, StudyResults, StudyRun
@@ -50,7 +42,7 @@ def main_table(study: StudyResults) -> Table:
             variant.query or NOTHING,
             *((point,) if points else ()),
             count(variant.parameters.non_embedding),
-            NOTHING if is_baseline else share_cell(share(study, name)),
+            NOTHING if is_baseline else f"{signed(100 * share(study, name), 2)} %",
             _loss(row),
             improvement_text(row.improvement if row is not None and not is_baseline else None),
             interval(100 * found.simultaneous_low, 100 * found.simultaneous_high, 2) if found and tested else NOTHING,
@@ -75,9 +67,13 @@ def main_table(study: StudyResults) -> Table:
 
 def terminal_table(study: StudyResults) -> Table:
     """Build the main table for a terminal: without the queries; in a narrow one only loss, improvement and verdict."""
-    main = replace(main_table(study), caption="")
-    wide = _only(main, {column.name for column in main.columns} - {"query"})
-    return replace(wide, narrow=(_only(main, _NARROW),))
+    main, tables = main_table(study), []
+    for kept in ({column.name for column in main.columns} - {"query"}, _NARROW):
+        places = [place for place, column in enumerate(main.columns) if column.name in kept]
+        columns = tuple(main.columns[place] for place in places)
+        rows = tuple(replace(row, cells=tuple(row.cells[place] for place in places)) for row in main.rows)
+        tables.append(replace(main, caption="", columns=columns, rows=rows))
+    return replace(tables[0], narrow=(tables[1],))
 
 
 def sweep_table(study: StudyResults) -> Table:
@@ -133,13 +129,6 @@ def diagnostics_table(study: StudyResults) -> Table:
 
 def _columns(headings: Iterable[str]) -> tuple[Column, ...]:
     return tuple(Column(heading, number=heading not in _TEXT) for heading in headings)
-
-
-def _only(table: Table, names: Collection[str]) -> Table:
-    """Return the columns of a table that have one of these names."""
-    places = [place for place, column in enumerate(table.columns) if column.name in names]
-    rows = tuple(replace(row, cells=tuple(row.cells[place] for place in places)) for row in table.rows)
-    return replace(table, columns=tuple(table.columns[place] for place in places), rows=rows)
 
 
 def _loss(row: schema.Row | None) -> str:

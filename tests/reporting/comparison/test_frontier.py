@@ -1,19 +1,13 @@
 """The figure, the sentences and the table of a comparison with budgets: their numbers are those of the results."""
 
-import csv
-import io
-
 import pytest
 from budgets_example import BUDGETS, EXCHANGES, GAINS, frontier_example
+from reporting.conftest import document_of, read_csv
 
 from hfpatch.reporting import document as doc
-from hfpatch.reporting.comparison.document import comparison_document, read_material
-from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.comparison.frontier import frontier_blocks, frontier_figure
 from hfpatch.reporting.html import html
 from hfpatch.reporting.markdown import markdown
-from hfpatch.reporting.plots import to_svgs
-from hfpatch.reporting.report import RunData
 from hfpatch.reporting.theme import INK
 
 
@@ -47,18 +41,11 @@ def test_the_table_has_each_gain_and_rate_and_findings_the_tones_of_their_verdic
     assert tones["lora"] == [None] * 3
 
 
-def document(tmp_path):
-    results = frontier_example()
-    read = read_material("", tmp_path, results)
-    drawn = to_svgs(draw(results, []))
-    return comparison_document([RunData("", results, [], read.samples, [], {"": results}, drawn)])
-
-
-def test_the_frontier_is_the_first_figure_and_its_data_are_complete(tmp_path):
-    made = document(tmp_path)
+def test_the_frontier_is_the_first_figure_and_its_data_are_complete():
+    made = document_of(frontier_example())
     figures = made.parts[0].figures
     assert next(iter(figures)) == "frontier"
-    rows = list(csv.DictReader(io.StringIO(figures["frontier"].data)))
+    rows = read_csv(figures["frontier"].data)
     assert len(rows) == 3 * len(GAINS) + 1
     ahead = next(row for row in rows if row["point"] == "ahead@10k")
     assert (ahead["parameters"], float(ahead["gain"])) == ("10000", pytest.approx(0.3))

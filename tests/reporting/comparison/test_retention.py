@@ -1,11 +1,8 @@
-import csv
-import io
-
 import pytest
+from reporting.conftest import document_of, read_csv
 
-from hfpatch.reporting.comparison.document import comparison_document, read_material
-from hfpatch.reporting.comparison.figures import draw
-from hfpatch.reporting.comparison.retention import answers_table, retention_csv, retention_sentences, retention_table
+from hfpatch.reporting.comparison.figures import draw, figure_csv
+from hfpatch.reporting.comparison.retention import answers_table, retention_sentences, retention_table
 from hfpatch.reporting.facts import protocol_facts
 
 TEXT = "retention_old"
@@ -61,7 +58,7 @@ def test_the_sentence_has_the_method_and_the_chosen_scale(kept, build):
 
 
 def test_the_data_has_every_difference(kept, build):
-    rows = list(csv.DictReader(io.StringIO(retention_csv(build(kept)))))
+    rows = read_csv(figure_csv("retention", build(kept), []))
     assert len(rows) == 2 * 5
     one = next(row for row in rows if (row["scale"], row["metric"]) == ("0.5", "nats_per_token"))
     assert (one["difference"], one["chosen"], one["tuning_loss"]) == ("-0.25", "True", "1.9")
@@ -77,15 +74,12 @@ def test_the_figure_has_the_points_and_the_front(kept, build):
     assert [(0.0, 0.0), (0.04, 0.25), (0.2, 0.3)] in paths
 
 
-def test_a_report_has_the_section_where_there_is_retention(kept, build, run_dir):
-    with_it, names = build(kept), []
-    for results in (with_it, with_it.model_copy(update={"retention": None})):
-        document = comparison_document([read_material("", run_dir, results)])
-        names.append({section.name for section in document.parts[0].sections})
+def test_a_report_has_the_section_where_there_is_retention(kept, build):
+    with_it = build(kept)
+    parts = [document_of(each).parts[0] for each in (with_it, with_it.model_copy(update={"retention": None}))]
+    names = [{section.name for section in part.sections} for part in parts]
     assert names[0] - names[1] == {"retention"}
-    assert any(
-        label == "Text to keep, retention_old" and "old.txt" in value for label, value in protocol_facts(with_it)
-    )
+    assert "old.txt" in dict(protocol_facts(with_it))["Text to keep, retention_old"]
 
 
 def test_labels_and_a_choice_of_methods_keep_points_and_verdicts(kept, build):

@@ -40,6 +40,9 @@ def test_gained_and_lost_are_what_most_seeds_changed(three, results):
     assert sides.changes[0].document == "3/00000003"
     assert samples.documents["tinyworld_cloze"]["3/00000003"] == {"target": "t3"}
     assert sides_table([sides]).rows[0].cells == ("lora", "tinyworld_cloze", "1", "0", "+1", "6", "2")
+    write(three, "baseline", 0, "tinyworld_cloze", answers({0, 1, 2}, doc={"question": "who <b>?"}))
+    fields = read_samples(three, results).documents["tinyworld_cloze"]["3/00000003"]
+    assert fields == {"target": "t3", "doc": '{"question": "who <b>?"}'}  # what the evaluation keeps is shown
 
 
 def test_held_out_documents_whose_text_is_not_recorded_are_not_listed(three, build, raw):
@@ -47,12 +50,6 @@ def test_held_out_documents_whose_text_is_not_recorded_are_not_listed(three, bui
     for name, loss in (("baseline", -8.0), ("lora", -6.0)):
         write(three, name, 0, "held_out_text", [{"doc_id": 0, "doc_hash": "x", "nats_per_token": [loss, 4]}])
     assert {side.task for side in read_samples(three, build(raw)).sides} == {"tinyworld_cloze"}
-
-
-def test_an_evaluation_that_keeps_the_document_shows_it(three, results):
-    write(three, "baseline", 0, "tinyworld_cloze", answers({0, 1, 2}, doc={"question": "who <b>?"}))
-    fields = read_samples(three, results).documents["tinyworld_cloze"]["3/00000003"]
-    assert fields == {"target": "t3", "doc": '{"question": "who <b>?"}'}
 
 
 def test_a_perplexity_has_moves_and_no_sides(run_dir, results):
@@ -79,10 +76,7 @@ def test_without_the_baselines_records_the_task_is_named(run_dir, results):
     samples = read_samples(run_dir, results)
     assert samples.sides == ()
     assert samples.missing[0].startswith("tinyworld_cloze: no record of the baseline's documents")
-
-
-def test_no_records_at_all_is_nothing(tmp_path, results):
-    assert read_samples(tmp_path, results).sides == ()
+    assert read_samples(run_dir / "nowhere", results).sides == ()
 
 
 def test_more_changes_than_are_listed_are_counted(run_dir, results):

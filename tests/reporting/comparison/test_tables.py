@@ -1,6 +1,4 @@
-import csv
-import io
-
+from reporting.conftest import read_csv
 from scipy import stats
 
 from hfpatch.reporting.comparison.tables import (
@@ -21,7 +19,7 @@ def rows(table):
     return {str(row.cells[0]): [str(cell) for cell in row.cells[1:]] for row in table.rows}
 
 
-def test_scores_are_means_with_cost_and_the_baseline_has_its_standard_error(results):
+def test_scores_are_means_with_cost_and_the_baseline_has_its_standard_error(results, build, raw):
     table = score_table(results)
     *_, cloze, _, text, _, _ = table.columns
     assert (cloze.name, cloze.notes) == ("tinyworld_cloze", ("acc, n = 400", "higher is better"))
@@ -32,13 +30,9 @@ def test_scores_are_means_with_cost_and_the_baseline_has_its_standard_error(resu
     assert [row.cells[0] for row in table.rows if row.strong] == ["baseline"]
     assert len(table.narrow[0].rows) == 9
     assert table.narrow[0].rows[1].cells == (SKIP, "tinyworld_cloze", "45.0 %")
-
-
-def test_a_cell_without_result_is_a_dash(build, raw):
     for run in raw["methods"]["lora"]["runs"].values():
         del run["evaluation"]["tinyworld_cloze"]
-    raw["comparisons"] = []
-    assert rows(score_table(build(raw)))["lora"][1] == "–"
+    assert rows(score_table(build(raw | {"comparisons": []})))["lora"][1] == "–"
 
 
 def test_every_difference_is_in_one_table_once(results):
@@ -84,13 +78,6 @@ def test_measures_that_decide_nothing_have_no_verdict_and_are_on_the_page_alone(
     assert "no verdict" not in markdown_table(table)
 
 
-def test_each_seed_has_its_scores(results):
-    assert [row.cells for row in seed_table(results).rows][:2] == [
-        (SKIP, "0", "44.0 %", "52.0 %", "17.50"),
-        (SKIP, "1", "46.0 %", "51.0 %", "17.70"),
-    ]
-
-
 def test_the_loss_on_held_out_text_has_a_column_where_it_is_known(build, raw):
     assert "held-out loss" not in [column.name for column in score_table(build(raw)).columns]
     raw["data"]["held_out"] = {"base_loss": 3.0}
@@ -103,7 +90,11 @@ def test_the_loss_on_held_out_text_has_a_column_where_it_is_known(build, raw):
     assert r"held-out loss & tinyworld\_cloze" in latex(table)
 
 
-def test_methods_have_match_survival_and_time(results):
+def test_seeds_have_scores_and_methods_match_survival_and_time(results):
+    assert [row.cells for row in seed_table(results).rows][:2] == [
+        (SKIP, "0", "44.0 %", "52.0 %", "17.50"),
+        (SKIP, "1", "46.0 %", "51.0 %", "17.70"),
+    ]
     base, skip, lora = (row.cells for row in method_table(results).rows)
     assert base[1] == "nothing: the frozen base"
     assert skip[1] == "pre_projection(content_skip=True)"
@@ -121,16 +112,12 @@ def test_every_task_says_what_it_asks_with_one_example(build, raw):
     assert found["lambada"] == ["scored by acc in lm-eval", "acc", "target: tree"]
 
 
-def read(text):
-    return list(csv.DictReader(io.StringIO(text, newline="")))
-
-
 def test_the_csv_has_every_number_once_and_says_which_run(results):
     text = results_csv({"": results})
     assert text.splitlines()[0].startswith("method,seed,task,metric,value,stderr,n,trainable,other,")
-    rows = {(r["method"], r["seed"], r["task"], r["metric"]): r for r in read(text) if r["value"]}
+    rows = {(r["method"], r["seed"], r["task"], r["metric"]): r for r in read_csv(text) if r["value"]}
     assert len(rows) == 3 * 2 * 4  # methods, seeds, and two metrics of one of three tasks
-    pairs = [row for row in read(text) if not row["value"]]
+    pairs = [row for row in read_csv(text) if not row["value"]]
     assert len(pairs) == 9  # three pairs on three tasks
     assert not any(row["seed"] for row in pairs)
     assert not any(row["verdict"] for row in rows.values())
@@ -139,7 +126,7 @@ def test_the_csv_has_every_number_once_and_says_which_run(results):
     assert rows["lora", "0", "tinyworld_text", "bits_per_byte"]["stderr"] == ""
     both = results_csv({"a": results, "b": results})
     assert both.startswith("run,method,seed,")
-    assert {row["run"] for row in read(both)} == {"a", "b"}
+    assert {row["run"] for row in read_csv(both)} == {"a", "b"}
 
 
 def test_the_loss_on_held_out_text_and_the_groups_of_documents_are_in_the_table(build, raw):
@@ -147,7 +134,7 @@ def test_the_loss_on_held_out_text_and_the_groups_of_documents_are_in_the_table(
     for seed, loss in (("0", 2.25), ("1", 2.5)):
         raw["methods"]["lora"]["runs"][seed]["train"]["final_eval_loss"] = loss
         raw["methods"]["lora"]["runs"][seed]["evaluation"]["tinyworld_cloze"]["clusters"] = {"column": "x", "groups": 9}
-    rows = read(results_csv({"": build(raw)}))
+    rows = read_csv(results_csv({"": build(raw)}))
     losses = {(r["method"], r["seed"]): r["value"] for r in rows if r["metric"] == "held_out_loss"}
     expected = {("lora", "0"): "2.25", ("lora", "1"): "2.5", ("baseline", "0"): "3.0", ("baseline", "1"): "3.0"}
     assert losses == expected
@@ -158,4 +145,4 @@ def test_the_loss_on_held_out_text_and_the_groups_of_documents_are_in_the_table(
 
 def test_hostile_text_comes_back_as_it_was(build, hostile):
     results = build(hostile, curves=False)
-    assert {row["method"] for row in read(results_csv({"": results}))} == set(results.methods)
+    assert {row["method"] for row in read_csv(results_csv({"": results}))} == set(results.methods)

@@ -1,22 +1,16 @@
 """How rates were chosen, as the report says and draws it."""
 
-import csv
-import io
 import json
 import re
-from dataclasses import replace
 
 import pytest
-from reporting.conftest import tuned_example
+from reporting.conftest import document_of, read_csv, tuned_example
 
 from hfpatch.reporting.cards import run_card
-from hfpatch.reporting.comparison.document import comparison_document, read_material
-from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.comparison.merging import merge
 from hfpatch.reporting.comparison.tuning import chosen_facts, tuning_csv, tuning_figure
 from hfpatch.reporting.html import html
 from hfpatch.reporting.markdown import markdown
-from hfpatch.reporting.plots import to_svgs
 from hfpatch.reporting.theme import report_style
 from hfpatch.results.cautions import rates_sentence
 
@@ -61,7 +55,7 @@ def test_rates_of_groups_are_told_of_the_methods_that_have_them(raw, build, tens
     assert rates_sentence(build(untuned | {"methods": methods})).startswith(expected)
 
 
-def test_a_method_whose_trials_all_diverged_is_never_called_tuned(build, tmp_path):
+def test_a_method_whose_trials_all_diverged_is_never_called_tuned(build):
     raw = tuned_example()
     for trial in raw["tuning"]["trials"]:
         if trial["method"] == LORA:
@@ -70,10 +64,10 @@ def test_a_method_whose_trials_all_diverged_is_never_called_tuned(build, tmp_pat
     some = build(raw)
     assert re.fullmatch("Each method but lora, .* at its best of 3 rates.", rates_sentence(some))
     assert chosen_facts(some, LORA) == [("Not tuned", "all 3 trials diverged; trained at lr=0.001")]
-    text = markdown(comparison_document([read_material("", tmp_path, some)]))
+    text = markdown(document_of(some))
     assert "| lora | 0.001 | – | all diverged | 3 | – |" in text
     assert "| lora | 0.001 | – | diverged at step 3 |  |" in text
-    assert [row["method"] for row in csv.DictReader(io.StringIO(tuning_csv(some))) if row["chosen"] == "yes"] == [SKIP]
+    assert [row["method"] for row in read_csv(tuning_csv(some)) if row["chosen"] == "yes"] == [SKIP]
     with report_style():
         (ax,) = tuning_figure(some).axes
     assert len([line for line in ax.lines if line.get_markerfacecolor() == "none"]) == 1
@@ -91,10 +85,8 @@ def test_what_each_method_was_tried_at_is_counted(build, tuned):
     assert re.search(r"best of 2 to 3 rates,.* \(pre_projection_skip 3, lora 2\)", rates_sentence(build(raw)))
 
 
-def test_the_report_shows_every_trial_the_choice_and_what_is_at_the_edge(tuned, tmp_path):
-    material = read_material("", tmp_path, tuned)
-    drawn = to_svgs(draw(tuned, material.layers))
-    document = comparison_document([replace(material, drawn=drawn)])
+def test_the_report_shows_every_trial_the_choice_and_what_is_at_the_edge(tuned):
+    document = document_of(tuned)
     text = markdown(document)
     assert rates_sentence(tuned) in text[: text.index("## Protocol")]
     assert "200 documents (12,345 tokens)" in text
@@ -107,14 +99,13 @@ def test_the_report_shows_every_trial_the_choice_and_what_is_at_the_edge(tuned, 
     assert [each.name for each in document.parts[0].sections].count("tuning") == 1
 
 
-def test_nothing_about_trials_without_tuning(results, tmp_path):
-    document = comparison_document([read_material("", tmp_path, results)])
-    assert "tuning" not in [each.name for each in document.parts[0].sections]
+def test_nothing_about_trials_without_tuning(results):
+    assert "tuning" not in [each.name for each in document_of(results).parts[0].sections]
     assert tuning_figure(results) is None
 
 
 def test_the_csv_has_every_trial(tuned):
-    rows = list(csv.DictReader(io.StringIO(tuning_csv(tuned))))
+    rows = read_csv(tuning_csv(tuned))
     assert len(rows) == 6
     assert [(row["method"], row["lr"]) for row in rows if row["chosen"] == "yes"] == [(SKIP, "0.01"), (LORA, "0.1")]
     assert [row["diverged_step"] for row in rows if not row["loss"]] == ["7"]

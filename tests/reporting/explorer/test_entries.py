@@ -4,7 +4,6 @@ import math
 
 import pytest
 from reporting.study_example import study
-from reporting.test_evaluation import results as evaluated  # noqa: F401 - a fixture
 from scipy import stats
 
 from hfpatch.reporting.explorer.entries import entries
@@ -87,7 +86,7 @@ def test_a_study_shows_each_variant_at_its_best_point():
     assert {each.axis.reference for each in found.values()} == {results.baseline}
 
 
-def test_an_evaluation_shows_patches_against_the_base(evaluated):  # noqa: F811
+def test_an_evaluation_shows_patches_against_the_base(evaluated):
     (worse, low_noise) = entries(evaluated)  # the third names a patch that was not evaluated
     assert (worse.method, worse.parameters) == ("one", 1200)
     assert (worse.gain, worse.low) == pytest.approx((-25.0, -30.0))

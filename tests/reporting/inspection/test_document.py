@@ -98,6 +98,10 @@ def tables_of(found):
 
 
 def test_tables_show_what_was_found(found):
+    # columns of numbers are marked, so that they sort as numbers
+    tables = {block.title: block for block in inspection_document(found).summary if isinstance(block, Table)}
+    assert [column.number for column in tables["Attention branches"].columns] == [True, *[False] * 4, True]
+    assert [column.number for column in tables["Reparametrisation"].columns][:4] == [True, True, False, True]
     assert tables_of(found) == {
         "Attention branches": [
             ("0", "llama", "layers.N.attention", "–", "norm", "30"),
@@ -136,14 +140,10 @@ def table_of(sites, per_layer):
     return [row.cells for row in table.rows], table.caption
 
 
-def test_layers_that_are_alike_are_one_row():
-    sites = [site(layer) for layer in range(1, 31)]
-    rows, caption = table_of(sites, {})
+def test_layers_that_are_alike_are_one_row_and_those_that_differ_in_anything_are_not():
+    rows, caption = table_of([site(layer) for layer in range(1, 31)], {})
     assert rows == [("1–30", "llama", "layers.N.attention", "q_proj", "itself", "0")]
     assert caption.startswith("30 layers, all alike. ")
-
-
-def test_layers_that_differ_in_anything_are_not():
     sites = [site(layer) for layer in (0, 1, 2, 3, 4, 6, 8, 9)]
     sites[-1].family = "other"
     rows, caption = table_of(sites, {2: 7, 3: 7})
@@ -155,12 +155,6 @@ def test_layers_that_differ_in_anything_are_not():
         ("9", "other", "layers.N.attention", "0"),
     ]
     assert "alike" not in caption
-
-
-def test_columns_of_numbers_are_marked_so_that_they_sort_as_numbers(found):
-    tables = {block.title: block for block in inspection_document(found).summary if isinstance(block, Table)}
-    assert [column.number for column in tables["Attention branches"].columns] == [True, *[False] * 4, True]
-    assert [column.number for column in tables["Reparametrisation"].columns][:4] == [True, True, False, True]
 
 
 def test_what_was_not_found_is_left_out():

@@ -1,13 +1,12 @@
 """The report of a pretraining study as a whole: its files, its page, and what becomes of bad results."""
 
-import csv
 import json
 import re
 from html import unescape
 
 import pytest
 from markdown_it import MarkdownIt
-from reporting.conftest import HOSTILE, example, write_run
+from reporting.conftest import HOSTILE, example, read_csv, write_run
 from reporting.study_example import LOW, study, with_one_seed, without_sweep, write_study_run
 from reporting.test_html import Page
 
@@ -67,7 +66,7 @@ def test_html_and_markdown_have_the_same_tables(report):
 
 
 def test_results_csv_has_a_line_a_run(report):
-    rows = list(csv.DictReader(report.csv.read_text().splitlines()))
+    rows = read_csv(report.csv.read_text())
     assert len(rows) == 8 * 3
     assert [(row["seed"], row["outcome"], row["diverged_step"], row["validation_loss"]) for row in rows[9:12]] == [
         ("0", "complete", "", "4.0"),

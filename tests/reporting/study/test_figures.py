@@ -1,9 +1,8 @@
 """The figures of a study: what they draw is what the results hold."""
 
-import csv
-
 import numpy as np
 import pytest
+from reporting.conftest import read_csv
 from reporting.study_example import LINEAR, STEPS, read, row, runs_of, study, variant, with_one_seed
 
 from hfpatch.reporting.numbers import MOST_METHODS
@@ -111,18 +110,17 @@ def test_of_very_many_variants_some_are_drawn():
 
 
 def test_the_data_of_each_figure_are_its_numbers(found):
-    def rows_of(name):
-        return list(csv.DictReader(figure_csv(name, found).splitlines()))
-
-    loss = [each for each in rows_of("loss") if each["variant"] == "nonlinear" and each["point"] == "lr 0.001"]
+    rows = {name: read_csv(figure_csv(name, found)) for name in ("loss", "improvement", "differences", "diagnostics")}
+    loss = [each for each in rows["loss"] if each["variant"] == "nonlinear" and each["point"] == "lr 0.001"]
     assert [[float(each[key]) for key in ("step", "mean", "low", "high")] for each in loss] == [
         list(point) for point in found.chosen["nonlinear"].curve
     ]
-    better = [each for each in rows_of("improvement") if each["variant"] == "nonlinear" and each["step"] == "400"]
+    better = [each for each in rows["improvement"] if each["variant"] == "nonlinear" and each["step"] == "400"]
     assert float(better[0]["mean"]) == pytest.approx(0.02)
-    seeds = [each for each in rows_of("differences") if each["variant"] == "wide"]
+    seeds = [each for each in rows["differences"] if each["variant"] == "wide"]
     assert [float(each["improvement_of_seed"]) for each in seeds] == pytest.approx([-0.019, -0.02, -0.021])
-    layers = [each for each in rows_of("diagnostics") if each["step"] == "400"]
+    layers = [each for each in rows["diagnostics"] if each["step"] == "400"]
     assert [float(each["size"]) for each in layers] == pytest.approx([1.5, 1.6])
-    assert {each["variant"] for each in rows_of("spread")} == {"linear", "nonlinear", "identity", "wide"}
-    assert np.allclose([float(e["sd"]) for e in rows_of("spread") if e["variant"] == "linear"], 0.1)
+    spread = read_csv(figure_csv("spread", found))
+    assert {each["variant"] for each in spread} == {"linear", "nonlinear", "identity", "wide"}
+    assert np.allclose([float(each["sd"]) for each in spread if each["variant"] == "linear"], 0.1)

@@ -55,7 +55,7 @@ def protocol(found):
     return dict(section.blocks[0].items)
 
 
-def test_the_headline_counts_verdicts_and_gives_parameters(found):
+def test_the_headline_counts_verdicts_and_findings_give_both_losses_and_both_p(found):
     told = headline(found)
     better, worse, without = re.match(r"Of 3 variants .*?: (.*), (1 is worse.*) and (1 is .*?)\.", told).groups()
     assert all(part in better for part in ("1 is better", "nonlinear", TOGETHER, "0.02 % more parameters"))
@@ -64,9 +64,6 @@ def test_the_headline_counts_verdicts_and_gives_parameters(found):
     assert "3 seeds are few" in told
     assert "not complete" not in told
     assert "few" not in headline(read(without_sweep() | {"seeds": [0, 1, 2, 3, 4]}))
-
-
-def test_the_findings_give_both_losses_and_both_p(found):
     first, second, third = findings(found)
     assert (first.tone, second.tone, third.tone) == ("better", "no difference shown", "worse")
     p = improvement(LINEAR, NONLINEAR)["p"]
@@ -182,12 +179,9 @@ def test_missing_seeds_are_named_and_the_lowest_so_far_is_shown():
 def test_a_variant_that_diverged_is_a_result():
     raw = without_sweep()
     raw["rows"][3] = row("wide", {}, {}, diverged={0: 120, 1: 120, 2: 40}, seconds=None)
-    raw["runs"] = runs_of(raw["rows"])
-    found = read(raw)
-    last = findings(found)[-1]
-    told = "diverged at step 40 (seed 2), 120 (seed 0) and 120 (seed 1)"
-    assert last.tone == "not tested"
-    assert told in str(last)
+    found = read(raw | {"runs": runs_of(raw["rows"])})
+    last, told = findings(found)[-1], "diverged at step 40 (seed 2), 120 (seed 0) and 120 (seed 1)"
+    assert (last.tone, told in str(last)) == ("not tested", True)
     assert cells(main_table(found), "verdict")["wide"] == told
 
 
@@ -257,15 +251,12 @@ def test_what_was_tried_counts_whatever_section_of_the_recipe_asked_for_it(sweep
     assert "(corrected" not in main_table(read(study())).caption
     assert protocol(found)["Sweep"] == "linear: lr 0.001; nonlinear, identity, wide: lr 0.001, 0.002"
     assert ("Points a variant", "1 and 2") in study_document(found).glance
-
-
-def test_what_has_not_run_was_not_tried():
-    raw = study()
+    raw = study()  # what has not run was not tried
     raw["rows"][-1] |= {"diverged": {}, "missing": [0, 1, 2]}
     assert "(linear 2, nonlinear 2, identity 2, wide 1)" in " ".join(cautions(read(raw)))
 
 
-def test_diagnostics_are_the_mean_over_whole_runs(found):
+def test_diagnostics_are_the_mean_and_the_spread_is_the_standard_deviation_over_whole_runs(found):
     (series,) = series_of(found)
     assert (series.variant, series.target, series.seeds) == ("nonlinear", "query", 3)
     assert series.layers[1] == [(step, pytest.approx(1.6), -0.25) for step in (100, 200, 300, 400)]
@@ -273,10 +264,11 @@ def test_diagnostics_are_the_mean_over_whole_runs(found):
         ("nonlinear", "query", "0", "400", "1.500", "−0.250", "3"),
         ("nonlinear", "query", "1", "400", "1.600", "−0.250", "3"),
     ]
-
-
-def test_a_seed_that_diverged_is_in_no_mean_by_step():
-    raw = study()
+    sd = pytest.approx(stdev(LINEAR.values()))
+    assert spread_of(found, found.chosen["linear"]) == [(step, sd) for step in (100, 200, 300, 400)]
+    one = read(with_one_seed())
+    assert spread_of(one, one.chosen["linear"]) == []
+    raw = study()  # a seed that diverged is in no mean by step
     raw["rows"][2]["best"], raw["rows"][3]["best"] = False, True
     found = read(raw)
     (series,) = series_of(found)
@@ -284,23 +276,12 @@ def test_a_seed_that_diverged_is_in_no_mean_by_step():
     assert series.layers[0][-1][:2] == (400, pytest.approx(1.0))  # seeds 0 and 1
 
 
-def test_the_spread_is_the_standard_deviation_over_seeds(found):
-    sd = pytest.approx(stdev(LINEAR.values()))
-    assert spread_of(found, found.chosen["linear"]) == [(step, sd) for step in (100, 200, 300, 400)]
-    one = read(with_one_seed())
-    assert spread_of(one, one.chosen["linear"]) == []
-
-
-def test_architectures_are_given_once_where_they_agree(found):
-    facts = protocol(found)
+def test_facts_name_data_tokens_tokenizer_and_plans_and_architectures_once_where_they_agree(found):
+    facts, table = protocol(found), variant_table(found)
     assert facts["Architecture, common to all"] == "model_type gpt2, n_layer 2"
-    assert cells(variant_table(found), "architecture")["identity"] == "query {path identity}"
-    assert cells(variant_table(found), "own training settings")["wide"] == "weight_decay 0.03125"
-    assert cells(variant_table(found), "parameters in all")["wide"] == "1,625,000"
-
-
-def test_facts_name_data_tokens_tokenizer_and_plans(found):
-    facts = protocol(found)
+    assert cells(table, "architecture")["identity"] == "query {path identity}"
+    assert cells(table, "own training settings")["wide"] == "weight_decay 0.03125"
+    assert cells(table, "parameters in all")["wide"] == "1,625,000"
     assert facts["Tokens a run"] == "819,200"
     assert facts["Tokenizer"] == f"4,096 tokens, SHA-256 {'d' * 16}…"
     assert facts["Batch plan, seed 2"] == f"SHA-256 {'2' * 16}…"
@@ -308,6 +289,5 @@ def test_facts_name_data_tokens_tokenizer_and_plans(found):
     assert facts["Sweep"] == "lr 0.001, 0.002"
     assert dict(study_document(found).glance).items() >= {"Points a variant": "2", "Wall time": "1 h 20 min"}.items()
     assert [share_words(share).split(" more")[0] for share in (0.0, 0.125)] == ["as many parameters", "12.50 %"]
-    assert {name: row.point for name, row in found.chosen.items()} == {
-        **{"linear": LOW, "nonlinear": LOW, "identity": HIGH, "wide": LOW}
-    }
+    chosen = {"linear": LOW, "nonlinear": LOW, "identity": HIGH, "wide": LOW}
+    assert {name: row.point for name, row in found.chosen.items()} == chosen
