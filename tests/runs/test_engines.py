@@ -85,7 +85,7 @@ class Log(Progress):
 
 
 class Break(Log):
-    """Puts a folder in the place of a file that one run writes, once the run folder is there."""
+    """Puts a file in the place of a folder that one run makes, once the run folder is there."""
 
     def __init__(self, folder):
         super().__init__()
@@ -93,7 +93,8 @@ class Break(Log):
 
     def opened(self, engine, units):
         super().opened(engine, units)
-        (self.folder / "metrics.jsonl").mkdir(parents=True)
+        self.folder.mkdir(parents=True)
+        (self.folder / "checkpoints").write_text("")
 
 
 def test_how_far_an_evaluation_is_can_be_read_from_its_folder(tmp_path, monkeypatch):
@@ -154,7 +155,7 @@ def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(rec
     log = Break(broken)
     with pytest.raises(HfpatchError) as caught:
         compare(recipe, out, engine=EngineSettings(jobs=2), progress=log)
-    why = rf"lora · seed 1: IsADirectoryError: .*; its traceback is in {broken}/error.txt"
+    why = rf"lora · seed 1: FileExistsError: .*; its traceback is in {broken}/error.txt"
     assert re.fullmatch(rf"{why} \(1 unit that needs it left out\)", str(caught.value))
     assert log.errors == [str(caught.value).partition(" (1 unit")[0]]
     assert "Traceback" in (broken / "error.txt").read_text()
