@@ -201,7 +201,9 @@ def match_size(
         return counted[value]
 
     smallest = size.smallest(part)
-    widths = trial([build(smallest)], look=adapted_widths)
+    widths, counted[smallest] = trial(
+        [build(smallest)], look=lambda twin: (adapted_widths(twin), patch_summary(twin).added)
+    )
     found = [value for run in size.runs(part, widths) if run for value in nearest_sizes(run, count, budget)]
     fitting = [value for value in found if count(value)]
     if not fitting:
