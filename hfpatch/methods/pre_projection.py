@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import ContentSkip, PreProjection, activation, pre_project
-from hfpatch.nn.preprojection import check_expansion, check_init
+from hfpatch.nn.preprojection import add_skip, check_expansion, check_init
 from hfpatch.sites import AttentionSite
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.hooks import MethodSite, Parts
@@ -91,8 +91,7 @@ class PreProjectionConfig(MethodConfig):
 
     def left(self, parts: Parts, branch: Tensor, x: Tensor, site: MethodSite) -> Tensor:
         """Return the branch plus x~ W_skip, with the x~ of all adapters; all ``(batch, seq, hidden)``."""
-        changed: Tensor = branch + parts["skip"](x)
-        return changed
+        return add_skip(branch, x, parts["skip"])
 
     def refusal(self, site: AttentionSite) -> str | None:
         """Return why the site takes no pre-projection, which also the skip alone belongs to."""

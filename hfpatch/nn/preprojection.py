@@ -142,8 +142,13 @@ class ContentSkip(nn.Module):
 
     def forward(self, branch: Tensor, x: Tensor) -> Tensor:
         """Return ``branch + x W_skip``; all ``(batch, seq, hidden)``, in the dtype of ``branch``."""
-        changed: Tensor = branch + self.skip(x.to(self.skip.weight.dtype))
-        return changed.to(branch.dtype)
+        return add_skip(branch, x, self.skip)
+
+
+def add_skip(branch: Tensor, x: Tensor, skip: nn.Linear) -> Tensor:
+    """Return ``branch + x W_skip`` computed in the dtype of W_skip, returned in that of ``branch``."""
+    changed: Tensor = branch + skip(x.to(skip.weight.dtype))
+    return changed.to(branch.dtype)
 
 
 def check_expansion(expansion: float) -> None:
