@@ -42,6 +42,16 @@ class HfpatchScratch{stock}({stock}):
     def __init__(self, config: HfpatchScratch{config}) -> None:
         super().__init__(config)
         attach(self, config.hfpatch_scratch)
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        """Return the answer of the stock class, which reads its own source file."""
+        return bool({stock}._can_set_attn_implementation())
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """Return the answer of the stock class, which reads its own source file."""
+        return bool({stock}._can_set_experts_implementation())
 '''
 
 
@@ -65,6 +75,16 @@ def scratch_classes(model_type: str) -> tuple[type[PreTrainedModel], type[PreTra
         def __init__(self, config: Any) -> None:
             super().__init__(config)
             attach(self, config.hfpatch_scratch)
+
+        @classmethod
+        def _can_set_attn_implementation(cls) -> bool:
+            """Return the answer of the stock class, which reads its own source file."""
+            return bool(stock._can_set_attn_implementation())
+
+        @classmethod
+        def _can_set_experts_implementation(cls) -> bool:
+            """Return the answer of the stock class, which reads its own source file."""
+            return bool(stock._can_set_experts_implementation())
 
         def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **kwargs: Any) -> None:
             """Save as transformers does, with a modelling file that needs no hfpatch."""

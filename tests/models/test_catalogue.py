@@ -140,7 +140,8 @@ for folder in sys.argv[2:]:
         logits = model(tokens, use_cache=False).logits
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    answers.append([logits.tolist(), model.generate(tokens, **options).tolist(), tied])
+    generated = model.generate(tokens, **options).tolist()
+    answers.append([logits.tolist(), generated, tied, getattr(model.config, "_experts_implementation", None)])
 assert ("hfpatch" in {name.partition(".")[0] for name in sys.modules}) == ("hfpatch" in load.__module__)
 print(json.dumps(answers))
 """
@@ -175,11 +176,12 @@ def test_a_new_process_loads_the_folder_and_computes_the_same(folders, program, 
         done = forked.python(arguments, env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     answers = json.loads(done.stdout)
-    for (entry, (folder, model)), (logits, generated, tied) in zip(folders.items(), answers, strict=True):
+    for (entry, (folder, model)), (logits, generated, tied, experts) in zip(folders.items(), answers, strict=True):
         expected = logits_of(model, make_tokens())
         assert torch.equal(torch.tensor(logits), expected), entry
         assert model.generate(make_tokens(), **GREEDY).tolist() == generated, entry
         assert tied == model.config.tie_word_embeddings, entry
+        assert experts == getattr(model.config, "_experts_implementation", None), entry
         if program is ALONE:  # what transformers alone saved again
             assert torch.equal(logits_of(load_scratch(folder / "again"), make_tokens()), expected), entry
 
