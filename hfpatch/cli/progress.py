@@ -48,7 +48,7 @@ def choose_progress(*, parallel: bool = False) -> Iterator[Progress]:
 
 
 def is_first_process() -> bool:
-    """Return whether this is the only process or the first of those that a launcher started."""
+    """Return whether this is the only process, or the first one of a launcher."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -91,7 +91,7 @@ class PlainProgress(Progress):
 class LiveProgress(Progress):
     """A bar for each run: step, loss, tokens a second, memory and time left, then the task, then the scores.
 
-    Where the terminal has no line left for the next bar, the first of those that are complete scrolls away as text.
+    Where the terminal has no line left for the next bar, the first complete one scrolls away as text.
     """
 
     def __init__(self, bars: Bars) -> None:

@@ -35,7 +35,7 @@ def build_scratch(config: PreTrainedConfig, settings: ScratchSettings, *, seed: 
 
     # The width of the MLP and the head size, in the configuration where it has a key
     if settings.mlp_width is not None:
-        name = next((name for name in MLP_WIDTHS if hasattr(config, name)), None)
+        name = _width_key(config)
         if name is None:
             raise HfpatchError(
                 f"architecture.mlp_width: {config.model_type} has no key for the width of its MLP that hfpatch knows; "
@@ -75,7 +75,7 @@ def inner_width(config: PreTrainedConfig) -> int | None:
 
     A GPT-2 that leaves ``n_inner`` out has 4d.
     """
-    name = next((name for name in MLP_WIDTHS if hasattr(config, name)), None)
+    name = _width_key(config)
     value = getattr(config, name) if name else None
     if name == "n_inner" and value is None:
         value = 4 * config.hidden_size
@@ -97,6 +97,11 @@ def _built(make: Any) -> Any:
         raise HfpatchError(f"architecture.query: {error}") from error
     except (ValueError, RuntimeError) as error:
         raise HfpatchError(f"architecture: cannot be built ({' '.join(str(error).split())})") from error
+
+
+def _width_key(config: PreTrainedConfig) -> str | None:
+    """Return the key of a configuration that holds the width of the MLP."""
+    return next((name for name in MLP_WIDTHS if hasattr(config, name)), None)
 
 
 def _set(config: PreTrainedConfig, name: str, value: int, setting: str) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.initialization import normal_
-from hfpatch.nn.nonlinear import Composed, HiddenProjection, NonlinearProjection
+from hfpatch.nn.nonlinear import HiddenProjection, NonlinearProjection
+
+ModuleOf = Callable[[nn.Module], nn.Module]
 
 
 def anchored(anchor: Tensor, f: Tensor) -> Tensor:
@@ -24,7 +27,7 @@ def anchor_preserving(anchor: Tensor, f: Tensor) -> Tensor:
     return (anchor + f / 2).to(anchor.dtype)  # the same number: doubling and halving are exact
 
 
-class IdentityAnchoredQuery(Composed):
+class IdentityAnchoredQuery(nn.Module):
     """A query without W_Q, for pretraining from scratch; needs d_q = d.
 
     .. math::
@@ -68,10 +71,24 @@ class IdentityAnchoredQuery(Composed):
         """Map x to Q, both ``(batch, seq, hidden)``."""
         if self.f is None:
             return x
-        return x + self.f(x) if self.is_linear else anchored(x, self.f(x))
+        return x + self.f(x) if self.is_linear else self.around(x, self.f(x))
+
+    def around(self, x: Tensor, f: Tensor) -> Tensor:
+        """Return (x + f)/2, all ``(batch, seq, hidden)``."""
+        return anchored(x, f)
+
+    def linear_parts(self) -> list[str]:
+        """Return the paths of the matrices below this module."""
+        return _below_f(self.f)
+
+    def linear_part(self, x: Tensor, module_of: ModuleOf) -> Tensor:
+        """Return Q without f where that is nonlinear, ``(batch, hidden)``: x, x + xW or x/2."""
+        if self.f is None:
+            return x
+        return x + module_of(self.f)(x) if self.is_linear else x / 2
 
 
-class WeightAnchoredQuery(Composed):
+class WeightAnchoredQuery(nn.Module):
     """Q = (x W_Q + f(x)) / 2 with a W_Q that is trained too, for pretraining from scratch.
 
     Source: arXiv 2603.13381.
@@ -102,8 +119,27 @@ class WeightAnchoredQuery(Composed):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x ``(batch, seq, hidden)`` to Q ``(batch, seq, out_features)``."""
-        f = self.f(x)  # before the anchor: the gradients by x are summed in this order
+        return self.around(x, self.f(x))
+
+    def around(self, x: Tensor, f: Tensor) -> Tensor:
+        """Return (x W_Q + f)/2 for x ``(batch, seq, hidden)`` and f ``(batch, seq, out_features)``."""
         return anchored(self.anchor(x), f)
+
+    def linear_parts(self) -> list[str]:
+        """Return the paths of the matrices below this module."""
+        return ["anchor", *_below_f(self.f)]
+
+    def linear_part(self, x: Tensor, module_of: ModuleOf) -> Tensor:
+        """Return Q without f, (x W_Q + b_Q) / 2, ``(batch, out_features)``."""
+        half: Tensor = module_of(self.anchor)(x) / 2
+        return half
+
+
+def _below_f(f: nn.Module | None) -> list[str]:
+    if f is None:
+        return []
+    inner = f.linear_parts() if isinstance(f, NonlinearProjection | HiddenProjection) else [""]
+    return [f"f.{part}".rstrip(".") for part in inner]
 
 
 def require_square(hidden_size: int, out_features: int) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.nn.anchors import IdentityAnchoredQuery, WeightAnchoredQuery, anchored
+from hfpatch.nn.anchors import IdentityAnchoredQuery, ModuleOf, WeightAnchoredQuery
 from hfpatch.nn.calls import SharedLinear, shared, shared_inside
-from hfpatch.nn.functions import NORM_EPSILON
-from hfpatch.nn.nonlinear import NonlinearProjection, as_read_by
+from hfpatch.nn.nonlinear import NonlinearProjection, require_joinable
 
 Span = tuple[int, int]
 
@@ -80,11 +78,7 @@ class MixedProjection(nn.Module):
                 f = path.f if isinstance(path, IdentityAnchoredQuery | WeightAnchoredQuery) else None
                 if not isinstance(f, NonlinearProjection):
                     raise HfpatchError("fused=true needs a nonlinear f with its own W_1 in every layer")
-                if not isinstance(f.norm_in, nn.RMSNorm | nn.Identity):
-                    raise HfpatchError(
-                        "fused=true needs input_norm='rmsnorm' or 'none', which commute with W_1; "
-                        f"{type(f.norm_in).__name__} does not"
-                    )
+                require_joinable(f.norm_in)
                 f.up = shared(f.up)  # an adapter may be put around it then
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,10 +107,8 @@ class MixedProjection(nn.Module):
         return [*rest, *(f"paths.{name}.{part}" for name, parts in inside.items() for part in parts)]
 
     @torch.no_grad()
-    def linear_part(self, module_of: Callable[[nn.Module], nn.Module] = lambda module: module) -> tuple[Tensor, Tensor]:
+    def linear_part(self, module_of: ModuleOf = lambda module: module) -> tuple[Tensor, Tensor]:
         """Return this projection with every nonlinear f at 0: x M + b.
-
-        A query is then x, x + xW, x/2 or (x W_Q + b_Q)/2.
 
         Args:
             module_of: maps a linear layer to the one to use: itself, or the one inside an adapter.
@@ -126,34 +118,23 @@ class MixedProjection(nn.Module):
         """
         found = next((p for p in self.parameters() if p.is_floating_point()), torch.empty(0))
         identity = torch.eye(self.in_features, dtype=found.dtype, device=found.device)
-        outputs = []
-        for x in (identity, torch.zeros_like(identity[:1])):
-            values = {}
-            for name, path in self.paths.items():
-                if isinstance(path, WeightAnchoredQuery):
-                    values[name] = module_of(path.anchor)(x) / 2
-                elif path.is_linear:
-                    values[name] = x + module_of(path.f)(x) if isinstance(path.f, nn.Module) else x
-                else:
-                    values[name] = x / 2
-            outputs.append(self._placed(None if self.rest is None else module_of(self.rest)(x), values, x.dtype))
-        matrix, bias = outputs
-        return matrix - bias, bias[0]
+        bias = self._without_f(torch.zeros_like(identity[:1]), module_of)
+        return self._without_f(identity, module_of) - bias, bias[0]
+
+    def _without_f(self, x: Tensor, module_of: ModuleOf) -> Tensor:
+        values = {name: path.linear_part(x, module_of) for name, path in self.paths.items()}  # type: ignore[operator]
+        return self._placed(None if self.rest is None else module_of(self.rest)(x), values, x.dtype)
 
     def _joined(self, x: Tensor) -> dict[str, Tensor] | None:
         """Return the value of every path, with W_1 and the matrices in one product; None where one has no weight."""
-        maps: dict[str, Any] = {name: path.f for name, path in self.paths.items()}
+        maps = {name: path.f for name, path in self.paths.items()}
         matrices = [shared_inside(self.rest)] if self.rest is not None else self._partners
-        wanted = [*matrices, *(shared_inside(f.up) for f in maps.values())]
+        wanted = [*matrices, *(shared_inside(f.up) for f in maps.values())]  # type: ignore[union-attr, arg-type]
         found = [each for each in wanted if each is not None and each.weight.device == x.device]
         if len(found) < len(wanted):
             return None
-
-        # The product of x with the matrices and every g ⊙ W_1
         joined = found[: len(matrices)]
-        ups: list[Tensor] = [
-            f.up.weight * f.norm_in.weight if isinstance(f.norm_in, nn.RMSNorm) else f.up.weight for f in maps.values()
-        ]
+        ups: list[Tensor] = [f.joined_weight() for f in maps.values()]  # type: ignore[operator, union-attr]
         weights = [*(matrix.weight for matrix in joined), *ups]
         bias = None
         if any(matrix.bias is not None for matrix in joined):
@@ -163,23 +144,10 @@ class MixedProjection(nn.Module):
         parts = list(torch.split(joint, [len(weight) for weight in weights], dim=-1))
         for matrix, part in zip(joined, parts, strict=False):
             matrix.keep(x, part)
-
-        # f(x) from x·(g ⊙ W_1), divided by rms(x)
-        values = {}
-        for (name, f), product in zip(maps.items(), parts[len(joined) :], strict=True):
-            if isinstance(f.norm_in, nn.RMSNorm):
-                dtype = torch.promote_types(x.dtype, torch.float32)
-                length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
-                inverse_rms = torch.rsqrt(length.square() / x.shape[-1] + NORM_EPSILON)  # (batch, seq, 1)
-                product = (product * inverse_rms).to(product.dtype)  # rounded once
-            inner = shared_inside(f.up)
-            if inner is not None and inner is not f.up:  # an adapter adds its own term
-                normed = f.norm_in(as_read_by(f.up, x))
-                inner.keep(normed, product)
-                product = f.up(normed)
-            value, path = f.norm_out(f.down(f.act(product))), self.paths[name]
-            values[name] = anchored(path.anchor(x) if isinstance(path, WeightAnchoredQuery) else x, value)
-        return values
+        return {
+            name: path.around(x, maps[name].from_joined(x, part))  # type: ignore[operator, union-attr]
+            for (name, path), part in zip(self.paths.items(), parts[len(joined) :], strict=True)
+        }
 
     def _placed(self, rest: Tensor | None, values: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Put values and rest where they belong: (batch, seq, groups, width), then flat."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.nn.calls import CALLS
-from hfpatch.nn.functions import Activation, activation, make_norm
+from hfpatch.nn.calls import CALLS, shared_inside
+from hfpatch.nn.functions import NORM_EPSILON, Activation, activation, make_norm
 from hfpatch.nn.initialization import normal_
 
 MAX_EXPANSION = 1024
@@ -49,21 +50,7 @@ def bottleneck_rank(hidden_size: int, rank: int | None) -> int:
     return rank
 
 
-class Composed(nn.Module):
-    """A module of several matrices and norms, whose names begin with ``norm``."""
-
-    def linear_parts(self) -> list[str]:
-        """Return the paths of the matrices below this module."""
-        found = []
-        for name, child in self.named_children():
-            if isinstance(child, Composed):
-                found += [f"{name}.{part}" for part in child.linear_parts()]
-            elif not name.startswith("norm"):
-                found.append(name)
-        return found
-
-
-class NonlinearProjection(Composed):
+class NonlinearProjection(nn.Module):
     """A bottleneck MLP between two norms.
 
     .. math::
@@ -114,6 +101,40 @@ class NonlinearProjection(Composed):
         """Map x ``(batch, seq, hidden)`` to f(x) ``(batch, seq, out_features)``."""
         return nonlinear_map(x, norm_in=self.norm_in, up=self.up, act=self.act, down=self.down, norm_out=self.norm_out)
 
+    def linear_parts(self) -> list[str]:
+        """Return the paths of the matrices below this module."""
+        return ["up", "down"]
+
+    def joined_weight(self) -> Tensor:
+        """Return g ⊙ W_1 ``(rank, hidden)``, which may be concatenated with other projections of x in one product.
+
+        Raises:
+            HfpatchError: if the input norm is neither an RMSNorm nor none, so that the identity does not hold.
+        """
+        require_joinable(self.norm_in)
+        return self.up.weight * self.norm_in.weight if isinstance(self.norm_in, nn.RMSNorm) else self.up.weight
+
+    def from_joined(self, x: Tensor, product: Tensor) -> Tensor:
+        """Return f(x) from the product x·(g ⊙ W_1): RMSNorm(x) W_1 = (x·(g ⊙ W_1)) / rms(x).
+
+        Args:
+            x: ``(batch, seq, hidden)``.
+            product: ``(batch, seq, rank)``.
+        """
+        if isinstance(self.norm_in, nn.RMSNorm):
+            length = torch.linalg.vector_norm(
+                x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32)
+            )
+            inverse_rms = torch.rsqrt(length.square() / x.shape[-1] + NORM_EPSILON)  # (batch, seq, 1), in fp32 at least
+            product = (product * inverse_rms).to(product.dtype)  # rounded once
+        inner = shared_inside(self.up)
+        if inner is not None and inner is not self.up:  # an adapter adds its own term
+            normed = self.norm_in(as_read_by(self.up, x))
+            inner.keep(normed, product)
+            product = self.up(normed)
+        f: Tensor = self.norm_out(self.down(self.act(product)))
+        return f
+
 
 class HiddenState:
     """Passes the input of an MLP's down-projection to the next block's attention in the same call, which clears it.
@@ -150,7 +171,7 @@ class HiddenState:
         return value
 
 
-class HiddenProjection(Composed):
+class HiddenProjection(nn.Module):
     """Reuses the first d of the previous MLP's hidden activations h instead of a bottleneck.
 
     .. math::
@@ -184,6 +205,10 @@ class HiddenProjection(Composed):
         self.norm_out = make_norm(output_norm, out_features)
         normal_(self.down.weight, std=hidden_size**-0.5, seed=seed, name="hidden_down")
 
+    def linear_parts(self) -> list[str]:
+        """Return the path of the matrix below this module."""
+        return ["down"]
+
     def forward(self, x: Tensor) -> Tensor:
         """Return f ``(batch, seq, out_features)``; x, which the other maps read, is not used."""
         h = self.source.take()[..., : self.down.in_features]
@@ -191,8 +216,23 @@ class HiddenProjection(Composed):
         return f
 
 
+def require_joinable(norm: nn.Module) -> None:
+    """Raise :class:`HfpatchError` unless W_1 can join another product behind this norm."""
+    if not isinstance(norm, nn.RMSNorm | nn.Identity):
+        raise HfpatchError(
+            f"fused=true needs input_norm='rmsnorm' or 'none', which commute with W_1; {type(norm).__name__} does not"
+        )
+
+
 def init_nonlinear(
-    *, up: nn.Linear, down: nn.Linear, norm_out: nn.Module, silent: bool, seed: int, name: str, std: float | None = None
+    *,
+    up: nn.Linear,
+    down: nn.Linear,
+    norm_out: nn.Module,
+    silent: bool,
+    seed: int,
+    name: str,
+    std: float | None = None,
 ) -> None:
     """Initialise the matrices in place; ``name`` distinguishes the places in a model.
 

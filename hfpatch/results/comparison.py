@@ -474,7 +474,7 @@ class ComparisonResults(Tabular):
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds that the recipe asked for and those that there are."""
+        """The seeds of the recipe and of its runs."""
         trained = (method for method in self.methods.values() if method.parts)  # the base alone has no seed
         asked = self.training.get("seeds")
         known = [seed for seed in asked if isinstance(seed, int)] if isinstance(asked, list) else []
@@ -526,7 +526,7 @@ class ComparisonResults(Tabular):
 
     @cached_property
     def _pairs(self) -> Pairs:
-        """The pairs of each question; of files that do not declare them, those that were compared."""
+        """The pairs of each question; the compared ones in files that declare none."""
         if self.questions:
             return self.questions
         loras = {name for name, method in self.methods.items() if pairs.is_lora(method.parts)}

@@ -77,7 +77,7 @@ def computed_differently(computed: Mapping[str, Mapping[str, Any]]) -> Iterator[
     """Yield a sentence for each way in which runs were computed differently.
 
     Args:
-        computed: by run the values of :data:`COMPUTED_WITH`, of those that have them.
+        computed: the values of :data:`COMPUTED_WITH` by run, where a run has them.
     """
     for key, what in COMPUTED_WITH.items():
         values = {name: each.get(key) for name, each in computed.items()}

@@ -166,7 +166,7 @@ def judge(
                 named = {"question": question, "method": method, "other": other, "task": task}
                 drafts.append((Verdict(**named, **measure._asdict(), **known), one))
 
-        # Holm's method over those that can be tested, and the simultaneous intervals
+        # Holm's method over the testable ones, and the simultaneous intervals
         tested = [(place, one) for place, (_, one) in enumerate(drafts) if one is not None and one.p is not None]
         corrected = holm([one.p or 0.0 for _, one in tested])
         for rank, index in enumerate(sorted(range(len(tested)), key=lambda each: tested[each][1].p or 0.0)):

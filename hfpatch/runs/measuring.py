@@ -165,7 +165,7 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
     end = time.perf_counter() + seconds
 
     def share(kind: str, what: str, weight: float) -> float:
-        """Return the seconds for one of the measurements, of those that are left, and show how many are."""
+        """Return a measurement's share of the seconds that are left, and show how many are left."""
         nonlocal weights
         left_s = max(0.0, end - time.perf_counter())
         progress.evaluating(kind, f"{what}, about {left_s:.0f} s left")
@@ -239,15 +239,18 @@ def _time_step(
     micro = training.micro_batch_size or 1
     blocks = min(training.batch_size, max(1, int(seconds / max(token_s * setup.blocks.block_size, 1e-9))))
     blocks = max(blocks // micro * micro, 1)
-    changed: dict[str, Any] = {
+    changed = {
         "steps": _MOST + 1,
         "warmup_steps": 0,
+        "batch_size": blocks,
+        "micro_batch_size": training.micro_batch_size if blocks >= micro else None,
+        "on_bad_loss": "skip",
         "save_every": None,
         "evaluate_every": None,
+        "patience": None,
+        "keep_best": False,
         "report_to": (),
     }
-    changed |= {"patience": None, "keep_best": False, "on_bad_loss": "skip", "batch_size": blocks}
-    changed["micro_batch_size"] = training.micro_batch_size if blocks >= micro else None
     settings = training.model_copy(update=changed)
     seed, begun = training.seeds[0], time.perf_counter()
 

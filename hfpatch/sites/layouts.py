@@ -78,6 +78,7 @@ class Projection:
 
 Projections = Mapping[str, Projection]
 Layout = Callable[[nn.Module, Any], Projections]
+"""A function of the attention module and the configuration; a partial one, whose paths a hash of the family sees."""
 
 
 def separate(
@@ -97,15 +98,7 @@ def separate(
         shared: whether some layers read another one's keys and values and have the query's only.
         query_beside: further modules that act as a query does, see :class:`Projection`.
     """
-
-    def layout(attention: nn.Module, config: Any) -> Projections:
-        paths = {"query": query, "key": key, "value": value}
-        if shared:
-            paths = {t: path for t, path in paths.items() if t == "query" or has_module(attention, path)}
-        found = {target: whole(attention, path) for target, path in paths.items()}
-        return found | {"query": replace(found["query"], beside=query_beside)}
-
-    return layout
+    return partial(separate_columns, query=query, key=key, value=value, shared=shared, query_beside=query_beside)
 
 
 def concatenated(path: str) -> Layout:
@@ -120,14 +113,7 @@ def per_head(path: str) -> Layout:
 
 def gated(*, query: str = "q_proj", key: str = "k_proj", value: str = "v_proj") -> Layout:
     """Three projections, that of the query with, for every head, the columns [q, gate of the output], equally many."""
-
-    def layout(attention: nn.Module, config: Any) -> Projections:
-        heads = int(getattr(attention, "num_heads", None) or head_counts(config)[0])
-        width = divide(out_features(attention, query), heads, query)
-        found = {"query": Projection(query, Columns(heads, width, 0, divide(width, 2, query)))}
-        return found | {"key": whole(attention, key), "value": whole(attention, value)}
-
-    return layout
+    return partial(gated_columns, query=query, key=key, value=value)
 
 
 def latent(attention: nn.Module, config: Any) -> Projections:
@@ -139,6 +125,32 @@ def latent(attention: nn.Module, config: Any) -> Projections:
     if has_module(attention, "q_a_proj"):
         return {"query": whole(attention, "q_b_proj", source="q_a_proj")}
     return {"query": whole(attention, "q_proj")}
+
+
+def separate_columns(
+    attention: nn.Module,
+    config: Any,
+    *,
+    query: str,
+    key: str,
+    value: str,
+    shared: bool,
+    query_beside: tuple[str, ...],
+) -> Projections:
+    """Return three whole projections, see :func:`separate`."""
+    paths = {"query": query, "key": key, "value": value}
+    if shared:
+        paths = {t: path for t, path in paths.items() if t == "query" or has_module(attention, path)}
+    found = {target: whole(attention, path) for target, path in paths.items()}
+    return found | {"query": replace(found["query"], beside=query_beside)}
+
+
+def gated_columns(attention: nn.Module, config: Any, *, query: str, key: str, value: str) -> Projections:
+    """Return the columns of the form [q, gate] for each head, and two whole projections."""
+    heads = int(getattr(attention, "num_heads", None) or head_counts(config)[0])
+    width = divide(out_features(attention, query), heads, query)
+    found = {"query": Projection(query, Columns(heads, width, 0, divide(width, 2, query)))}
+    return found | {"key": whole(attention, key), "value": whole(attention, value)}
 
 
 def concatenated_columns(attention: nn.Module, config: Any, path: str, kv_heads: int | None = None) -> Projections:

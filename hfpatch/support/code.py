@@ -180,7 +180,8 @@ class _Listing:
         if isinstance(value, FunctionType):
             file: Any = value.__code__.co_filename
         else:
-            file = getattr(value if isinstance(value, ModuleType) else sys.modules.get(module), "__file__", None)
+            home = value if isinstance(value, ModuleType) else sys.modules.get(str(getattr(value, "__module__", "")))
+            file = getattr(home, "__file__", None)
         if file is None:  # of a notebook, of no known module, or built in
             functions = vars(value).values() if isinstance(value, type) else ()
             file = next((each.__code__.co_filename for each in functions if isinstance(each, FunctionType)), None)

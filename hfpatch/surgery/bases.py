@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import inspect
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -294,7 +293,7 @@ def hash_model_code(model: nn.Module) -> str:
     family = family_of(str(getattr(getattr(base_model(model), "config", None), "model_type", "")))
     own = [root for root in roots if module_of(root).partition(".")[0] not in PACKAGES]
     if family is not None and not BUILT_IN.issuperset(family.model_types):
-        own.append(("family", family, inspect.getclosurevars(family.qkv).nonlocals))  # `separate` binds paths
+        own.append(("family", family))
     return hash_code(own)
 
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import hfpatch
 from hfpatch import HfpatchError, PreProjectionConfig
-from hfpatch.sites import family, separate
+from hfpatch.sites import concatenated, family, gated, per_head, separate
 from hfpatch.surgery.bases import (
     difference,
     fingerprint,
@@ -165,28 +165,23 @@ def test_hash_and_fingerprint_do_not_see_adapters(case, identify):
     assert identify(hfpatch.unpatch(model)) == before
 
 
-def test_the_hash_of_the_code_sees_the_users_own_family(monkeypatch):
+@pytest.mark.parametrize("layout", [separate, gated, concatenated, per_head])
+def test_the_hash_of_the_code_sees_the_users_own_family(monkeypatch, layout):
+    """With another path, output or factor it is another one."""
     model, built_in = make_model("llama"), hash_model_code(make_model("llama"))
+    path = "query" if layout in (separate, gated) else "path"
 
     def half(block):
         return 0.5
 
-    def hashed(**changes):
-        qkv = separate(query=changes.pop("query", "q_proj"), key="k_proj", value="v_proj")
-        given = {
-            "layers": "layers",
-            "attention": "self_attn",
-            "qkv": qkv,
-            "output": "o_proj",
-            "factor": None,
-            **changes,
-        }
-        declared = hfpatch.Family(name="mine", model_types=("mine",), **given)
+    def hashed(at="q_proj", **changes):
+        given = {"layers": "layers", "attention": "self_attn", "qkv": layout(**{path: at}), "output": "o_proj"}
+        declared = hfpatch.Family(name="mine", model_types=("mine",), **given | changes)
         monkeypatch.setitem(family._FAMILIES, "llama", declared)
         return hash_model_code(model)
 
     assert hashed() == hashed() != built_in
-    assert len({hashed(), hashed(factor=half), hashed(query="k_proj"), hashed(output="q_proj")}) == 4
+    assert len({hashed(), hashed("k_proj"), hashed(factor=half), hashed(output="q_proj")}) == 4
 
 
 def test_the_hash_sees_every_weight():

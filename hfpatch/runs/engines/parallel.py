@@ -116,7 +116,7 @@ class _Dispatch:
         needs: the places that each place needs.
         order: finds the places that are ready, as all that they need are complete.
         completed: how many units are complete.
-        left_out: the places of units that failed, and of those that need one of them.
+        left_out: the places of failed units and of all units that need one of them.
         queue: the places that are ready for a worker, in the plan's order.
         begun: how often a worker began with a unit, by its id.
         starts: workers that could not be started, since one was.
@@ -280,7 +280,7 @@ class _Dispatch:
         """Leave out a unit that failed, and all that need it, directly or not."""
         self.failures.append(message)
         self.left_out.add(self.place[id(unit)])
-        for number, needs in enumerate(self.needs):  # each comes after those that it needs
+        for number, needs in enumerate(self.needs):  # each comes after what it needs
             if not self.left_out.isdisjoint(needs):
                 self.left_out.add(number)
         self.session.progress.left(unit.run.name, self.open)
