@@ -32,6 +32,7 @@ _NO_CODE = {"__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", 
 _NO_CODE |= {"__static_attributes__", "__annotate__", "__annotate_func__", "__annotations_cache__", "_abc_impl"}
 _FOLDERS = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
 _FOLDERS |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])}
+_FOLDERS |= {str(Path(path).absolute()) for path in sys.path if any(Path(path).glob("*.dist-info"))}  # pip's --target
 _INSTALLED = (*(folder + os.sep for folder in sorted(_FOLDERS)), "<frozen", "<string>")
 """Prefixes of the files of the standard library, of installed packages and of hfpatch."""
 

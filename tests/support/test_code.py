@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from peft import LoraConfig, LoraModel
@@ -139,6 +140,24 @@ def test_the_state_of_a_library_is_no_code_of_a_method(monkeypatch):
     monkeypatch.setattr(LoraModel, "merge_and_unload", lambda self: self)
     monkeypatch.setattr(sys.modules[LoraModel.__module__], "warnings", None)
     assert hash_code([LoraConfig, LoraModel]) == before != hash_code([LoraConfig])
+
+
+def test_a_folder_of_installed_packages_may_lie_anywhere(tmp_path):
+    """As after `pip install --target`, with the folder on PYTHONPATH: a package's name counts, and not its state."""
+    Path(tmp_path, "own.py").write_text("import package\n\ndef f(x):\n    return package.g(x)\n")
+
+    def run(body):
+        Path(tmp_path, "site", "package.py").write_text(f"def g(x):\n    return {body}\n")
+        path = os.pathsep.join([str(tmp_path), str(tmp_path / "site")])
+        text = "import own; from hfpatch.support.code import hash_code; print(hash_code([own.f]))"
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        given = {"capture_output": True, "text": True, "check": True}
+        return subprocess.run([sys.executable, "-c", text], env=environment, **given).stdout
+
+    Path(tmp_path, "site").mkdir()
+    assert run("x") != run("x + 1")  # a module of the user's
+    Path(tmp_path, "site", "package-1.0.dist-info").mkdir()
+    assert run("x") == run("x + 1")
 
 
 def test_a_value_that_answers_to_any_name_is_no_array(code):
