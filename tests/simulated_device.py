@@ -1,8 +1,9 @@
 """A GPU that is simulated on the CPU: its tensors have real values, and say that they are on ``cuda:0``.
 
 Within ``simulated_device()`` each storage is either on the CPU or on the simulated device, and an operation that mixes
-the two raises, as CUDA does. As values are real, code that reads them (probes, ``tolist``, ``nonzero``) runs on. What
-CUDA lets mix may mix: scalars of the CPU, indices of the CPU into a tensor of the device, and copies.
+the two raises, as CUDA does, and so does a draw on the device by a generator of the CPU. As values are real, code that
+reads them (probes, ``tolist``, ``nonzero``) runs on. What CUDA lets mix may mix: scalars of the CPU, indices of the CPU
+into a tensor of the device, and copies.
 """
 
 from contextlib import contextmanager
@@ -101,6 +102,8 @@ class _Calls(TorchFunctionMode):
         if name in ("numpy", "__array__") and CUDA in places:
             raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
         wanted = _asked(name, args, kwargs, places)
+        if wanted == CUDA and (generator := kwargs.get("generator")) is not None and generator.device == CPU:
+            raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
         if wanted is None:
             with operations.call(CUDA if CUDA in places else CPU):
                 return func(*args, **kwargs)

@@ -26,6 +26,7 @@ def make_blocks(
     seed: int = 0,
     vocabulary: int = 64,
     completions: bool = False,
+    owners: bool = False,
 ) -> TokenBlocks:
     """Return random documents; with ``completions`` only some tokens of each are learned, in some few."""
     generator = np.random.default_rng(seed)
@@ -36,7 +37,7 @@ def make_blocks(
     learned = None
     if completions:
         learned = generator.random(len(tokens)) < np.repeat(generator.choice([0.1, 0.9], documents), lengths)
-    return blocks_from_stream(TokenStream(tokens, lengths, learned), settings, pad_token_id=0)
+    return blocks_from_stream(TokenStream(tokens, lengths, learned), settings, pad_token_id=0, with_owners=owners)
 
 
 def run_probe(model: PreTrainedModel, blocks: TokenBlocks, folder: Any, **values: Any) -> TrainResult:

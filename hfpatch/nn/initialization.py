@@ -22,7 +22,8 @@ def normal_(tensor: Tensor, *, std: float, seed: int, name: str) -> Tensor:
     A tensor on the meta device is left unchanged.
     """
     if tensor.device.type != "meta":
-        tensor.copy_(torch.randn(tensor.shape, generator=seeded_generator(seed, name), dtype=torch.float32) * std)
+        drawn = torch.randn(tensor.shape, generator=seeded_generator(seed, name), dtype=torch.float32, device="cpu")
+        tensor.copy_(drawn * std)
     return tensor
 
 
@@ -33,7 +34,7 @@ def uniform_(tensor: Tensor, *, bound: float, seed: int, name: str) -> Tensor:
     A tensor on the meta device is left unchanged.
     """
     if tensor.device.type != "meta":
-        values = torch.rand(tensor.shape, generator=seeded_generator(seed, name), dtype=torch.float32)
+        values = torch.rand(tensor.shape, generator=seeded_generator(seed, name), dtype=torch.float32, device="cpu")
         tensor.copy_((2 * values - 1) * bound)
     return tensor
 

@@ -241,7 +241,7 @@ class TrainingLoop:
         own = indices.reshape(-1, accelerator.num_processes, self.micro_batch)[:, accelerator.process_index]
         batches = [collate([run.blocks[row] for row in rows]) for rows in own.tolist()]
         batches = [{name: value.to(accelerator.device) for name, value in batch.items()} for batch in batches]
-        total = torch.zeros((), device=accelerator.device)
+        total = torch.zeros((), dtype=torch.float32, device=accelerator.device)
         for number, batch in enumerate(batches, start=1):
             accelerator.sync_gradients = last = number == len(batches)
             exchange = contextlib.nullcontext() if last or deepspeed else accelerator.no_sync(self.model)

@@ -164,7 +164,7 @@ def _tiles(
 
     Where m grows, s and a shrink in proportion. A soft cap multiplies each w by its derivative, 1 - tanh^2.
     """
-    top = torch.full((len(rows), 1), torch.finfo(torch.float32).min, device=rows.device)
+    top = torch.full((len(rows), 1), torch.finfo(torch.float32).min, dtype=torch.float32, device=rows.device)
     total, scores, slope = torch.zeros_like(top), torch.zeros_like(top), torch.ones_like(top)
     mean = torch.zeros_like(rows, dtype=torch.float32)  # of the head's rows, times the total
     for start in range(0, len(weight), _TILE[1]):

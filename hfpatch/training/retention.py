@@ -78,7 +78,7 @@ class _Online:
 
     def __init__(self, targets: Tensor) -> None:
         self.targets = targets
-        self.top = torch.full(targets.shape, torch.finfo(torch.float32).min, device=targets.device)
+        self.top = torch.full(targets.shape, torch.finfo(torch.float32).min, dtype=torch.float32, device=targets.device)
         self.total = torch.zeros(targets.shape, dtype=torch.float64, device=targets.device)
         self.score, self.best = torch.zeros_like(self.top), torch.zeros_like(targets)
 

@@ -13,7 +13,7 @@ from peft import LoraConfig
 from simulated_device import CPU, CUDA, simulated_device
 from training_blocks import make_blocks, metrics_of
 
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, methods, patch
 from hfpatch.data.plan import draw_plan
 from hfpatch.evaluation.scorer import TokenRequest, scorer
 from hfpatch.evaluation.scorer.batching import BatchLimits
@@ -21,6 +21,7 @@ from hfpatch.recipes.training import TrainingSettings
 from hfpatch.training import hardware, loss, processes
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.probe import train_probe
+from hfpatch.training.retention import document_changes
 from hfpatch.tuners.layer import MethodLayer
 
 FAMILIES = ["gpt2", "llama"]  # fused and separate projections
@@ -60,6 +61,8 @@ def test_what_cuda_refuses_is_refused(mix):
             mix(x, y)
         with pytest.raises(TypeError, match="numpy"):
             x.detach().numpy()
+        with pytest.raises(RuntimeError, match="generator"), torch.device("cuda"):
+            torch.randn(3, generator=torch.Generator())
 
 
 def test_what_cuda_takes_is_taken():
@@ -77,6 +80,10 @@ def test_what_cuda_takes_is_taken():
     assert x.device == CPU
 
 
+OTHERS = [
+    methods.CanonConfig, methods.LoReFTConfig, methods.NonlinearLoraConfig, methods.OutputGateConfig,
+    methods.ParallelAdapterConfig, methods.QueryTemperatureConfig, methods.ValueResidualConfig,
+]  # fmt: skip
 CONFIGS = {
     "pre_projection": lambda: PreProjectionConfig(dropout=0.1),
     "gated": lambda: PreProjectionConfig(gated=True),
@@ -85,6 +92,7 @@ CONFIGS = {
     "literal": lambda: NonlinearQueryConfig(form="literal", activation="relu2", input_norm="layernorm"),
     "identity": lambda: NonlinearQueryConfig(form="literal", anchor="identity", output_norm="rmsnorm"),
     "key_value": lambda: NonlinearQueryConfig(targets=("key", "value"), output_norm="none"),
+    **{method.__name__: method for method in OTHERS},
     "lora_stack": lambda: [PreProjectionConfig(content_skip=True), LoraConfig(r=2, target_modules="all-linear")],
 }
 
@@ -247,3 +255,26 @@ def test_a_mistake_in_the_code_is_found(monkeypatch, mistake):
             with loss_in_forward(model):
                 model(tokens.to("cuda"), labels=tokens.to("cuda")).loss.backward()
             scorer.Scorer(model, 40).score(requests(), lambda scores: None)
+
+
+def test_torchs_default_dtype_changes_no_number(tmp_path):
+    """As a process has it that calls ``set_default_dtype``, or while another thread makes a model."""
+
+    blocks = make_blocks(documents=12, owners=True)
+
+    def numbers(folder, model):
+        found = {}
+        scorer.Scorer(model, 40).score(requests(), found.update)
+        settings = TrainingSettings(steps=2, batch_size=2, micro_batch_size=1, warmup_steps=1, lr=1e-2)
+        plan = draw_plan(blocks=len(blocks), steps=2, batch_size=2, seed=0)
+        changes = document_changes(model, blocks.head(2), batch_size=2)
+        train_probe(model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=folder)
+        return found, changes.tolist(), losses(folder)
+
+    models = [patched("llama", "gated", "cpu") for _ in range(2)]
+    expected = numbers(tmp_path / "float32", models[0])
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert numbers(tmp_path / "bfloat16", models[1]) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
