@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart smollm2 test test-processors lint format types hooks docs reference package core bench architectures peft-methods vllm vllm-throughput oldest clean
+.PHONY: help install quickstart smollm2 test test-slow test-processors lint format types hooks docs reference package core bench architectures peft-methods vllm vllm-throughput oldest clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9.%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -38,8 +38,11 @@ smollm2: install  ## compare every method with LoRA on SmolLM2-135M (hours on 2 
 	$(BIN)/hfpatch compare recipes/smollm2-135m.yaml model.name=$$($(SMOLLM2))/SmolLM2-135M-Instruct.Q4_1.gguf \
 		$(if $(DATA_DIR),data_dir=$(DATA_DIR)) --jobs $(JOBS) --out runs/smollm2-135m --resume
 
-test: install  ## run the whole test suite
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
+test: install  ## run the tests but for the slow ones
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "not slow"
+
+test-slow: install  ## run the slow tests: several processes and machines, crashes, browsers, rare architectures
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m slow
 
 # What computes numbers, in the tests that take a second or less each. One thread on every core; then two threads.
 NUMERIC := tests/nn tests/tuners tests/surgery/test_folder.py tests/models/test_catalogue.py tests/export \

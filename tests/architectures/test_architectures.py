@@ -3,6 +3,7 @@
 ``make architectures`` writes that page again.
 """
 
+from functools import partial
 from importlib.metadata import version
 
 import pytest
@@ -10,6 +11,8 @@ from architectures import sweep, table, together
 from architectures.catalogue import CASES, TYPES, WITHOUT_ATTENTION, WRITTEN_FOR
 
 WITH_SITES = [case for case in CASES if not sweep.refusal(case, "pre-projection")]
+COMMON = ("deepseek_v3", "gemma2", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "opt", "phi", "qwen3")
+RARE = partial(pytest.param, marks=pytest.mark.slow)
 PAGE = table.read() if table.FILE.exists() else {}
 # The scope lets pytest run all tests of a case in a row, which then build its model once
 each_case = pytest.mark.parametrize("case", CASES, scope="module")
@@ -38,7 +41,7 @@ def test_control(case, control):
     assert sweep.check_control(case, control) == PAGE[case][control]
 
 
-@each_with_sites
+@pytest.mark.parametrize("case", [case if case in COMMON else RARE(case) for case in WITH_SITES], scope="module")
 def test_all_methods_together(case, tmp_path):
     assert together.promises(case, tmp_path) == (PAGE[case]["all together"], PAGE[case]["export"])
 
