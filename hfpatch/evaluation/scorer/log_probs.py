@@ -79,10 +79,9 @@ def log_probabilities(
     """
     if not (isinstance(parts, BodyAndHead) and parts.sliceable(features)):
         return from_logits(parts.logits(features), rows, tokens)
-    fp32 = {"dtype": torch.float32, "device": features.device}
-    top = torch.full((len(features),), torch.finfo(torch.float32).min, **fp32)
+    top = torch.full((len(features),), torch.finfo(torch.float32).min, dtype=torch.float32, device=features.device)
     runner_up, total = top.clone(), torch.zeros_like(top)
-    wanted = torch.zeros(len(tokens), **fp32)
+    wanted = torch.zeros(len(tokens), dtype=torch.float32, device=features.device)
     rivals = torch.full_like(tokens, 2)
     for start, logits in parts.slices(features, numbers):
         peak = logits.amax(dim=-1)
