@@ -133,7 +133,7 @@ def _attention(found: Inspection) -> list[doc.Table]:
 
 
 def _of_patch(found: Inspection) -> tuple[doc.Table, doc.Table, doc.Table]:
-    """Return the tables of what a patch adds, of the model without parts of it, and of its training."""
+    """Return the tables of what a patch adds, of the loss without one layer's adapters, and of its training."""
     skips, queries = _by_layer(found.skip_norms), _by_layer(found.query_sizes)
     moved, skip_sizes = _by_layer(found.pre_projection_sizes), _by_layer(found.skip_sizes)
     named = {each.target: "" if each.target == "query" else f"{each.target} " for each in found.query_sizes}
