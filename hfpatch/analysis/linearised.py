@@ -123,13 +123,6 @@ class _Layer:
     base: _Affine
     known: _Affine
 
-    def logits(self, tokens: Tokens, query: Tensor, key: Tensor) -> Tensor:
-        """Return unscaled logits ``(batch, heads, seq, seq)``."""
-        if self.rotary is not None:
-            positions = tokens.positions.cpu()
-            query, key = self.rotary.turn(query, positions), self.rotary.turn(key, positions)
-        return query @ key.repeat_interleave(query.shape[1] // key.shape[1], dim=1).mT
-
 
 def _observe(model: nn.Module, batches: Iterable[Batch], observers: Sequence[_Moments | _Explained]) -> None:
     """Give each observer, in every batch, its layer's input before the patch and the projections after it."""
@@ -225,13 +218,20 @@ class _Explained:
         self.logits, self.change, self.left = (torch.zeros(len(fitted.weights.query)).double() for _ in range(3))
 
     def add(self, tokens: Tokens, x: Tensor, query: Tensor, key: Tensor) -> None:
-        by_head = (side.reshape(*x.shape[:2], -1, self.layer.head_size).movedim(2, 1) for side in (query, key))
-        true = self.layer.logits(tokens, *by_head)
-        base, fitted = (self.layer.logits(tokens, *affine(x)) for affine in (self.layer.base, self.fitted))
+        # unscaled logits (batch, heads, seq, seq) of the model, of its base, and of the linear approximation
+        by_head = [side.reshape(*x.shape[:2], -1, self.layer.head_size).movedim(2, 1) for side in (query, key)]
+        logits, rotary, positions = [], self.layer.rotary, tokens.positions.cpu()
+        for queries, keys in (by_head, self.layer.base(x), self.fitted(x)):
+            if rotary is not None:
+                queries, keys = rotary.turn(queries, positions), rotary.turn(keys, positions)
+            logits.append(queries @ keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1).mT)
+        true, base, fitted = logits
+        # by head, the sum of squares around each row's mean over its allowed keys
         pairs = tokens.pairs.cpu()[:, None]
-        self.logits += _within_rows(true, pairs)
-        self.change += _within_rows(true - base, pairs)
-        self.left += _within_rows(true - fitted, pairs)
+        for total, values in ((self.logits, true), (self.change, true - base), (self.left, true - fitted)):
+            kept = values.masked_fill(~pairs, 0.0)
+            mean = kept.sum(-1, keepdim=True) / pairs.sum(-1, keepdim=True).clamp_min(1)
+            total += (values - mean).masked_fill(~pairs, 0.0).pow(2).sum((0, 2, 3))
 
     def result(self) -> Linearised:
         site = self.layer.site
@@ -242,11 +242,3 @@ class _Explained:
         shares = zip((1 - self.left / self.change).tolist(), self.change > noise, strict=True)
         change = tuple(share if changed else None for share, changed in shares)
         return Linearised(site.layer, self.fitted.weights, tuple(explained), change, self.fit_tokens)
-
-
-def _within_rows(values: Tensor, pairs: Tensor) -> Tensor:
-    """Return, by head, the sum of squares around each row's mean over its allowed keys."""
-    kept = values.masked_fill(~pairs, 0.0)
-    mean = kept.sum(-1, keepdim=True) / pairs.sum(-1, keepdim=True).clamp_min(1)
-    total: Tensor = (values - mean).masked_fill(~pairs, 0.0).pow(2).sum((0, 2, 3))
-    return total

@@ -97,16 +97,14 @@ def skip_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[LayerSize]:
         model: a model with content skips; its mode and hooks are left as they were.
         batches: see :data:`hfpatch.analysis.running.Batch`.
     """
-    means, seen, handles = TokenMeans[int](), dict[tuple[int, str], Tensor](), []
+    means, seen, handles = TokenMeans[int](), dict[tuple[str, int], Any](), []
 
-    def keep_branch(site: AttentionSite, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        seen[id(site), "branch"] = output if isinstance(output, Tensor) else output[0]
-
-    def keep_input(site: AttentionSite, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        seen[id(site), "x"] = hidden_argument(args, kwargs)
+    def keep(name: str, site: AttentionSite, module: nn.Module, *call: Any) -> None:
+        seen[name, id(site)] = call  # args, kwargs and output
 
     def compare(site: AttentionSite, layer: MethodLayer, *call: Any) -> None:
-        branch, x = (seen.pop((id(site), name)) for name in ("branch", "x"))
+        (*_, output), (args, kwargs, _) = (seen.pop((name, id(site))) for name in ("branch", "attention"))
+        branch, x = output if isinstance(output, Tensor) else output[0], hidden_argument(args, kwargs)
         added = layer.apply_at("left", torch.zeros_like(branch), x)
         means.add(site.layer, norm_ratio(added, branch)[..., None])
 
@@ -118,9 +116,9 @@ def skip_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[LayerSize]:
             # Prepended hooks run in reverse order.
             last = site.attention if inside else site.exit
             handles.append(last.register_forward_hook(partial(compare, site, layer), prepend=True))
-            handles.append(branch.register_forward_hook(partial(keep_branch, site), prepend=True))
-            entering = partial(keep_input, site)
-            handles.append(site.attention.register_forward_hook(entering, prepend=True, with_kwargs=True))
+            for name, module in (("branch", branch), ("attention", site.attention)):
+                hook = partial(keep, name, site)
+                handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True))
     with hooked(handles):
         run(model, batches, means.begin)
     return [LayerSize(layer, size) for layer, (size,) in means.overall().items()]

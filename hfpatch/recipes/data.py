@@ -56,7 +56,7 @@ class DataSettings(TextSource):
         except ValidationError as error:
             raise ValueError(f"data.mixture: {explain(error, DataSettings)}") from None
         for (place, one), (later, other) in itertools.combinations(enumerate(parts), 2):
-            if self.held_out and _may_share(one, other):
+            if self.held_out and may_overlap(one, other):
                 raise ValueError(
                     f"data.mixture.{place} and data.mixture.{later} are {one.split} and {other.split} of {one.source}, "
                     "so one may train on what the other holds out; take slices that share nothing, or leave one out"
@@ -127,7 +127,7 @@ def overlap_mistake(training: DataSettings, evaluation: DataSettings) -> str | N
     """Return the mistake of settings by which documents are both trained and evaluated on, or None."""
     if evaluation.mixture:
         return "evaluation_data measures one text, and evaluation_data.mixture lists several; leave it out"
-    shared = [part for part in training.parts() if _may_share(part, evaluation)]
+    shared = [part for part in training.parts() if may_overlap(part, evaluation)]
     if not shared:
         return None
     if training.mixture or shared[0].split != evaluation.split:
@@ -147,12 +147,6 @@ def overlap_mistake(training: DataSettings, evaluation: DataSettings) -> str | N
             f"some of them; set data.held_out={evaluation.held_out} and choose the documents alike"
         )
     return None
-
-
-def _may_share(one: DataSettings, other: DataSettings) -> bool:
-    """Whether two sources may share documents."""
-    same = (one.source, one.config, one.revision) == (other.source, other.config, other.revision)
-    return same and may_overlap(one.split, other.split)
 
 
 def plan_mistake(steps: int, batch_size: int) -> str | None:

@@ -22,6 +22,8 @@ NO_SKIP = "the pre-projection without the skip"
 LINEAR_NO_SKIP = "the linear pre-projection without the skip"
 SAME_SIZE = (LINEAR_PRE_PROJECTION, LINEAR_QUERY)
 """The parts whose controls should have as many parameters as their method."""
+CONTROLS = (SKIP_ALONE, LINEAR_PRE_PROJECTION, LINEAR_QUERY, QUERY_TEMPERATURE)
+"""The parts that a control keeps by its form alone, see :func:`kind_of`."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,6 @@ class Control:
 
     name: str
     keeps: str
-
-
-def is_control(parts: Parts) -> bool:
-    """Return whether a method is a control by its form: the skip alone, a linear one, a temperature."""
-    return kind_of(parts) in (SKIP_ALONE, LINEAR_PRE_PROJECTION, LINEAR_QUERY, QUERY_TEMPERATURE)
 
 
 def controls_of(methods: Mapping[str, Parts]) -> dict[str, list[Control]]:
@@ -74,14 +71,9 @@ def controls_of(methods: Mapping[str, Parts]) -> dict[str, list[Control]]:
                 keeps = kind
             elif with_skip and kind == own and other[0] == {k: v for k, v in parts[0].items() if k != "content_skip"}:
                 keeps = NO_SKIP
-            if keeps is not None and has_its_budget(other, parts):
+            if keeps is not None and budget_of(other) in (None, budget_of(parts)):
                 found.setdefault(method, []).append(Control(name, keeps))
     return found
-
-
-def has_its_budget(control: Parts, parts: Parts) -> bool:
-    """Return whether a control has the budget of a method, or none."""
-    return budget_of(control) in (None, budget_of(parts))
 
 
 def targets_of(parts: Parts) -> set[str]:
@@ -125,12 +117,12 @@ def references(recipe: Recipe) -> dict[str, list[str]]:
         others = [lora for lora in loras if lora != name and in_one_group(anchors, name, lora)]
         if is_lora(parts):
             others = []
-        elif not is_control(parts):
+        elif kind_of(parts) not in CONTROLS:
             others = [*(other for other in methods if name in anchors[other]), *others]
             if kind_of(parts) == "nonlinear_query":
                 linear = [other for other, theirs in methods.items() if kind_of(theirs) == LINEAR_QUERY]
                 alike = [other for other in linear if targets_of(methods[other]) == targets_of(parts)]
-                others += [other for other in alike if has_its_budget(methods[other], parts)]
+                others += [other for other in alike if budget_of(methods[other]) in (None, budget_of(parts))]
             if not others and "lora" in methods and not all("match" in part for part in parts):
                 others = ["lora"]
             others += [control.name for control in controls.get(name, [])]

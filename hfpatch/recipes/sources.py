@@ -56,15 +56,13 @@ class SplitPart(NamedTuple):
             raise HfpatchError(
                 f"data.split: {self.name} has {total} rows, and (pct1_dropremainder) needs 100; leave it out"
             )
-        start = 0 if self.start is None else self._place(self.start, total)
-        stop = total if self.stop is None else self._place(self.stop, total)
-        return start, max(start, stop)
-
-    def _place(self, bound: str, total: int) -> int:
-        place = int(bound.rstrip("%"))
-        if bound.endswith("%"):
-            place = place * (total // 100) if self.drops_remainder else round(place * total / 100)
-        return min(max(place + total if place < 0 else place, 0), total)
+        places = []
+        for bound in (self.start or "0", self.stop or str(total)):
+            place = int(bound.rstrip("%"))
+            if bound.endswith("%"):
+                place = place * (total // 100) if self.drops_remainder else round(place * total / 100)
+            places.append(min(max(place + total if place < 0 else place, 0), total))
+        return places[0], max(places)
 
 
 class TextSource(Section):
@@ -157,12 +155,14 @@ def split_parts(split: str) -> list[SplitPart]:
     return found
 
 
-def may_overlap(one: str, other: str) -> bool:
-    """Whether two splits of one data set may share documents: the same split, unless one slice ends before the next."""
+def may_overlap(one: TextSource, other: TextSource) -> bool:
+    """Whether two sources may share documents: one split of one data set, unless one slice ends before the next."""
+    if (one.source, one.config, one.revision) != (other.source, other.config, other.revision):
+        return False
     return any(
         first.name == second.name and not (_ends_before(first, second) or _ends_before(second, first))
-        for first in split_parts(one)
-        for second in split_parts(other)
+        for first in split_parts(one.split)
+        for second in split_parts(other.split)
     )
 
 

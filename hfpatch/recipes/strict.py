@@ -39,14 +39,10 @@ def expand(path: str) -> str:
     Raises:
         ValueError: if there is no such variable.
     """
-
-    def value(match: re.Match[str]) -> str:
-        name = match[1] or match[2]
+    for name in (match[1] or match[2] for match in _VARIABLE.finditer(path)):
         if name not in os.environ:
             raise ValueError(f"{path!r}: the environment variable {name} is not set{nearest(name, os.environ)}")
-        return os.environ[name]
-
-    expanded = _VARIABLE.sub(value, path)
+    expanded = _VARIABLE.sub(lambda match: os.environ[match[1] or match[2]], path)
     return os.path.expanduser(expanded) if expanded.startswith("~") else expanded  # noqa: PTH111
 
 
@@ -335,20 +331,14 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
 def _meant(key: str, place: type[BaseModel] | None, model: type[BaseModel]) -> str:
     """Return `` (did you mean ...?)`` for an unknown key: a similar one there, or the same name elsewhere."""
     near = list(place.model_fields) if place is not None else []
-    paths = sorted(_paths_to(key, model), key=lambda path: path.count("."))
-    if not paths or nearest(key, near, cutoff=0.75):
+    sections = [("", model)]  # every section by the prefix of its keys, outer ones first
+    for prefix, outer in sections:
+        inner = ((name, section_of(outer, name)) for name in outer.model_fields)
+        sections += [(f"{prefix}{name}.", section) for name, section in inner if section is not None]
+    path = next((f"{prefix}{key}" for prefix, section in sections if key in section.model_fields), None)
+    if path is None or nearest(key, near, cutoff=0.75):
         return nearest(key, near)
-    return f" (did you mean {paths[0]!r}?)"
-
-
-def _paths_to(key: str, model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Return the dotted keys of ``model`` that end with ``key``."""
-    found = [prefix + key] if key in model.model_fields else []
-    for name in model.model_fields:
-        section = section_of(model, name)
-        if section is not None:
-            found += _paths_to(key, section, f"{prefix}{name}.")
-    return found
+    return f" (did you mean {path!r}?)"
 
 
 def _kind_of(value: object) -> str:

@@ -137,8 +137,38 @@ def tuning_mistake(
             f"training.learning_rates.{group} fixes a rate that tuning would choose; leave it out, or tune it by "
             f"tuning.grid: {{training.learning_rates.{group}: [...]}}"
         )
-    if mistake := next(filter(None, (_key_mistake(key, methods) for key in tuning.grid)), None):
-        return mistake
+    for key in tuning.grid:
+        kind, _, rest = key.partition(".")
+        if kind == "training":
+            name, _, inner = rest.partition(".")
+            if name == "lr":
+                return f"tuning.grid: {key!r} is what tuning.learning_rates lists; name the rates there"
+            if name in _SAME_FOR_ALL or name in NOT_IDENTITY:
+                return f"tuning.grid: {key!r} must be the same for all trials; leave it out"
+            known = [
+                each for each in TrainingSettings.model_fields if each not in (*_SAME_FOR_ALL, *NOT_IDENTITY, "lr")
+            ]
+            if name not in known or (inner and name not in _BY_GROUP):
+                return f"tuning.grid: training has no key {rest!r}{nearest(name, known)}"
+            continue
+        if kind != "methods":
+            return (
+                f"tuning.grid: {key!r} is neither a key of training nor an option of a method; write training.KEY or "
+                "methods.METHOD.PART.OPTION, such as methods.lora.0.lora_alpha"
+            )
+        owner, short = split_key(key, methods)
+        if not owner:
+            name = rest.partition(".")[0]
+            return f"tuning.grid: {key!r} names no method that is trained{nearest(name, methods)}"
+        part, _, option = short.partition(".")
+        count = len(methods[owner])
+        if not part.isdigit() or int(part) >= count or not option:
+            last = f"0 to {count - 1}" if count > 1 else "0"
+            return f"tuning.grid: {key!r} must name a part of {owner} by its number ({last}) and an option of it"
+        if option in ("type", "match"):
+            return (
+                f"tuning.grid: {key!r} makes another method of {owner}; tune options that leave its type and its size"
+            )
     counts = {name: len(tuning.combinations(name, methods)) for name in methods}
     if len(set(counts.values())) < 2:
         return None
@@ -147,34 +177,3 @@ def tuning_mistake(
         f"tuning.grid gives {most} {counts[most]} settings and {fewest} {counts[fewest]}; every method must have as "
         "many trials: use keys of training, or options of every method with as many values"
     )
-
-
-def _key_mistake(key: str, methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
-    kind, _, rest = key.partition(".")
-    if kind == "training":
-        name, _, group = rest.partition(".")
-        if name == "lr":
-            return f"tuning.grid: {key!r} is what tuning.learning_rates lists; name the rates there"
-        if name in _SAME_FOR_ALL or name in NOT_IDENTITY:
-            return f"tuning.grid: {key!r} must be the same for all trials; leave it out"
-        known = [each for each in TrainingSettings.model_fields if each not in (*_SAME_FOR_ALL, *NOT_IDENTITY, "lr")]
-        if name not in known or (group and name not in _BY_GROUP):
-            return f"tuning.grid: training has no key {rest!r}{nearest(name, known)}"
-        return None
-    if kind != "methods":
-        return (
-            f"tuning.grid: {key!r} is neither a key of training nor an option of a method; write training.KEY or "
-            "methods.METHOD.PART.OPTION, such as methods.lora.0.lora_alpha"
-        )
-    owner, short = split_key(key, methods)
-    if not owner:
-        name = rest.partition(".")[0]
-        return f"tuning.grid: {key!r} names no method that is trained{nearest(name, methods)}"
-    part, _, option = short.partition(".")
-    count = len(methods[owner])
-    if not part.isdigit() or int(part) >= count or not option:
-        last = f"0 to {count - 1}" if count > 1 else "0"
-        return f"tuning.grid: {key!r} must name a part of {owner} by its number ({last}) and an option of it"
-    if option in ("type", "match"):
-        return f"tuning.grid: {key!r} makes another method of {owner}; tune options that leave its type and its size"
-    return None

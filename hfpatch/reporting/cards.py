@@ -8,7 +8,6 @@ from hfpatch.errors import HfpatchError
 from hfpatch.reporting.comparison.answer import answer, headline_table
 from hfpatch.reporting.comparison.tables import score_table
 from hfpatch.reporting.comparison.tuning import chosen_facts
-from hfpatch.reporting.document import Table
 from hfpatch.reporting.facts import protocol_facts
 from hfpatch.reporting.numbers import (
     NOTHING,
@@ -81,14 +80,19 @@ def run_card(results: ComparisonResults) -> str:
     """Return the card of a repository that holds a whole run."""
     name = shown_base(str(results.model.get("name") or "the base"))
     header = {"library_name": "peft", "base_model": hub_id(name), "license": base_licence(name), "tags": TAGS}
+    tables = []
+    for content in (headline_table(results), score_table(results)):  # headings and cells on one line each
+        headings = [escape(", ".join((column.name, *column.notes[:1]))) for column in content.columns]
+        cells = [[escape(" ".join(str(cell).split("\n"))) for cell in row.cells] for row in content.rows]
+        tables.append(table(headings, cells))
     sections = [
         front(header),
         f"# {escape(results.name)}: patches for {escape(name)}",
         block(results.description),
         f"## Answer\n\n{block(answer(results))}",
-        _shown(headline_table(results)),
+        tables[0],
         block(rates_sentence(results)),
-        f"## Scores\n\n{_shown(score_table(results))}",
+        f"## Scores\n\n{tables[1]}",
         "`report.html` is the whole report, `report.md` the same as Markdown; `results.csv` and `results.json` are the "
         "numbers.",
         "## How to load a patch\n\nEach patch is in `runs/METHOD/seed-N/patch`, with a card of its own:\n\n"
@@ -96,9 +100,3 @@ def run_card(results: ComparisonResults) -> str:
         '    hfpatch.load_patch(model, snapshot_download("this repository") + "/runs/METHOD/seed-0/patch")',
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
-
-
-def _shown(content: Table) -> str:
-    """Return a table as Markdown with one line a heading and a cell."""
-    headings = [escape(", ".join((column.name, *column.notes[:1]))) for column in content.columns]
-    return table(headings, [[escape(" ".join(str(cell).split("\n"))) for cell in row.cells] for row in content.rows])

@@ -315,10 +315,14 @@ def _differing(sources: Mapping[str, EvaluationResults], folders: Mapping[str, P
             yield f"{task}: its {OF_TASK[name]} {how}, which have lines of their own."
     computed = {title: each.provenance.get("computed_with") for title, each in sources.items()}
     yield from computed_differently({title: values for title, values in computed.items() if isinstance(values, dict)})
-    # how many documents models of one name decide otherwise in other numbers
+    # how many documents models of one name decide otherwise in other numbers: another dtype, or one of products
+    numbers = {}
+    for title, each in sources.items():
+        products = " with products in float32" if each.provenance.get("matmul") == "fp32" else ""
+        numbers[title] = f"{each.model.get('dtype')}{products}"
     for first, second in combinations([title for title in sources if title in folders], 2):
         one, other = sources[first], sources[second]
-        if one.model.get("name") != other.model.get("name") or _numbers_of(one) == _numbers_of(other):
+        if one.model.get("name") != other.model.get("name") or numbers[first] == numbers[second]:
             continue
         for label in (label for label in one.variants if label in other.variants):
             records = [read_values(folders[each] / label) for each in (first, second)]
@@ -330,8 +334,8 @@ def _differing(sources: Mapping[str, EvaluationResults], folders: Mapping[str, P
                 if len(np.unique(np.concatenate([here.ravel(), there.ravel()]))) <= 2:  # right or wrong
                     yield (
                         f"{task}, {label}: {count(int((here != there).sum()))} of {count(len(here))} documents are "
-                        f"decided otherwise ({score.primary}) in {second} ({_numbers_of(other)}) than in {first} "
-                        f"({_numbers_of(one)})."
+                        f"decided otherwise ({score.primary}) in {second} ({numbers[second]}) than in {first} "
+                        f"({numbers[first]})."
                     )
 
 
@@ -343,9 +347,3 @@ def settings_differing(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[st
         if len(set(map(repr, values.values()))) > 1:
             shown = (f"{title} {settings_text({key: value}) or f'{key} not set'}" for title, value in values.items())
             yield f"Settings differ: {', '.join(shown)}."
-
-
-def _numbers_of(results: EvaluationResults) -> str:
-    """Return the dtype of a model, and that of its products where it differs."""
-    products = results.provenance.get("matmul") == "fp32"
-    return f"{results.model.get('dtype')}{' with products in float32' if products else ''}"

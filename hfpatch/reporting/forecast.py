@@ -34,8 +34,7 @@ def forecast_document(found: Forecast) -> Document:
     )
     blocks: tuple[Block, ...] = (
         Text(headline, style="headline"),
-        *_costs(found),
-        *_tasks(found),
+        *_tables(found),
         Sentences((*found.assumptions, *found.warnings)),
     )
     return Document(
@@ -54,8 +53,8 @@ def _table(
     return Table(name, title, columns, tuple(Row(tuple(row)) for row in rows), caption)
 
 
-def _costs(found: Forecast) -> Iterator[Table]:
-    """Yield tables of the work, of the methods, and of the measured times of steps and evaluations."""
+def _tables(found: Forecast) -> Iterator[Table]:
+    """Yield tables of the work, the methods, the measured times and what the tasks can show."""
     rows: list[Sequence[str | Cell]] = []
     for action, work in sorted(found.work.items(), key=lambda item: list(_ACTIONS).index(item[0])):
         steps, requests = (count(number) if number else NOTHING for number in (work.steps, work.requests))
@@ -82,12 +81,9 @@ def _costs(found: Forecast) -> Iterator[Table]:
     ]
     caption = "One optimiser step; one evaluation on all tasks; each in proportion to what was run of it. Peak memory."
     yield _table("kinds", "Measured", ("kind", "a step", "memory", "an evaluation", "memory"), rows, caption)
-
-
-def _tasks(found: Forecast) -> Iterator[Table]:
-    """Yield the smallest detectable differences, and the documents or seeds for the asked effect."""
+    # the smallest detectable differences
     headings = ("task", "base", "smallest (much)", "after Holm", "smallest (little)")
-    rows: list[Sequence[str | Cell]] = []
+    rows = []
     for name, task in found.tasks.items():
         much, little = task.detectable.get("much"), task.detectable.get("little")
         sizes = [NOTHING] * 3
@@ -101,6 +97,7 @@ def _tasks(found: Forecast) -> Iterator[Table]:
     seeds = f"{len(found.seeds)} seed{'s' if len(found.seeds) > 1 else ''}"
     title, caption = f"What the tasks can show with {seeds}", _CAPTION.format(count(found.comparisons))
     yield _table("tasks", title, headings, rows, caption)
+    # the documents or seeds for the asked effect
     if (effect := found.effect) is None:
         return
     headings = ("task", "documents (much)", "seeds (much)", "documents (little)", "seeds (little)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from hfpatch.reporting import document as doc
 from hfpatch.support.markup import block as paragraph
@@ -48,11 +48,8 @@ def _section(section: doc.Section, prefix: str) -> Iterator[str]:
 
 def markdown_table(content: doc.Table) -> str:
     """Return a table as Markdown; the lines of a heading or a cell are separated by ``<br>``."""
-    shown = (row for row in content.rows if not row.page_only)
-    rows = [[_lines(cell.lines if isinstance(cell, doc.Cell) else (cell,)) for cell in row.cells] for row in shown]
-    headings = [_lines((column.name, *column.notes)) for column in content.columns]
+    lines = [[(column.name, *column.notes) for column in content.columns]]
+    for row in (row for row in content.rows if not row.page_only):
+        lines.append([cell.lines if isinstance(cell, doc.Cell) else (cell,) for cell in row.cells])
+    headings, *rows = ([" <br> ".join(escape(line) for line in cell if line) for cell in row] for row in lines)
     return table(headings, rows, numbers=[column.number for column in content.columns])
-
-
-def _lines(lines: Sequence[str]) -> str:
-    return " <br> ".join(escape(line) for line in lines if line)

@@ -51,11 +51,12 @@ class _Figure(Figure):
 
 
 def panels(
-    count: int, *, columns: int, width: float, height: float, key: int = 0, share_y: bool = False
+    count: int, *, columns: int, width: float, height: float, key: int = 0, share_y: bool = False, title: str = ""
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure with ``count`` panels of ``width`` x ``height`` inches, at most ``columns`` side by side.
 
-    Below them is space for a key of ``key`` entries; with ``share_y`` all panels have the same vertical axis.
+    Below them is space for a key of ``key`` entries; with ``share_y`` all panels have the same vertical axis. A figure
+    that is shown alone has a ``title`` above all panels.
     """
     columns = min(columns, count)
     rows = -(-count // columns)
@@ -64,12 +65,9 @@ def panels(
     axes = list(figure.subplots(rows, columns, squeeze=False, sharey=share_y).flat)
     for unused in axes[count:]:
         unused.set_visible(False)
+    if title:
+        figure.suptitle(title, x=0.012, ha="left", fontsize=10.5, color=INK)
     return figure, axes[:count]
-
-
-def headline(figure: Figure, text: str) -> None:
-    """Write a title above all panels, for a figure that is shown alone."""
-    figure.suptitle(text, x=0.012, ha="left", fontsize=10.5, color=INK)
 
 
 def to_svgs(figures: Mapping[str, Figure]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from matplotlib.figure import Figure
 
@@ -95,8 +96,7 @@ def write_report(
     if isinstance(results, StudyResults):
         drawn = draw_study(results)
         document, summary = study_document(results, to_svgs(drawn)), study_differences(results, title=True)
-        report = write_document(document, place, csv=study_csv(results), summary=summary)
-        return _with_pdfs(report, place, drawn, pdf=pdf)
+        return write_document(document, place, csv=study_csv(results), summary=summary, drawn=drawn, pdf=pdf)
     if isinstance(results, EvaluationResults):
         return _write_evaluations({run_dir.name: results}, evaluation_document(results), place)
     material = read_material("", run_dir, results)
@@ -196,27 +196,25 @@ def _write(out: Path, material: Sequence[RunData], checks: Sequence[Check], *, p
     drawn = [draw(each.results, each.layers) for each in material]
     shown = [replace(each, drawn=to_svgs(own)) for each, own in zip(material, drawn, strict=True)]
     document = comparison_document(shown, checks)
-    report = write_document(document, out, csv=csv, tex="\n".join(tables), summary=summary)
     prefixed = zip((part.prefix for part in document.parts), drawn, strict=True)
     named = {f"{prefix}{name}": figure for prefix, own in prefixed for name, figure in own.items()}
-    return _with_pdfs(report, out, named, pdf=pdf)
+    return write_document(document, out, csv=csv, tex="\n".join(tables), summary=summary, drawn=named, pdf=pdf)
 
 
-def _with_pdfs(report: Report, out: Path, figures: Mapping[str, Figure], *, pdf: bool) -> Report:
-    """Write figures as PDF, or only those again that are there, so that none is older than its SVG."""
-    paths = {out / "figures" / f"{name}.pdf": figure for name, figure in figures.items()}
-    wanted = {path: figure for path, figure in paths.items() if pdf or path.exists()}
-    for path, figure in wanted.items():
-        with atomic_file(path) as temporary:
-            temporary.write_bytes(to_file(figure, "pdf"))
-    return replace(report, figures=(*report.figures, *wanted))
-
-
-def write_document(document: Document, out: Path, *, csv: str, tex: str = "", summary: Figure | None = None) -> Report:
+def write_document(
+    document: Document,
+    out: Path,
+    *,
+    csv: str,
+    tex: str = "",
+    summary: Figure | None = None,
+    drawn: Mapping[str, Figure] = MappingProxyType({}),
+    pdf: bool = False,
+) -> Report:
     """Write ``report.html``, ``report.md``, ``results.csv`` and ``figures/``; the same document gives the same bytes.
 
     ``tex`` is the content of ``results.tex``, empty for no such file; ``summary`` is a figure to show alone, written as
-    ``figures/summary.png`` and ``summary.pdf``.
+    ``figures/summary.png`` and ``summary.pdf``; ``drawn`` are the figures that ``pdf`` writes as PDF too.
 
     Raises:
         HfpatchError: if ``out`` cannot be written.
@@ -239,4 +237,10 @@ def write_document(document: Document, out: Path, *, csv: str, tex: str = "", su
         write_text(report.tex, tex)
     write_text(report.markdown, markdown(document))
     write_text(report.html, html(document))
-    return report
+    # the figures as PDF, or only those again that are there, so that none is older than its SVG
+    pdfs = {out / "figures" / f"{name}.pdf": figure for name, figure in drawn.items()}
+    pdfs = {path: figure for path, figure in pdfs.items() if pdf or path.exists()}
+    for path, own in pdfs.items():
+        with atomic_file(path) as temporary:
+            temporary.write_bytes(to_file(own, "pdf"))
+    return replace(report, figures=(*report.figures, *pdfs))

@@ -5,9 +5,7 @@ An opening states facts, then come events, most of which those facts decide.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 
 from hfpatch.tinyworld.world import SHE, Person, Style, World, draw_world
@@ -52,130 +50,124 @@ class Story:
 
 def tell(rng: Random, style: Style) -> Story:
     """Tell one story: an opening, some events, and often a search for a thing at the end."""
-    teller = Teller(rng, style, draw_world(rng, style))
-    opening = teller.opening()
+    world = draw_world(rng, style)
+    teller = Teller(rng, style, world)
+
+    # The opening: the place and the traits of every person, in random order
+    facts = []
+    for name, person in world.people.items():
+        facts.append(teller.say(f"{name} lives in {person.home}.", f"In {person.home} is the house of {name}."))
+        if person.likes:
+            facts.append(teller.say(f"{name} likes {person.likes}.", f"To {name} {person.likes} is dear."))
+        if person.hates:
+            facts.append(teller.say(f"{name} hates {person.hates}.", f"To {name} {person.hates} is a horror."))
+        if person.habit:
+            weather, place = person.habit
+            usual, rare = f"In {weather} {name} goes to {place}.", f"{name} makes for {place} in {weather}."
+            facts.append(teller.say(usual, rare))
+        if person.friend:
+            facts.append(teller.say(f"{name} trusts {person.friend}.", f"{person.friend} is trusted by {name}."))
+    rng.shuffle(facts)
+
+    # The events
     events = []
     for _ in range(rng.randint(*style.events)):
         if options := teller.options():
-            _, happen, person = rng.choices(options, [weight for weight, _, _ in options])[0]
-            events.append(happen(person))
-    if (search := teller.look()) is not None:
-        events.append(search)
-    return Story(opening, tuple(events), teller.world)
+            _, kind, person = rng.choices(options, [weight for weight, _, _ in options])[0]
+            events.append(teller.happen(kind, person))
+
+    # Often somebody looks for an object and finds it where it was last, in somebody's hands or not
+    held = [person.holds for person in world.people.values() if person.holds]
+    known = sorted({*held, *world.left})  # the objects whose place is known
+    if known and rng.random() < 0.6:
+        thing = rng.choice(known)
+        holder = next((person for person in world.people.values() if person.holds == thing), None)
+        place = holder.place if holder else world.left[thing]
+        who = rng.choice([name for name in world.people if not holder or name != holder.name])
+        lead = teller.say(f"At night {who} looked for {thing}.", f"Where was {thing}? {who} asked at night.")
+        template = teller.say("it was in {place}.", "in {place} it was.")
+        events.append(Event("look", lead, template, {"place": place}, ("place",)))
+    return Story(" ".join(facts), tuple(events), world)
 
 
 @dataclass
 class Teller:
-    """Tells a story sentence by sentence and updates the world."""
+    """Tells the events of a story and updates the world."""
 
     rng: Random
     style: Style
     world: World
 
-    def opening(self) -> str:
-        """State the place and the traits of every person, in random order."""
-        facts = []
-        for name, person in self.world.people.items():
-            facts.append(self._say(f"{name} lives in {person.home}.", f"In {person.home} is the house of {name}."))
-            if person.likes:
-                facts.append(self._say(f"{name} likes {person.likes}.", f"To {name} {person.likes} is dear."))
-            if person.hates:
-                facts.append(self._say(f"{name} hates {person.hates}.", f"To {name} {person.hates} is a horror."))
-            if person.habit:
-                weather, place = person.habit
-                usual, rare = f"In {weather} {name} goes to {place}.", f"{name} makes for {place} in {weather}."
-                facts.append(self._say(usual, rare))
-            if person.friend:
-                facts.append(self._say(f"{name} trusts {person.friend}.", f"{person.friend} is trusted by {name}."))
-        self.rng.shuffle(facts)
-        return " ".join(facts)
-
-    def look(self) -> Event | None:
-        """Often somebody looks for an object and finds it where it was last, in somebody's hands or not."""
-        held = [person.holds for person in self.world.people.values() if person.holds]
-        known = sorted({*held, *self.world.left})  # the objects whose place is known
-        if not known or self.rng.random() >= 0.6:
-            return None
-        thing = self.rng.choice(known)
-        holder = next((person for person in self.world.people.values() if person.holds == thing), None)
-        place = holder.place if holder else self.world.left[thing]
-        who = self.rng.choice([name for name in self.world.people if not holder or name != holder.name])
-        lead = self._say(f"At night {who} looked for {thing}.", f"Where was {thing}? {who} asked at night.")
-        template = self._say("it was in {place}.", "in {place} it was.")
-        return Event("look", lead, template, {"place": place}, ("place",))
-
-    def _say(self, usual: str, rare: str) -> str:
+    def say(self, usual: str, rare: str) -> str:
+        """Return one of the two forms of a sentence."""
         return rare if self.rng.random() < self.style.rare else usual
 
-    def options(self) -> list[tuple[float, Callable[[Person], Event], Person]]:
-        """Return the events that are possible now: weight, event and person."""
-        options: list[tuple[float, Callable[[Person], Event], Person]] = []
+    def options(self) -> list[tuple[float, str, Person]]:
+        """Return the events that are possible now: weight, kind and person."""
+        options: list[tuple[float, str, Person]] = []
         for person in self.world.people.values():
             friend = self.world.people[person.friend] if person.friend else None
             can_send = friend is not None and friend.holds is None
             if person.place != person.home:
-                options.append((1, self._return, person))
+                options.append((1, "return", person))
             if person.habit and person.place != person.habit[1]:
-                options.append((self.style.combined if person.holds else 1, self._weather, person))
-            if person.taste and not person.chose and not person.holds:
-                options.append((2, self._choose, person))
+                options.append((self.style.combined if person.holds else 1, "weather", person))
+            if (person.likes or person.hates) and not person.chose and not person.holds:
+                options.append((2, "choose", person))
                 if can_send and person.likes:
-                    options.append((2 * self.style.combined, partial(self._choose, sends=True), person))
+                    options.append((2 * self.style.combined, "choose_and_send", person))
             if person.holds:
-                options.append((1, self._leave, person))
+                options.append((1, "leave", person))
                 if can_send:
-                    options.append((1, self._send, person))
+                    options.append((1, "send", person))
         return options
 
-    def _return(self, person: Person) -> Event:
-        person.place = person.home
-        template = self._say("then {person} went home to {place}.", "then home to {place} {person} walked.")
-        return Event("return", "", template, {"person": person.name, "place": person.place}, ("place",))
+    def happen(self, kind: str, person: Person) -> Event:
+        """Let one of the possible events happen to a person, and return it."""
+        slots = {"person": person.name}
+        if kind == "return":
+            person.place = slots["place"] = person.home
+            template = self.say("then {person} went home to {place}.", "then home to {place} {person} walked.")
+            return Event(kind, "", template, slots, ("place",))
+        if kind == "weather":  # it comes, and a person goes to the place of the habit, with an object or without
+            assert person.habit is not None
+            weather, person.place = person.habit
+            lead, slots["place"] = self.say(f"There was {weather}.", f"Then came {weather}."), person.place
+            if person.holds is None:
+                template = self.say("{person} went to {place}.", "{person} ran off to {place}.")
+                return Event(kind, lead, template, slots, ("place",))
+            slots["object"] = person.holds
+            template = self.say("{person} took {object} to {place}.", "{person} ran to {place} with {object}.")
+            return Event("carry", lead, template, slots, ("place", "object"))
+        if kind == "leave":
+            slots |= {"object": str(person.holds), "place": person.place}
+            self.world.left[slots["object"]], person.holds = person.place, None
+            template = self.say("{person} left {object} in {place}.", "in {place} {person} dropped {object}.")
+            return Event(kind, "", template, slots, ("object", "place"))
+        if kind == "send":
+            slots |= {"object": str(person.holds), "friend": str(person.friend)}
+            self.world.people[slots["friend"]].holds, person.holds = person.holds, None
+            template = self.say("{person} sent {object} to {friend}.", "{person} mailed {friend} {object}.")
+            return Event(kind, "", template, slots, ("object", "friend"))
 
-    def _weather(self, person: Person) -> Event:
-        """The weather comes, and a person goes to the place of the habit, with an object or without."""
-        assert person.habit is not None
-        weather, person.place = person.habit
-        lead = self._say(f"There was {weather}.", f"Then came {weather}.")
-        slots = {"person": person.name, "place": person.place}
-        if person.holds is None:
-            template = self._say("{person} went to {place}.", "{person} ran off to {place}.")
-            return Event("weather", lead, template, slots, ("place",))
-        template = self._say("{person} took {object} to {place}.", "{person} ran to {place} with {object}.")
-        return Event("carry", lead, template, {**slots, "object": person.holds}, ("place", "object"))
-
-    def _choose(self, person: Person, *, sends: bool = False) -> Event:
-        """A person takes the right one of the objects on offer, and may send it to the friend."""
+        # a person takes the right one of the objects on offer, and may send it to the friend
         others = [self.world.objects.pop(0) for _ in range(1 if person.hates else self.rng.randint(1, 2))]
-        things = [str(person.taste), *others]
+        things = [str(person.likes or person.hates), *others]
         self.rng.shuffle(things)
         person.holds = others[0] if person.hates else person.likes
         person.chose = True
         listed = f"{', '.join(things[:-1])} and {things[-1]}"
-        lead = self._say(f"{person.name} found {listed}.", f"Before {person.name} lay {listed}.")
-        slots = {"pronoun": "she" if person.name in SHE else "he", "object": str(person.holds)}
-        if not sends:
-            template = self._say("{pronoun} took {object}.", "it was {object} that {pronoun} took.")
-            return Event("choose", lead, template, slots, ("object",), tuple(things))
-        slots |= {"person": person.name, "friend": str(person.friend)}
-        self.world.people[str(person.friend)].holds, person.holds = person.holds, None
-        template = self._say(
+        lead = self.say(f"{person.name} found {listed}.", f"Before {person.name} lay {listed}.")
+        taken = {"pronoun": "she" if person.name in SHE else "he", "object": str(person.holds)}
+        if kind == "choose":
+            template = self.say("{pronoun} took {object}.", "it was {object} that {pronoun} took.")
+            return Event(kind, lead, template, taken, ("object",), tuple(things))
+        taken |= {"person": person.name, "friend": str(person.friend)}
+        self.world.people[taken["friend"]].holds, person.holds = person.holds, None
+        template = self.say(
             "{pronoun} took {object} and sent it to {friend}.", "so {object} was what {pronoun} sent to {friend}."
         )
-        return Event("choose_and_send", lead, template, slots, ("object", "friend"), tuple(things))
-
-    def _leave(self, person: Person) -> Event:
-        thing = str(person.holds)
-        self.world.left[thing], person.holds = person.place, None
-        template = self._say("{person} left {object} in {place}.", "in {place} {person} dropped {object}.")
-        slots = {"person": person.name, "object": thing, "place": person.place}
-        return Event("leave", "", template, slots, ("object", "place"))
-
-    def _send(self, person: Person) -> Event:
-        slots = {"person": person.name, "object": str(person.holds), "friend": str(person.friend)}
-        self.world.people[str(person.friend)].holds, person.holds = person.holds, None
-        template = self._say("{person} sent {object} to {friend}.", "{person} mailed {friend} {object}.")
-        return Event("send", "", template, slots, ("object", "friend"))
+        return Event(kind, lead, template, taken, ("object", "friend"), tuple(things))
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def draw(rng: Random, words: Sequence[T], count: int, skew: float) -> list[T]:
 
 @dataclass
 class Person:
-    """A person: constant traits (home, taste, habit, friend) and a state (place, held object)."""
+    """A person: constant traits (home, a taste, habit, friend) and a state (place, held object)."""
 
     name: str
     home: str
@@ -68,11 +68,6 @@ class Person:
     """The recipient of things that this person sends."""
     holds: str | None = None
     chose: bool = False
-
-    @property
-    def taste(self) -> str | None:
-        """The object that determines this person's choices."""
-        return self.likes or self.hates
 
 
 @dataclass

@@ -4,6 +4,7 @@ import pytest
 
 from hfpatch.recipes.comparison import Recipe, load_recipe
 from hfpatch.recipes.pairs import (
+    CONTROLS,
     LINEAR_NO_SKIP,
     LINEAR_PRE_PROJECTION,
     LINEAR_QUERY,
@@ -11,7 +12,7 @@ from hfpatch.recipes.pairs import (
     QUERY_TEMPERATURE,
     SKIP_ALONE,
     controls_of,
-    is_control,
+    kind_of,
     references,
 )
 
@@ -130,7 +131,7 @@ def test_a_linear_one_with_a_skip_is_no_part_of_one_without():
     assert named(methods) == {"b": [("a", NO_SKIP), ("c", LINEAR_PRE_PROJECTION)]}
     assert named({"a": [{**pre, "expansion": 2}], "b": [{**pre, "content_skip": True}]}) == {}
     assert named({"a": [pre, {"type": "lora"}], "c": [linear]}) == {}
-    assert not is_control([{**linear, "gated": True}])
-    assert is_control([{**pre, "expansion": 0.0, "content_skip": True}])
-    assert not is_control([pre])
-    assert not is_control([])
+    assert kind_of([{**linear, "gated": True}]) not in CONTROLS
+    assert kind_of([{**pre, "expansion": 0.0, "content_skip": True}]) in CONTROLS
+    assert kind_of([pre]) not in CONTROLS
+    assert kind_of([]) not in CONTROLS

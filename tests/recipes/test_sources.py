@@ -93,8 +93,9 @@ def test_an_override_of_epochs_takes_the_place_of_steps(recipe):
     ],
 )
 def test_slices_that_may_share_documents(one, other, shared):
-    assert may_overlap(one, other) == may_overlap(other, one) == shared
-    mistake = overlap_mistake(DataSettings(source="a/b", split=one), DataSettings(source="a/b", split=other))
+    first, second = (DataSettings(source="a/b", split=split) for split in (one, other))
+    assert may_overlap(first, second) == may_overlap(second, first) == shared
+    mistake = overlap_mistake(first, second)
     assert (mistake is not None) == shared
 
 

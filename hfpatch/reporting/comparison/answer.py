@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 from hfpatch.errors import listed
 from hfpatch.recipes import pairs
@@ -105,22 +104,25 @@ def answer(results: ComparisonResults) -> str:
             said += f" than {results.baseline} on {where}{losing}"
     clauses = [f"Of {len(lines)} method{'s' * (len(lines) != 1)}, {said}"]
     # on the other tasks
-    others = [tested for line in lines if (tested := _tested(line.others))]
-    if others:
-        every = [each for tested in others for each in tested]
+    others = [[each for each in line.others if each.verdict != "not tested"] for line in lines]
+    every = [each for tested in others for each in tested]
+    if every:
         tasks, metrics = len({each.task for each in every}), metrics_text(each.metric for each in every)
         where = f"the {f'{tasks} other tasks' if tasks > 1 else 'other task'} ({metrics})"
         any_of = " on at least one" if tasks > 1 else ""
-        counts = [(_many(others, outcome), outcome) for outcome in ("better", "worse")]
+        outcomes = [{each.verdict for each in tested} for tested in others]
+        counts = [(sum(outcome in each for each in outcomes), outcome) for outcome in ("better", "worse")]
         parts = [f"{many} {'are' if many > 1 else 'is'} {outcome}{any_of}" for many, outcome in counts if many]
         clauses.append(f"on {where} " + (listed(parts) or "no difference is shown"))
     # against LoRA
     is_lora = {name: pairs.is_lora(method.parts) for name, method in results.methods.items()}
-    compared = [_tested(line.against) for line in lines if not is_lora[line.method]]
+    against = [line.against for line in lines if not is_lora[line.method]]
+    compared = [[each for each in verdicts if each.verdict != "not tested"] for verdicts in against]
     if compared and any(is_lora.values()):
         known_ones = [tested for tested in compared if tested]
         if known_ones:
-            better, worse = (_many(known_ones, outcome) for outcome in ("better", "worse"))
+            outcomes = [{each.verdict for each in tested} for tested in known_ones]
+            better, worse = (sum(outcome in each for each in outcomes) for outcome in ("better", "worse"))
             same, untested = sum(tone_of(each) == "no difference shown" for each in known_ones), compared.count([])
             parts = [f"{better} {'are' if better > 1 else 'is'} better" if better else "none is shown to be better"]
             parts += [f"{worse} {'is' if worse == 1 else 'are'} worse"] if worse else []
@@ -179,15 +181,6 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     return f"not tested ({reasons})" if reasons else "not tested"
 
 
-def _tested(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    return [each for each in verdicts if each.verdict != "not tested"]
-
-
-def _many(verdicts: Iterable[Sequence[Verdict]], outcome: str) -> int:
-    """Return how many methods have a verdict on at least one task."""
-    return sum(any(each.verdict == outcome for each in of_method) for of_method in verdicts)
-
-
 def headline_table(results: ComparisonResults) -> Table:
     """Build the table that a report opens with; for narrow terminals, of gains and of verdicts."""
     lines, first = method_lines(results), results.first_task
@@ -221,13 +214,16 @@ def headline_table(results: ComparisonResults) -> Table:
         words = [Cell((line.words,), tone_of(line.against)) if line.against else line.words for line in lines]
         table.append((Column("against the LoRA of its size", tip=_LORA), words))
 
-    def part(name: str, title: str, kept: Sequence[tuple[Column, Sequence[str | Cell]]], **options: Any) -> Table:
+    tables = []
+    for name, title, kept in (
+        ("headline-gains", "Gains", table[:place]),
+        ("headline-verdicts", "Verdicts", [table[0], *table[place:]]),
+        ("headline", "Headline", table),
+    ):
         rows = tuple(map(Row, zip(*(cells for _, cells in kept), strict=True)))
-        return Table(name, title, tuple(column for column, _ in kept), rows, **options)
-
-    gained, said = [table[0], *table[1:place]], [table[0], *table[place:]]
-    halves = part("headline-gains", "Gains", gained), part("headline-verdicts", "Verdicts", said)
-    return part("headline", "Headline", table, heading=False, narrow=halves)
+        tables.append(Table(name, title, tuple(column for column, _ in kept), rows))
+    *halves, whole = tables
+    return replace(whole, heading=False, narrow=tuple(halves))
 
 
 _GAIN = "The difference to the baseline, above 0 is better, with the simultaneous 95 % interval of its verdict."

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
@@ -79,7 +78,16 @@ def differences(results: ComparisonResults, *, title: bool = False) -> Figure | 
         return None
     tasks = [task for task in results.tasks if any(task == other for _, other in made)]
     methods = [method for method in results.others if any(method == other for other, _ in made)]
-    figure, axes = _task_panels(len(tasks), (1.8 if title else 1.45) + 0.34 * len(methods), share_y=True)
+    model, seeds = str(results.model.get("name") or "the base model"), len(results.seeds)
+    shown = f"What each method changes against the frozen {short(model, 40)} ({seeds} seed{'s' * (seeds != 1)})"
+    figure, axes = plots.panels(
+        len(tasks),
+        columns=plots.COLUMNS,
+        width=(11.0 if len(tasks) > 2 else 8.8) / min(plots.COLUMNS, len(tasks)),
+        height=(1.8 if title else 1.45) + 0.34 * len(methods),
+        share_y=True,
+        title=shown if title else "",
+    )
     for i, (task, ax) in enumerate(zip(tasks, axes, strict=True)):
         known = {y: made[method, task] for y, method in enumerate(methods) if (method, task) in made}
         rows = {}
@@ -100,10 +108,6 @@ def differences(results: ComparisonResults, *, title: bool = False) -> Figure | 
         if i % plots.COLUMNS == plots.COLUMNS - 1 or i == len(tasks) - 1:
             counts = [results.methods[method].trainable for method in methods]
             plots.side_column(ax, "trained", [short_count(count) for count in counts], 46)
-    if title:
-        model, seeds = str(results.model.get("name") or "the base model"), len(results.seeds)
-        plural = "s" * (seeds != 1)
-        plots.headline(figure, f"What each method changes against the frozen {short(model, 40)} ({seeds} seed{plural})")
     untested = any(each.verdict == "not tested" for each in made.values())
     plots.verdict_key(figure, ["better", "worse", "no difference shown", *["not tested"] * untested], bar=True)
     return figure
@@ -166,7 +170,8 @@ def quality(results: ComparisonResults) -> Figure | None:
     if not points:
         return None
     looks = styles(list(results.methods), results.baseline)
-    figure, axes = _task_panels(len(points), 2.6, key=len(looks))
+    width = (11.0 if len(points) > 2 else 8.8) / min(plots.COLUMNS, len(points))
+    figure, axes = plots.panels(len(points), columns=plots.COLUMNS, width=width, height=2.6, key=len(looks))
     for (task, known), ax in zip(points.items(), axes, strict=True):
         info = results.tasks[task]
         factor = 100.0 if scale_in(results, task, info.primary) is Scale.POINTS else 1.0
@@ -269,11 +274,6 @@ def layer_panels(results: ComparisonResults, layers: Layers) -> Figure | None:
         plots.integer_axis(ax, "layer", 8)
     plots.method_key(figure, looks)
     return figure
-
-
-def _task_panels(count: int, height: float, *, key: int = 0, share_y: bool = False) -> tuple[Figure, list[Axes]]:
-    width = (11.0 if count > 2 else 8.8) / min(plots.COLUMNS, count)
-    return plots.panels(count, columns=plots.COLUMNS, width=width, height=height, key=key, share_y=share_y)
 
 
 def figure_csv(name: str, results: ComparisonResults, layers: Layers) -> str:

@@ -77,7 +77,9 @@ def frontier_blocks(results: ComparisonResults, svg: str | None, data: Compariso
         else:
             cells.append(f"{times_text(equal.rate)} [{times_text(equal.low)}, {times_text(equal.high)}]")
         table.append(doc.Row(tuple(cells)))
-    caption = f"Gains on {frontier.task}, in {_unit(results, frontier)}."
+    scale = scale_in(results, frontier.task, frontier.metric).value
+    unit = f"{metric_text(frontier.metric)}{f', {scale}' if scale else ''}"
+    caption = f"Gains on {frontier.task}, in {unit}."
     yield doc.Table("budgets", "Gain by budget", tuple(columns), tuple(table), caption)
     if frontier.reference is not None:
         yield doc.Text(_READING.format(name=frontier.reference), "caption")
@@ -91,12 +93,6 @@ def _budgets(results: ComparisonResults, frontier: Frontier) -> dict[str, int]:
         if budget_in(point) and match is not None:
             sizes[budget_in(point)] = match.target_parameters
     return dict(sorted(sizes.items(), key=lambda item: item[1]))
-
-
-def _unit(results: ComparisonResults, frontier: Frontier) -> str:
-    """Return the unit of the gains in words."""
-    scale = scale_in(results, frontier.task, frontier.metric)
-    return f"{metric_text(frontier.metric)}{f', {scale.value}' if scale.value else ''}"
 
 
 def _gain(results: ComparisonResults, frontier: Frontier, point: str) -> Change | None:
@@ -148,6 +144,8 @@ def frontier_figure(results: ComparisonResults) -> Figure | None:
     budgets = _budgets(results, frontier)
     ax.set_xticks(list(budgets.values()), list(budgets))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.set(title=short(frontier.task, 40), ylabel=f"gain in {_unit(results, frontier)}   ↑ better")
+    scale = scale_in(results, frontier.task, frontier.metric).value
+    unit = f"{metric_text(frontier.metric)}{f', {scale}' if scale else ''}"
+    ax.set(title=short(frontier.task, 40), ylabel=f"gain in {unit}   ↑ better")
     plots.method_key(figure, looks)
     return figure

@@ -85,7 +85,45 @@ def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
         names[label] = {name: f"{name} ({label})" if name in taken else name for name in results.methods}
         if results.baseline is not None and shared is not None:
             names[label][results.baseline] = shared  # the same frozen model on the same documents
-    return Merged(checks, _union(runs, names, checks), names)
+    # their union
+    first, held_out = next(iter(runs.values())), [each.data.get("held_out") for each in runs.values()]
+    methods: dict[str, Method] = {}
+    comparisons: list[Comparison] = []
+    verdicts: list[Verdict] = []
+    for label, results in runs.items():
+        new = names[label]
+        for name, method in results.methods.items():
+            match = method.match
+            renamed = None if match is None else match.model_copy(update={"to": new.get(match.to, match.to)})
+            methods.setdefault(new[name], method.model_copy(update={"match": renamed}))
+        comparisons += [
+            each.model_copy(update={"method": new[each.method], "reference": new[each.reference]})
+            for each in results.comparisons
+            if {each.method, each.reference} <= new.keys()
+        ]
+        verdicts += [
+            each.model_copy(update={"method": new[each.method], "other": new[each.other]})
+            for each in results.verdicts
+            if {each.method, each.other} <= new.keys()
+        ]
+    union = ComparisonResults(
+        name=" + ".join(runs),
+        description="Several runs on the same frozen model and the same documents.",
+        protocol=first.protocol if len({each.protocol for each in runs.values()}) == 1 else "custom",
+        complete=all(each.complete for each in runs.values()),
+        model=first.model,
+        data={"held_out": held_out[0]} if held_out[0] and held_out.count(held_out[0]) == len(held_out) else {},
+        evaluation=first.evaluation,
+        tasks=first.tasks,
+        methods=methods,
+        comparisons=comparisons,
+        joined=verdicts,
+        warnings=[
+            *(f"{c.what} of the runs: {c.verdict}; {c.consequence}." for c in checks if c.verdict != SAME),
+            *(f"{label}: {warning}" for label, each in runs.items() for warning in each.warnings),
+        ],
+    )
+    return Merged(checks, union, names)
 
 
 def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
@@ -127,16 +165,17 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
         own = [run.computed_with for method in each.methods.values() for run in method.runs.values() if run.evaluation]
         known = {_joint_hash([repr(sorted(one.items()))])[:8] for one in own if one}
         computed.append(", ".join(sorted(known)) if all(own) else "")
-    rows: list[tuple[str, list[Any], bool, str]] = [
+    # the respect, its values, whether a difference decides (None: where all values are known), and what follows
+    rows: list[tuple[str, list[Any], bool | None, str]] = [
         ("Frozen model", models, True, apart),
-        ("Its configuration and code", made, _differ(made), apart),
+        ("Its configuration and code", made, None, apart),
         ("Its tokenizer and chat template", [base["tokenizer"] and base["tokenizer"][:16] for base in bases], False,
          "prompts and training text are compared for themselves"),
         ("How it was loaded", [settings_text(base["loading"]) or "defaults" for base in bases], True, apart),
         ("Its dtype", [each.model.get("dtype") for each in runs], True, apart),
         ("Tasks and their documents", tasks, True, apart),
-        ("Prompts of the tasks", prompts, _differ(prompts), apart),
-        ("Metrics and code of the tasks", scored, _differ(scored), apart),
+        ("Prompts of the tasks", prompts, None, apart),
+        ("Metrics and code of the tasks", scored, None, apart),
         ("Evaluation settings", settings, not all(prompts), apart if not all(prompts) else
          "the prompts are the same, so this changed no score"),
         ("Training text", [_hash(each.data) or settings_text(each.data) for each in runs], False, trained),
@@ -161,13 +200,8 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
             verdict, follows = UNKNOWN, f"whether they agree is not known; {consequence}"
         else:
             verdict, follows = (SAME, "") if len(set(shown)) == 1 else (DIFFERS, consequence)
-        checks.append(Check(what, shown, verdict, decides, follows))
+        checks.append(Check(what, shown, verdict, verdict == DIFFERS if decides is None else decides, follows))
     return checks
-
-
-def _differ(values: Sequence[str]) -> bool:
-    """Whether all values are known and some differ."""
-    return all(values) and len(set(values)) > 1
 
 
 def _joint_hash(values: Sequence[str | None]) -> str:
@@ -184,45 +218,3 @@ def _of_tasks(results: ComparisonResults, tasks: Sequence[str], names: Sequence[
 def _hash(section: Mapping[str, Any]) -> str:
     value = section.get("sha256")
     return f"SHA-256 {value[:16]}…" if isinstance(value, str) else ""
-
-
-def _union(
-    runs: Mapping[str, ComparisonResults], names: Mapping[str, Mapping[str, str]], checks: Sequence[Check]
-) -> ComparisonResults:
-    first, held_out = next(iter(runs.values())), [each.data.get("held_out") for each in runs.values()]
-    methods: dict[str, Method] = {}
-    comparisons: list[Comparison] = []
-    verdicts: list[Verdict] = []
-    for label, results in runs.items():
-        new = names[label]
-        for name, method in results.methods.items():
-            match = method.match
-            renamed = None if match is None else match.model_copy(update={"to": new.get(match.to, match.to)})
-            methods.setdefault(new[name], method.model_copy(update={"match": renamed}))
-        comparisons += [
-            each.model_copy(update={"method": new[each.method], "reference": new[each.reference]})
-            for each in results.comparisons
-            if {each.method, each.reference} <= new.keys()
-        ]
-        verdicts += [
-            each.model_copy(update={"method": new[each.method], "other": new[each.other]})
-            for each in results.verdicts
-            if {each.method, each.other} <= new.keys()
-        ]
-    return ComparisonResults(
-        name=" + ".join(runs),
-        description="Several runs on the same frozen model and the same documents.",
-        protocol=first.protocol if len({each.protocol for each in runs.values()}) == 1 else "custom",
-        complete=all(each.complete for each in runs.values()),
-        model=first.model,
-        data={"held_out": held_out[0]} if held_out[0] and held_out.count(held_out[0]) == len(held_out) else {},
-        evaluation=first.evaluation,
-        tasks=first.tasks,
-        methods=methods,
-        comparisons=comparisons,
-        joined=verdicts,
-        warnings=[
-            *(f"{c.what} of the runs: {c.verdict}; {c.consequence}." for c in checks if c.verdict != SAME),
-            *(f"{label}: {warning}" for label, each in runs.items() for warning in each.warnings),
-        ],
-    )

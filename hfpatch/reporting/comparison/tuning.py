@@ -62,15 +62,15 @@ def tuning_sections(results: ComparisonResults, svg: str | None, data: str) -> I
         loss = "all diverged" if choice.loss is None else decimal(choice.loss, 4)
         edge = NOTHING if choice.loss is None else f"{choice.edge} rate tried" if choice.edge else "no"
         made = count(choice.trials) + (f" of {choice.at}" if choice.at is not None else "")
-        chosen.append((method, *_rate_and_others(choice.values), loss, made, edge))
+        rate, values = choice.values.get("lr"), _values(choice.values, without="lr")
+        chosen.append((method, _shown(rate), values, loss, made, edge))
     # all trials
     tried = []
     for trial in (trial for method in results.methods for trial in tuning.of(method)):
         loss = "not finite" if trial.loss is None else decimal(trial.loss, 4)
         outcome = loss if trial.diverged_step is None else f"diverged at step {trial.diverged_step:,}"
-        tried.append(
-            (trial.method, *_rate_and_others(trial.values), outcome, "chosen" if tuning.is_chosen(trial) else "")
-        )
+        rate, values = trial.values.get("lr"), _values(trial.values, without="lr")
+        tried.append((trial.method, _shown(rate), values, outcome, "chosen" if tuning.is_chosen(trial) else ""))
     common, numbers = ("method", "learning rate", "other values"), ("learning rate", "held-out loss", "trials")
     of_chosen, of_tried = (
         tuple(doc.Column(name, number=name in numbers) for name in (*common, "held-out loss", *names))
@@ -138,12 +138,8 @@ def tuning_figure(results: ComparisonResults) -> Figure | None:
     return figure
 
 
-def _rate_and_others(values: Mapping[str, Any]) -> tuple[str, str]:
-    return _shown(values.get("lr")), _values({key: value for key, value in values.items() if key != "lr"})
-
-
-def _values(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={_shown(value)}" for key, value in values.items()) or NOTHING
+def _values(values: Mapping[str, Any], *, without: str = "") -> str:
+    return ", ".join(f"{key}={_shown(value)}" for key, value in values.items() if key != without) or NOTHING
 
 
 def _shown(value: object) -> str:

@@ -182,15 +182,13 @@ def _data(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> di
         named = str(where.get("device") or ""), str(where.get("platform") or ""), threads
         machines.append(", ".join(filter(None, named)))
     known = [machine for machine in dict.fromkeys(machines) if machine]
-    rows = [
-        [
-            *(run, places[entry.axis], entry.method, *map(_short, (entry.gain, entry.low, entry.high)), entry.text),
-            *(_VERDICTS.index(entry.verdict), entry.parameters, _short(entry.seconds), _short(entry.memory)),
-            entry.seeds,
-        ]
-        for run, source in enumerate(sources)
-        for entry in found[source.label]
-    ]
+    rows = []
+    for run, entry in ((run, entry) for run, source in enumerate(sources) for entry in found[source.label]):
+        numbers = (entry.gain, entry.low, entry.high, entry.seconds, entry.memory)
+        *gain, seconds, memory = (None if each is None else float(f"{each:.6g}") for each in numbers)  # enough to draw
+        verdict = _VERDICTS.index(entry.verdict)
+        cost = entry.parameters, seconds, memory, entry.seeds
+        rows.append([run, places[entry.axis], entry.method, *gain, entry.text, verdict, *cost])
     runs = []
     for source, machine in zip(sources, machines, strict=True):
         results, training = source.results, ""
@@ -212,8 +210,3 @@ def _data(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> di
         own = {name: getattr(axis, name) for name in ("task", "metric", "unit", "primary", "reference", "size")}
         shown.append({**own, "model": model, "documents": documents})
     return {"axes": shown, "runs": runs, "machines": known, "verdicts": _VERDICTS, "rows": rows}
-
-
-def _short(value: float | None) -> float | None:
-    """Return a number with six significant digits, enough to draw it."""
-    return None if value is None else float(f"{value:.6g}")

@@ -33,8 +33,7 @@ def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, 
     ``drawn`` has the name, title, caption and SVG document of each figure. The summary for a terminal needs none.
     """
     figures = {name: doc.Figure(name, title, f"{title}. {caption}", svg) for name, title, caption, svg in drawn}
-    branches, added, training = _branches(found), _added(found), _training(found)
-    without, (linearised, reparametrisation) = _ablations(found), _fits(found)
+    (added, without, training), (linearised, reparametrisation) = _of_patch(found), _fits(found)
     relations, attention = _relations(found), _attention(found)
     notes = doc.Sentences(tuple(found.notes), title="What is not shown")
     base, summary, text = found.base, found.summary, found.text
@@ -48,16 +47,35 @@ def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, 
         facts.append(("Measured on", f"{text.source}, {sizes}"))
     counts = f"{count(summary.base)} of the base, {count(summary.added)} added, {count(summary.trainable)} trainable"
     facts.append(("Parameters", counts))
+    # the attention branches
+    columns: Columns = {
+        "family": lambda site: site.family,
+        "attention": lambda site: _SEGMENT.sub("N", site.path),
+        "query": lambda site: site.projections["query"].path if "query" in site.projections else NOTHING,
+        "joins the residual as": lambda site: (
+            "itself" if site.exit_path == site.path else _SEGMENT.sub("N", site.exit_path)
+        ),
+        "added": lambda site: count(summary.per_layer.get(site.layer, 0)),
+    }
+    caption = (
+        "Paths are those of the model without a patch, N is the number of the layer; added: the patch's parameters, of "
+        "each layer."
+    )
+    sites = {site.layer: site for site in found.sites}
+    branches = _layer_table("branches", "Attention branches", sites, columns, caption)
     download = doc.Download("inspection.json", "All numbers as JSON", json.dumps(found.to_json()), "application/json")
     of_patch = [*map(figures.get, ("skips", "pre-projections", "queries")), added, figures.get("ablations"), without]
     of_relation = [*map(figures.get, ("relation", "offsets")), *relations, figures.get("explained"), linearised]
-    sections = (
-        _section("model", "Model", doc.Facts(tuple(facts)), download, notes, branches),
-        _section("patch", "Patch" if found.patch else "Nonlinear queries", *of_patch, training),
-        _section("on-text", "Attention on the text", figures.get("attention"), *attention),
-        _section("relation", "Queries and keys", *of_relation),
-        _section("invariance", "Invariance of the weights", reparametrisation),
-    )
+    sections = []  # of the blocks that have something in them
+    for name, title, blocks in (
+        ("model", "Model", (doc.Facts(tuple(facts)), download, notes, branches)),
+        ("patch", "Patch" if found.patch else "Nonlinear queries", (*of_patch, training)),
+        ("on-text", "Attention on the text", (figures.get("attention"), *attention)),
+        ("relation", "Queries and keys", of_relation),
+        ("invariance", "Invariance of the weights", (reparametrisation,)),
+    ):
+        there = (each for each in blocks if each is not None and getattr(each, "rows", getattr(each, "items", True)))
+        sections.append(doc.Section(name, title, tuple(there)))
     tables = (branches, added, *attention, *relations, linearised, without, training, reparametrisation)
     return doc.Document(
         title=base.name,
@@ -72,12 +90,6 @@ def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, 
     )
 
 
-def _section(name: str, title: str, *blocks: doc.Block | None) -> doc.Section:
-    """Return a section of the blocks that have something in them."""
-    there = (each for each in blocks if each is not None and getattr(each, "rows", getattr(each, "items", True)))
-    return doc.Section(name, title, tuple(there))
-
-
 def _table(name: str, title: str, items: Iterable[Any], columns: Columns, caption: str) -> doc.Table:
     """Return a table with a row for each item; where all cells of a column begin like numbers, it is one of numbers."""
     rows = [tuple(cell(item) for cell in columns.values()) for item in items]
@@ -90,7 +102,7 @@ def _table(name: str, title: str, items: Iterable[Any], columns: Columns, captio
 
 def _layer_table(name: str, title: str, items: Mapping[int, Any], columns: Columns, caption: str) -> doc.Table:
     """Return a table with a row for each layer of ``items``, neighbouring layers whose cells are equal in one."""
-    cells = ((layer, tuple(cell(item) for cell in columns.values())) for layer, item in items.items())
+    cells = ((layer, tuple(cell(item) or NOTHING for cell in columns.values())) for layer, item in items.items())
     rows = []
     for same, group in groupby(cells, key=itemgetter(1)):
         layers = [layer for layer, _ in group]  # ascending: 0–29 where none is left out, else one by one
@@ -100,23 +112,6 @@ def _layer_table(name: str, title: str, items: Mapping[int, Any], columns: Colum
         caption = f"{len(items)} layers, all alike. {caption}"
     places = {heading: itemgetter(place) for place, heading in enumerate(("layer", *columns))}
     return _table(name, title, rows, places, caption)
-
-
-def _branches(found: Inspection) -> doc.Table:
-    columns: Columns = {
-        "family": lambda site: site.family,
-        "attention": lambda site: _SEGMENT.sub("N", site.path),
-        "query": lambda site: site.projections["query"].path if "query" in site.projections else NOTHING,
-        "joins the residual as": lambda site: (
-            "itself" if site.exit_path == site.path else _SEGMENT.sub("N", site.exit_path)
-        ),
-        "added": lambda site: count(found.summary.per_layer.get(site.layer, 0)),
-    }
-    caption = (
-        "Paths are those of the model without a patch, N is the number of the layer; added: the patch's parameters, of "
-        "each layer."
-    )
-    return _layer_table("branches", "Attention branches", {site.layer: site for site in found.sites}, columns, caption)
 
 
 def _attention(found: Inspection) -> list[doc.Table]:
@@ -137,17 +132,18 @@ def _attention(found: Inspection) -> list[doc.Table]:
     ]
 
 
-def _added(found: Inspection) -> doc.Table:
+def _of_patch(found: Inspection) -> tuple[doc.Table, doc.Table, doc.Table]:
+    """Return the tables of what a patch adds, of the loss without one layer's adapters, and of its training."""
     skips, queries = _by_layer(found.skip_norms), _by_layer(found.query_sizes)
     moved, skip_sizes = _by_layer(found.pre_projection_sizes), _by_layer(found.skip_sizes)
     named = {each.target: "" if each.target == "query" else f"{each.target} " for each in found.query_sizes}
     columns: Columns = {
-        "‖x~−x‖/‖x‖": lambda layer: _joined(_number(each.size) for each in moved[layer]),
-        "‖W_skip‖": lambda layer: _joined(_number(each.norm) for each in skips[layer]),
-        "1e-4·d": lambda layer: _joined(_number(each.at_paper_init) for each in skips[layer][:1]),
-        "‖x~W_skip‖/‖attention‖": lambda layer: _joined(_number(each.size) for each in skip_sizes[layer]),
-        "‖f‖/‖A‖": lambda layer: _joined(named[each.target] + _number(each.size) for each in queries[layer]),
-        "cos(f, A)": lambda layer: _joined(named[each.target] + _number(each.cosine) for each in queries[layer]),
+        "‖x~−x‖/‖x‖": lambda layer: ", ".join(_number(each.size) for each in moved[layer]),
+        "‖W_skip‖": lambda layer: ", ".join(_number(each.norm) for each in skips[layer]),
+        "1e-4·d": lambda layer: ", ".join(_number(each.at_paper_init) for each in skips[layer][:1]),
+        "‖x~W_skip‖/‖attention‖": lambda layer: ", ".join(_number(each.size) for each in skip_sizes[layer]),
+        "‖f‖/‖A‖": lambda layer: ", ".join(named[each.target] + _number(each.size) for each in queries[layer]),
+        "cos(f, A)": lambda layer: ", ".join(named[each.target] + _number(each.cosine) for each in queries[layer]),
     }
     title = "What the patch adds" if found.patch else "What f adds to its anchor"
     caption = (
@@ -155,7 +151,46 @@ def _added(found: Inspection) -> doc.Table:
         "f is the nonlinear term of a query, A its anchor."
     )
     layers = sorted({*skips, *queries, *moved})
-    return _layer_table("added", title, dict(zip(layers, layers, strict=True)), columns, caption)
+    added = _layer_table("added", title, dict(zip(layers, layers, strict=True)), columns, caption)
+    # without one layer's adapters
+    columns = {
+        "without layer": lambda each: "all" if each.layer is None else str(each.layer),
+        "loss": lambda each: decimal(each.score, 4),
+        "change": lambda each: signed(each.change, 4),
+        "±": lambda each: decimal(each.error, 4),
+    }
+    made = found.ablations
+    caption = "" if made is None else (
+        f"Nats per token, the mean over {made.items} documents; {made.score:.4f} with the whole patch. A rise means "
+        "that the adapters were of use; ± is the standard error of the paired difference."
+    )  # fmt: skip
+    without = _table("without", "Without one layer's adapters", made.without if made else (), columns, caption)
+    # its training, by kind of tensor
+    changed, gradients = defaultdict(list), defaultdict(list)
+    for movement in found.movement:
+        changed[tensor_group(movement.tensor)].append(movement)
+    for each in found.gradients:
+        gradients[tensor_group(each.tensor)].append(each.gradient)
+    kept = found.run.update_survival if found.run else {}
+    weights = {group: sum(each.weights for each in tensors) for group, tensors in changed.items()}
+    unmoved = {group: sum(each.unmoved for each in tensors) for group, tensors in changed.items()}
+    shares = {group: f"{count(unmoved[group])} ({unmoved[group] / weights[group]:.1%})" for group in weights}
+    columns = {
+        "tensor": str,
+        "weights": lambda group: count(weights.get(group)),
+        "never moved": lambda group: shares.get(group, NOTHING),
+        "‖moved‖": lambda group: _norm(each.distance for each in changed[group]),
+        "‖at start‖": lambda group: _norm(each.before for each in changed[group]),
+        "‖gradient‖": lambda group: _norm(gradients[group]),
+        "updates kept": lambda group: f"{kept[group]:.1%}" if group in kept else NOTHING,
+    }
+    caption = (
+        "By kind of tensor, all layers together. Never moved: the same, bit for bit, as at initialisation. Gradient: "
+        "of the loss on the text at the weights as they are. Updates kept: the share of weights with a gradient that "
+        "an optimiser step really changed, as the run recorded it."
+    )
+    training = _table("training", "Training", list(changed or gradients), columns, caption)
+    return added, without, training
 
 
 def _relations(found: Inspection) -> list[doc.Table]:
@@ -230,48 +265,6 @@ def _fits(found: Inspection) -> tuple[doc.Table, doc.Table]:
     return linear, _layer_table("reparametrisation", "Reparametrisation", layers, columns, caption)
 
 
-def _ablations(found: Inspection) -> doc.Table:
-    columns: Columns = {
-        "without layer": lambda each: "all" if each.layer is None else str(each.layer),
-        "loss": lambda each: decimal(each.score, 4),
-        "change": lambda each: signed(each.change, 4),
-        "±": lambda each: decimal(each.error, 4),
-    }
-    made = found.ablations
-    caption = "" if made is None else (
-        f"Nats per token, the mean over {made.items} documents; {made.score:.4f} with the whole patch. A rise means "
-        "that the adapters were of use; ± is the standard error of the paired difference."
-    )  # fmt: skip
-    return _table("without", "Without one layer's adapters", made.without if made else (), columns, caption)
-
-
-def _training(found: Inspection) -> doc.Table:
-    moved, gradients = defaultdict(list), defaultdict(list)
-    for movement in found.movement:
-        moved[tensor_group(movement.tensor)].append(movement)
-    for each in found.gradients:
-        gradients[tensor_group(each.tensor)].append(each.gradient)
-    kept = found.run.update_survival if found.run else {}
-    weights = {group: sum(each.weights for each in tensors) for group, tensors in moved.items()}
-    unmoved = {group: sum(each.unmoved for each in tensors) for group, tensors in moved.items()}
-    shares = {group: f"{count(unmoved[group])} ({unmoved[group] / weights[group]:.1%})" for group in weights}
-    columns: Columns = {
-        "tensor": str,
-        "weights": lambda group: count(weights.get(group)),
-        "never moved": lambda group: shares.get(group, NOTHING),
-        "‖moved‖": lambda group: _norm(each.distance for each in moved[group]),
-        "‖at start‖": lambda group: _norm(each.before for each in moved[group]),
-        "‖gradient‖": lambda group: _norm(gradients[group]),
-        "updates kept": lambda group: f"{kept[group]:.1%}" if group in kept else NOTHING,
-    }
-    caption = (
-        "By kind of tensor, all layers together. Never moved: the same, bit for bit, as at initialisation. Gradient: "
-        "of the loss on the text at the weights as they are. Updates kept: the share of weights with a gradient that "
-        "an optimiser step really changed, as the run recorded it."
-    )
-    return _table("training", "Training", list(moved or gradients), columns, caption)
-
-
 def _by_layer(items: Iterable[Any]) -> Mapping[int, list[Any]]:
     """Group items by layer; the list of a layer without items is empty."""
     grouped = defaultdict(list)
@@ -292,10 +285,6 @@ def _norm(norms: Iterable[float]) -> str:
     """Return the norm of several tensors together, from that of each."""
     squares = [norm**2 for norm in norms]
     return _number(math.sqrt(math.fsum(squares)) if squares else None)
-
-
-def _joined(cells: Iterable[str]) -> str:
-    return ", ".join(cells) or NOTHING
 
 
 def _number(value: float | None, digits: int = 3) -> str:

@@ -101,8 +101,8 @@ def _maps(rows: Sequence[Sequence[Any]], *panels: tuple[str, str, tuple[float, f
     A panel has an attribute, a title, the limits of its colours, and whether values below the middle have their own.
     """
     rows = [heads for heads in rows if heads]
-    width = len(panels)
-    figure, axes = plots.panels(width * len(rows), columns=width, width=3.7, height=_map_height(rows[0]))
+    width, height = len(panels), min(6.0, 1.3 + 0.16 * len({each.layer for each in rows[0]}))
+    figure, axes = plots.panels(width * len(rows), columns=width, width=3.7, height=height)
     for i, ax in enumerate(axes):
         name, title, limits, diverging = panels[i % width]
         cells = [(each.layer, each.head, attrgetter(name)(each)) for each in rows[i // width]]
@@ -138,7 +138,8 @@ def _offsets(relations: Sequence[HeadRelation]) -> Figure:
 
 def _queries(queries: Sequence[Any]) -> Figure:
     """Draw the size of f beside its anchor by layer, head and position, and their cosine."""
-    figure, axes = plots.panels(4, columns=2, width=5.5, height=max(2.5, _map_height(queries)))
+    height = min(6.0, max(2.5, 1.3 + 0.16 * len({each.layer for each in queries})))
+    figure, axes = plots.panels(4, columns=2, width=5.5, height=height)
     _by_layer(axes[0], "‖f(x)‖ / ‖A(x)‖", queries, "size")
     _by_layer(axes[1], "cosine of f(x) and A(x)", queries, "cosine", from_zero=False, marker="s", color=VERMILLION)
     axes[1].axhline(0, color=MUTED, linewidth=0.8)
@@ -148,7 +149,8 @@ def _queries(queries: Sequence[Any]) -> Figure:
     lines = [(range(len(each.position_sizes)), each.position_sizes) for each in queries]
     plots.layer_lines(axes[3], lines, linewidth=1.2)
     axes[3].set(title="‖f(x)‖ / ‖A(x)‖ by position, a line a layer", xlabel="position in the document")
-    _from_zero(axes[3])
+    top = 1.12 * axes[3].dataLim.ymax
+    axes[3].set_ylim(0, top if top > 0 else None)
     return figure
 
 
@@ -172,13 +174,5 @@ def _by_layer(ax: Axes, title: str, rows: Sequence[Any], name: str, *, from_zero
     ax.set_title(title)
     plots.integer_axis(ax, "layer", 10)
     if from_zero:
-        _from_zero(ax)
-
-
-def _from_zero(ax: Axes) -> None:
-    top = 1.12 * ax.dataLim.ymax
-    ax.set_ylim(0, top if top > 0 else None)
-
-
-def _map_height(rows: Sequence[Any]) -> float:
-    return min(6.0, 1.3 + 0.16 * len({each.layer for each in rows}))
+        top = 1.12 * ax.dataLim.ymax
+        ax.set_ylim(0, top if top > 0 else None)

@@ -68,9 +68,12 @@ def study_document(study: StudyResults, drawn: Mapping[str, str] = MappingProxyT
     unswept = () if any(row.point for row in study.rows) else (doc.Text("One point a variant: nothing was swept."),)
     points = sorted(set(study.tried_counts.values())) or [0]
     wall = study.provenance.get("wall_s")
+    # how many tokens the complete runs were trained on
+    seen = {run.train.tokens for run in study.runs if run.outcome == "complete" and run.train is not None}
+    tokens = " to ".join(count(each) for each in sorted({min(seen), max(seen)})) if seen else ""
     sections = (
         doc.Section("answer", "Answer", (answer, doc.Findings(findings(study), what="variants"))),
-        doc.Section("protocol", "Protocol and provenance", (doc.Facts(_protocol(study)),)),
+        doc.Section("protocol", "Protocol and provenance", (doc.Facts(_protocol(study, tokens)),)),
         doc.Section("warnings", "Warnings", tuple(warnings)),
         doc.Section("results", "Results", (main_table(study), download, variant_table(study))),
         *(each for name in ("differences", "loss", "improvement") for each in _figure(study, drawn, name)),
@@ -90,7 +93,7 @@ def study_document(study: StudyResults, drawn: Mapping[str, str] = MappingProxyT
             ("Variants", count(len(study.variants))),
             *((("Points a variant", listed(list(map(count, points)))),) if points[-1] > 1 else ()),
             ("Seeds", count(len(study.seeds))),
-            ("Tokens a run", _tokens(study) or NOTHING),
+            ("Tokens a run", tokens or NOTHING),
             ("Wall time", duration(wall) if isinstance(wall, int | float) else NOTHING),
         ),
         summary=(terminal_table(study), answer, doc.Sentences(absent)),
@@ -109,7 +112,7 @@ def _figure(study: StudyResults, drawn: Mapping[str, str], name: str, *beside: d
     return (doc.Section(name, title, (figure, *beside)),)
 
 
-def _protocol(study: StudyResults) -> tuple[doc.Fact, ...]:
+def _protocol(study: StudyResults, tokens: str) -> tuple[doc.Fact, ...]:
     """Return data and settings of training and measurement."""
     size, name = study.tokenizer.get("vocab_size"), study.tokenizer.get("path") or study.tokenizer.get("name")
     tokenizer = [str(name)] if name else []
@@ -130,7 +133,7 @@ def _protocol(study: StudyResults) -> tuple[doc.Fact, ...]:
         ("Baseline", study.baseline),
         ("Data", data_text(study.data)),
         ("Evaluation data", data_text(study.evaluation_data or {})),
-        ("Tokens a run", _tokens(study)),
+        ("Tokens a run", tokens),
         ("Tokenizer", ", ".join(tokenizer)),
         *((f"Batch plan, seed {seed}", f"SHA-256 {digest(plan)}") for seed, plan in study.plans.items()),
         ("Architecture, common to all", settings_text(study.common_architecture)),
@@ -140,9 +143,3 @@ def _protocol(study: StudyResults) -> tuple[doc.Fact, ...]:
         ("Trained at commit", ", ".join(dict.fromkeys(run.commit for run in study.runs if run.commit))),
     ]
     return tuple((label, value) for label, value in facts if value)
-
-
-def _tokens(study: StudyResults) -> str:
-    """Return how many tokens the complete runs were trained on."""
-    seen = {run.train.tokens for run in study.runs if run.outcome == "complete" and run.train is not None}
-    return " to ".join(count(tokens) for tokens in sorted({min(seen), max(seen)})) if seen else ""

@@ -48,7 +48,10 @@ def differences(study: StudyResults, *, title: bool = False) -> Figure | None:
     rows = [row for row in _shown(study).values() if row.improvement is not None and row.variant != study.baseline]
     if not rows:
         return None
-    figure, (ax,) = plots.panels(1, columns=1, width=7.4, height=(1.75 if title else 1.4) + 0.34 * len(rows))
+    seeds = f"{len(study.seeds)} seed{'s' * (len(study.seeds) != 1)}"
+    shown = f"Validation loss against {short(study.baseline)} ({seeds})" if title else ""
+    height = (1.75 if title else 1.4) + 0.34 * len(rows)
+    figure, (ax,) = plots.panels(1, columns=1, width=7.4, height=height, title=shown)
     drawn = {}
     for y, row in enumerate(rows):  # in per cent; a single seed is no mark of its own
         found, values = study.verdict(row.variant), [100 * value for value in study.seed_values(row).values()]
@@ -60,9 +63,6 @@ def differences(study: StudyResults, *, title: bool = False) -> Figure | None:
     ax.set_xlabel(f"improvement over {short(study.baseline)}, % of its validation loss\nbetter →")
     more = [f"{signed(100 * share(study, row.variant), 2)} %" for row in rows]
     plots.side_column(ax, "parameters", more, 64)
-    if title:
-        seeds = f"{len(study.seeds)} seed{'s' * (len(study.seeds) != 1)}"
-        plots.headline(figure, f"Validation loss against {short(study.baseline)} ({seeds})")
     plots.verdict_key(figure, dict.fromkeys(study.verdict(row.variant).verdict for row in rows))
     return figure
 
@@ -111,8 +111,10 @@ def improvements(study: StudyResults) -> Figure | None:
     looks = styles(list(study.variants), study.baseline, rows)
     several = len(rows) > 1
     columns = min(plots.COLUMNS, len(rows) + several)
-    panel = {"width": 11.0 / columns, "height": 2.7} if several else {"width": 7.4, "height": 3.1}
-    figure, axes = plots.panels(len(rows) + several, columns=columns, share_y=True, key=len(looks), **panel)
+    width, height = (11.0 / columns, 2.7) if several else (7.4, 3.1)
+    figure, axes = plots.panels(
+        len(rows) + several, columns=columns, width=width, height=height, key=len(looks), share_y=True
+    )
     if several:
         axes[0].set_title("all, the means")
     for place, (name, row) in enumerate(rows.items()):
