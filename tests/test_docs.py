@@ -90,7 +90,7 @@ def check_entry_points(block):
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(family, "_FAMILIES", dict(family._FAMILIES))  # what a page declares is forgotten after it
+    monkeypatch.setattr(family, "DECLARED", dict(family.DECLARED))  # what a page declares is forgotten after it
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     modules = set(sys.modules)
     if GGUF in text_of(page):  # which its reader has; a small one does as well

@@ -43,7 +43,7 @@ def installed(tmp_path_factory):
 def _known(installed, monkeypatch):
     """Let this process find the package, and forget it afterwards."""
     monkeypatch.setattr(sys, "path", [str(installed), *sys.path])
-    monkeypatch.setattr(family, "_FAMILIES", dict(family._FAMILIES))
+    monkeypatch.setattr(family, "DECLARED", dict(family.DECLARED))
     with forgotten():
         for plugins in (methods, family):
             plugins.load_plugins.cache_clear()

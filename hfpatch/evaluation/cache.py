@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import sys
 import warnings
 from array import array
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,6 @@ from hfpatch.nn.matmul import choose_library
 from hfpatch.support.files import hash_values, read_json, sha256_file, write_json
 from hfpatch.support.provenance import installed_versions
 from hfpatch.surgery.bases import hash_model_code, hash_tensors, hash_weights
-from hfpatch.surgery.peft_registration import peft_is_imported
 
 FORMAT = 1
 COMPUTING = ("nn", "sites", "tuners", "methods", "models", "surgery", "evaluation/scorer", "evaluation/model.py")
@@ -185,7 +185,7 @@ def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
         numbers = {name: value for name, value in counted if _is_numeric(value)}
         modules.append((path, type(module).__module__, type(module).__qualname__, numbers))
     adapters = None
-    if peft_is_imported():
+    if "peft" in sys.modules:  # before its import no model has an adapter
         from hfpatch.tuners.adapters import AdapterWrapper, adapter_parameters, stack
 
         if parameters := adapter_parameters(model):

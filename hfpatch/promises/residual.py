@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hfpatch.methods import PreProjectionConfig
 from hfpatch.promises.common import changed_by, logits, rounding
-from hfpatch.promises.softmax import SoftmaxMode, attentions, silence
+from hfpatch.promises.softmax import SoftmaxMode, silence
 from hfpatch.sites import AttentionSite, find_sites
 from hfpatch.support.modes import hooked
 from hfpatch.surgery.patch import patch, unpatch
@@ -95,7 +95,8 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sites = find_sites(self.model)
         handles = [site.attention.register_forward_pre_hook(self._stop) for site in sites]
         handles.append(self.site.attention.register_forward_pre_hook(self._start))
-        with hooked(handles), SoftmaxMode(attentions([self.site]), silence if silent else None):
+        watched = {self.site.path: self.site.attention}
+        with hooked(handles), SoftmaxMode(watched, silence if silent else None):
             try:
                 logits(self.model, tokens)
             finally:

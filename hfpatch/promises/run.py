@@ -84,19 +84,16 @@ class CheckReport:
         """Return the report as a JSON object."""
         return {**asdict(self), "passed": self.passed}
 
-    @property
-    def _title(self) -> str:
-        where = f"{self.changed} blocks" + (f", {len(self.left_out)} left out" if self.left_out else "")
-        return f"{self.model}: {self.method} in {where}"
-
     def _repr_html_(self) -> str:
         """Return the verdicts as an HTML table, as a notebook shows them."""
+        title, _, _ = str(self).partition("\n")
         rows = [("ok" if each.holds else "FAIL", each.promise, each.seen) for each in self.verdicts]
-        return html_table(self._title, ("", "promise", "seen"), rows)
+        return html_table(title, ("", "promise", "seen"), rows)
 
     def __str__(self) -> str:
         width = max(len(verdict.promise) for verdict in self.verdicts)
-        lines = [self._title]
+        where = f"{self.changed} blocks" + (f", {len(self.left_out)} left out" if self.left_out else "")
+        lines = [f"{self.model}: {self.method} in {where}"]
         lines += [f"  {'ok  ' if v.holds else 'FAIL'}  {v.promise:<{width}}  {v.seen}" for v in self.verdicts]
         return "\n".join(lines)
 

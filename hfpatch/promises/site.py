@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
 from hfpatch.nn import QueryTemperature
 from hfpatch.promises.common import changed_by, leak, logits, relative, rounding, within
-from hfpatch.promises.softmax import Observation, SoftmaxMode, attentions, observe, self_attention, silence
+from hfpatch.promises.softmax import Observation, SoftmaxMode, observe, self_attention, silence
 from hfpatch.sites import AttentionSite, find_sites, survey, unwrapped
 from hfpatch.support.modes import hooked
 from hfpatch.surgery.patch import patch, unpatch
@@ -45,7 +45,7 @@ def anatomy(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
 
     paths = [s.output_path for s in found.sites if s.output_path != s.path]  # else the attention computes it
     handles = [unwrapped(model.get_submodule(p)).register_forward_pre_hook(partial(reads, p)) for p in paths]
-    with hooked(handles), SoftmaxMode(attentions(found.sites), silence):
+    with hooked(handles), SoftmaxMode({s.path: s.attention for s in found.sites}, silence):
         logits(model, tokens)
     if wrong:
         return False, f"{wrong[0]} is no output projection: it reads more than the values that the softmax weights"
@@ -61,7 +61,8 @@ def anatomy(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
 def purity(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """With every attention weight forced to zero, a changed input of the attention is invisible."""
     sites = changed_by(model, config)
-    everywhere = attentions(find_sites(model))  # later layers may read the keys and values of earlier ones
+    # Everywhere, as later layers may read the keys and values of earlier ones
+    everywhere = {site.path: site.attention for site in find_sites(model)}
     with SoftmaxMode(everywhere, silence):
         plain = logits(model, tokens)
         with hooked([handle for site in sites for handle in _entering(site, _moved)]):

@@ -117,11 +117,6 @@ class SoftmaxMode(TorchFunctionMode):
         return self._seen(scores, masked.softmax(-1).nan_to_num().to(value.dtype)) @ value
 
 
-def attentions(sites: Iterable[AttentionSite]) -> dict[str, nn.Module]:
-    """Return the attention modules by path."""
-    return {site.path: site.attention for site in sites}
-
-
 @dataclass(frozen=True)
 class Observation:
     """The first call of an attention.
@@ -176,7 +171,7 @@ def observe(
         for inner in (modules or {}).get(site.path, ()):
             handles.append(site.inner_module(inner).register_forward_hook(partial(behind, site.path, inner)))
     change = None if weights is None else lambda path, index, computed: weights[path][index]
-    with hooked(handles), SoftmaxMode(attentions(sites), change) as mode:
+    with hooked(handles), SoftmaxMode({site.path: site.attention for site in sites}, change) as mode:
         logits(model, tokens)
     return {
         path: Observation(

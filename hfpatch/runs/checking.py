@@ -11,7 +11,7 @@ from hfpatch.promises import CheckReport
 from hfpatch.promises import check as run_promises
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.runs.progress import Progress
-from hfpatch.surgery.bases import load_config, load_model
+from hfpatch.surgery.bases import load_base, load_config
 from hfpatch.surgery.methods import Part, build_method, validate_methods
 from hfpatch.twins import twin
 
@@ -73,7 +73,7 @@ def check(
             raise HfpatchError(f"{model.name}: is an export, whose parts have their sizes; leave --config-only out")
         name, loaded = f"a tiny random twin of {model.full_name}", twin(config)
     else:
-        name, loaded = model.full_name, load_model(model).model
+        name, loaded = model.full_name, load_base(model.name, **model.loading).model
 
     def show(method: str, promise: str, done: int, total: int) -> None:
         progress.evaluating(method, promise)

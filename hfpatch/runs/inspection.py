@@ -29,7 +29,7 @@ from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.data import DataSettings
 from hfpatch.sites import find_sites, survey
 from hfpatch.sites.heads import normed
-from hfpatch.surgery.bases import TINYWORLD, Base, load_model
+from hfpatch.surgery.bases import TINYWORLD, Base, load_base
 from hfpatch.surgery.folder import load_patch
 from hfpatch.surgery.patch import patch_summary
 from hfpatch.tinyworld.tasks import items
@@ -66,7 +66,7 @@ def inspect(
     Raises:
         HfpatchError: if the model, the patch or the text cannot be loaded, or the model's architecture is not declared.
     """
-    base = load_model(model)
+    base = load_base(model.name, **model.loading)
     seen = survey(base.model)
     source, rows = _rows(base, seen.sites[0].hidden_size, text, tokens, data_dir)
     batches = _batches(base, rows)

@@ -29,7 +29,7 @@ from hfpatch.support.code import hash_code
 from hfpatch.support.cpu import MatmulLibrary
 from hfpatch.support.files import check_data_dir, hash_values
 from hfpatch.support.folders import cache_folder
-from hfpatch.surgery.bases import Base, check_place, hash_weights, load_model, place_base
+from hfpatch.surgery.bases import Base, check_place, hash_weights, load_base, place_base
 from hfpatch.surgery.budget import Trial
 from hfpatch.surgery.folder import load_patch
 from hfpatch.surgery.methods import Method, build_method, validate_methods
@@ -189,7 +189,7 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
             "model.device_map says where one process puts the base, and there are "
             f"{PartialState().num_processes}, each with a device of its own; leave it out, or start one process"
         )
-    base = load_model(recipe.model)
+    base = load_base(recipe.model.name, **recipe.model.loading)
     check_place(base, PartialState().device)
     check_tokenizer(base.model, base.tokenizer)
     of_base = identify_base(base)

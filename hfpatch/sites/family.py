@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 
 from torch import nn
 
@@ -73,8 +74,11 @@ EXPORTED = "hfpatch_"
 NO_WEIGHTS = "none without trust_remote_code=True"
 """The file of weights in an export's configuration; transformers refuses it in a line that shows it."""
 
-_FAMILIES: dict[str, Family] = {}
-_WITHOUT: dict[str, str] = {}  # model types that have no attention branch to change, with the reason
+DECLARED: dict[str, Family] = {}
+"""The families by model type."""
+
+WITHOUT_ATTENTION: dict[str, str] = {}
+"""The reason why models of some types have no attention branch that can be patched."""
 
 
 def register_family(family: Family) -> None:
@@ -84,13 +88,13 @@ def register_family(family: Family) -> None:
         HfpatchError: if one of its model types is covered already.
     """
     for model_type in family.model_types:
-        if model_type in _FAMILIES:
+        if model_type in DECLARED:
             raise HfpatchError(
-                f"model type {model_type!r} is declared already, by family {_FAMILIES[model_type].name!r}"
+                f"model type {model_type!r} is declared already, by family {DECLARED[model_type].name!r}"
             )
-        if model_type in _WITHOUT:
-            raise HfpatchError(f"model type {model_type!r} is declared already: {_WITHOUT[model_type]}")
-    _FAMILIES.update(dict.fromkeys(family.model_types, family))
+        if model_type in WITHOUT_ATTENTION:
+            raise HfpatchError(f"model type {model_type!r} is declared already: {WITHOUT_ATTENTION[model_type]}")
+    DECLARED.update(dict.fromkeys(family.model_types, family))
 
 
 @functools.cache
@@ -102,7 +106,7 @@ def load_plugins() -> None:
     Raises:
         HfpatchError: naming the entry point, if it cannot be loaded, is not a declaration, or repeats a model type.
     """
-    for entry in plugins.entries(GROUP):
+    for entry in sorted(entry_points(group=GROUP)):
         where, found = plugins.where(entry), plugins.load(entry)
         families = list(found) if isinstance(found, Iterable) else [found]
         if not all(isinstance(family, Family) for family in families):
@@ -114,33 +118,23 @@ def load_plugins() -> None:
                 raise HfpatchError(f"{where}: {error}") from error
 
 
-def register_without_attention(model_types: tuple[str, ...], reason: str) -> None:
-    """Register why models of some types cannot be patched."""
-    _WITHOUT.update(dict.fromkeys(model_types, reason))
-
-
-def declared_types() -> frozenset[str]:
-    """Return the model types of all families."""
-    return frozenset(_FAMILIES)
-
-
 def family_of(model_type: str) -> Family | None:
     """Return the declared family of a model type, or None where it is read from the structure of the blocks.
 
     Raises:
         HfpatchError: with the reason, if models of this type cannot be patched.
     """
-    if model_type not in _FAMILIES:
+    if model_type not in DECLARED:
         model_type = model_type.removeprefix(EXPORTED)
-    if model_type in _WITHOUT:
-        raise HfpatchError(f"models of type {model_type!r} cannot be patched: {_WITHOUT[model_type]}")
-    return _FAMILIES.get(model_type)
+    if model_type in WITHOUT_ATTENTION:
+        raise HfpatchError(f"models of type {model_type!r} cannot be patched: {WITHOUT_ATTENTION[model_type]}")
+    return DECLARED.get(model_type)
 
 
 def how_to_declare(model_type: str) -> str:
     """Return how to declare a model type."""
     return (
-        f"model type {model_type!r} is of no declared family{nearest(model_type, _FAMILIES)}; declare it: "
+        f"model type {model_type!r} is of no declared family{nearest(model_type, DECLARED)}; declare it: "
         f"hfpatch.register_family(hfpatch.Family(name=..., model_types=({model_type!r},), layers='path of the blocks', "
         "attention='path in a block', qkv=hfpatch.sites.separate(query='q_proj', ...), output='o_proj', exit=None)), "
         "see hfpatch/sites/families for examples"

@@ -10,7 +10,7 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites.family import Family
-from hfpatch.sites.heads import QueryHeads, query_heads, temperature_refusals
+from hfpatch.sites.heads import SHARED_NORM, QueryHeads, acts, query_heads
 from hfpatch.sites.layouts import Projections
 from hfpatch.sites.modules import features, linear_paths, submodule, unwrapped
 
@@ -126,8 +126,12 @@ def read_site(
         factor = 1.0 if family.factor is None else float(family.factor(block))
     except AttributeError as error:
         raise HfpatchError(f"{of}: the declared factor cannot be read: {error}") from error
-    declared = family.refusals(attention) if callable(family.refusals) else family.refusals
-    refusals = {**temperature_refusals(attention), **declared}
+    refusals = dict(family.refusals(attention) if callable(family.refusals) else family.refusals)
+    if acts(attention, SHARED_NORM):
+        alike = f"{SHARED_NORM} norms queries and keys alike, so that the query has no place of its own"
+        refusals.setdefault("temperature", alike)
+    if not factor:
+        refusals["content_skip"] = "the branch is multiplied by 0"
     return AttentionSite(
         layer=layer,
         name=f"layer.{layer}" + (f".{number}" if number else ""),
@@ -151,7 +155,7 @@ def read_site(
         around_path=around[0],
         around=around[1],
         count=len(paths),
-        refusals=refusals if factor else {**refusals, "content_skip": "the branch is multiplied by 0"},
+        refusals=refusals,
     )
 
 

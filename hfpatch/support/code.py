@@ -198,21 +198,21 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (*_SIMPLE, Enum, type, FunctionType, BuiltinFunctionType, functools.partial))
 
 
-def _text(code: CodeType, doc: str | None = None) -> str:
-    """Return code without its docstring, its file and its line numbers."""
-    constants = [_text(each) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts]
+def _text(code: Any, doc: str | None = None) -> str:
+    """Return code without its docstring, its file and its line numbers, or a constant in it."""
+    if isinstance(code, frozenset):
+        return f"frozenset{sorted(map(_text, code))}"
+    if isinstance(code, tuple):
+        return f"tuple{[_text(each) for each in code]}"
+    if not isinstance(code, CodeType):
+        return repr(code)
+    constants = [_text(each) for each in code.co_consts]
     if doc is not None and code.co_consts[:1] == (doc,):
         constants = constants[1:]
     sizes = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
     names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
     handlers = getattr(code, "co_exceptiontable", b"")
     return repr((code.co_code.hex(), constants, sizes, names, handlers.hex()))
-
-
-def _constant(value: Any) -> str:
-    if isinstance(value, frozenset):
-        return f"frozenset{sorted(map(_constant, value))}"
-    return f"tuple{[_constant(each) for each in value]}" if isinstance(value, tuple) else repr(value)
 
 
 def module_of(value: Any) -> str:

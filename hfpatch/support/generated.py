@@ -173,7 +173,7 @@ def _read(module: str) -> _Source:
                     if name != each.name:
                         found.definitions[name] = f"{name} = {each.name}"
         else:  # the docstring of a constant belongs to the definition before it
-            names = names if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else _defined(node)
+            names = names if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else _bound(node)
             start = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
             code = "\n".join(lines[start - 1 : node.end_lineno])
             used = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
@@ -210,32 +210,25 @@ def _is_module(home: str, name: str) -> bool:
         return False
 
 
-def _defined(node: ast.stmt) -> list[str]:
-    """Return the names that a statement defines or fills."""
+def _bound(node: ast.AST) -> list[str]:
+    """Return the names that a statement or its target binds or fills: ``a`` for ``a``, ``a[b]`` and ``a.b``."""
+    targets: Sequence[ast.AST] = ()
     match node:
         case ast.FunctionDef() | ast.ClassDef():
             return [node.name]
+        case ast.Name():
+            return [node.id]
         case ast.Assign():
             targets = node.targets
         case ast.AnnAssign() | ast.AugAssign():
             targets = [node.target]
         case ast.Expr(value=ast.Call(func=ast.Attribute() as function)):  # TABLE.update(...)
             targets = [function.value]
-        case _:
-            return []
-    return [name for target in targets for name in _bound(target)]
-
-
-def _bound(target: ast.expr) -> list[str]:
-    """Return the names that an assignment to a target binds or changes: ``a`` for ``a``, ``a[b]`` and ``a.b``."""
-    match target:
-        case ast.Name():
-            return [target.id]
         case ast.Tuple() | ast.List():
-            return [name for each in target.elts for name in _bound(each)]
+            targets = node.elts
         case ast.Subscript() | ast.Attribute() | ast.Starred():
-            return _bound(target.value)
-    return []
+            targets = [node.value]
+    return [name for target in targets for name in _bound(target)]
 
 
 def _sort(module: str, found: dict[str, set[str]], passed: frozenset[str] = frozenset()) -> None:
@@ -284,7 +277,7 @@ def standalone_source(cls: type, called: Collection[str]) -> tuple[str, set[str]
     options = {ast.unparse(each.target) for each in node.body if _is_option(each)}
     members: dict[str, list[ast.stmt]] = {}
     for each in node.body:
-        for name in () if _is_option(each) else _defined(each):
+        for name in () if _is_option(each) else _bound(each):
             members.setdefault(name, []).append(each)
 
     # Members that are called from outside, and the members that these use
@@ -306,7 +299,7 @@ def standalone_source(cls: type, called: Collection[str]) -> tuple[str, set[str]
             parts.append("\n".join(lines[each.lineno - 1 : each.end_lineno]) + "\n")
         elif _is_option(each):
             parts.append(f"    {ast.unparse(each.target)}: {ast.unparse(each.annotation)}")
-        elif kept & {*_defined(each)}:
+        elif kept & {*_bound(each)}:
             start = min([each.lineno, *(decorator.lineno for decorator in getattr(each, "decorator_list", ()))])
             blank = "" if isinstance(each, ast.Assign | ast.AnnAssign) else "\n"
             parts.append(blank + "\n".join(lines[start - 1 : each.end_lineno]))

@@ -8,19 +8,13 @@ import json
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import EntryPoint, distributions, entry_points
+from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from hfpatch.errors import HfpatchError, nearest
-
-
-def entries(group: str) -> Iterator[EntryPoint]:
-    """Yield the entry points of a group that installed packages declare, in the order of their names."""
-    yield from sorted(entry_points(group=group), key=lambda entry: (entry.name, entry.value))
 
 
 def where(entry: EntryPoint) -> str:

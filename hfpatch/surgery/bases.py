@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import re
 import struct
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.models import register_scratch
-from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.strict import Dtype
 from hfpatch.sites import base_model, family_of
 from hfpatch.sites.families import BUILT_IN
@@ -38,7 +38,6 @@ from hfpatch.surgery.gguf_files import (
     parsed_once,
     read_gguf,
 )
-from hfpatch.surgery.peft_registration import peft_is_imported
 from hfpatch.surgery.placement import tensor_parallel_plan
 
 TINYWORLD = "tinyworld/"
@@ -193,11 +192,6 @@ def check_place(base: Base, device: torch.device) -> None:
         )
 
 
-def load_model(settings: ModelSettings) -> Base:
-    """Load the base of a recipe's section or of a command's options, see :func:`load_base`."""
-    return load_base(settings.name, **settings.loading)
-
-
 def load_tokenizer(name: str, *, revision: str | None = None) -> Any:
     """Load a tokenizer; the end-of-text token pads where there is no padding token. No remote code is run.
 
@@ -297,13 +291,22 @@ def hash_model_code(model: nn.Module) -> str:
     return hash_code(own)
 
 
-def fingerprint(model: nn.Module) -> dict[str, Any]:
+def fingerprint(model: nn.Module, kinds: Sequence[str] = ("exact", *_HALVES)) -> dict[str, Any]:
     """Return the identity of a base as JSON values: hashes (XXH3, 128 bits) over every parameter and persistent buffer.
 
     ``exact`` is of the bytes as they are. Two more are of the weights rounded to bfloat16 and to float16, so that
-    :func:`difference` also recognises the base loaded in another dtype.
+    :func:`difference` also recognises the base loaded in another dtype. Each tensor is read once.
     """
-    return {"dtypes": _dtypes(model), **_digests(model, ("exact", *_HALVES))}
+    digests = {kind: xxhash.xxh3_128() for kind in kinds}
+    for place in sorted(_places(model), key=lambda place: place.name):
+        flat = place.value().reshape(-1)
+        for kind, digest in digests.items():
+            rounded = kind != "exact" and flat.is_floating_point()
+            dtype = getattr(torch, kind) if rounded else flat.dtype
+            digest.update(f"{place.name} {tuple(place.tensor.shape)} {dtype} ".encode())
+            for piece in torch.split(flat, _PIECE):
+                digest.update(bytes_of(piece.to(dtype)))
+    return {"dtypes": _dtypes(model), **{kind: digest.hexdigest() for kind, digest in digests.items()}}
 
 
 def difference(saved: Mapping[str, Any], model: nn.Module) -> str:
@@ -314,7 +317,7 @@ def difference(saved: Mapping[str, Any], model: nn.Module) -> str:
     """
     before, now = saved["dtypes"], _dtypes(model)
     kinds = ["exact"] if before == now else [kind for kind in _HALVES if kind in before or kind in now]
-    found = _digests(model, kinds)
+    found = fingerprint(model, kinds)
     if any(saved.get(kind) == found[kind] for kind in kinds):
         return ""
     if before == now:
@@ -353,9 +356,9 @@ class _Place:
 
 
 def _places(model: nn.Module) -> Iterator[_Place]:
-    """Yield the parameters and persistent buffers of the base; PEFT is not imported if there can be no adapter."""
+    """Yield the parameters and persistent buffers of the base; before PEFT is imported no model has an adapter."""
     modules: Iterable[tuple[str, nn.Module]] = model.named_modules()
-    if peft_is_imported():
+    if "peft" in sys.modules:
         from hfpatch.tuners.adapters import base_modules
 
         modules = base_modules(model)
@@ -367,20 +370,6 @@ def _places(model: nn.Module) -> Iterator[_Place]:
 
 def _dtypes(model: nn.Module) -> list[str]:
     return sorted({str(place.tensor.dtype).removeprefix("torch.") for place in _places(model)})
-
-
-def _digests(model: nn.Module, kinds: Sequence[str]) -> dict[str, str]:
-    """Return the hash of the base's tensors by kind, reading each tensor once."""
-    digests = {kind: xxhash.xxh3_128() for kind in kinds}
-    for place in sorted(_places(model), key=lambda place: place.name):
-        flat = place.value().reshape(-1)
-        for kind, digest in digests.items():
-            rounded = kind != "exact" and flat.is_floating_point()
-            dtype = getattr(torch, kind) if rounded else flat.dtype
-            digest.update(f"{place.name} {tuple(place.tensor.shape)} {dtype} ".encode())
-            for piece in torch.split(flat, _PIECE):
-                digest.update(bytes_of(piece.to(dtype)))
-    return {kind: digest.hexdigest() for kind, digest in digests.items()}
 
 
 def _commit(source: str, file: Path | None, revision: str | None) -> str | None:

@@ -58,9 +58,10 @@ class Trial:
         try:
             patch(self.twin, list(configs))
         except HfpatchError as error:
-            if not isinstance(error.__cause__, NotImplementedError) or not _is_meta(self.twin):
+            on_meta = all(parameter.is_meta for parameter in self.twin.parameters())
+            if not isinstance(error.__cause__, NotImplementedError) or not on_meta:
                 raise
-            if _is_meta(self.model):
+            if all(parameter.is_meta for parameter in self.model.parameters()):
                 raise HfpatchError(
                     f"{' and '.join(map(method_name, configs))} needs the values of the base's weights, and there are "
                     "none on the meta device; load the model's weights"
@@ -72,10 +73,6 @@ class Trial:
             return look(self.twin)
         finally:
             unpatch(self.twin)
-
-
-def _is_meta(model: nn.Module) -> bool:
-    return all(parameter.is_meta for parameter in model.parameters())
 
 
 def attention_modules(

@@ -198,13 +198,16 @@ def parsed_once() -> Iterator[None]:
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value.view(np.ndarray) if isinstance(value, np.memmap) else value)
 
-    @functools.cache
-    def parse(path: str, size: int, changed: int) -> Any:
-        return Reader(path)
+    parsed: dict[tuple[str, int, int], Reader] = {}
 
     def reader(path: str | os.PathLike[str], mode: Any = "r") -> Any:
+        if mode != "r":
+            return plain(path, mode)
         found = Path(path).stat()
-        return parse(os.fspath(path), found.st_size, found.st_mtime_ns) if mode == "r" else plain(path, mode)
+        key = os.fspath(path), found.st_size, found.st_mtime_ns
+        if key not in parsed:
+            parsed[key] = Reader(key[0])
+        return parsed[key]
 
     with _PARSING:  # the module is every thread's
         plain, names = gguf.GGUFReader, gguf.get_tensor_name_map

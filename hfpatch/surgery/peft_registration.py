@@ -13,11 +13,6 @@ from types import ModuleType
 from typing import Any
 
 
-def peft_is_imported() -> bool:
-    """Return whether PEFT has been imported; before, no model in this process has an adapter."""
-    return "peft" in sys.modules
-
-
 def register_when_peft_is_imported() -> None:
     """Register hfpatch's methods now if PEFT is imported already, or else as soon as it is."""
     if sys.modules.get("peft") is not None:

@@ -34,7 +34,7 @@ Parameters = Mapping[str, torch.nn.Parameter]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint on disk, after ``step`` optimiser steps.
+    """A whole checkpoint on disk, after ``step`` optimiser steps of the run with this ``identity``.
 
     It is ``resumable`` where it holds the optimiser's state, which DeepSpeed does not hand out.
     """
@@ -42,7 +42,8 @@ class Checkpoint:
     folder: Path
     step: int
     state: LoopState
-    resumable: bool = True
+    identity: dict[str, Any]
+    resumable: bool
 
 
 def save_checkpoint(
@@ -81,7 +82,7 @@ def save_checkpoint(
         "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
         "scheduler": scheduler.state_dict(),
     }
-    with atomic_directory(folder / _name(step)) as temporary:
+    with atomic_directory(folder / step_name(step)) as temporary:
         save_file({name: value.detach().contiguous() for name, value in trained.items()}, temporary / _TRAINABLE)
         save_file({name: value.contiguous() for name, value in moments.items()}, temporary / _OPTIMIZER)
         write_json(temporary / _STATE, content)
@@ -91,8 +92,8 @@ def save_checkpoint(
 
 def remove_old(folder: Path, step: int, *, best_step: int | None, keep: int) -> None:
     """Remove the checkpoints up to ``step`` but for the ``keep`` newest and the best."""
-    for old in sorted(path for path in folder.glob("step-*") if path.name <= _name(step))[:-keep]:
-        if best_step is None or old.name != _name(best_step):
+    for old in sorted(path for path in folder.glob("step-*") if path.name <= step_name(step))[:-keep]:
+        if best_step is None or old.name != step_name(best_step):
             shutil.rmtree(old)
 
 
@@ -107,11 +108,11 @@ def newest_checkpoint(folder: Path, identity: Mapping[str, Any]) -> Checkpoint |
     damage: HfpatchError | None = None
     for path in sorted(folder.glob("step-*"), reverse=True):
         try:
-            checkpoint, stored = _read_whole(path)
+            checkpoint = read_checkpoint(path)
         except HfpatchError as error:
             damage = damage or error
             continue
-        old = flatten(stored)
+        old = flatten(checkpoint.identity)
         for name, value in flatten(identity).items():
             if old.get(name) != value:
                 raise HfpatchError(
@@ -134,11 +135,6 @@ def stored_origins(folder: Path) -> Iterator[tuple[Path, Any]]:
         except (HfpatchError, KeyError, TypeError, AttributeError):
             continue  # damaged, which matters where the run is resumed from it
         yield path, origin
-
-
-def checkpoint_at(folder: Path, step: int) -> Checkpoint:
-    """Return the checkpoint of one step; HfpatchError if it is missing or damaged."""
-    return _read_whole(folder / _name(step))[0]
 
 
 def load_trainables(checkpoint: Checkpoint, parameters: Parameters) -> None:
@@ -176,18 +172,19 @@ def load_optimizer(
     scheduler.load_state_dict(state["scheduler"])
 
 
-def _name(step: int) -> str:
+def step_name(step: int) -> str:
+    """Return the name of the folder of a step's checkpoint."""
     return f"step-{step:08d}"
 
 
-def _read_whole(path: Path) -> tuple[Checkpoint, dict[str, Any]]:
-    """Return a checkpoint and the identity of its run, after comparing all its files with their hashes."""
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint and compare all its files with their hashes; HfpatchError if it is missing or damaged."""
     check_manifest(path)
     content = read_json(path / _STATE)
     try:
         survival = {group: (changed, moved) for group, (changed, moved) in content["state"]["survival"].items()}
         state = LoopState(**{**content["state"], "survival": survival})
-        return Checkpoint(path, content["step"], state, content["resumable"]), dict(content["identity"])
+        return Checkpoint(path, content["step"], state, dict(content["identity"]), content["resumable"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise HfpatchError(f"{path / _STATE}: damaged, as it is no state of a run ({error!r})") from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from hfpatch.data.blocks import IGNORE, TokenBlocks
 from hfpatch.models.paths import PathOutput, observed
 from hfpatch.support.modes import hooked
 from hfpatch.training.head import loss_in_forward
-from hfpatch.training.records import JsonLines, as_json
+from hfpatch.training.records import JsonLines
 from hfpatch.training.sharding import whole
 from hfpatch.training.validation import mean_loss
 from hfpatch.tuners.adapters import block_of, tensor_group
@@ -92,10 +92,6 @@ class QueryDiagnostic:
 
 class DiagnosticsFile(JsonLines):
     """diagnostics.jsonl: a line for each layer and target, step by step."""
-
-    def append(self, found: list[QueryDiagnostic]) -> None:
-        """Write the lines of one step."""
-        self.write([as_json(asdict(each)) for each in found])
 
     def truncate(self, step: int, expected: set[int]) -> None:
         """Drop the lines after ``step``; before the first step, all.

@@ -31,19 +31,18 @@ def loss_in_forward(model: nn.Module, *, by_token: bool = False) -> Iterator[Non
         return
     found: Any = find_lm_head(causal)
     head: Any = causal.get_output_embeddings()
+    from_hidden = found is not None and is_plain(head)
     stock: Any = causal.forward
     stock_head: Any = getattr(head, "forward", None)
 
-    def from_logits(*args: Any, labels: Tensor | None = None, **kwargs: Any) -> Any:
-        outputs = stock(*args, **kwargs)
-        if labels is None:
-            return outputs
-        return CausalLMOutput(loss=loss_from_logits(outputs.logits, labels, by_token=by_token))
-
-    def from_hidden(*args: Any, labels: Tensor | None = None, **kwargs: Any) -> Any:
+    def with_loss(*args: Any, labels: Tensor | None = None, **kwargs: Any) -> Any:
         if labels is None:
             return stock(*args, **kwargs)
-        return CausalLMOutput(loss=head(found.body(*args, **kwargs)[0], labels))  # a module, so that FSDP gathers it
+        if from_hidden:
+            loss = head(found.body(*args, **kwargs)[0], labels)  # a module, so that FSDP gathers it
+        else:
+            loss = loss_from_logits(stock(*args, **kwargs).logits, labels, by_token=by_token)
+        return CausalLMOutput(loss=loss)
 
     def head_with_loss(hidden: Tensor, labels: Tensor | None = None) -> Any:
         if labels is None:
@@ -52,12 +51,9 @@ def loss_in_forward(model: nn.Module, *, by_token: bool = False) -> Iterator[Non
 
     setattr(causal, _ACTIVE, True)
     try:
-        with ExitStack() as stack:
-            if found is not None and is_plain(head):
-                stack.enter_context(_replaced_forward(causal, from_hidden))
+        with _replaced_forward(causal, with_loss), ExitStack() as stack:
+            if from_hidden:
                 stack.enter_context(_replaced_forward(head, head_with_loss))
-            else:
-                stack.enter_context(_replaced_forward(causal, from_logits))
             yield
     finally:
         delattr(causal, _ACTIVE)

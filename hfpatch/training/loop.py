@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -15,6 +15,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import (
     DistributedType,
+    FullyShardedDataParallelPlugin,
     GradientAccumulationPlugin,
     TorchDynamoPlugin,
     broadcast_object_list,
@@ -28,16 +29,16 @@ from hfpatch.models.attention import fast_attention
 from hfpatch.nn.matmul import choose_library, fast_matmul
 from hfpatch.results.parts import TrainResult
 from hfpatch.support.cpu import keep_freed_memory, pinned_library
-from hfpatch.training.checkpoint import checkpoint_at, load_optimizer, load_trainables, save_checkpoint
+from hfpatch.training.checkpoint import load_optimizer, load_trainables, read_checkpoint, save_checkpoint, step_name
 from hfpatch.training.diagnostics import counting_survival, diagnose, survival_shares, survival_steps
 from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, tokens_per_s_at_most
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.interruption import SigtermWatch, Terminated, watch_sigterm
 from hfpatch.training.optim import build_optimizer, build_scheduler, trainable_parameters
-from hfpatch.training.processes import start_processes
+from hfpatch.training.processes import is_set, start_processes
 from hfpatch.training.records import StepRecord, summarise
 from hfpatch.training.run import Run, check_run, open_folder
-from hfpatch.training.sharding import configure_deepspeed, shard_on_cpus, under_deepspeed, whole, whole_afterwards
+from hfpatch.training.sharding import FSDP, configure_deepspeed, under_deepspeed, whole, whole_afterwards
 from hfpatch.training.trackers import Trackers, check_trackers
 from hfpatch.training.validation import autocast_context, mean_loss
 
@@ -61,7 +62,7 @@ def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResu
         load_trainables(run.checkpoint, trainable_parameters(model))
     speed_limit = tokens_per_s_at_most(model, PartialState(), run.settings.autocast)
     reset_peak_memory()
-    if not run.is_finished():
+    if run.start < run.plan.steps and not run.state.ended_early:
         # DeepSpeed does not show the optimiser's state or the gradients.
         if run.checkpoint is not None and (under_deepspeed() or not run.checkpoint.resumable):
             raise HfpatchError(
@@ -77,7 +78,8 @@ def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResu
             loop.accelerator.free_memory()
     if run.settings.keep_best and run.state.best_step is not None:
         PartialState().wait_for_everyone()  # the first process may still be writing the checkpoint
-        load_trainables(checkpoint_at(run.checkpoints, run.state.best_step), trainable_parameters(model))
+        best = read_checkpoint(run.checkpoints / step_name(run.state.best_step))
+        load_trainables(best, trainable_parameters(model))
     return summarise(
         run.records,
         peak_memory_bytes=peak_memory_bytes(),
@@ -146,7 +148,11 @@ class TrainingLoop:
             dynamo_plugin=TorchDynamoPlugin(backend=COMPILE_BACKEND if run.settings.compile else None),
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),  # it would divide the loss once more
         )
-        shard_on_cpus(accelerator)
+        if is_set(FSDP) and accelerator.state.distributed_type == DistributedType.MULTI_CPU:
+            # Shard on CPUs too, instead of accelerate's silent DDP
+            accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
+            accelerator.state.distributed_type = DistributedType.FSDP
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
         self.run, self.accelerator = run, accelerator
         self.micro_batch = run.micro_batch(accelerator.num_processes)
         if accelerator.distributed_type == DistributedType.DEEPSPEED:
@@ -292,7 +298,7 @@ class TrainingLoop:
             size, autocast = self.micro_batch, run.settings.autocast
             found = diagnose(self.evaluated, run.held_out, step=record.step, batch_size=size, autocast=autocast)
             if main:
-                run.diagnostics.append(found)
+                run.diagnostics.write([asdict(each) for each in found])
 
     def _save(self, step: int) -> None:
         run, main = self.run, self.accelerator.is_main_process

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from functools import cache
 
 import torch
 from accelerate import PartialState
@@ -19,6 +18,7 @@ CPU_ONLY = "ACCELERATE_USE_CPU"
 _LONGEST_WAIT = timedelta(days=2)  # for a rank whose share takes longer; a lost one is noticed at once
 _OF_RECIPES = ("the recipe's training.autocast", "training.autocast=bfloat16")
 _OF_EVAL = ("--dtype", "--dtype bfloat16")
+_RANKS: dict[bool, Ranks] = {}  # by ``split``
 
 
 def start_processes(precision: tuple[str, str] = _OF_RECIPES) -> PartialState:
@@ -55,16 +55,13 @@ def start_ranks(*, split: bool = False) -> Ranks:
 
     With ``split`` every process holds a piece of the model, as in tensor parallelism.
     """
-    return _ranks(split)
-
-
-@cache
-def _ranks(split: bool) -> Ranks:
-    state = start_processes(_OF_EVAL)
-    if state.num_processes == 1:
-        return Ranks()
-    group = torch.distributed.new_group(backend="gloo", timeout=_LONGEST_WAIT)
-    return Ranks(state.process_index, state.num_processes, split, group)
+    if split in _RANKS:
+        return _RANKS[split]
+    state, ranks = start_processes(_OF_EVAL), Ranks()
+    if state.num_processes > 1:
+        group = torch.distributed.new_group(backend="gloo", timeout=_LONGEST_WAIT)
+        ranks = Ranks(state.process_index, state.num_processes, split, group)
+    return _RANKS.setdefault(split, ranks)
 
 
 def runs_on_cpu() -> bool:

@@ -7,16 +7,16 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hfpatch.errors import HfpatchError
 from hfpatch.results.parts import TrainResult
 from hfpatch.support.cpu import MatmulLibrary
-from hfpatch.support.files import write_text
+from hfpatch.support.files import printable, write_text
 
-T = TypeVar("T")
 _END_BYTES = 4096
 """How much of a file is read for its last line."""
 
@@ -44,6 +44,9 @@ class StepRecord:
     seconds: float
     eval_loss: float | None = None
     skipped: bool | None = None
+
+
+_RECORD = partial(StepRecord, loss=math.nan)  # which is left out of the file if not finite
 
 
 @dataclass
@@ -117,6 +120,15 @@ def summarise(
     )
 
 
+def _parse(line: str, kind: Callable[..., Any] = dict) -> Any:
+    """Return a line's object as this kind; None for anything else and for an object without a step."""
+    try:
+        value = json.loads(line)
+        return kind(**value) if isinstance(value, dict) and isinstance(value.get("step"), int) else None
+    except (json.JSONDecodeError, TypeError):
+        return None
+
+
 @dataclass(frozen=True)
 class JsonLines:
     """A file of JSON objects, one a line, each with its ``step``; steps never go back."""
@@ -124,16 +136,25 @@ class JsonLines:
     path: Path
 
     def write(self, values: Sequence[Mapping[str, Any]]) -> None:
-        """Append lines and flush them; HfpatchError if the file cannot be written."""
+        """Append lines, with null for numbers that are not finite, and flush; HfpatchError if that fails."""
         try:
             with self.path.open("a", encoding="utf-8") as stream:
-                stream.write("".join(json.dumps(value) + "\n" for value in values))
+                stream.write("".join(json.dumps(printable(value)) + "\n" for value in values))
         except OSError as error:
             raise HfpatchError(f"{self.path}: cannot be written ({error.strerror}); free space and resume") from error
 
-    def values(self) -> list[dict[str, Any]]:
-        """Return all lines but a last one that a crash cut off; HfpatchError if another one is damaged."""
-        return self._parsed(_parse)
+    def values(self, kind: Callable[..., Any] = dict) -> list[Any]:
+        """Return all lines, but not a last one that a crash cut off; HfpatchError if another one is damaged."""
+        found = []
+        for number, line in enumerate(self._whole_lines(), start=1):
+            value = _parse(line, kind)
+            if value is None:
+                raise HfpatchError(
+                    f"{self.path}: line {number} is damaged; delete the folder {self.path.parent} and resume, which "
+                    "trains that run again"
+                )
+            found.append(value)
+        return found
 
     def drop_after(self, step: int, are_complete: Callable[[list[int]], bool]) -> None:
         """Drop the lines after ``step`` and any behind a damaged one; before the first step, all.
@@ -157,46 +178,10 @@ class JsonLines:
             with self.path.open("rb") as stream:
                 os.fsync(stream.fileno())
 
-    def _parsed(self, parse: Callable[[str], T | None]) -> list[T]:
-        found = []
-        for number, line in enumerate(self._whole_lines(), start=1):
-            value = parse(line)
-            if value is None:
-                raise HfpatchError(
-                    f"{self.path}: line {number} is damaged; delete the folder {self.path.parent} and resume, which "
-                    "trains that run again"
-                )
-            found.append(value)
-        return found
-
     def _whole_lines(self) -> list[str]:
         if not self.path.exists():
             return []
         return self.path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-
-
-def _parse(line: str) -> dict[str, Any] | None:
-    """Return a line's object; None for anything else and for an object without a step."""
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return value if isinstance(value, dict) and isinstance(value.get("step"), int) else None
-
-
-def _parse_record(line: str) -> StepRecord | None:
-    value = _parse(line)
-    try:
-        return None if value is None else StepRecord(**{"loss": math.nan, **value})
-    except TypeError:
-        return None
-
-
-def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with None for numbers that are not finite, which JSON cannot write."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
-    }
 
 
 class MetricsFile(JsonLines):
@@ -204,11 +189,11 @@ class MetricsFile(JsonLines):
 
     def append(self, record: StepRecord) -> None:
         """Write one line and flush it."""
-        self.write([{name: value for name, value in as_json(asdict(record)).items() if value is not None}])
+        self.write([{name: value for name, value in printable(asdict(record)).items() if value is not None}])
 
     def read(self) -> list[StepRecord]:
         """Return all records, as `values`."""
-        return self._parsed(_parse_record)
+        return self.values(_RECORD)
 
     def last(self) -> StepRecord | None:
         """Return the newest whole record, reading only the file's end; None if there is none yet."""
@@ -218,7 +203,7 @@ class MetricsFile(JsonLines):
                 lines = stream.read().decode("utf-8", errors="replace").split("\n")[:-1]
         except OSError:
             return None
-        return _parse_record(lines[-1]) if lines else None
+        return _parse(lines[-1], _RECORD) if lines else None
 
     def truncate(self, step: int) -> None:
         """Drop the lines after ``step``; HfpatchError if one up to it is missing or damaged."""

@@ -116,10 +116,6 @@ class Run:
         bound = self.diverged_above if step > self.settings.warmup_steps else None
         return not math.isfinite(loss) or (bound is not None and loss > bound)
 
-    def is_finished(self) -> bool:
-        """Whether the run had ended at the checkpoint that it resumes from."""
-        return self.start >= self.plan.steps or self.state.ended_early
-
     def is_due(self, step: int, every: int | None) -> bool:
         """Whether something is due after ``step`` steps that happens at the end and ``every`` so many steps."""
         return step == self.plan.steps or (every is not None and step % every == 0)
@@ -200,7 +196,8 @@ def open_folder(run: Run, *, resume: bool) -> None:
         run.metrics.truncate(run.start)
         diagnosed = set[int]()
         if run.diagnose_every is not None and run.start:
-            diagnosed.update(range(0, run.start + 1, run.diagnose_every), [run.start] if run.is_finished() else [])
+            ended = run.start >= run.plan.steps or run.state.ended_early
+            diagnosed.update(range(0, run.start + 1, run.diagnose_every), [run.start] if ended else [])
         run.diagnostics.truncate(run.start, diagnosed)
     state.wait_for_everyone()
     run.records = run.metrics.read()

@@ -8,8 +8,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 
 import torch
-from accelerate import Accelerator, PartialState
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from accelerate import Accelerator
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
@@ -17,7 +16,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.training.optim import trainable_parameters
 from hfpatch.training.processes import is_set
 
-_FSDP = "ACCELERATE_USE_FSDP"
+FSDP = "ACCELERATE_USE_FSDP"
 _DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
 
 
@@ -60,20 +59,12 @@ def whole_afterwards(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 
 def cuts_tensors() -> bool:
     """Whether the launcher asked for FSDP or DeepSpeed, which shard a model's tensors."""
-    return is_set(_FSDP) or is_set(_DEEPSPEED)
+    return is_set(FSDP) or is_set(_DEEPSPEED)
 
 
 def under_deepspeed() -> bool:
     """Whether the launcher asked for DeepSpeed, which keeps the optimiser's state to itself."""
     return is_set(_DEEPSPEED)
-
-
-def shard_on_cpus(accelerator: Accelerator) -> None:
-    """Let an accelerator shard on CPUs too where the launcher asked for FSDP, instead of accelerate's silent DDP."""
-    if is_set(_FSDP) and accelerator.state.distributed_type == DistributedType.MULTI_CPU:
-        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
-        accelerator.state.distributed_type = DistributedType.FSDP
-        PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
 
 def configure_deepspeed(accelerator: Accelerator, batch: int, micro_batch: int, max_grad_norm: float | None) -> None:

@@ -11,7 +11,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
@@ -125,7 +125,7 @@ def load_plugins() -> None:
     An entry point is called as the method and names its class. One that cannot be loaded is a warning, and an error
     where its method is asked for: importing PEFT must not fail for a package that has nothing to do with it.
     """
-    for entry in plugins.entries(GROUP):
+    for entry in sorted(entry_points(group=GROUP)):
         if getattr(getattr(sys.modules.get(entry.module), "__spec__", None), "_initializing", False):
             continue  # its import has led to this one, and registers the method as it goes on
         try:

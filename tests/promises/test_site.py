@@ -29,7 +29,7 @@ LORA = LoraConfig(r=2, target_modules="all-linear")
 
 @pytest.fixture
 def declare(monkeypatch):
-    monkeypatch.setattr(registry, "_FAMILIES", dict(registry._FAMILIES))
+    monkeypatch.setattr(registry, "DECLARED", dict(registry.DECLARED))
     monkeypatch.setattr(
         run, "PROMISES", [p for p in run.PROMISES if p[0] in (ATTENTION, PURE, REACHES, ARRIVES, COLUMNS, HEADS)]
     )
@@ -39,7 +39,7 @@ def declare(monkeypatch):
             name="wrong", model_types=(model_type,), layers="layers", attention="self_attn", qkv=separate(),
             output="o_proj",
         )  # fmt: skip
-        registry._FAMILIES[model_type] = replace(llama, **changes)
+        registry.DECLARED[model_type] = replace(llama, **changes)
 
     return register
 

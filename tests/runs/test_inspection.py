@@ -15,7 +15,7 @@ from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.reporting.inspection.document import inspection_document
 from hfpatch.reporting.inspection.figures import figures
 from hfpatch.runs import inspect, inspection
-from hfpatch.surgery.bases import load_base, load_model
+from hfpatch.surgery.bases import load_base
 from hfpatch.tinyworld import checkpoint
 from hfpatch.training.architecture import build_model
 
@@ -95,12 +95,12 @@ def test_a_base_alone_shows_its_relation_and_says_nothing_of_patches():
 @pytest.mark.parametrize(("norm", "told"), [("RMSNorm", "gains are: B ="), ("LayerNorm", "B stands before them")])
 def test_norms_behind_the_projections_are_named(monkeypatch, norm, told):
     def with_norms(*arguments, **options):
-        base = load_model(*arguments, **options)
+        base = load_base(*arguments, **options)
         for layer in base.model.gpt_neox.layers:
             layer.attention.q_norm, layer.attention.k_norm = (getattr(torch.nn, norm)(32) for _ in range(2))
         return base
 
-    monkeypatch.setattr(inspection, "load_model", with_norms)
+    monkeypatch.setattr(inspection, "load_base", with_norms)
     (note,) = inspect(MODEL, None).notes
     assert note.startswith("Q-K relation: queries and keys are normed behind W_Q and W_K")
     assert told in note

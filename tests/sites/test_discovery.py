@@ -17,7 +17,7 @@ from hfpatch.sites import family as registry
 @pytest.fixture
 def declarations(monkeypatch):
     """Let a test declare families that are forgotten again."""
-    monkeypatch.setattr(registry, "_FAMILIES", dict(registry._FAMILIES))
+    monkeypatch.setattr(registry, "DECLARED", dict(registry.DECLARED))
 
 
 def undeclared(case="llama", model_type="made_up"):

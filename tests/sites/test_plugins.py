@@ -41,7 +41,7 @@ def plugin(tmp_path, monkeypatch):
         (info / "entry_points.txt").write_text(f"[hfpatch.families]\ntheirs = their_families:{what}\n")
         (tmp_path / "their_families.py").write_text(MODULE)
         monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.setattr(registry, "_FAMILIES", dict(registry._FAMILIES))
+        monkeypatch.setattr(registry, "DECLARED", dict(registry.DECLARED))
         load_plugins.cache_clear()
 
     yield install

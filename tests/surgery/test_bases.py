@@ -177,7 +177,7 @@ def test_the_hash_of_the_code_sees_the_users_own_family(monkeypatch, layout):
     def hashed(at="q_proj", **changes):
         given = {"layers": "layers", "attention": "self_attn", "qkv": layout(**{path: at}), "output": "o_proj"}
         declared = hfpatch.Family(name="mine", model_types=("mine",), **given | changes)
-        monkeypatch.setitem(family._FAMILIES, "llama", declared)
+        monkeypatch.setitem(family.DECLARED, "llama", declared)
         return hash_model_code(model)
 
     assert hashed() == hashed() != built_in

@@ -10,10 +10,10 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.training import TrainingSettings
 from hfpatch.support.files import write_manifest
 from hfpatch.training.checkpoint import (
-    checkpoint_at,
     load_optimizer,
     load_trainables,
     newest_checkpoint,
+    read_checkpoint,
     save_checkpoint,
 )
 from hfpatch.training.optim import build_optimizer, build_scheduler
@@ -149,7 +149,7 @@ def test_the_best_is_kept_besides_the_newest(tmp_path):
         state.evaluated(step, loss, None)
         save(tmp_path, step, *made, state=state)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000004"]
-    assert checkpoint_at(tmp_path, 2).state.best_loss == 1.0
+    assert read_checkpoint(tmp_path / "step-00000002").state.best_loss == 1.0
 
 
 def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):

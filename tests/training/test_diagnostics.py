@@ -261,7 +261,7 @@ def test_a_model_without_f_writes_nothing(tmp_path):
 
 def test_what_is_no_number_is_null(tmp_path):
     file = DiagnosticsFile(tmp_path / "diagnostics.jsonl")
-    file.append([QueryDiagnostic(3, 0, "query", math.inf, math.nan, 0.5)])
+    file.write([asdict(QueryDiagnostic(3, 0, "query", math.inf, math.nan, 0.5))])
     (line,) = metrics_of(tmp_path, "diagnostics")
     assert line == {"step": 3, "layer": 0, "target": "query", "size": None, "cosine": None, "size_beside_x": 0.5}
 

@@ -6,10 +6,10 @@ The common forms need none: see :mod:`hfpatch.sites.structure`. A new file here 
 import importlib
 import pkgutil
 
-from hfpatch.sites.family import declared_types
+from hfpatch.sites.family import DECLARED
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-BUILT_IN = declared_types()
+BUILT_IN = frozenset(DECLARED)
 """The model types of the families that hfpatch declares."""
