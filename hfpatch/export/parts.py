@@ -121,15 +121,6 @@ def _item(
     return {"kind": kind, "name": name, **paths, "options": options}
 
 
-def is_plain_lora(module: Any) -> bool:
-    """Return whether a module is LoRA on a linear projection, y = xW + (x A) B, which an export has as a part."""
-    if not isinstance(module, LoraLayer) or isinstance(module, ParamWrapper):
-        return False
-    if type(module).__module__ != "peft.tuners.lora.layer" or module.lora_variant or module.lora_embedding_A:
-        return False
-    return all(isinstance(each, nn.Linear) for held in (module.lora_A, module.lora_B) for each in held.values())
-
-
 @torch.no_grad()
 def merge_others(model: nn.Module) -> list[str]:
     """Merge the active adapters that are neither hfpatch's nor plain LoRA; return the paths of their modules.
@@ -142,8 +133,16 @@ def merge_others(model: nn.Module) -> list[str]:
     merged = []
     modules: list[tuple[str, Any]] = list(model.named_modules())
     for name, module in modules:
-        if not isinstance(module, BaseTunerLayer) or isinstance(module, MethodLayer) or is_plain_lora(module):
+        if not isinstance(module, BaseTunerLayer) or isinstance(module, MethodLayer):
             continue
+
+        # LoRA on a linear projection, y = xW + (x A) B, is a part of the export
+        if type(module).__module__ == "peft.tuners.lora.layer" and isinstance(module, LoraLayer):
+            special = isinstance(module, ParamWrapper) or module.lora_variant or module.lora_embedding_A
+            inside = [*module.lora_A.values(), *module.lora_B.values()]
+            if not special and all(isinstance(each, nn.Linear) for each in inside):
+                continue
+
         if module.active_adapters and not module.disable_adapters:
             if not isinstance(module, TrainableTokensLayer):
                 base = module.get_base_layer()

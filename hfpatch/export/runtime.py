@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.calls import CALLS, HookedModule
 from hfpatch.sites.family import NO_WEIGHTS
-from hfpatch.tuners.hooks import PLACES, ActingModule, MethodSite, scaled
+from hfpatch.tuners.hooks import PLACES, ActingModule, MethodSite, Modules, scaled
 
 
 class Matrix(nn.Module):
@@ -127,14 +127,12 @@ class MethodParts(ActingModule):
         self.sites = [MethodSite.read(site) for site in sites]
         self.site = self.sites[0]  # equal for all adapters
         self.methods = [METHODS[method](**options) for options in adapters]
-        built = (each.build(site, 0) for each, site in zip(self.methods, self.sites, strict=True))
-        self.parts = nn.ModuleList(map(with_matrices, built))
-        for module in self.parts.modules():
+        self.parts = nn.ModuleList(each.build(site, 0) for each, site in zip(self.methods, self.sites, strict=True))
+        for module in list(self.parts.modules()):
             module._non_persistent_buffers_set.clear()  # a file has the values of all
-
-    def register(self, **modules: list[nn.Module]) -> None:
-        """Act on the modules."""
-        self.act_on(modules)
+            for name, child in module.named_children():
+                if isinstance(child, nn.Linear):  # and no subclass that computes something else
+                    setattr(module, name, Matrix(child.in_features, child.out_features, child.bias is not None))
 
     def acting(self, place: str) -> Iterator[tuple[Any, Any, MethodSite]]:
         """Yield the methods that act at a place, with their parts and the site."""
@@ -146,16 +144,6 @@ class MethodParts(ActingModule):
     def looks_back(self) -> bool:
         """Return whether a method reads earlier positions of the row."""
         return any(method.steps_back() for method in self.methods)
-
-
-def with_matrices(module: nn.Module) -> nn.Module:
-    """Replace every linear layer in a module by a :class:`Matrix`."""
-    for name, child in module.named_children():
-        if isinstance(child, nn.Linear):  # and no subclass that computes something else
-            setattr(module, name, Matrix(child.in_features, child.out_features, child.bias is not None))
-        else:
-            with_matrices(child)
-    return module
 
 
 class Lora(HookedModule):
@@ -173,10 +161,10 @@ class Lora(HookedModule):
         self.b = nn.ModuleList(Matrix(part["rank"], part["outputs"], part["bias"]) for part in parts)
         self.scaling = [part["scaling"] for part in parts]
 
-    def register(self, linear: list[nn.Module]) -> None:
-        """Act on the linear projection."""
-        self.before(linear[0], Lora.keep_input, first=True)  # as it is before a method changes it
-        self.after(linear[0], Lora.change)
+    def act_on(self, modules: Modules) -> None:
+        """Register the hooks of the projection ``linear``."""
+        self.before(modules["linear"][0], Lora.keep_input, first=True)  # as it is before a method changes it
+        self.after(modules["linear"][0], Lora.change)
 
     def keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the projection's input."""
@@ -200,9 +188,9 @@ class Rows(HookedModule):
         super().__init__()
         self.width = width
 
-    def register(self, projection: list[nn.Module]) -> None:
-        """Act on the output projection."""
-        self.before(projection[0], Rows.split, first=True)
+    def act_on(self, modules: Modules) -> None:
+        """Register the hook of the output projection, ``projection``."""
+        self.before(modules["projection"][0], Rows.split, first=True)
 
     def split(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments with ``(batch, seq, width)`` for ``(batch, seq·width)``."""
@@ -254,59 +242,44 @@ class Hooked:
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        model: Any = self
         start = f"{self.hfpatch_prefix}." if self.hfpatch_prefix else ""
+
+        def module(path: str) -> nn.Module:
+            found: nn.Module = model.get_submodule(f"{path}.".removeprefix(start).rstrip("."))
+            return found
+
         for item in config.hfpatch:
             around = [f"{item['around_blocks']}."] if item.get("around_blocks") else []
             paths = [item["host"], item["block"], *around, *(path for paths in item["at"].values() for path in paths)]
             if not all(path.startswith(start) for path in paths):
-                continue
+                continue  # it is not in this model
             if config._attn_implementation == "vllm" and "around_blocks" in item:
                 raise HfpatchError(
                     f"{item['options']['method']} passes tensors from layer to layer in one call of the model, which "
                     "vLLM does not make; generate with transformers"
                 )
-            attach(self, item, start)
-        model: Any = self  # tied weights have other names now
+
+            # Add the part and let it act
+            for path in item["around"]:
+                if not isinstance(module(path), Around):
+                    parent, _, name = path.rpartition(".")
+                    setattr(module(parent), name, Around(module(path)))
+            part: Any = MADE[item["kind"]](**item["options"])
+            module(item["host"]).add_module(item["name"], part)
+            places = {role: [module(path) for path in found] for role, found in item["at"].items()}
+            inside = f"{item['host']}.{item['name']}".removeprefix(item["block"]).lstrip(".")
+            part.hook_into(module(item["block"]), inside, partial(part.act_on, places))
+            if "around_blocks" in item:
+                blocks = item["around_blocks"]
+                part.share_across(module(blocks), item["block"].removeprefix(blocks).lstrip("."))
+
+        # Tied weights have other names now
         model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
         if config._attn_implementation == "vllm":
             use_onednn(model)
 
     @classmethod
-    def _can_set_attn_implementation(cls) -> bool:
-        """Return the answer of the stock class, which reads its own source file."""
-        return bool(cls._stock()._can_set_attn_implementation())
-
-    @classmethod
-    def _can_set_experts_implementation(cls) -> bool:
-        """Return the answer of the stock class, which reads its own source file."""
-        return bool(cls._stock()._can_set_experts_implementation())
-
-    @classmethod
-    def _stock(cls) -> Any:
-        return cls.__mro__[cls.__mro__.index(Hooked) + 1]
-
-    @classmethod
     def is_custom_code(cls) -> bool:
         """Tell transformers to initialise weights and buffers as in the stock classes."""
         return False
-
-
-def attach(model: Any, item: dict[str, Any], start: str) -> None:
-    """Add the part that an item describes to a model and let it act; ``start`` of every path is not in this model."""
-
-    def module(path: str) -> nn.Module:
-        found: nn.Module = model.get_submodule(f"{path}.".removeprefix(start).rstrip("."))
-        return found
-
-    for path in item["around"]:
-        if not isinstance(module(path), Around):
-            parent, _, name = path.rpartition(".")
-            setattr(module(parent), name, Around(module(path)))
-    part: Any = MADE[item["kind"]](**item["options"])
-    module(item["host"]).add_module(item["name"], part)
-    places = {role: [module(path) for path in paths] for role, paths in item["at"].items()}
-    inside = f"{item['host']}.{item['name']}".removeprefix(item["block"]).lstrip(".")
-    part.hook_into(module(item["block"]), inside, partial(part.register, **places))
-    if "around_blocks" in item:
-        around = item["around_blocks"]
-        part.share_across(module(around), item["block"].removeprefix(around).lstrip("."))

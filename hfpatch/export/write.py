@@ -52,6 +52,9 @@ class Hfpatch{stock}(Hooked, {stock}):
     _keep_in_fp32_modules_strict = {fp32}
     _keys_to_ignore_on_load_unexpected = None  # the file has all tensors; vLLM skips those named here
     hfpatch_prefix = "{prefix}"
+    # These read the source file of their class
+    _can_set_attn_implementation = {stock}._can_set_attn_implementation
+    _can_set_experts_implementation = {stock}._can_set_experts_implementation
 '''
 
 

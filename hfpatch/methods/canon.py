@@ -66,20 +66,16 @@ class CanonConfig(MethodConfig):
 
     def entered(self, parts: Parts, x: Tensor, site: MethodSite) -> Tensor:
         """Return what enters the attention ``(batch, seq, hidden)``."""
-        return self.mixed_in("entered", parts, x, site)
+        return short_convolution(x, site.earlier(x, self.steps_back()), parts["entered"].weight)
 
     def query(self, parts: Parts, q: Tensor, x: Tensor, site: MethodSite) -> Tensor:
         """Return the query ``(batch, seq, out)``."""
-        return self.mixed_in("query", parts, q, site)
+        return short_convolution(q, site.earlier(q, self.steps_back()), parts["query"].weight)
 
     def key(self, parts: Parts, k: Tensor, x: Tensor, site: MethodSite) -> Tensor:
         """Return the key ``(batch, seq, out)``."""
-        return self.mixed_in("key", parts, k, site)
+        return short_convolution(k, site.earlier(k, self.steps_back()), parts["key"].weight)
 
     def value(self, parts: Parts, v: Tensor, x: Tensor, site: MethodSite) -> Tensor:
         """Return the value ``(batch, seq, out)``."""
-        return self.mixed_in("value", parts, v, site)
-
-    def mixed_in(self, place: str, parts: Parts, values: Tensor, site: MethodSite) -> Tensor:
-        """Return values ``(batch, seq, size)`` with those of earlier positions."""
-        return short_convolution(values, site.earlier(values, self.steps_back()), parts[place].weight)
+        return short_convolution(v, site.earlier(v, self.steps_back()), parts["value"].weight)

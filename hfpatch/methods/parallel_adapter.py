@@ -69,14 +69,10 @@ class ParallelAdapterConfig(MethodConfig):
         )
 
     def left(self, parts: Parts, branch: Tensor, x: Tensor, site: MethodSite) -> Tensor:
-        """Return the branch ``(batch, seq, hidden)`` with the adapter of x beside it."""
-        return branch + self.adapter(parts, x)
+        """Return the branch + σ(x D) U ``(batch, seq, hidden)``."""
+        added: Tensor = parts["up"](activation(self.activation)(parts["down"](x)))
+        return branch + added
 
     def stream(self, parts: Parts, h: Tensor, site: MethodSite) -> Tensor:
-        """Return the residual stream ``(batch, seq, hidden)`` with its adapter."""
-        return h + self.adapter(parts, h)
-
-    def adapter(self, parts: Parts, x: Tensor) -> Tensor:
-        """Return σ(x D) U ``(batch, seq, hidden)``."""
-        added: Tensor = parts["up"](activation(self.activation)(parts["down"](x)))
-        return added
+        """Return h + σ(h D) U ``(batch, seq, hidden)``."""
+        return self.left(parts, h, h, site)

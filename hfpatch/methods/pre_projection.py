@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import ContentSkip, PreProjection, activation, pre_project
-from hfpatch.nn.preprojection import add_skip, check_expansion, check_init
+from hfpatch.nn.nonlinear import MAX_EXPANSION
+from hfpatch.nn.preprojection import add_skip, check_init
 from hfpatch.sites import AttentionSite
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.hooks import MethodSite, Parts
@@ -51,7 +52,8 @@ class PreProjectionConfig(MethodConfig):
         activation(self.activation)
         check_init(self.init)
         if self.expansion:
-            check_expansion(self.expansion)
+            if not 0 < self.expansion <= MAX_EXPANSION:
+                raise HfpatchError(f"expansion={self.expansion} must be above 0 and at most {MAX_EXPANSION}")
         elif not self.content_skip:
             raise HfpatchError(
                 f"expansion={self.expansion} must be above 0 without a content skip; with content_skip=True it is the "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,8 +9,6 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.initialization import normal_
 from hfpatch.nn.nonlinear import HiddenProjection, NonlinearProjection
-
-ModuleOf = Callable[[nn.Module], nn.Module]
 
 
 def anchored(anchor: Tensor, f: Tensor) -> Tensor:
@@ -67,25 +64,11 @@ class IdentityAnchoredQuery(nn.Module):
         else:
             raise HfpatchError(f"f={f!r} is not one of none, linear, nonlinear, hidden")
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x to Q, both ``(batch, seq, hidden)``."""
+    def forward(self, x: Tensor, f: Tensor | None = None) -> Tensor:
+        """Map x to Q, both ``(batch, seq, hidden)``; ``f`` is a nonlinear f(x) that is computed already."""
         if self.f is None:
             return x
-        return x + self.f(x) if self.is_linear else self.around(x, self.f(x))
-
-    def around(self, x: Tensor, f: Tensor) -> Tensor:
-        """Return (x + f)/2, all ``(batch, seq, hidden)``."""
-        return anchored(x, f)
-
-    def linear_parts(self) -> list[str]:
-        """Return the paths of the matrices below this module."""
-        return _below_f(self.f)
-
-    def linear_part(self, x: Tensor, module_of: ModuleOf) -> Tensor:
-        """Return Q without f where that is nonlinear, ``(batch, hidden)``: x, x + xW or x/2."""
-        if self.f is None:
-            return x
-        return x + module_of(self.f)(x) if self.is_linear else x / 2
+        return x + self.f(x) if self.is_linear else anchored(x, self.f(x) if f is None else f)
 
 
 class WeightAnchoredQuery(nn.Module):
@@ -117,29 +100,10 @@ class WeightAnchoredQuery(nn.Module):
         self.anchor = nn.Linear(hidden_size, out_features, bias=bias)
         self.f = made(hidden_size=hidden_size, out_features=out_features, seed=seed, **options)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x ``(batch, seq, hidden)`` to Q ``(batch, seq, out_features)``."""
-        return self.around(x, self.f(x))
-
-    def around(self, x: Tensor, f: Tensor) -> Tensor:
-        """Return (x W_Q + f)/2 for x ``(batch, seq, hidden)`` and f ``(batch, seq, out_features)``."""
+    def forward(self, x: Tensor, f: Tensor | None = None) -> Tensor:
+        """Map x ``(batch, seq, hidden)`` to Q ``(batch, seq, out_features)``; ``f`` is f(x), if computed already."""
+        f = self.f(x) if f is None else f
         return anchored(self.anchor(x), f)
-
-    def linear_parts(self) -> list[str]:
-        """Return the paths of the matrices below this module."""
-        return ["anchor", *_below_f(self.f)]
-
-    def linear_part(self, x: Tensor, module_of: ModuleOf) -> Tensor:
-        """Return Q without f, (x W_Q + b_Q) / 2, ``(batch, out_features)``."""
-        half: Tensor = module_of(self.anchor)(x) / 2
-        return half
-
-
-def _below_f(f: nn.Module | None) -> list[str]:
-    if f is None:
-        return []
-    inner = f.linear_parts() if isinstance(f, NonlinearProjection | HiddenProjection) else [""]
-    return [f"f.{part}".rstrip(".") for part in inner]
 
 
 def require_square(hidden_size: int, out_features: int) -> None:

@@ -100,11 +100,10 @@ class HookedModule(nn.Module):
 
 
 class SharedLinear(nn.Linear):
-    """A linear layer that takes its product from where it was computed with others, if that was for the same x."""
+    """A linear layer that takes its product from where it was computed with others, if that was for the same x.
 
-    def keep(self, x: Tensor, product: Tensor) -> None:
-        """Keep the product of x, which this layer is called with next in this thread."""
-        CALLS.keep(self, "product", (x, product))
+    There ``CALLS.keep(layer, "product", (x, product))`` keeps it for the next call of the layer in this thread.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Map x ``(batch, seq, in)`` to ``(batch, seq, out)``."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.nn.anchors import IdentityAnchoredQuery, ModuleOf, WeightAnchoredQuery
-from hfpatch.nn.calls import SharedLinear, shared, shared_inside
+from hfpatch.nn.anchors import IdentityAnchoredQuery, WeightAnchoredQuery
+from hfpatch.nn.calls import CALLS, SharedLinear, shared, shared_inside
 from hfpatch.nn.nonlinear import NonlinearProjection, require_joinable
 
 Span = tuple[int, int]
@@ -65,6 +66,8 @@ class MixedProjection(nn.Module):
         self.spans = {name: spans[name] for name in sorted(spans, key=lambda name: spans[name][0])}
         left = groups * (width - sum(length for _, length in spans.values()))
         self.rest: nn.Linear | None = nn.Linear(inputs, left, bias=bias) if left else None
+        inside = [f"paths.{name}" for name, module in self.paths.named_modules() if isinstance(module, nn.Linear)]
+        self.matrices = ["rest", *inside] if left else inside  # as built: an adapter may be put around each
         self.fused = fused
         self._partners = list(partners)  # a plain list: they stay children of the attention
         if fused:
@@ -102,12 +105,10 @@ class MixedProjection(nn.Module):
 
     def linear_parts(self) -> list[str]:
         """Return the paths, below this module, of the matrices that it holds; there may be none."""
-        inside = {name: path.linear_parts() for name, path in self.paths.items()}  # type: ignore[operator]
-        rest = [] if self.rest is None else ["rest"]
-        return [*rest, *(f"paths.{name}.{part}" for name, parts in inside.items() for part in parts)]
+        return self.matrices
 
     @torch.no_grad()
-    def linear_part(self, module_of: ModuleOf = lambda module: module) -> tuple[Tensor, Tensor]:
+    def linear_part(self, module_of: Callable[[nn.Module], nn.Module] = lambda module: module) -> tuple[Tensor, Tensor]:
         """Return this projection with every nonlinear f at 0: x M + b.
 
         Args:
@@ -118,23 +119,35 @@ class MixedProjection(nn.Module):
         """
         found = next((p for p in self.parameters() if p.is_floating_point()), torch.empty(0))
         identity = torch.eye(self.in_features, dtype=found.dtype, device=found.device)
-        bias = self._without_f(torch.zeros_like(identity[:1]), module_of)
-        return self._without_f(identity, module_of) - bias, bias[0]
-
-    def _without_f(self, x: Tensor, module_of: ModuleOf) -> Tensor:
-        values = {name: path.linear_part(x, module_of) for name, path in self.paths.items()}  # type: ignore[operator]
-        return self._placed(None if self.rest is None else module_of(self.rest)(x), values, x.dtype)
+        images = []
+        for x in (torch.zeros_like(identity[:1]), identity):
+            values: dict[str, Tensor] = {}
+            for name in self.paths:
+                path: Any = self.paths[name]
+                if isinstance(path, WeightAnchoredQuery):
+                    values[name] = module_of(path.anchor)(x) / 2
+                elif path.f is None:
+                    values[name] = x
+                else:
+                    values[name] = x + module_of(path.f)(x) if path.is_linear else x / 2
+            rest = None if self.rest is None else module_of(self.rest)(x)
+            images.append(self._placed(rest, values, x.dtype))
+        bias, image = images
+        return image - bias, bias[0]
 
     def _joined(self, x: Tensor) -> dict[str, Tensor] | None:
         """Return the value of every path, with W_1 and the matrices in one product; None where one has no weight."""
-        maps = {name: path.f for name, path in self.paths.items()}
+        maps: dict[str, Any] = {name: path.f for name, path in self.paths.items()}
         matrices = [shared_inside(self.rest)] if self.rest is not None else self._partners
-        wanted = [*matrices, *(shared_inside(f.up) for f in maps.values())]  # type: ignore[union-attr, arg-type]
+        wanted = [*matrices, *(shared_inside(f.up) for f in maps.values())]
         found = [each for each in wanted if each is not None and each.weight.device == x.device]
         if len(found) < len(wanted):
             return None
         joined = found[: len(matrices)]
-        ups: list[Tensor] = [f.joined_weight() for f in maps.values()]  # type: ignore[operator, union-attr]
+        ups: list[Tensor] = []  # g ⊙ W_1, (rank, inputs)
+        for f in maps.values():
+            require_joinable(f.norm_in)
+            ups.append(f.up.weight * f.norm_in.weight if isinstance(f.norm_in, nn.RMSNorm) else f.up.weight)
         weights = [*(matrix.weight for matrix in joined), *ups]
         bias = None
         if any(matrix.bias is not None for matrix in joined):
@@ -143,9 +156,9 @@ class MixedProjection(nn.Module):
         joint = F.linear(x, torch.cat(weights), bias)
         parts = list(torch.split(joint, [len(weight) for weight in weights], dim=-1))
         for matrix, part in zip(joined, parts, strict=False):
-            matrix.keep(x, part)
+            CALLS.keep(matrix, "product", (x, part))
         return {
-            name: path.around(x, maps[name].from_joined(x, part))  # type: ignore[operator, union-attr]
+            name: path.forward(x, maps[name].from_joined(x, part))
             for (name, path), part in zip(self.paths.items(), parts[len(joined) :], strict=True)
         }
 

@@ -101,19 +101,6 @@ class NonlinearProjection(nn.Module):
         """Map x ``(batch, seq, hidden)`` to f(x) ``(batch, seq, out_features)``."""
         return nonlinear_map(x, norm_in=self.norm_in, up=self.up, act=self.act, down=self.down, norm_out=self.norm_out)
 
-    def linear_parts(self) -> list[str]:
-        """Return the paths of the matrices below this module."""
-        return ["up", "down"]
-
-    def joined_weight(self) -> Tensor:
-        """Return g ⊙ W_1 ``(rank, hidden)``, which may be concatenated with other projections of x in one product.
-
-        Raises:
-            HfpatchError: if the input norm is neither an RMSNorm nor none, so that the identity does not hold.
-        """
-        require_joinable(self.norm_in)
-        return self.up.weight * self.norm_in.weight if isinstance(self.norm_in, nn.RMSNorm) else self.up.weight
-
     def from_joined(self, x: Tensor, product: Tensor) -> Tensor:
         """Return f(x) from the product x·(g ⊙ W_1): RMSNorm(x) W_1 = (x·(g ⊙ W_1)) / rms(x).
 
@@ -130,7 +117,7 @@ class NonlinearProjection(nn.Module):
         inner = shared_inside(self.up)
         if inner is not None and inner is not self.up:  # an adapter adds its own term
             normed = self.norm_in(as_read_by(self.up, x))
-            inner.keep(normed, product)
+            CALLS.keep(inner, "product", (normed, product))
             product = self.up(normed)
         f: Tensor = self.norm_out(self.down(self.act(product)))
         return f
@@ -158,17 +145,6 @@ class HiddenState:
         if not any(module is self._watched for module in down.modules()):
             self._watched = down
             down.register_forward_pre_hook(self.keep)
-
-    def take(self) -> Tensor:
-        """Return the kept input.
-
-        Raises:
-            HfpatchError: if the MLP did not run.
-        """
-        value: Tensor | None = CALLS.take(self, "value")
-        if value is None:
-            raise HfpatchError("a query reads the hidden activations of the MLP before it, but that MLP did not run")
-        return value
 
 
 class HiddenProjection(nn.Module):
@@ -205,14 +181,17 @@ class HiddenProjection(nn.Module):
         self.norm_out = make_norm(output_norm, out_features)
         normal_(self.down.weight, std=hidden_size**-0.5, seed=seed, name="hidden_down")
 
-    def linear_parts(self) -> list[str]:
-        """Return the path of the matrix below this module."""
-        return ["down"]
-
     def forward(self, x: Tensor) -> Tensor:
-        """Return f ``(batch, seq, out_features)``; x, which the other maps read, is not used."""
-        h = self.source.take()[..., : self.down.in_features]
-        f: Tensor = self.norm_out(self.down(self.norm_in(as_read_by(self.down, h))))
+        """Return f ``(batch, seq, out_features)``; x, which the other maps read, is not used.
+
+        Raises:
+            HfpatchError: if the MLP did not run.
+        """
+        kept: Tensor | None = CALLS.take(self.source, "value")
+        if kept is None:
+            raise HfpatchError("a query reads the hidden activations of the MLP before it, but that MLP did not run")
+        h = as_read_by(self.down, kept[..., : self.down.in_features])
+        f: Tensor = self.norm_out(self.down(self.norm_in(h)))
         return f
 
 

@@ -20,7 +20,8 @@ def inner_width(hidden_size: int, expansion: float) -> int:
     Raises:
         HfpatchError: if that is less than one, or e is out of range.
     """
-    check_expansion(expansion)
+    if not 0 < expansion <= MAX_EXPANSION:
+        raise HfpatchError(f"expansion={expansion} must be above 0 and at most {MAX_EXPANSION}")
     width = int(expansion * hidden_size)
     if width < 1:
         raise HfpatchError(
@@ -149,12 +150,6 @@ def add_skip(branch: Tensor, x: Tensor, skip: nn.Linear) -> Tensor:
     """Return ``branch + x W_skip`` computed in the dtype of W_skip, returned in that of ``branch``."""
     changed: Tensor = branch + skip(x.to(skip.weight.dtype))
     return changed.to(branch.dtype)
-
-
-def check_expansion(expansion: float) -> None:
-    """Raise :class:`HfpatchError` unless e is above 0 and at most :data:`MAX_EXPANSION`."""
-    if not 0 < expansion <= MAX_EXPANSION:
-        raise HfpatchError(f"expansion={expansion} must be above 0 and at most {MAX_EXPANSION}")
 
 
 def check_init(init: str) -> None:

@@ -191,19 +191,16 @@ class ActingModule(SharingModule):
 
     site: MethodSite
     reads_rows = False
+    heads_as_projected: bool  # whether the heads are those of the projected query, which passes no norm
     behind_sources: frozenset[str] = frozenset()  # the targets whose projection reads a low-rank image of x
-
-    def acting(self, place: str) -> Iterator[tuple[Any, Parts, MethodSite]]:
-        """Yield each method that acts at a place now, in order, with its parts and the site."""
-        raise NotImplementedError
+    acting: Callable[[str], Iterator[tuple[Any, Parts, MethodSite]]]
+    """Yields each method that acts at a place now, in order, with its parts and the site; a subclass defines it."""
+    looks_back: Callable[[], bool]
+    """Returns whether anything that acts now reads earlier positions of the row; a subclass defines it."""
 
     def acts(self, place: str) -> bool:
         """Return whether anything acts at a place now."""
         return next(self.acting(place), None) is not None
-
-    def looks_back(self) -> bool:
-        """Return whether anything that acts now reads earlier positions of the row."""
-        raise NotImplementedError
 
     def apply_at(self, place: str, value: Tensor, *read: Tensor) -> Tensor:
         """Return the tensor of a place after the methods that act there now, one after the other.
@@ -254,6 +251,7 @@ class ActingModule(SharingModule):
             self.after(module, ActingModule._change_returned, "entered")
         for module in modules.get("entries", ()):
             self.before(module, ActingModule._change_input)
+        self.heads_as_projected = self.site.heads is not None and self.site.heads.norm is None
         self.behind_sources = frozenset(target for target in PROJECTED if f"{target}_source" in modules)
         by_projection: dict[nn.Module, list[str]] = {}
         for target in (target for target in PROJECTED if target in modules):
@@ -310,7 +308,7 @@ class ActingModule(SharingModule):
 
     def changes(self, target: str) -> bool:
         """Return whether a place, such as query, key or value, is changed now."""
-        return self.acts(target) or (target == "query" and self._scales_projected())
+        return self.acts(target) or (target == "query" and self.heads_as_projected and self.acts("heads"))
 
     def _change_projected(
         self, targets: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Tensor
@@ -347,15 +345,11 @@ class ActingModule(SharingModule):
             if self.changes(target):
                 columns = self.site.columns[target]
                 value = self.apply_at(target, columns.read(output), x)
-                by_head = target == "query" and self._scales_projected()
+                by_head = target == "query" and self.heads_as_projected and self.acts("heads")
                 output = columns.write(output, self._by_head(value) if by_head else value)
         return output if output.shape[-1] == width else output[..., start : start + width]
 
     # heads: of the projected query, or behind the norm that it passes
-
-    def _scales_projected(self) -> bool:
-        heads = self.site.heads
-        return heads is not None and heads.norm is None and self.acts("heads")
 
     def _by_head(self, query: Tensor) -> Tensor:
         """Change the heads ``(batch, seq, heads, size)`` of a query ``(batch, seq, heads·size)``."""

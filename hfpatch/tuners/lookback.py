@@ -8,7 +8,6 @@ An export carries this code, so it knows nothing of PEFT.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,13 +43,6 @@ class Remembering:
     _layer_type = None  # transformers registers subclasses that name one
     kept: dict[str, Kept]
 
-    def push(self, slot: str, value: Tensor, steps: int) -> Tensor:
-        """Add the values ``(batch, seq, width)`` of a call and return those before it, at most ``steps``."""
-        before = self.kept.get(slot) or Kept(value[:, :0], 0, steps)
-        values = torch.cat([before.values.to(value), value], 1)[:, -(steps + max(value.shape[1], MARGIN)) :]
-        self.kept[slot] = Kept(values, before.seen + value.shape[1], steps)
-        return before.values[:, before.values.shape[1] - min(steps, before.values.shape[1]) :].to(value)
-
     def reset(self) -> None:
         """Forget everything."""
         self.kept.clear()
@@ -73,21 +65,20 @@ class Remembering:
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorder the rows for beam search."""
         super().reorder_cache(beam_idx)  # type: ignore[misc]
-        self._change(lambda values: values.index_select(0, beam_idx.to(values.device)))
+        for each in self.kept.values():
+            each.values = each.values.index_select(0, beam_idx.to(each.values.device))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row."""
         super().batch_repeat_interleave(repeats)  # type: ignore[misc]
-        self._change(lambda values: values.repeat_interleave(repeats, dim=0))
+        for each in self.kept.values():
+            each.values = each.values.repeat_interleave(repeats, dim=0)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some rows."""
         super().batch_select_indices(indices)  # type: ignore[misc]
-        self._change(lambda values: values[indices.to(values.device)])
-
-    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
         for each in self.kept.values():
-            each.values = change(each.values)
+            each.values = each.values[indices.to(each.values.device)]
 
 
 def length_of(layer: Any) -> int | None:
@@ -150,14 +141,17 @@ class Row:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _kept(self, slot: str, value: Tensor, steps: int) -> Tensor:
+        """Return the values before this call, at most ``steps``; the cache then keeps those of this call too."""
         if slot not in self.before:
-            seen = self.layer.kept[slot].seen if slot in self.layer.kept else 0
-            if self.past is not None and seen != self.past:
+            kept = self.layer.kept.get(slot) or Kept(value[:, :0], 0, steps)
+            if self.past is not None and kept.seen != self.past:
                 raise HfpatchError(
-                    f"{slot}: the cache holds {self.past} tokens, of which the method has seen {seen}; it looks back, "
-                    "so start with an empty cache, without prefix tuning"
+                    f"{slot}: the cache holds {self.past} tokens, of which the method has seen {kept.seen}; it looks "
+                    "back, so start with an empty cache, without prefix tuning"
                 )
-            self.before[slot] = self.layer.push(slot, value, steps)
+            values = torch.cat([kept.values.to(value), value], 1)[:, -(steps + max(value.shape[1], MARGIN)) :]
+            self.layer.kept[slot] = Kept(values, kept.seen + value.shape[1], steps)
+            self.before[slot] = kept.values[:, max(0, kept.values.shape[1] - steps) :].to(value)
         return self.before[slot]
 
 

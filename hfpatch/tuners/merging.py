@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ def merged_weights(site: AttentionSite, acting: Sequence[Acting]) -> list[tuple[
     for config, _, _ in acting:
         if why := config.unmergeable():
             raise _cannot(config, site, why)
-    merge = _Merge(site)
+    merge = _Merge(site, Counter(id(p) for _, p in site.around.named_parameters(remove_duplicate=False)))
     double = [
         (config, {name: copy.deepcopy(part).double().eval() for name, part in parts.items()}, method)
         for config, parts, method in acting
@@ -52,12 +52,11 @@ def merged_weights(site: AttentionSite, acting: Sequence[Acting]) -> list[tuple[
     for target in PROJECTED:
         for each in double:
             merge.projected(target, *each)
-    for each in double:
-        merge.output(*each)
-    for each in double:
-        merge.left(*each)
+    for place in ("output", "left"):
+        for each in double:
+            merge.at_output(place, *each)
     for each in reversed(double):  # the last adapter stands right before the matrix
-        merge.mixed(*each)
+        merge.at_output("mixed", *each)
     for each in reversed(double):
         merge.entered(*each)
     found: list[tuple[nn.Parameter, Tensor]] = []
@@ -96,82 +95,82 @@ class _Matrix:
     bias: Tensor
 
 
+@dataclass
 class _Merge:
-    """The projections of a site, while adapters are put into them."""
+    """The projections of a site, while adapters are put into them.
 
-    def __init__(self, site: AttentionSite) -> None:
-        self.site = site
-        self.matrices: dict[nn.Module, _Matrix] = {}
-        self.uses = Counter(id(p) for _, p in site.around.named_parameters(remove_duplicate=False))
+    Args:
+        site: the attention branch.
+        uses: how often each parameter is used, by id.
+        matrices: the matrices with the adapters that are merged so far, by module.
+    """
+
+    site: AttentionSite
+    uses: Counter[int]
+    matrices: dict[nn.Module, _Matrix] = field(default_factory=dict)
 
     def projected(self, target: str, config: Any, parts: Parts, method: MethodSite) -> None:
         """Merge the changes of query, key or value, and of the heads of a query without a norm."""
-        places, d = config.acts_at(), self.site.hidden_size
+        site, places, heads = self.site, config.acts_at(), self.site.heads
+        changes: dict[str, Callable[..., Tensor]] = {}
         if target in places:
-            projection = self.site.projections[target]
-            matrix = self._matrix(joined(self.site.path, projection.path), self.site.projection_module(target))
-            (own, read), constant = _affine(
-                lambda q, x: getattr(config, target)(parts, q, x, method), projection.columns.size, d, like=matrix
-            )
+            changes[target] = lambda y, x: getattr(config, target)(parts, y, x, method)
+        if target == "query" and "heads" in places and heads is not None:
+            by_head = (1, -1, heads.count, site.projections["query"].columns.size // heads.count)
+            changes["heads"] = lambda q, x: config.heads(parts, q.reshape(by_head), method).reshape(q.shape)
+        for place, change in changes.items():
+            if place == "heads" and heads is not None and heads.norm is not None:
+                raise _cannot(config, site, f"it acts behind {heads.norm}, whose weight all heads share")
+            projection, columns = site.projections[target], site.projections[target].columns
+            matrix = self._matrix(joined(site.path, projection.path), site.projection_module(target))
+            (own, read), constant = _affine(change, columns.size, site.hidden_size, like=matrix)
             if read.any() and projection.source is not None:
                 why = f"it reads what enters the attention, and {projection.path} a low-rank image of it"
-                raise _cannot(config, self.site, why)
-            self._columns(target, matrix, own, read if read.any() else None, constant)
-        if target == "query" and "heads" in places and (heads := self.site.heads) is not None:
-            if heads.norm is not None:
-                raise _cannot(config, self.site, f"it acts behind {heads.norm}, whose weight all heads share")
-            path, width = self.site.projections["query"].path, self.site.projections["query"].columns.size
-            matrix = self._matrix(joined(self.site.path, path), self.site.projection_module("query"))
-            by_head = (1, -1, heads.count, width // heads.count)
-            (own,), constant = _affine(
-                lambda q: config.heads(parts, q.reshape(by_head), method).reshape(q.shape), width, like=matrix
-            )
-            self._columns("query", matrix, own, None, constant)
+                raise _cannot(config, site, why)
+            weight = _times(columns.read(matrix.weight), own)
+            matrix.weight = columns.write(matrix.weight, weight + read if read.any() else weight)
+            matrix.bias = columns.write(matrix.bias, columns.read(matrix.bias) @ own + constant)
 
-    def output(self, config: Any, parts: Parts, method: MethodSite) -> None:
-        """Merge the change of the output projection's result."""
-        if "output" in config.acts_at():
-            matrix = self._output_matrix(config)
-            inputs, outputs = matrix.weight.shape
+    def at_output(self, place: str, config: Any, parts: Parts, method: MethodSite) -> None:
+        """Merge the change of the output projection's result (``output``), or input (``mixed``), or of the branch.
+
+        The branch (``left``) can be merged where the output projection is its last module.
+        """
+        site, factor = self.site, self.site.exit_factor
+        if place == "left" and "stream" in config.acts_at():
+            raise _cannot(config, site, "there is no matrix behind the block")
+        if place not in config.acts_at():
+            return
+        if (module := output_projection(site)) is None:
+            raise _cannot(config, site, "the attention has no output projection of its own")
+        matrix = self._matrix(site.output_path, module)
+        if place == "left" and site.exit is not site.attention and unwrapped(site.exit) is not module:
+            raise _cannot(config, site, f"{site.exit_path} comes between the output projection and the residual stream")
+        inputs, outputs = matrix.weight.shape
+        if place == "output":
             (own, read), constant = _affine(
                 lambda o, a: config.output(parts, o, a, method), outputs, inputs, like=matrix
             )
             matrix.weight = _times(matrix.weight, own) + read
             matrix.bias = matrix.bias @ own + constant
-
-    def left(self, config: Any, parts: Parts, method: MethodSite) -> None:
-        """Merge the change of the branch, where the output projection is its last module."""
-        site, factor = self.site, self.site.exit_factor
-        if "stream" in config.acts_at():
-            raise _cannot(config, site, "there is no matrix behind the block")
-        if "left" not in config.acts_at():
-            return
-        matrix = self._output_matrix(config)
-        if site.exit is not site.attention and unwrapped(site.exit) is not matrix.module:
-            raise _cannot(config, site, f"{site.exit_path} comes between the output projection and the residual stream")
-        (own, read), constant = _affine(
-            lambda o, x: o + (config.left(parts, o * factor, x, method) - o * factor) / factor,
-            matrix.weight.shape[1],
-            site.hidden_size,
-            like=matrix,
-        )
-        if read.any():
-            raise _cannot(config, site, "no matrix leads from what enters the attention to the residual stream")
-        matrix.weight, matrix.bias = _times(matrix.weight, own), matrix.bias @ own + constant
-
-    def mixed(self, config: Any, parts: Parts, method: MethodSite) -> None:
-        """Merge the change of the output projection's input."""
-        if "mixed" in config.acts_at():
-            matrix = self._output_matrix(config)
+        elif place == "left":
             (own, read), constant = _affine(
-                lambda a, x: config.mixed(parts, a, x, method),
-                matrix.weight.shape[0],
-                self.site.hidden_size,
+                lambda o, x: o + (config.left(parts, o * factor, x, method) - o * factor) / factor,
+                outputs,
+                site.hidden_size,
                 like=matrix,
             )
             if read.any():
-                raise _cannot(config, self.site, "the output projection does not read what enters the attention")
-            _put_before(matrix, own, constant)
+                raise _cannot(config, site, "no matrix leads from what enters the attention to the residual stream")
+            matrix.weight, matrix.bias = _times(matrix.weight, own), matrix.bias @ own + constant
+        else:
+            (own, read), constant = _affine(
+                lambda a, x: config.mixed(parts, a, x, method), inputs, site.hidden_size, like=matrix
+            )
+            if read.any():
+                raise _cannot(config, site, "the output projection does not read what enters the attention")
+            matrix.bias = matrix.bias + constant @ matrix.weight
+            matrix.weight = own @ matrix.weight
 
     def entered(self, config: Any, parts: Parts, method: MethodSite) -> None:
         """Merge the change of the attention's input into all projections that read it.
@@ -205,19 +204,8 @@ class _Merge:
         matrices = [self._matrix(path, module) for path, module in readers.items()]
         (own,), constant = _affine(lambda x: config.entered(parts, x, method), site.hidden_size, like=matrices[0])
         for matrix in matrices:
-            _put_before(matrix, own, constant)
-
-    def _columns(self, target: str, matrix: _Matrix, own: Tensor, read: Tensor | None, constant: Tensor) -> None:
-        columns = self.site.projections[target].columns
-        weight = _times(columns.read(matrix.weight), own)
-        matrix.weight = columns.write(matrix.weight, weight if read is None else weight + read)
-        matrix.bias = columns.write(matrix.bias, columns.read(matrix.bias) @ own + constant)
-
-    def _output_matrix(self, config: MethodConfig) -> _Matrix:
-        module = output_projection(self.site)
-        if module is None:
-            raise _cannot(config, self.site, "the attention has no output projection of its own")
-        return self._matrix(self.site.output_path, module)
+            matrix.bias = matrix.bias + constant @ matrix.weight
+            matrix.weight = own @ matrix.weight
 
     def _matrix(self, path: str, module: nn.Module) -> _Matrix:
         """Return the matrix of a linear projection, as far as adapters are merged.
@@ -269,8 +257,3 @@ def _times(weight: Tensor, matrix: Tensor) -> Tensor:
     """Return ``weight @ matrix``, which most often is the unit matrix or a diagonal."""
     diagonal = matrix.diagonal()
     return weight * diagonal if torch.equal(matrix, torch.diag(diagonal)) else weight @ matrix
-
-
-def _put_before(matrix: _Matrix, own: Tensor, constant: Tensor) -> None:
-    matrix.bias = matrix.bias + constant @ matrix.weight
-    matrix.weight = own @ matrix.weight

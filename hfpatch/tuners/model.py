@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from hfpatch.tuners.places import method_site, refused_at
 
 _LARGE, _LARGE_SHARE = 10_000_000, 0.05
 _logger = logging.getLogger(__name__)
+_LOGGED: set[str] = set()  # each message is logged once in a process
 _INPUT_GRADIENTS = "_hfpatch_input_gradients"  # on the model, so that they can be taken back
 
 
@@ -81,12 +81,12 @@ class MethodModel(BaseTuner):
         count, total = sum(parameter.numel() for parameter in added), sum(base.values())
         share = count / max(total, 1)
         is_large = count >= _LARGE and share >= _LARGE_SHARE
-        advice = "; hfpatch.sized(config, model, parameters='1%') returns a configuration of any size"
-        _log_once(
-            logging.WARNING if is_large else logging.INFO,
-            f"{config.spec.label}: {count:,} parameters added, {share:.2%} of the base's {total:,}"
-            + (advice if is_large else ""),
-        )
+        message = f"{config.spec.label}: {count:,} parameters added, {share:.2%} of the base's {total:,}"
+        if is_large:
+            message += "; hfpatch.sized(config, model, parameters='1%') returns a configuration of any size"
+        if message not in _LOGGED:
+            _LOGGED.add(message)
+            _logger.log(logging.WARNING if is_large else logging.INFO, message)
 
     def _check_target_module_exists(self, peft_config: Any, key: str) -> Any:  # type: ignore[override]
         found = check_target_module_exists(peft_config, key)
@@ -198,11 +198,6 @@ class MethodModel(BaseTuner):
             f"{self.tuner_layer_cls.method.spec.label}: adapters cannot be added with weights, as the method is no sum "
             "of matrices; base_model.set_adapter([...]) makes several active, one after the other"
         )
-
-
-@functools.cache
-def _log_once(level: int, message: str) -> None:
-    _logger.log(level, message)
 
 
 def changed_sites(model: nn.Module, config: MethodConfig) -> list[AttentionSite]:

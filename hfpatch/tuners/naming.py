@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 from peft.tuners.tuners_utils import check_target_module_exists
@@ -25,11 +25,13 @@ def chosen_modules(config: MethodConfig) -> set[str] | str | None:
 def named_sites(sites: Sequence[AttentionSite], config: MethodConfig) -> list[AttentionSite]:
     """Return the sites that ``target_modules``, ``exclude_modules`` and ``modules_to_save`` leave, as PEFT reads them.
 
+    Two paths name an attention: its own, and the host's of its layers.
+
     Raises:
         HfpatchError: if a name or a pattern is of no attention: a method changes these as a whole.
     """
     targets = chosen_modules(config)
-    paths = [path for site in sites for path in _paths(site)]
+    paths = [path for site in sites for path in (site.path, site.host_path)]
     for option, given in (("target_modules", targets), ("exclude_modules", config.exclude_modules)):
         for name in [given] if isinstance(given, str) else sorted(given or ()):
             try:
@@ -52,8 +54,8 @@ def named_sites(sites: Sequence[AttentionSite], config: MethodConfig) -> list[At
     return [
         site
         for site in sites
-        if all(check_target_module_exists(left, path) for path in _paths(site))
-        and any(check_target_module_exists(options, path) for path in _paths(site))
+        if all(check_target_module_exists(left, path) for path in (site.path, site.host_path))
+        and any(check_target_module_exists(options, path) for path in (site.path, site.host_path))
     ]
 
 
@@ -79,8 +81,3 @@ def wanted_layers(sites: Sequence[AttentionSite], config: MethodConfig) -> set[i
         held = f"which has layers {min(found)} to {max(found)}" if found else "which no list of this model is called"
         raise HfpatchError(f"layers_to_transform: layers {missing} are not in layers_pattern={pattern!r}, {held}")
     return set().union(*(found[index] for index in wanted))
-
-
-def _paths(site: AttentionSite) -> Iterable[str]:
-    """Return the paths that name an attention: its own, and the host's of its layers."""
-    return dict.fromkeys((site.path, site.host_path))

@@ -13,6 +13,7 @@ ALLOWED = (
     "int, float, bool, str, None, Literal[...], list[...], set[...] or tuple[..., ...] of these, dict[str, list[...]], "
     "or several joined by |"
 )
+_UNIONS = (types.UnionType, typing.Union)
 _NAMES = {int: "an integer", float: "a finite number", bool: "true or false", str: "a string", types.NoneType: "None"}
 
 
@@ -22,7 +23,7 @@ def require_option_type(name: str, hint: Any) -> None:
     Raises:
         HfpatchError: naming the option and the types that work.
     """
-    for kind in _alternatives(hint):
+    for kind in typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else (hint,):
         items = typing.get_args(kind)
         match typing.get_origin(kind):
             case None:
@@ -48,7 +49,7 @@ def fitting(name: str, value: Any, hint: Any) -> Any:
     Raises:
         HfpatchError: if it does not fit.
     """
-    kinds = _alternatives(hint)
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else (hint,)
     for kind in kinds:
         container, items = typing.get_origin(kind), typing.get_args(kind)
         if container is None and _fits(value, kind):
@@ -66,10 +67,6 @@ def fitting(name: str, value: Any, hint: Any) -> Any:
     choices = [str(item) for kind in kinds if typing.get_origin(kind) is Literal for item in typing.get_args(kind)]
     meant = nearest(str(value), choices) if choices else ""
     raise HfpatchError(f"{name}={value!r} must be {' or '.join(map(_described, kinds))}{meant}")
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
 def _described(kind: Any) -> str:

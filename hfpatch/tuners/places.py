@@ -39,11 +39,14 @@ def modules_at(site: AttentionSite, places: Iterable[str], method: type[MethodCo
     for place in places:
         if place == "entered":
             found |= {"entries": list(site.entries)} if site.norm is None else {"norm": [site.norm]}
-        elif place in PROJECTED:
-            found |= _projection(site, place)
-        elif place == "heads" and site.heads is not None:
-            norm = site.heads.norm
-            found |= _projection(site, "query") if norm is None else {"query_norm": [site.inner_module(norm)]}
+        elif place == "heads" and site.heads is not None and site.heads.norm is not None:
+            found["query_norm"] = [site.inner_module(site.heads.norm)]
+        elif place in PROJECTED or (place == "heads" and site.heads is not None):
+            target = "query" if place == "heads" else place
+            if target in site.projections:
+                found[target] = [site.projection_module(target)]
+                if (source := site.projections[target].source) is not None:
+                    found |= {f"{target}_source": [site.inner_module(source)], "attention": [site.attention]}
         elif place == "mixed" and (output := output_projection(site)) is not None:
             first = next(iter(site.projections.values()))  # it is called with x before the output projection is
             reader = site.inner_module(first.source or first.path)
@@ -102,16 +105,6 @@ def refused_at(site: AttentionSite, config: MethodConfig) -> str | None:
     elif isinstance(window, int) and window <= config.steps_back():
         why = f"it attends to {window} positions, and the method looks back {config.steps_back()}"
     return config.refusal(site) if why is None else str(cannot_look_back(attention, why))
-
-
-def _projection(site: AttentionSite, target: str) -> dict[str, list[nn.Module]]:
-    if target not in site.projections:
-        return {}
-    source = site.projections[target].source
-    found = {target: [site.projection_module(target)]}
-    if source is not None:
-        found |= {f"{target}_source": [site.inner_module(source)], "attention": [site.attention]}
-    return found
 
 
 def output_projection(site: AttentionSite) -> nn.Module | None:

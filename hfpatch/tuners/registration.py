@@ -129,7 +129,7 @@ def load_plugins() -> None:
         if getattr(getattr(sys.modules.get(entry.module), "__spec__", None), "_initializing", False):
             continue  # its import has led to this one, and registers the method as it goes on
         try:
-            _load(entry)
+            _method(plugins.load(entry), plugins.where(entry), name=entry.name)
         except HfpatchError as error:
             _BROKEN[entry.name] = entry
             _logger.warning("hfpatch: %s", error)
@@ -141,8 +141,8 @@ def require_loaded(name: str) -> None:
     Raises:
         HfpatchError: naming the entry point.
     """
-    if name in _BROKEN:
-        _load(_BROKEN[name])
+    if (entry := _BROKEN.get(name)) is not None:
+        _method(plugins.load(entry), plugins.where(entry), name=name)
         del _BROKEN[name]
 
 
@@ -155,13 +155,11 @@ def named_method(reference: str) -> type[MethodConfig]:
     return _method(plugins.named_object(reference), reference)
 
 
-def _load(entry: EntryPoint) -> None:
-    cls = _method(plugins.load(entry), plugins.where(entry))
-    if cls.spec.name != entry.name:
-        raise HfpatchError(f"{plugins.where(entry)} must be called {cls.spec.name!r}, as its method is")
-
-
-def _method(found: object, where: str) -> type[MethodConfig]:
-    if isinstance(found, type) and issubclass(found, MethodConfig) and "spec" in vars(found):
-        return found
-    raise HfpatchError(f"{where} is no method: put @hfpatch.method(...) above a dataclass below hfpatch.MethodConfig")
+def _method(found: object, where: str, *, name: str | None = None) -> type[MethodConfig]:
+    if not (isinstance(found, type) and issubclass(found, MethodConfig) and "spec" in vars(found)):
+        raise HfpatchError(
+            f"{where} is no method: put @hfpatch.method(...) above a dataclass below hfpatch.MethodConfig"
+        )
+    if name not in (None, found.spec.name):
+        raise HfpatchError(f"{where} must be called {found.spec.name!r}, as its method is")
+    return found

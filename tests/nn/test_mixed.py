@@ -10,7 +10,7 @@ from reference import layer_norm, rms_norm
 from torch import nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.nn import HiddenState, IdentityAnchoredQuery, MixedProjection, WeightAnchoredQuery
+from hfpatch.nn import HiddenProjection, HiddenState, IdentityAnchoredQuery, MixedProjection, WeightAnchoredQuery
 from hfpatch.nn.calls import CALLS, SharedLinear
 
 
@@ -88,10 +88,10 @@ def test_the_linear_part_is_what_is_left_without_f():
 def test_a_shared_product_serves_the_same_x_once():
     layer = SharedLinear(4, 3)
     x, kept = torch.randn(2, 4), torch.randn(2, 3)
-    layer.keep(x, kept)
+    CALLS.keep(layer, "product", (x, kept))
     assert layer(x) is kept
     assert torch.equal(layer(x), x @ layer.weight.T + layer.bias)
-    layer.keep(x, kept)
+    CALLS.keep(layer, "product", (x, kept))
     other = x.clone()
     torch.testing.assert_close(layer(other), other @ layer.weight.T + layer.bias)
     assert torch.equal(layer(x), x @ layer.weight.T + layer.bias)
@@ -142,13 +142,14 @@ def test_what_is_put_in_the_place_of_the_down_projection_is_heard_too():
     mlp, h = Down(), torch.randn(1, 2, 10)
     source = HiddenState(mlp, "down")
     copied, sources = copy.deepcopy((mlp, source))
+    reader = HiddenProjection(hidden_size=4, out_features=6, source=source)
     for change in (lambda: mlp.down, lambda: nn.Sequential(mlp.down), lambda: nn.Linear(10, 4)):
         mlp.down = change()
         mlp(h)
-        assert source.take() is h
+        assert CALLS.take(source, "value") is h
         with pytest.raises(HfpatchError, match="did not run"):
-            source.take()
+            reader(h)
     copied(h)
-    assert sources.take() is h
+    assert CALLS.take(sources, "value") is h
     with pytest.raises(HfpatchError, match="did not run"):
-        source.take()
+        reader(h)

@@ -96,7 +96,7 @@ def test_a_start_that_is_none_depends_on_seed_layer_and_name_alone():
 
 
 def test_the_share_of_a_large_adapter_is_a_warning_once(caplog, monkeypatch):
-    tuner_model._log_once.cache_clear()
+    tuner_model._LOGGED.clear()
     with caplog.at_level(logging.INFO, logger="hfpatch"):
         for limit in (10_000_000, 5000):
             monkeypatch.setattr(tuner_model, "_LARGE", limit)
