@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
-from hfpatch.data.readers import SUFFIXES, is_readable, read_rows
+from hfpatch.data.readers import SUFFIXES, read_rows
 from hfpatch.data.rows import Rows
 from hfpatch.errors import HfpatchError, first_line, nearest
 from hfpatch.recipes.data import DataSettings
@@ -87,7 +87,7 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
             found = sorted(path.iterdir()) if path.is_dir() else [path]
         else:
             found = [Path(name) for name in sorted(glob.glob(settings.source, recursive=True))]  # noqa: PTH207
-        files = [file for file in found if file.is_file() and is_readable(file)]
+        files = [file for file in found if file.is_file() and file.name.endswith(SUFFIXES)]
         if not files:
             problem = "is of an unknown type" if path.is_file() else "has no file of a known type"
             raise HfpatchError(f"data.source: {settings.source} {problem if found else 'has no files'}; use {_TYPES}")
@@ -98,7 +98,8 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
                 "leave data.split out, or take a slice such as train[:1%]"
             )
         return _local(files, settings, part)
-    if is_readable(path) or settings.source.startswith(("/", ".", "~")) or settings.source.count("/") > 1:
+    is_file_name = path.name.endswith(SUFFIXES) or settings.source.startswith(("/", ".", "~"))
+    if is_file_name or settings.source.count("/") > 1:
         raise HfpatchError(f"data.source: {settings.source} does not exist")
 
     # A data set of the hub, or its local copy.
@@ -139,13 +140,10 @@ def _local(files: list[Path], settings: DataSettings, part: SplitPart) -> Corpus
     rows = Rows.of(settings)
     name = str(files[0]) if len(files) == 1 else settings.source
 
-    def every_row() -> Iterator[tuple[str, dict[str, Any]]]:
-        for file in files:
-            yield from read_rows(file, rows)
-
     def read() -> Iterator[str]:
-        total = sum(1 for _ in every_row()) if part.is_relative else _FAR
-        return rows.documents(islice(every_row(), *part.bounds(total)), name)
+        total = sum(1 for file in files for _ in read_rows(file, rows)) if part.is_relative else _FAR
+        every_row = chain.from_iterable(read_rows(file, rows) for file in files)
+        return rows.documents(islice(every_row, *part.bounds(total)), name)
 
     def digest() -> str:
         of_files = _digest(sha256_file(file) for file in files)

@@ -63,39 +63,36 @@ def choose_documents(sources: Sequence[Candidates], excluded: Values) -> list[Ch
     if any(source.held_out or source.tuning for source in sources):
         repeated = Digests.join([source.digests for source in sources], counts).repeated(sum(counts))
     for source, own in zip(sources, np.split(repeated, np.cumsum(counts)[:-1]), strict=True):
-        usable = source.usable & ~own
+        usable, count = source.usable & ~own, len(own)
         known = source.digests.documents[np.isin(source.digests.values, excluded)]
-        held_out = _last(source, usable, source.held_out, "data.held_out", "")
-        usable[[*held_out, *known]] = False
-        tuning = _last(source, usable, source.tuning, "tuning.held_out", " and in none of the tasks")
-        deciding = np.concatenate([held_out, tuning])
+        taken: list[Places] = []
+        for key, wanted, before, also in (
+            ("data.held_out", source.held_out, 0, ""),
+            ("tuning.held_out", source.tuning, source.held_out, " and in none of the tasks"),
+        ):
+            if wanted and before + wanted >= count:
+                both = f", data.held_out {before}" if before else ""
+                raise HfpatchError(
+                    f"{key} is {wanted}{both} and there are {count} documents, so none is left to train on; hold fewer "
+                    f"out or take more documents ({source.source})"
+                )
+            places = np.flatnonzero(usable)
+            if len(places) < wanted:
+                raise HfpatchError(
+                    f"{key} is {wanted}, and of {count} documents only {len(places)} occur once in the text{also}; "
+                    f"hold fewer out or take more documents ({source.source})"
+                )
+            taken.append(places[len(places) - wanted :])
+            usable[[*taken[-1], *known]] = False
+        deciding = np.concatenate(taken)
         train = np.setdiff1d(np.flatnonzero(~source.tasks), deciding)
         if not len(train):
             raise HfpatchError(
                 f"{source.source}: all {len(source.tasks) - len(deciding)} documents to train on are in the tasks, "
                 "too, so none is left; train on another text, or leave the tasks out"
             )
-        found.append(Chosen(train, held_out, tuning))
+        found.append(Chosen(train, *taken))
     return found
-
-
-def _last(source: Candidates, usable: Flags, wanted: int, key: str, also: str) -> Places:
-    """Return the places of the last usable documents."""
-    count = len(usable)
-    first = key == "data.held_out"
-    if wanted and (wanted if first else source.held_out + wanted) >= count:
-        both = f", data.held_out {source.held_out}" if source.held_out and not first else ""
-        raise HfpatchError(
-            f"{key} is {wanted}{both} and there are {count} documents, so none is left to train on; hold fewer out or "
-            f"take more documents ({source.source})"
-        )
-    places = np.flatnonzero(usable)
-    if len(places) < wanted:
-        raise HfpatchError(
-            f"{key} is {wanted}, and of {count} documents only {len(places)} occur once in the text{also}; hold fewer "
-            f"out or take more documents ({source.source})"
-        )
-    return places[len(places) - wanted :]
 
 
 def digest_tasks(

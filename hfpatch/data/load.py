@@ -49,6 +49,7 @@ _TOKENS = "tokens.bin"
 _OPTIONAL = ("learned", "owners")
 _ARRAYS = ("rows", "sizes", "offsets", *_OPTIONAL)
 _SCALARS = ("layout", "documents", "source", "revision", "sha256")
+_DAMAGED = "{}: the cached tokens cannot be read ({}) and are made again"
 
 
 @dataclass(frozen=True)
@@ -294,12 +295,8 @@ def _cached_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFil
     try:
         return open_token_file(folder / _TOKENS, tokenizer) if folder.is_dir() else None
     except HfpatchError as error:
-        _warn_of_damage(folder, error)
+        warnings.warn(_DAMAGED.format(folder, error), stacklevel=1)
         return None
-
-
-def _warn_of_damage(folder: Path, error: Exception) -> None:
-    warnings.warn(f"{folder}: the cached tokens cannot be read ({error}) and are made again", stacklevel=2)
 
 
 def _read_cache(folder: Path) -> dict[str, TokenBlocks] | None:
@@ -314,5 +311,5 @@ def _read_cache(folder: Path) -> dict[str, TokenBlocks] | None:
             splits[path.name] = TokenBlocks(**arrays, **read_json(path / "blocks.json"))
         return splits
     except (HfpatchError, ValueError, TypeError, OSError, EOFError) as error:
-        _warn_of_damage(folder, error)
+        warnings.warn(_DAMAGED.format(folder, error), stacklevel=1)
         return None

@@ -129,23 +129,16 @@ def draw_plan(
         )
     generator = np.random.Generator(np.random.PCG64(seed))
     order = np.empty(steps * batch_size, dtype=np.int64)
+    places, first = [np.arange(len(order))], 0  # of each source
     if parts:
         shares = split_by_weight(len(order), [weight for _, weight in parts])
-        source, first = generator.permutation(np.repeat(np.arange(len(parts)), shares)), 0
-        for number, (own, _) in enumerate(parts):
-            order[source == number] = first + _permutations(own, shares[number], generator)
-            first += own
-    else:
-        order[:] = _permutations(blocks, len(order), generator)
+        source = generator.permutation(np.repeat(np.arange(len(parts)), shares))
+        places = [np.flatnonzero(source == number) for number in range(len(parts))]
+    for own, at in zip([own for own, _ in parts] or [blocks], places, strict=True):
+        for start in range(0, len(at), own):
+            order[at[start : start + own]] = first + generator.permutation(own)[: len(at) - start]
+        first += own
     return BatchPlan(indices=order.reshape(steps, batch_size), blocks=blocks, seed=seed)
-
-
-def _permutations(blocks: int, count: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Return ``count`` indices: permutations of the blocks, one after the other."""
-    order = np.empty(count, dtype=np.int64)
-    for start in range(0, count, blocks):
-        order[start : start + blocks] = generator.permutation(blocks)[: count - start]
-    return order
 
 
 def draw_plans(settings: LoopSettings, blocks: TokenBlocks, seeds: Iterable[int]) -> dict[int, BatchPlan]:

@@ -38,11 +38,6 @@ SUFFIXES = (*_KINDS, *(f"{kind}{ending}" for kind in _KINDS[:-1] for ending in _
 _SEPARATOR = re.compile(r"<\|[^|\s]+\|>")
 
 
-def is_readable(path: Path) -> bool:
-    """Whether :func:`read_rows` knows the file type of ``path``."""
-    return path.name.endswith(SUFFIXES)
-
-
 def read_rows(path: Path, rows: Rows) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the place, for messages, and the value of each row of a file; only .json is read into memory as a whole.
 

@@ -89,27 +89,47 @@ class Rows:
         return read
 
     def _document(self, row: dict[str, Any], place: str) -> str | None:
+        """Return the document of a row; None where a column is null or nothing is learned."""
         self.select_columns(place, row)
         values = [row[name] for name in self.columns]
         if any(value is None for value in values):
             return None
         if self.format == "text":
             return _text(values[0], place, self.columns[0])
+        document: dict[str, Any] = {}
+        templated = self.format == "messages" or not isinstance(values[0], str)
         if self.format == "messages":
-            messages = _messages(values[0], place, self.columns[0])
-            if not any(message["role"] == ASSISTANT for message in messages):
+            document["messages"] = _messages(values[0], place, self.columns[0])
+            if not any(message["role"] == ASSISTANT for message in document["messages"]):
                 return None
-            return _as_json({"messages": messages, **_for_template(row, place)}, place)
-        read = _text if isinstance(values[0], str) else _messages
-        if read is _messages and self.template != "{}":
-            raise HfpatchError(
-                f"{place}: prompts are messages, which the chat template writes; leave prompt_template out"
-            )
-        prompt, completion = (read(value, place, name) for value, name in zip(values, self.columns, strict=True))
-        if isinstance(prompt, str):
-            prompt = self.template.replace("{}", prompt)
-        given = {} if read is _text else _for_template(row, place)
-        return _as_json({"prompt": prompt, "completion": completion, **given}, place)
+        else:
+            if templated and self.template != "{}":
+                raise HfpatchError(
+                    f"{place}: prompts are messages, which the chat template writes; leave prompt_template out"
+                )
+            read = _messages if templated else _text
+            for key, value, name in zip(("prompt", "completion"), values, self.columns, strict=True):
+                document[key] = read(value, place, name)
+            if not templated:
+                document["prompt"] = self.template.replace("{}", document["prompt"])
+
+        # the tools, a list of JSON schemas or JSON of one, and other values that the chat template gets
+        for name, kind in zip(FOR_TEMPLATE, (list, dict), strict=True) if templated else ():
+            value = row.get(name)
+            if isinstance(value, str):
+                try:
+                    value = json.loads(value)
+                except ValueError as error:
+                    raise HfpatchError(f"{place}: column {name!r} is not valid JSON ({error})") from error
+            if value is not None and not isinstance(value, kind):
+                raise HfpatchError(f"{place}: column {name!r} is {type(value).__name__}, not a {kind.__name__}")
+            if value:
+                document[name] = _without_nulls(value)
+        try:
+            text = json.dumps(document, ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            raise HfpatchError(f"{place}: a message is no JSON ({error}); correct or remove the row") from error
+        return _valid(text, place, next(iter(document)))
 
 
 def _text(value: object, place: str, column: str) -> str:
@@ -139,36 +159,11 @@ def _messages(value: object, place: str, column: str) -> list[dict[str, Any]]:
     return found
 
 
-def _for_template(row: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return the ``tools``, a list of JSON schemas or JSON of one, and ``chat_template_kwargs`` of a row, if any."""
-    found: dict[str, Any] = {}
-    for name, kind in zip(FOR_TEMPLATE, (list, dict), strict=True):
-        value = row.get(name)
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except ValueError as error:
-                raise HfpatchError(f"{place}: column {name!r} is not valid JSON ({error})") from error
-        if value is not None and not isinstance(value, kind):
-            raise HfpatchError(f"{place}: column {name!r} is {type(value).__name__}, not a {kind.__name__}")
-        if value:
-            found[name] = _without_nulls(value)
-    return found
-
-
 def _without_nulls(value: Any) -> Any:
     """Return a value without the nulls of its objects, which tables add where rows differ."""
     if isinstance(value, dict):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value
-
-
-def _as_json(value: dict[str, Any], place: str) -> str:
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
-        raise HfpatchError(f"{place}: a message is no JSON ({error}); correct or remove the row") from error
-    return _valid(text, place, next(iter(value)))
 
 
 def _valid(text: str, place: str, column: str) -> str:

@@ -78,19 +78,3 @@ def count_groups(groups: Groups) -> int:
 def group_sums(values: Array, groups: Groups) -> Array:
     """Return the sums over each group's documents, (groups,), of values (documents,)."""
     return np.bincount(groups, weights=values).astype(np.float64)
-
-
-def jackknife_error(terms: Array, weights: Array) -> float:
-    """Return the standard error of ``θ = Σ a / Σ c`` over groups, from their sums ``a`` and ``c``, both (groups,).
-
-    It is the jackknife's, which leaves out one group at a time:
-
-        sqrt((G - 1)/G · Σ_g (θ₋g - θ)²),    θ₋g - θ = -(a_g - θ c_g) / (Σ c - c_g)
-
-    the cluster-robust error CR3 of a weighted mean (MacKinnon, Nielsen & Webb 2023, J. Econometrics 232, 272), for
-    Student's t with G - 1 degrees of freedom. For groups of one size it is the usual cluster-robust error with the
-    factor G/(G - 1); where a few groups have most of the documents it is larger, and tests with it keep their level.
-    """
-    groups, total = len(terms), weights.sum()
-    left_out = (terms - terms.sum() / total * weights) / (total - weights)
-    return float(np.sqrt((groups - 1) / groups * (left_out**2).sum()))

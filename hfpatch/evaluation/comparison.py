@@ -69,39 +69,14 @@ class _Table:
     weights: Array
     groups: Groups | None = None
 
-    @property
-    def difference(self) -> Array:
-        """The mean difference over seeds, (documents,)."""
-        difference: Array = self.method.mean(axis=0) - self.reference.mean(axis=0)
-        return difference
-
-    def ratios(self, terms: Array) -> Array:
-        """Return the ratio of each seed, (seeds,)."""
-        ratios: Array = terms.sum(axis=1) / self.weights.sum()
-        return ratios
-
 
 @dataclass(frozen=True)
 class _Measure:
-    """A task's result and its primary metric, by which methods are compared."""
+    """A task's result, its primary metric, by which methods are compared, and each run's scores on resamples."""
 
     result: TaskResult
     metric: Metric
     resampled: dict[Path, Array] = field(default_factory=dict)
-
-    def scores(self, run: Path, values: Sequence[Any], groups: Groups | None) -> Array:
-        """Return a run's scores, (resamples,), on documents or whole groups drawn alike for every run."""
-        aggregate = self.metric.aggregate
-        if run not in self.resampled and aggregate is not None:
-            units = len(values) if groups is None else count_groups(groups)
-            draws: Iterable[NDArray[np.int64]] = np.random.default_rng(0).integers(0, units, size=(RESAMPLES, units))
-            if groups is not None:  # the documents of the drawn groups
-                members = np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups))[:-1])
-                draws = (np.concatenate([members[group] for group in draw]) for draw in draws)
-            with warnings.catch_warnings(), np.errstate(all="ignore"):
-                warnings.simplefilter("ignore")  # a draw may lack a class
-                self.resampled[run] = np.array([aggregate([values[i] for i in draw]) for draw in draws], np.float64)
-        return self.resampled[run]
 
 
 def compare(
@@ -227,10 +202,10 @@ def _compare(method: str, reference: str, measure: _Measure, runs: _Pairing, rea
         terms = {run: metric.ratio_terms(found) for run, found in values.items()}
         enough &= all(bool(np.isfinite(each[0]).all()) for each in terms.values())
         ours, theirs = (np.stack([terms[run][0] for run in side]) for side in (runs.method, runs.reference))
-        table = _Table(ours, theirs, terms[runs.method[0]][1], groups)
-        base = float(table.ratios(table.reference).mean())
-        difference = float(table.difference.sum() / table.weights.sum())
-        tested = _test_ratio(table, metric, runs) if enough else None
+        weights = terms[runs.method[0]][1]
+        base = float((theirs.sum(axis=1) / weights.sum()).mean())
+        difference = float((ours.mean(axis=0) - theirs.mean(axis=0)).sum() / weights.sum())
+        tested = _test_ratio(_Table(ours, theirs, weights, groups), metric, runs) if enough else None
     else:
         scores = [np.array([metric.aggregate(values[run]) for run in side]) for side in (runs.method, runs.reference)]
         base, difference = 0.0, float(scores[0].mean() - scores[1].mean())
@@ -260,11 +235,12 @@ def _test_ratio(table: _Table, metric: Metric, runs: _Pairing) -> _Tested:
 
     If documents come in groups, the test is Student's t over groups, even with one seed.
     """
-    difference, weights = table.difference, table.weights
+    difference, weights = table.method.mean(axis=0) - table.reference.mean(axis=0), table.weights
+    scores = [side.sum(axis=1) / weights.sum() for side in (table.method, table.reference)]  # of each seed
     answers = np.isin(np.concatenate([table.method, table.reference]), (0.0, 1.0))
     is_accuracy = bool(answers.all() and (weights == 1).all())
     documents = over_documents(difference, weights, shares=is_accuracy, groups=table.groups)
-    seeds = over_seeds(table.ratios(table.method), table.ratios(table.reference), paired=runs.paired)
+    seeds = over_seeds(scores[0], scores[1], paired=runs.paired)
     estimate = Estimate(float(difference.sum() / weights.sum()), (documents, *([seeds] if seeds else [])))
     if seeds is not None:
         p, interval, test = estimate.p, estimate.interval, runs.test("")
@@ -288,16 +264,27 @@ def _test_aggregate(
     scores: Sequence[Array],
     groups: Groups | None,
 ) -> _Tested | None:
-    """Test a score that is no ratio, with a bootstrap standard error over documents; None if it has none."""
-    replicates = [
-        np.mean([measure.scores(run, values[run], groups) for run in side], axis=0)
-        for side in (runs.method, runs.reference)
-    ]
+    """Test a score that is no ratio, with a bootstrap standard error over documents; None if it has none.
+
+    Documents, or whole groups of them, are drawn alike for every run.
+    """
+    aggregate, units = measure.metric.aggregate, len(values[runs.method[0]]) if groups is None else count_groups(groups)
+    for run in (*runs.method, *runs.reference):
+        if run in measure.resampled or aggregate is None:
+            continue
+        draws: Iterable[NDArray[np.int64]] = np.random.default_rng(0).integers(0, units, size=(RESAMPLES, units))
+        if groups is not None:  # the documents of the drawn groups
+            members = np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups))[:-1])
+            draws = (np.concatenate([members[group] for group in draw]) for draw in draws)
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")  # a draw may lack a class
+            drawn = [aggregate([values[run][i] for i in draw]) for draw in draws]
+        measure.resampled[run] = np.array(drawn, np.float64)
+    replicates = [np.mean([measure.resampled[run] for run in side], axis=0) for side in (runs.method, runs.reference)]
     differences = replicates[0] - replicates[1]
     unchanged = bool((differences == differences[0]).all())
     if not np.isfinite(differences).all() or (unchanged and differences[0] != 0):
         return None  # the draws do not show the variance of the difference
-    units = len(values[runs.method[0]]) if groups is None else count_groups(groups)
     documents = Part(float(differences.std(ddof=1)), min(units, RESAMPLES) - 1)
     seeds = over_seeds(scores[0], scores[1], paired=runs.paired)
     estimate = Estimate(float(scores[0].mean() - scores[1].mean()), (documents, *([seeds] if seeds else [])))

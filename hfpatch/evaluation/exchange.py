@@ -104,17 +104,21 @@ def exchange_rate(method: Frontier, reference: Frontier, weights: Array, groups:
         return "they reach no common gain"
     drawn = np.random.default_rng(0).multinomial(documents, np.full(documents, 1 / documents), size=RESAMPLES)
     over_documents = rates(drawn @ both.mean(axis=1).T / (drawn @ weights)[:, None])[0]
-    draws, parts = [over_documents], [Part(_spread(over_documents), documents - 1)]
+    draws = [(over_documents, documents, 1.0)]
     if seeds > 1:
         if seeds**seeds <= RESAMPLES:  # all ways to draw them
             chosen = np.array(list(itertools.product(range(seeds), repeat=seeds)))
         else:
             chosen = np.random.default_rng(0).integers(0, seeds, size=(RESAMPLES, seeds))
         over_seeds = rates(by_seed[chosen].mean(axis=1))[0]
-        draws.append(over_seeds)
-        parts.append(Part(_spread(over_seeds) * math.sqrt(seeds / (seeds - 1)), seeds - 1))
-    if any(np.isnan(each).mean() > _MISSED for each in draws):
+        draws.append((over_seeds, seeds, math.sqrt(seeds / (seeds - 1))))
+    if any(np.isnan(each).mean() > _MISSED for each, _, _ in draws):
         return "whether they reach a common gain is not certain"
+    parts = []
+    for each, count, correction in draws:
+        reached = each[~np.isnan(each)]
+        error = float(reached.std()) if len(reached) > 1 else math.inf
+        parts.append(Part(error * correction, count - 1))
     low, high = Estimate(value, tuple(parts)).interval
     if high - low > max(each[-1] - each[0] for each in logs):
         return "the interval is wider than the sizes are apart"
@@ -192,8 +196,3 @@ def frontier(log_parameters: Array, gains: Array) -> tuple[Array, Array]:
         return log_parameters, rising
     x = np.union1d(np.linspace(log_parameters[0], log_parameters[-1], _GRID), log_parameters)
     return x, scipy.interpolate.PchipInterpolator(log_parameters, rising, axis=1)(x)
-
-
-def _spread(draws: Array) -> float:
-    known = draws[~np.isnan(draws)]
-    return float(known.std()) if len(known) > 1 else math.inf

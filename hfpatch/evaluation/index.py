@@ -27,6 +27,7 @@ LISTS = {
 }
 """The values of ``--tasks`` that list tasks, with the options of ``TaskManager.list_all_tasks``."""
 _DEFINED = re.compile(r"""^(?:task|group|tag):[ \t]+["']?([\w.:-]+)["']?[ \t]*$""", re.MULTILINE)
+_OWN_FOLDERS = tuple(eval_dir() / folder for folder in ("tinyworld", "paper", "metamath"))
 Index = dict[str, Any]
 Stamp = tuple[tuple[int, int], ...]
 
@@ -67,7 +68,7 @@ def file_stamp(files: Iterable[Path]) -> Stamp:
 
 def list_tasks(what: str, include_path: Path | None = None) -> str:
     """Return lm-eval's tables of all tasks, groups and tags, one of :data:`LISTS`, with hfpatch's and the user's."""
-    folders = [*_own_folders(), *([include_path] if include_path is not None else [])]
+    folders = [*_OWN_FOLDERS, *([include_path] if include_path is not None else [])]
     with quiet():
         return str(TaskManager(include_path=folders).list_all_tasks(**LISTS[what]))
 
@@ -81,7 +82,7 @@ def entries_of(name: str, added: AddedFolder) -> Index:
     Raises:
         HfpatchError: if the name is unknown.
     """
-    own = _index(_own_folders())
+    own = _index(_OWN_FOLDERS)
     if not set("*?[").isdisjoint(name):
         everything = {**_everything(), **own, **added.index}
         matches = sorted(fnmatch.filter(everything, name))
@@ -102,7 +103,7 @@ def entries_of(name: str, added: AddedFolder) -> Index:
 
     # a file of the task that is not YAML, which lm-eval skips silently
     if name not in index:
-        folders = [*([added.path] if added.path is not None else []), *_own_folders()]
+        folders = [*([added.path] if added.path is not None else []), *_OWN_FOLDERS]
         own_files = [file for folder in folders for file in sorted(folder.rglob("*.yaml"))]
         task_key = re.compile(rf"""^task:\s+["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
         for file in [*own_files, *files]:
@@ -158,10 +159,6 @@ def _members(listed: Any) -> Iterator[str]:
 def _index(folders: tuple[Path, ...], stamp: Stamp = ()) -> Index:
     """Return the entries of folders; ``stamp`` is only part of the cache key."""
     return dict(TaskManager(include_defaults=False, include_path=sorted(folders)).task_index)
-
-
-def _own_folders() -> tuple[Path, ...]:
-    return tuple(eval_dir() / folder for folder in ("tinyworld", "paper", "metamath"))
 
 
 @cache

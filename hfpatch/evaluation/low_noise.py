@@ -50,10 +50,10 @@ def low_noise_values(task: Any, samples: Sequence[Mapping[str, Any]]) -> dict[in
         elif task.OUTPUT_TYPE == "loglikelihood_rolling" and isinstance(scores[0], float):
             values = {BITS_PER_BYTE: (scores[0], scored_bytes("", requests[0][0]))}
         elif task.OUTPUT_TYPE == "multiple_choice" and isinstance(task, ConfigurableTask):
-            answers = _number_of_choices(sample)
+            answers, right = _choices(task, sample)
             logs: Array = np.array([score[0] for score in scores[:answers]], dtype=np.float64)
             sizes = np.array([scored_bytes(*request[:2]) for request in requests[:answers]])
-            is_right = np.isin(np.arange(answers), _right_answers(task, sample))
+            is_right = np.isin(np.arange(answers), right)
             if not 0 < is_right.sum() < answers:
                 return {}
             if callable(task.config.process_results) and sample.get("acc") != float(is_right[logs.argmax()]):
@@ -94,20 +94,16 @@ def chance(task: Any, samples: Sequence[Mapping[str, Any]], metric: str) -> floa
         return None
     shares = []
     for sample in samples:
-        choices = _number_of_choices(sample)
-        shares.append(len(set(_right_answers(task, sample)) & set(range(choices))) / max(1, choices))
+        choices, right = _choices(task, sample)
+        shares.append(len(set(right) & set(range(choices))) / max(1, choices))
     return fmean(shares) if shares and all(0 < share < 1 for share in shares) else None
 
 
-def _number_of_choices(sample: Mapping[str, Any]) -> int:
-    """Return the number of a document's choices; ``acc_mutual_info`` scores each without the context too."""
-    return len(sample["arguments"]) // (2 if "acc_mutual_info" in sample["metrics"] else 1)
-
-
-def _right_answers(task: ConfigurableTask, sample: Mapping[str, Any]) -> list[int]:
-    """Return the places of a document's right answers, as lm-eval finds them."""
+def _choices(task: ConfigurableTask, sample: Mapping[str, Any]) -> tuple[int, list[int]]:
+    """Return the number of a document's choices, and the places of the right ones, as lm-eval finds them."""
+    count = len(sample["arguments"]) // (2 if "acc_mutual_info" in sample["metrics"] else 1)  # also without the context
     gold = task.doc_to_text(sample["doc"]) if task.multiple_input else sample["target"]
     if isinstance(gold, str):
         choices = task.doc_to_choice(sample["doc"])
-        return [choices.index(gold)] if gold in choices else []
-    return gold if isinstance(gold, list) else [gold]
+        return count, [choices.index(gold)] if gold in choices else []
+    return count, gold if isinstance(gold, list) else [gold]

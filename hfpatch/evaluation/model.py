@@ -45,14 +45,15 @@ _POSITIONS = re.compile(r"pos|wpe")
 _OFFSETS = 8  # extra rows at the start of some tables of position embeddings
 
 
+@dataclass
 class Prompts:
     """Hashes of the prompts of one task, in order, whatever the batches and the processes.
 
     They are hashed as they are sent, so that every setting of a task, a tokenizer or a template counts.
     """
 
-    def __init__(self) -> None:
-        self._texts, self._tokens = hashlib.sha256(), hashlib.sha256()
+    _texts: Any = field(default_factory=hashlib.sha256)
+    _tokens: Any = field(default_factory=hashlib.sha256)
 
     def add_texts(self, requests: Iterable[Any]) -> None:
         """Add lm-eval's requests as they are asked: contexts, continuations and arguments of generation."""
@@ -238,7 +239,9 @@ class HfpatchLM(HFLM):
         self.prompts.add_texts(requests)
         with self._encoded_together([request.args for request in requests]):
             encoded = [(request.args, *self._encode_pair(*request.args)) for request in requests]
-        return self._score_tokens(requests, encoded)
+        with _named_errors(requests):
+            scores = self._loglikelihood_tokens(encoded)
+        return [(value, len(targets)) for (value, _), (_, _, targets) in zip(scores, encoded, strict=True)]
 
     def paragraph_loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, int, int]]:
         """Return ``(log-likelihood, predicted tokens, their UTF-8 bytes)`` of each text's beginning, given one token.
@@ -257,15 +260,17 @@ class HfpatchLM(HFLM):
                     raise RequestError(index, "has fewer than two tokens, so there is nothing to predict")
                 encoded.append(((text, ""), tokens[:1], tokens[1:]))
                 sizes.append(len(decode(tokens).encode("utf-8")) - len(decode(tokens[:1]).encode("utf-8")))
-        scores = self._score_tokens(requests, encoded)
-        return [(*score, size) for score, size in zip(scores, sizes, strict=True)]
+            scores = self._loglikelihood_tokens(encoded)
+        counts = [len(targets) for _, _, targets in encoded]
+        return [(value, count, size) for (value, _), count, size in zip(scores, counts, sizes, strict=True)]
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the generated text of each request; ranks share the batches that one process would make.
 
         HFLM then goes through all batches twice: to generate this rank's, and to read those of all ranks.
         """
-        self._note_generation(requests)
+        self.prompts.add_texts(requests)
+        self.prompts.add_tokens([self.max_length, *self.tok_encode(request.args[0])] for request in requests)
         if not self.ranks.shares:
             return cast("list[str]", super().generate_until(requests, disable_tqdm))
         try:
@@ -277,11 +282,6 @@ class HfpatchLM(HFLM):
             return cast("list[str]", super().generate_until(requests, disable_tqdm=True))
         finally:
             self._generated = None
-
-    def _note_generation(self, requests: list[Any]) -> None:
-        """Add the contexts, and the length at which they are truncated, to the hashes."""
-        self.prompts.add_texts(requests)
-        self.prompts.add_tokens([self.max_length, *self.tok_encode(request.args[0])] for request in requests)
 
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **options: Any) -> Tensor:
         """Return the tokens (batch, seq) of the next batch, or its contexts alone if another rank generates it."""
@@ -304,11 +304,6 @@ class HfpatchLM(HFLM):
         if not arguments and not options and string in self._encoded:
             return self._encoded[string]
         return cast("list[int]", super().tok_encode(string, *arguments, **options))
-
-    def _score_tokens(self, requests: list[Any], encoded: list[Any]) -> list[tuple[float, int]]:
-        with _named_errors(requests):
-            scores = self._loglikelihood_tokens(encoded)
-        return [(value, len(targets)) for (value, _), (_, _, targets) in zip(scores, encoded, strict=True)]
 
     @contextmanager
     def _encoded_together(self, pairs: Sequence[tuple[str, str]]) -> Iterator[None]:

@@ -13,7 +13,7 @@ freedom over S - 1, and find a difference where it is larger than their reach.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,11 +101,16 @@ class Differences:
 
     def documents_for(self, effect: float, seeds: int) -> int | None:
         """Return the documents that find a difference in 80 % of cases; None if no number does."""
-        return _first(lambda documents: self.power(effect, documents, seeds) >= POWER, FEWEST_DOCUMENTS, MOST_DOCUMENTS)
+        if self.power(effect, MOST_DOCUMENTS, seeds) < POWER:
+            return None
+        numbers = range(MOST_DOCUMENTS)
+        return bisect_left(numbers, True, FEWEST_DOCUMENTS, key=lambda n: self.power(effect, n, seeds) >= POWER)
 
     def seeds_for(self, effect: float, documents: int) -> int | None:
         """Return the seeds, at least two, that find a difference in 80 % of cases; None if no number does."""
-        return _first(lambda seeds: self.power(effect, documents, seeds) >= POWER, 2, MOST_SEEDS)
+        if self.power(effect, documents, MOST_SEEDS) < POWER:
+            return None
+        return bisect_left(range(MOST_SEEDS), True, 2, key=lambda seeds: self.power(effect, documents, seeds) >= POWER)
 
 
 ASSUMED: dict[str, dict[bool, Assumed]] = {
@@ -114,13 +119,3 @@ ASSUMED: dict[str, dict[bool, Assumed]] = {
 }
 """By how much a method changes the base, and by whether the metric is an accuracy. Measured with two seeds on the
 quickstart's four tasks: pre-projections and LoRA change the embedded model ``much``, the nonlinear query ``little``."""
-
-
-def _first(holds: Callable[[int], bool], low: int, high: int) -> int | None:
-    """Return the least number from ``low`` to ``high`` for which a monotone condition holds; None if none does."""
-    if not holds(high):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from hfpatch.results.records import TaskValues, hash_documents, read_lines, read
 from hfpatch.results.schema import TaskResult
 
 
+@dataclass
 class Reader:
     """Reads the records of runs, each file once for all measures of a pair."""
 
-    def __init__(self) -> None:
-        self._values: dict[Path, dict[str, TaskValues]] = {}
-        self._groups: dict[tuple[str, str], Groups | None] = {}
+    _values: dict[Path, dict[str, TaskValues]] = field(default_factory=dict)
+    _groups: dict[tuple[str, str], Groups | None] = field(default_factory=dict)
 
     def read_runs(self, result: TaskResult, metric: Metric, runs: Sequence[Path]) -> dict[Path, Sequence[Any]]:
         """Return one task's values by run, and forget all other runs.

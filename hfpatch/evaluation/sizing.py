@@ -51,7 +51,7 @@ class TaskRequests:
     @property
     def tokens(self) -> int:
         """Tokens of contexts and continuations, without sharing between requests."""
-        return count_tokens(self.encoded)
+        return sum(len(context) + len(targets) for _, context, targets in self.encoded)
 
     def first(self, tokens: int, longest: int) -> list[Encoded]:
         """Return the first whole documents that have so many tokens, with rows cut to ``longest``."""
@@ -61,7 +61,7 @@ class TaskRequests:
                 targets = targets[: max(1, longest - 1)]
                 context = context[-max(1, longest - len(targets)) :]
             cut.append((texts, context, targets))
-        sizes = np.cumsum([count_tokens([request]) for request in cut])
+        sizes = np.cumsum([len(context) + len(targets) for _, context, targets in cut])
         each = max(1, len(self.encoded) // max(1, self.documents))
         return cut[: -(-(int(np.searchsorted(sizes, tokens)) + 1) // each) * each]
 
@@ -113,14 +113,10 @@ class _Collector(HfpatchLM):
         return [(0.0, False)] * len(requests)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        self._note_generation(requests)
+        self.prompts.add_texts(requests)
+        self.prompts.add_tokens([self.max_length, *self.tok_encode(request.args[0])] for request in requests)
         self.generated += len(requests)
         return [""] * len(requests)
-
-
-def count_tokens(requests: Sequence[Encoded]) -> int:
-    """Return the tokens of contexts and continuations."""
-    return sum(len(context) + len(targets) for _, context, targets in requests)
 
 
 def collect_requests(
@@ -176,13 +172,12 @@ def time_requests(scorer: HfpatchLM, asked: Sequence[TaskRequests], seconds: flo
                 break
             tokens, cold = tokens if cold else 2 * tokens, False
 
-    def operations(requests: Sequence[Encoded]) -> float:
+    operations = []  # of all requests, and of the timed ones
+    for requests in ([request for each in asked for request in each.encoded], chosen):
         rows = [len(context) + len(targets) for _, context, targets in requests]
-        model, overhead = scorer.model, -(-sum(rows) // limits.tokens) * limits.overhead
-        return float(row_operations(model, rows).sum() + overhead * row_operations(model, 1))
-
-    everything = [request for each in asked for request in each.encoded]
-    return Timed((end - start) * operations(everything) / operations(chosen), count_tokens(chosen))
+        overhead = -(-sum(rows) // limits.tokens) * limits.overhead * row_operations(scorer.model, 1)
+        operations.append(float(row_operations(scorer.model, rows).sum() + overhead))
+    return Timed((end - start) * operations[0] / operations[1], sum(rows))
 
 
 def documents_within(asked: TaskRequests, each_s: float, seconds: float, device: str) -> int:

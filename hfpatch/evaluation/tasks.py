@@ -219,7 +219,13 @@ def _local_overrides(data: LocalData, data_dir: Path) -> dict[str, Any]:
             try:
                 found[split] = Dataset.from_list(documents)
             except (ValueError, TypeError) as error:  # base classes of pyarrow's errors
-                odd = next((n for n, other in enumerate(documents) if not _same_types(documents[0], other)), 0)
+                odd = 0  # the first document that makes no table with document 0
+                for number, document in enumerate(documents):
+                    try:
+                        Dataset.from_list([documents[0], document])
+                    except (ValueError, TypeError):
+                        odd = number
+                        break
                 raise HfpatchError(
                     f"{file}, document {odd} (counted from 0): a field has another type than in document 0 ({error})"
                 ) from error
@@ -227,16 +233,6 @@ def _local_overrides(data: LocalData, data_dir: Path) -> dict[str, Any]:
 
     unused = {key: None for split, key in _SPLITS.items() if split not in data.data_files}
     return {**unused, "dataset_path": "json", "dataset_name": None, "custom_dataset": load}
-
-
-def _same_types(first: dict[str, Any], other: dict[str, Any]) -> bool:
-    from datasets import Dataset
-
-    try:
-        Dataset.from_list([first, other])
-    except (ValueError, TypeError):
-        return False
-    return True
 
 
 def read_documents(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:

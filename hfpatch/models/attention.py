@@ -98,7 +98,17 @@ def _fast(stock: _Attention) -> _Attention:
         if dtype == torch.bfloat16:
             trains = torch.is_grad_enabled() and query.requires_grad
             in_fp32 = not _HAS_AMX or (trains and query.shape[2] < _SHORTEST_WITH_AMX)
-        is_known = (mask is None or window is not None) and _is_plain(module, query, key, options)
+        # rows without a mask that are causal, with nothing that a model may add to their logits
+        is_causal = options.get("is_causal")
+        is_known = (
+            (mask is None or window is not None)
+            and not torch.compiler.is_compiling()
+            and query.device.type == "cpu"
+            and query.shape[2] == key.shape[2]
+            and not options.get("dropout")
+            and all(options.get(name) is None for name in ("position_bias", "cache", "softcap"))
+            and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        )
         if in_fp32 and is_known and stock is sdpa_attention_forward:
             shortest = _SHORTEST if query.shape[1] > key.shape[1] else _SHORTEST_ALONE
             with torch.autocast("cpu", enabled=False):
@@ -141,15 +151,3 @@ def _fast(stock: _Attention) -> _Attention:
         return torch.cat(rows), None  # (batch, seq, heads, head size)
 
     return attention
-
-
-def _is_plain(module: Any, query: Tensor, key: Tensor, options: dict[str, Any]) -> bool:
-    """Return whether rows without a mask are causal, and have nothing that a model may add to their logits."""
-    if torch.compiler.is_compiling() or query.device.type != "cpu" or query.shape[2] != key.shape[2]:
-        return False
-    causal = options.get("is_causal")
-    return (
-        not options.get("dropout")
-        and all(options.get(name) is None for name in ("position_bias", "cache", "softcap"))
-        and bool(getattr(module, "is_causal", True) if causal is None else causal)
-    )

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from hfpatch.errors import HfpatchError
-from hfpatch.models.classes import make_config, scratch_classes
+from hfpatch.models.classes import FILE, scratch_classes
 from hfpatch.models.plan import HEAD_SIZE_TYPES, make_plan
 from hfpatch.recipes.models import MLP_WIDTHS, ScratchSettings
 
@@ -35,7 +35,7 @@ def build_scratch(config: PreTrainedConfig, settings: ScratchSettings, *, seed: 
 
     # The width of the MLP and the head size, in the configuration where it has a key
     if settings.mlp_width is not None:
-        name = _width_key(config)
+        name = next((name for name in MLP_WIDTHS if hasattr(config, name)), None)
         if name is None:
             raise HfpatchError(
                 f"architecture.mlp_width: {config.model_type} has no key for the width of its MLP that hfpatch knows; "
@@ -64,8 +64,14 @@ def build_scratch(config: PreTrainedConfig, settings: ScratchSettings, *, seed: 
         with torch.device("meta"):
             outline = _built(lambda: stock(copy.deepcopy(config)))
         plan = make_plan(outline, settings, head_size=head_size, seed=seed)
-        model_class, _ = scratch_classes(config.model_type)
-        own = make_config(config, plan)
+        model_class, config_class = scratch_classes(config.model_type)
+        values = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}
+        own = config_class(**values, hfpatch_scratch=plan)
+        home = FILE.removesuffix(".py")
+        own.auto_map = {
+            "AutoConfig": f"{home}.{config_class.__name__}",
+            "AutoModelForCausalLM": f"{home}.{model_class.__name__}",
+        }
         torch.manual_seed(seed)
         return _built(lambda: model_class._from_config(own, dtype=torch.float32))
 
@@ -75,7 +81,7 @@ def inner_width(config: PreTrainedConfig) -> int | None:
 
     A GPT-2 that leaves ``n_inner`` out has 4d.
     """
-    name = _width_key(config)
+    name = next((name for name in MLP_WIDTHS if hasattr(config, name)), None)
     value = getattr(config, name) if name else None
     if name == "n_inner" and value is None:
         value = 4 * config.hidden_size
@@ -97,11 +103,6 @@ def _built(make: Any) -> Any:
         raise HfpatchError(f"architecture.query: {error}") from error
     except (ValueError, RuntimeError) as error:
         raise HfpatchError(f"architecture: cannot be built ({' '.join(str(error).split())})") from error
-
-
-def _width_key(config: PreTrainedConfig) -> str | None:
-    """Return the key of a configuration that holds the width of the MLP."""
-    return next((name for name in MLP_WIDTHS if hasattr(config, name)), None)
 
 
 def _set(config: PreTrainedConfig, name: str, value: int, setting: str) -> None:

@@ -76,15 +76,9 @@ def scratch_classes(model_type: str) -> tuple[type[PreTrainedModel], type[PreTra
             super().__init__(config)
             attach(self, config.hfpatch_scratch)
 
-        @classmethod
-        def _can_set_attn_implementation(cls) -> bool:
-            """Return the answer of the stock class, which reads its own source file."""
-            return bool(stock._can_set_attn_implementation())
-
-        @classmethod
-        def _can_set_experts_implementation(cls) -> bool:
-            """Return the answer of the stock class, which reads its own source file."""
-            return bool(stock._can_set_experts_implementation())
+        # the answers of the stock class, which reads its own source file
+        _can_set_attn_implementation = stock._can_set_attn_implementation
+        _can_set_experts_implementation = stock._can_set_experts_implementation
 
         def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **kwargs: Any) -> None:
             """Save as transformers does, with a modelling file that needs no hfpatch."""
@@ -109,19 +103,6 @@ def modelling_source(stock: type[PreTrainedModel], config: type[PreTrainedConfig
     return modelling_file(about, "hfpatch.models.attach", "attach", stock=(stock, config), footer=classes)
 
 
-def make_config(config: PreTrainedConfig, plan: Plan) -> PreTrainedConfig:
-    """Return a stock configuration as that of a model which follows ``plan``."""
-    model_class, config_class = scratch_classes(config.model_type)
-    values = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}
-    made = config_class(**values, hfpatch_scratch=plan)
-    home = FILE.removesuffix(".py")
-    made.auto_map = {
-        "AutoConfig": f"{home}.{config_class.__name__}",
-        "AutoModelForCausalLM": f"{home}.{model_class.__name__}",
-    }
-    return made
-
-
 def take_apart(config: PreTrainedConfig) -> tuple[PreTrainedConfig, Plan] | None:
     """Return the stock configuration inside that of a model from scratch, and the plan; None for any other."""
     if not config.model_type.startswith(PREFIX):
@@ -131,25 +112,23 @@ def take_apart(config: PreTrainedConfig) -> tuple[PreTrainedConfig, Plan] | None
     return CONFIG_MAPPING[config.model_type.removeprefix(PREFIX)](**values), config.hfpatch_scratch
 
 
-def _stock_type(folder: str | Path) -> str | None:
-    """Return the stock model type inside that of a saved model's folder, or config.json; None for any other."""
-    path = Path(folder) if Path(folder).suffix == ".json" else Path(folder) / "config.json"
-    model_type = str(read_json(path).get("model_type", "")) if path.is_file() else ""
-    return model_type.removeprefix(PREFIX) if model_type.startswith(PREFIX) else None
+def register_scratch(folder: str | Path) -> bool:
+    """Make ``AutoModelForCausalLM`` know the class of a saved model, by its folder or its config.json.
 
-
-def register_scratch(folder: str | Path) -> None:
-    """Make ``AutoModelForCausalLM`` know the class of a saved model; nothing happens for other folders.
+    Nothing happens for others. Returns whether it is a model from scratch.
 
     Raises:
         HfpatchError: if this version of transformers does not have its architecture.
     """
-    model_type = _stock_type(folder)
-    if model_type is None:
-        return
+    path = Path(folder) if Path(folder).suffix == ".json" else Path(folder) / "config.json"
+    own_type = str(read_json(path).get("model_type", "")) if path.is_file() else ""
+    if not own_type.startswith(PREFIX):
+        return False
+    model_type = own_type.removeprefix(PREFIX)
     if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise HfpatchError(f"{folder}: this version of transformers has no causal language model {model_type!r}")
     scratch_classes(model_type)
+    return True
 
 
 def load_scratch(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -158,9 +137,8 @@ def load_scratch(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> P
     Raises:
         HfpatchError: if the folder holds no such model, or a tensor is missing or of another shape.
     """
-    if _stock_type(folder) is None:
+    if not register_scratch(folder):
         raise HfpatchError(f"{folder}: contains no model that hfpatch pretrained from scratch")
-    register_scratch(folder)
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=dtype, output_loading_info=True, trust_remote_code=False

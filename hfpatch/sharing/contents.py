@@ -68,28 +68,24 @@ def contents(
         if method not in results.methods:
             known = f"{nearest(method, results.methods)}; it has {', '.join(results.methods)}"
             raise HfpatchError(f"{folder}: no method {method!r}{known}")
-        saved = sorted((folder / "runs" / method).glob("seed-*/patch"), key=_seed_of)
-        patches = {path.parent.name: path for path in saved}
+        saved = (folder / "runs" / method).glob("seed-*/patch")
+        patches = dict(sorted((int(path.parent.name.removeprefix("seed-")), path) for path in saved))
         if not patches:
             raise HfpatchError(
                 f"{folder}: {method} has no saved patch; the baseline has none, others once they are trained"
             )
-        name = next(iter(patches)) if seed is None else f"seed-{seed}"
-        if name not in patches:
-            raise HfpatchError(f"{folder}: {method} has no patch of seed {seed}; it has {', '.join(patches)}")
-        patch = patches[name]
-        scores = eval_results(results, method, _seed_of(patch), repo_id) if repo_id is not None else {}
-        return {**shared, **_tree(patch, folder), **scores}
+        number = next(iter(patches)) if seed is None else seed
+        if number not in patches:
+            there = ", ".join(f"seed-{each}" for each in patches)
+            raise HfpatchError(f"{folder}: {method} has no patch of seed {seed}; it has {there}")
+        scores = eval_results(results, method, number, repo_id) if repo_id is not None else {}
+        return {**shared, **_tree(patches[number], folder), **scores}
     for patch in sorted((folder / "runs").glob("*/seed-*/patch")):
         curve = patch.parent / "metrics.jsonl"
         files = {f"patch/{name}": file for name, file in _tree(patch, folder).items()}
         files |= {"metrics.jsonl": curve} if _is_own(curve, folder) else {}
         shared |= {f"{patch.parent.relative_to(folder).as_posix()}/{name}": file for name, file in files.items()}
     return {**shared, "README.md": cut_paths(run_card(results), paths).encode()}
-
-
-def _seed_of(patch: Path) -> int:
-    return int(patch.parent.name.removeprefix("seed-"))
 
 
 def _is_own(path: Path, root: Path) -> bool:

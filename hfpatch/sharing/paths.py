@@ -16,7 +16,7 @@ from hfpatch.support.files import read_json
 from hfpatch.support.markup import escape as markdown
 from hfpatch.surgery.card import shown_base
 
-_VALUES = ("recipe.yaml", "plan.json", "results.json")
+_VALUES = {"recipe.yaml": read_yaml, "plan.json": read_json, "results.json": read_json}
 _WITHIN = re.compile(r"(?:^|(?<=[\s='\"\[(,]))(?:/|~/|[A-Za-z]:\\)[^\s'\"\[\](),]*[\\/][^\s'\"\[\](),]+")
 """A path of two parts or more in a text, such as the command of a run; not that of a URL."""
 
@@ -27,7 +27,7 @@ def paths_in(folder: Path) -> list[str]:
     Raises:
         HfpatchError: if one of these files cannot be read.
     """
-    values = [_read(folder / name) for name in _VALUES if (folder / name).is_file()]
+    values = [read(folder / name) for name, read in _VALUES.items() if (folder / name).is_file()]
     found: set[str] = set()
     for text in (text for value in values for text in _texts(value)):
         is_one = not re.search(r"\n|[:,] ", text) and len(Path(text).parts) > 2  # as a whole, with spaces in it
@@ -45,7 +45,7 @@ def without_paths(file: Path, paths: Sequence[str]) -> Path | bytes:
     if file.suffix == ".safetensors":
         return file
     if file.name in _VALUES:
-        value = _read(file)
+        value = _VALUES[file.name](file)
         changed = _mapped(value, lambda text: cut_paths(text, paths))
         written = write_yaml(changed) if file.suffix == ".yaml" else json.dumps(changed, indent=2, ensure_ascii=False)
         return file if changed == value else written.encode()
@@ -60,10 +60,6 @@ def cut_paths(text: str, paths: Sequence[str]) -> str:
         for spelt in (path, str(html(path)), latex(path), markdown(path), json.dumps(path)[1:-1]):
             text = text.replace(spelt, shown_base(path))
     return text
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return read_yaml(file) if file.suffix == ".yaml" else read_json(file)
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

@@ -16,7 +16,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.models import build_scratch, take_apart
 from hfpatch.nn import normal_
 from hfpatch.recipes.models import ScratchSettings
-from hfpatch.twins.sizes import CORRECTIONS, DROPOUTS, HEAD, HEADS, LAYER_COUNTS, LAYERS, SIZES, SWITCHES, VOCABULARY
+from hfpatch.twins.sizes import DROPOUTS, HEAD, HEADS, LAYER_COUNTS, LAYERS, SIZES, SWITCHES, VOCABULARY, correct
 
 MOST_LAYERS = 6
 RANK = 24
@@ -113,11 +113,7 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
             small[name] = HEADS if shared == heads else min(shared, HEADS // 2)
     if isinstance(head_size, int) and isinstance(heads, int) and isinstance(hidden, int):
         small["head_dim"] = HEAD if head_size * heads == hidden else HEAD + HEAD // 2
-    correction = CORRECTIONS.get(config.model_type, {})
-    if callable(correction):
-        correction(small)
-    else:
-        small |= correction
+    correct(config.model_type, small)
     return type(config)(**small)
 
 

@@ -210,9 +210,12 @@ class Scorer:
         row, path = _sizes(shared)
         padding = trial_of_padding(shortest, longest, overhead) if self.weigh_trials else 0
         trees = trial_of_trees(row, path, overhead) if self.weigh_trials else 0
-        cost_alone = _cost(alone, overhead)
-        cost_plain = _cost(_batched(requests, Sharing(0), limits), overhead) + padding
-        cost_shared = _cost(shared, overhead) + padding + trees if row else cost_plain
+        cost_alone, cost_plain, cost_shared = (
+            sum(len(batch) * max(map(len, batch)) + overhead for batch in made)
+            for made in (alone, _batched(requests, Sharing(0), limits), shared)
+        )
+        cost_plain += padding
+        cost_shared = cost_shared + padding + trees if row else cost_plain
         in_common = len({request.context for request in requests}) < len(rows)
         if cost_shared >= min(cost_plain, cost_alone) and self.declared.reason and in_common:
             say_once(f"{type(self.model).__name__}: {_limit_of(self.declared)}")
@@ -234,23 +237,21 @@ class Scorer:
         modules = trimmable(self.model, self.parts) if padded.trims else ()
         if isinstance(self.parts, WholeModel):  # each position has a row of logits
             limits = replace(limits, tokens=min(limits.tokens, max(_FEWEST_TOKENS, limits.logits // words)))
-        sharing = self._tried_sharing(requests, limits) if cost_shared < cost_plain else Sharing(0)
-        return Plan(_batched(requests, sharing, limits), self.parts, modules, sharing)
+        if cost_shared >= cost_plain:
+            return Plan(_batched(requests, Sharing(0), limits), self.parts, modules, Sharing(0))
 
-    def _tried_sharing(self, requests: Sequence[TokenRequest], limits: BatchLimits) -> Sharing:
-        """Return how long a row with several endings may be; the largest such row of these requests is tried."""
+        # how long a row with several endings may be: the largest such row of these requests is tried
         sharing = self.declared
         if not self._is_tree_exact(SHORT, SHORT_PATH):
             sharing = Sharing(0, "a probe gave different numbers")
-        while True:
-            row, path = _sizes(_batched(requests, sharing, limits))
-            if not row or self._is_tree_exact(row, path):
-                break
-            shorter = row // 2 if row // 2 >= SHORT else 0
-            sharing = Sharing(shorter, f"a probe of {row} tokens gave different numbers")
+        made = _batched(requests, sharing, limits)
+        while (sizes := _sizes(made))[0] and not self._is_tree_exact(*sizes):
+            shorter = sizes[0] // 2 if sizes[0] // 2 >= SHORT else 0
+            sharing = Sharing(shorter, f"a probe of {sizes[0]} tokens gave different numbers")
+            made = _batched(requests, sharing, limits)
         if sharing.reason is not None:
             self._warn(_limit_of(sharing))
-        return sharing
+        return Plan(made, self.parts, modules, sharing)
 
     def _is_tree_exact(self, row: int, path: int) -> bool:
         exact = self.findings.tree_is_exact(row, path)
@@ -274,10 +275,6 @@ def _batched(requests: Sequence[TokenRequest], sharing: Sharing, limits: BatchLi
     """Return batches of rows in which endings share their context where they may."""
     rows = pack(group(requests, longest=sharing.longest, endings=limits.tokens), min(sharing.longest, limits.tokens))
     return batches(rows, limits.divided(sum(map(len, rows))))
-
-
-def _cost(made: Sequence[Sequence[Tree]], overhead: int) -> int:
-    return sum(len(batch) * max(map(len, batch)) + overhead for batch in made)
 
 
 def _sizes(made: Sequence[Sequence[Tree]]) -> tuple[int, int]:
