@@ -146,7 +146,7 @@ def report(
     from hfpatch.reporting import default_out, write_joint_report, write_report
     from hfpatch.reporting.terminal import print_document
 
-    names = None if methods is None else options.split_names(methods)
+    names = None if methods is None else [name for name in map(str.strip, methods.split(",")) if name]
     if len(run_dirs) == 1 and out is None and names is None:
         written = write_report(run_dirs[0], pdf=True)
     else:

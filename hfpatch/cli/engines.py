@@ -46,16 +46,11 @@ class EngineCommand(TyperCommand):
     """A command whose ``--ray`` may come without an address."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments, ``--ray`` without an address as this machine."""
-        return list(super().parse_args(ctx, with_address(args)))
-
-
-def with_address(words: list[str]) -> list[str]:
-    """Return the words of a command with ``local`` after each ``--ray`` that no address follows."""
-    found: list[str] = []
-    for word, following in zip_longest(words, words[1:], fillvalue=""):
-        found += [word, "local"] if word == "--ray" and not _ADDRESS.fullmatch(following) else [word]
-    return found
+        """Read the arguments, with ``local`` after each ``--ray`` that no address follows."""
+        words: list[str] = []
+        for word, following in zip_longest(args, args[1:], fillvalue=""):
+            words += [word, "local"] if word == "--ray" and not _ADDRESS.fullmatch(following) else [word]
+        return list(super().parse_args(ctx, words))
 
 
 def print_preview(recipe: Recipe | StudyRecipe, out: Path, **options: Any) -> None:
@@ -64,6 +59,7 @@ def print_preview(recipe: Recipe | StudyRecipe, out: Path, **options: Any) -> No
     ``options`` are those of `hfpatch.runs.preview`.
     """
     from hfpatch.cli.progress import choose_progress
+    from hfpatch.reporting.numbers import duration
     from hfpatch.runs import preview
 
     with choose_progress() as progress:
@@ -71,7 +67,11 @@ def print_preview(recipe: Recipe | StudyRecipe, out: Path, **options: Any) -> No
     rows = [("#", "unit", "run", "needs", "about")]
     for number, step in enumerate(found.steps, start=1):
         unit = step.unit
-        about = "done" if unit.is_complete() else "" if unit.marker is None else _time(step.seconds)
+        about = "unknown" if step.seconds is None else duration(step.seconds)
+        if unit.is_complete():
+            about = "done"
+        elif unit.marker is None:
+            about = ""
         action = unit.action.replace("_", " ") + " (if needed)" * step.optional
         action += f" to {unit.scale:g}" if unit.action == "rewind" else ""
         ranges: list[list[int]] = []  # of the units that it needs: 1, 3-9
@@ -94,11 +94,6 @@ def print_preview(recipe: Recipe | StudyRecipe, out: Path, **options: Any) -> No
         return
     for devices in sorted({1, 2, 4, 8, found.devices}):
         chosen = " <- as asked" * (devices == found.devices)
-        print(f"on {devices} at a time: {_time(found.duration(devices))}{chosen}")
+        takes = found.duration(devices)
+        print(f"on {devices} at a time: {'unknown' if takes is None else duration(takes)}{chosen}")
     print(f"times: {found.source}; loading and saving are left out")
-
-
-def _time(seconds: float | None) -> str:
-    from hfpatch.reporting.numbers import duration
-
-    return "unknown" if seconds is None else duration(seconds)

@@ -90,11 +90,6 @@ def read_comparison(
     return load_recipe(recipe, given, trust_code=trust_code)
 
 
-def split_names(names: str) -> list[str]:
-    """Return the names in a list with commas between them."""
-    return [name for name in map(str.strip, names.split(",")) if name]
-
-
 def only_methods(recipe: Recipe, methods: str | None, also: Collection[str] = ()) -> Recipe:
     """Return the recipe with the methods that ``--methods`` names, and ``also``; print the comparisons left out."""
     from hfpatch.recipes.pairs import left_out_of_pairs
@@ -102,7 +97,7 @@ def only_methods(recipe: Recipe, methods: str | None, also: Collection[str] = ()
 
     if methods is None:
         return recipe
-    named = split_names(methods)
+    named = [name for name in map(str.strip, methods.split(",")) if name]
     some = recipe.only([*named, *(name for name in also if named and name in recipe.methods)])
     for sentence in left_out_of_pairs(recipe, some) if may_speak() else ():
         print(f"note: {sentence}", file=sys.stderr)

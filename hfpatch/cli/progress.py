@@ -6,8 +6,8 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from rich.console import Console
@@ -35,12 +35,12 @@ def choose_progress(*, parallel: bool = False) -> Iterator[Progress]:
     console = Console(stderr=True)
     if not is_first_process():
         yield Progress()
-    elif not console.is_terminal:
-        yield _PlainTable() if parallel else PlainProgress()
     elif parallel:
         table = TableProgress(console)
-        with table.live:
+        with table.live if console.is_terminal else nullcontext():
             yield table
+    elif not console.is_terminal:
+        yield PlainProgress()
     else:
         texts = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}")
         with Bars(*texts, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console) as bars:
@@ -52,12 +52,12 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+@dataclass(eq=False)
 class PlainProgress(Progress):
     """One line when a run starts and ends, and one every half minute between."""
 
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-        self._steps = 0
+    _last: float = field(default_factory=time.monotonic, init=False)
+    _steps: int = field(default=0, init=False)
 
     def started(self, run: str, steps: int) -> None:
         """Show that a run begins."""
@@ -81,55 +81,55 @@ class PlainProgress(Progress):
 
     def finished(self, run: str, summary: str) -> None:
         """Show that a run is complete."""
-        self._say(_done_text(run, summary))
+        self._say(f"{run}: done{summary and f', {summary}'}")
 
     def _say(self, text: str) -> None:
         self._last = time.monotonic()
         print(text, file=sys.stderr, flush=True)
 
 
+@dataclass(eq=False)
 class LiveProgress(Progress):
     """A bar for each run: step, loss, tokens a second, memory and time left, then the task, then the scores.
 
     Where the terminal has no line left for the next bar, the first complete one scrolls away as text.
     """
 
-    def __init__(self, bars: Bars) -> None:
-        self._bars = bars
-        self._lines: dict[str, TaskID] = {}
-        self._finished: dict[str, str] = {}
+    bars: Bars
+    _lines: dict[str, TaskID] = field(default_factory=dict, init=False)
+    _finished: dict[str, str] = field(default_factory=dict, init=False)
 
     def started(self, run: str, steps: int) -> None:
         """Show that a run begins."""
-        self._bars.update(self._line(run), total=steps or None, completed=0, state="")
+        self.bars.update(self._line(run), total=steps or None, completed=0, state="")
 
     def stepped(self, run: str, record: StepRecord) -> None:
         """Show one optimiser step."""
-        self._bars.update(self._line(run), completed=record.step, state=_state(record))
+        self.bars.update(self._line(run), completed=record.step, state=_state(record))
 
     def evaluating(self, run: str, task: str) -> None:
         """Show that a task begins."""
-        self._bars.update(self._line(run), state=task)
+        self.bars.update(self._line(run), state=task)
 
     def scored(self, run: str, task: str, done: int, total: int) -> None:
         """Show how far a task is."""
-        self._bars.update(self._line(run), total=total, completed=done, state=task)
+        self.bars.update(self._line(run), total=total, completed=done, state=task)
 
     def finished(self, run: str, summary: str) -> None:
         """Show that a run is complete."""
         line = self._line(run)
-        self._bars.update(line, total=1, completed=1, state=summary)
-        self._bars.stop_task(line)
+        self.bars.update(line, total=1, completed=1, state=summary)
+        self.bars.stop_task(line)
         self._finished[run] = summary
 
     def _line(self, run: str) -> TaskID:
         if run not in self._lines:
-            if self._finished and len(self._lines) >= self._bars.console.height - 1:
+            if self._finished and len(self._lines) >= self.bars.console.height - 1:
                 first = next(iter(self._finished))
-                text = _done_text(first, self._finished.pop(first))
-                self._bars.console.print(text, markup=False, highlight=False)
-                self._bars.remove_task(self._lines.pop(first))
-            self._lines[run] = self._bars.add_task(run, total=None, state="")
+                summary = self._finished.pop(first)
+                self.bars.console.print(f"{first}: done{summary and f', {summary}'}", markup=False, highlight=False)
+                self.bars.remove_task(self._lines.pop(first))
+            self._lines[run] = self.bars.add_task(run, total=None, state="")
         return self._lines[run]
 
 
@@ -155,60 +155,76 @@ class _Row:
         )
 
 
-class _PlainTable(Progress):
-    """A line when a unit begins or a run ends, and every half minute one on all runs at work."""
+class TableProgress(Progress):
+    """The runs at work: in a terminal a table while ``live`` is entered, above which other lines scroll away as text.
 
-    def __init__(self) -> None:
+    Elsewhere a line when a unit begins or a run ends, and every half minute one on all runs at work.
+    """
+
+    def __init__(self, console: Console) -> None:
         self.rows: dict[str, _Row] = {}
         self.units = self.units_left = 0
-        self._last = time.monotonic()
+        self._last, self._console = time.monotonic(), console
+        self.live = Live(console=console, get_renderable=self.table, refresh_per_second=2, transient=True)
 
     def opened(self, engine: str, units: int) -> None:
+        """Show how many units there are."""
         self.units = self.units_left = units
         self.say(f"{units} units of work, {engine}")
 
     def placed(self, run: str, action: str, node: str) -> None:
+        """Show that a unit begins."""
         self.rows[run] = _Row(node, action)
         self.show(f"{run}: {action} on {node}")
 
     def started(self, run: str, steps: int) -> None:
+        """Note that a training begins."""
         self.rows[run].steps = steps
 
     def stepped(self, run: str, record: StepRecord) -> None:
+        """Show one optimiser step."""
         self.rows[run].record = record
         self.show()
 
     def scored(self, run: str, task: str, done: int, total: int) -> None:
+        """Show how far a task is."""
         row = self.rows[run]
         row.task, row.done, row.total = task, done, total
         self.show()
 
     def left(self, run: str, units: int) -> None:
+        """Leave a run out, whose unit has ended."""
         self.rows.pop(run, None)
         self.units_left = units
 
     def waiting(self, reason: str) -> None:
+        """Say that no unit can be started."""
         self.say(f"waiting: {reason}")
 
     def lost(self, run: str, reason: str) -> None:
+        """Say that a worker ended."""
         self.rows.pop(run, None)
         self.say(f"{run}: its worker ended ({reason}); another one goes on from the newest checkpoint")
 
     def failed(self, error: str) -> None:
+        """Say that a run failed."""
         self.say(f"failed: {error}")
 
     def finished(self, run: str, summary: str) -> None:
-        self.say(_done_text(run, summary))
-
-    def units_done(self) -> str:
-        return f"{self.units - self.units_left} of {self.units} units done"
+        """Say that a run is complete."""
+        self.say(f"{run}: done{summary and f', {summary}'}")
 
     def say(self, text: str) -> None:
-        """Print one line."""
-        print(text, file=sys.stderr, flush=True)
+        """Print one line, above the table where there is one."""
+        if self._console.is_terminal:
+            self._console.print(Text(text))
+        else:
+            print(text, file=sys.stderr, flush=True)
 
     def show(self, begun: str = "") -> None:
-        """Print the unit that has ``begun``, or every half minute how far all runs at work are."""
+        """Without a table, print the unit that has ``begun``, or every half minute how far all runs at work are."""
+        if self._console.is_terminal:
+            return
         if begun:
             self.say(begun)
         elif time.monotonic() - self._last > PLAIN_EVERY_S:
@@ -218,29 +234,15 @@ class _PlainTable(Progress):
                 state, step, loss = row.cells()
                 parts.append(f"{name} {state}{step and f' {step}'}{loss and f' loss {loss}'}")
             more = f", and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
-            self.say(f"{self.units_done()}; at work: {', '.join(parts[:_NAMED])}{more}")
-
-
-class TableProgress(_PlainTable):
-    """A table of the runs at work, shown while ``live`` is entered; finished runs scroll away above it as text."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-        self.live = Live(console=console, get_renderable=self.table, refresh_per_second=2, transient=True)
-
-    def say(self, text: str) -> None:
-        """Print one line above the table."""
-        self._console.print(Text(text))
-
-    def show(self, begun: str = "") -> None:
-        """Print nothing: the table shows the runs."""
+            done = f"{self.units - self.units_left} of {self.units} units done"
+            self.say(f"{done}; at work: {', '.join(parts[:_NAMED])}{more}")
 
     def table(self) -> Table:
         """Return the table of this moment."""
         rows, most = dict(self.rows), max(1, self._console.height - _AROUND)
         hidden = f", {len(rows) - most} of the runs at work are not shown" if len(rows) > most else ""
-        table = Table(caption=self.units_done() + hidden if self.units else None, box=None, pad_edge=False)
+        done = f"{self.units - self.units_left} of {self.units} units done"
+        table = Table(caption=done + hidden if self.units else None, box=None, pad_edge=False)
         for name in ("run", "state", "node"):
             table.add_column(name, no_wrap=True)
         for name in ("step", "loss", "tokens/s"):
@@ -251,11 +253,6 @@ class TableProgress(_PlainTable):
             speed = f"{last.tokens / last.seconds:,.0f}" if last is not None and last.seconds > 0 else ""
             table.add_row(Text(run), Text(state), Text(row.node), step, loss, speed)
         return table
-
-
-def _done_text(run: str, summary: str) -> str:
-    """Return the line of a run that is complete, with its summary if it has one."""
-    return f"{run}: done, {summary}" if summary else f"{run}: done"
 
 
 def _state(record: StepRecord) -> str:

@@ -17,7 +17,7 @@ from hfpatch.recipes.training import group_of
 from hfpatch.results.comparison import MATCHED
 from hfpatch.results.identity import computed_differently
 from hfpatch.results.low_noise import is_share
-from hfpatch.results.schema import ComparisonResults, TaskResult, Tuning
+from hfpatch.results.schema import ComparisonResults, TaskResult
 
 PRODUCTS = {
     "bf16": "of bfloat16 weights in bfloat16, by instructions of the processor",
@@ -187,8 +187,24 @@ def warned_of_floor(results: ComparisonResults) -> list[str]:
 
 def rates_sentence(results: ComparisonResults) -> str:
     """Say in one sentence how the learning rates were chosen; nothing where that is not known."""
-    if results.tuning is not None:
-        return _tuned_sentence(results.tuning)
+    if (tuning := results.tuning) is not None:
+        # Of how many rates each method is at its best, and which are not, as all their trials diverged
+        diverged = [name for name, choice in tuning.chosen.items() if not choice.is_tuned]
+        if len(diverged) == len(tuning.chosen):
+            return "No method is tuned: all trials diverged." if diverged else ""
+        counts = sorted({len(tuning.rates_of(name)) for name in tuning.chosen})
+        trials = {name: choice.trials for name, choice in tuning.chosen.items()}
+        more = ""
+        if len(set(trials.values())) > 1:
+            more = f", not all with as many trials ({', '.join(f'{name} {n}' for name, n in trials.items())})"
+        elif {*trials.values()} != {*counts}:
+            more = f", {max(trials.values())} trials each"
+        but = f" but {listed(diverged)}, not tuned as all trials diverged," if diverged else ""
+        middle = ""
+        if any(choice.at is not None for choice in tuning.chosen.values()):
+            middle = "; the rate of a method's middle budget serves all its budgets, which may favour that one"
+        tried = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
+        return f"Each method{but} at its best of {tried} rates{more}{middle}."
     if not results.training or not results.others:
         return ""
 
@@ -217,22 +233,3 @@ def rates_sentence(results: ComparisonResults) -> str:
     clauses = [f"{listed(names)} at {rate}" for rate, names in first]
     clauses.append(f"{f'the other {len(rest)}' if len(rest) > 1 else rest[0]} at {last}")
     return f"No rate was tuned: {listed(clauses)}, which may favour some."
-
-
-def _tuned_sentence(tuning: Tuning) -> str:
-    """Say of how many rates each method is at its best, and which are not, as all their trials diverged."""
-    diverged = [name for name, choice in tuning.chosen.items() if not choice.is_tuned]
-    if len(diverged) == len(tuning.chosen):
-        return "No method is tuned: all trials diverged." if diverged else ""
-    rates = sorted({len(tuning.rates_of(name)) for name in tuning.chosen})
-    trials = {name: choice.trials for name, choice in tuning.chosen.items()}
-    more = ""
-    if len(set(trials.values())) > 1:
-        more = f", not all with as many trials ({', '.join(f'{name} {n}' for name, n in trials.items())})"
-    elif {*trials.values()} != {*rates}:
-        more = f", {max(trials.values())} trials each"
-    but = f" but {listed(diverged)}, not tuned as all trials diverged," if diverged else ""
-    middle = ""
-    if any(choice.at is not None for choice in tuning.chosen.values()):
-        middle = "; the rate of a method's middle budget serves all its budgets, which may favour that one"
-    return f"Each method{but} at its best of {' to '.join(map(str, rates[:1] + rates[1:][-1:]))} rates{more}{middle}."

@@ -132,11 +132,6 @@ class SizeMatch(_Matched):
         return f"{self.size.replace('_', ' ')} {self.value:g}"
 
 
-def read_match(values: Values) -> Match | SizeMatch:
-    """Return a match from its JSON values."""
-    return Match.model_validate(values) if "rank" in values else SizeMatch.model_validate(values)
-
-
 class Method(Part):
     """One method: its parts, its parameters, its runs by seed, and over seeds its loss curve and layers.
 
@@ -356,12 +351,17 @@ class ComparisonResults(Tabular):
         """The verdict of each pair on each task: the one list that every report reads."""
         if self.joined is not None:
             return self.joined
-        return judge(self.comparisons, self._pairs, self.deciding, self._why_not)
+        asked: Pairs = self.questions
+        if not asked:  # a file that declares none: the pairs that were compared
+            loras = {name for name, method in self.methods.items() if pairs.is_lora(method.parts)}
+            made = dict.fromkeys((each.method, each.reference) for each in self.comparisons)
+            asked = pairs.by_question(made, self.baseline, loras)
+        return judge(self.comparisons, asked, self.deciding, self._why_not)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
         """Return a copy, without the cached comparisons of the original."""
         copy = super().model_copy(update=update, deep=deep)
-        for name in ("_index", "_decided", "_pairs", "deciding", "verdicts"):
+        for name in ("_index", "_decided", "deciding", "verdicts"):
             copy.__dict__.pop(name, None)
         return copy
 
@@ -523,15 +523,6 @@ class ComparisonResults(Tabular):
         runs = (run for method in self.methods.values() for run in method.runs.values())
         scored = ((task, metric) for run in runs for task, score in run.evaluation.items() for metric in score.metrics)
         return deciding(primary, made or scored)
-
-    @cached_property
-    def _pairs(self) -> Pairs:
-        """The pairs of each question; the compared ones in files that declare none."""
-        if self.questions:
-            return self.questions
-        loras = {name for name, method in self.methods.items() if pairs.is_lora(method.parts)}
-        made = dict.fromkeys((each.method, each.reference) for each in self.comparisons)
-        return pairs.by_question(made, self.baseline, loras)
 
     def _why_not(self, method: str, other: str, task: str) -> str:
         """Say why a pair was not compared on a task."""

@@ -6,8 +6,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -84,15 +86,20 @@ def patch_norms(patch: Path) -> list[LayerSeries]:
     return series
 
 
-def analysed(path: Path) -> list[LayerSeries]:
-    """Return a series for each measurement and group of an ``analysis.json`` that is known layer by layer.
+def read_analyses(run_dir: Path, method: str) -> tuple[list[LayerSeries], list[str]]:
+    """Return the mean over seeds of the analyses of a method's runs, and name the files that cannot be read.
 
-    Raises:
-        HfpatchError: if the file cannot be read.
+    There is a series for each measurement and group that is known layer by layer.
     """
-    measurements = printable(read_json(path))
+    read: list[Any] = []
+    broken: list[str] = []
+    for path in sorted((run_dir / "runs" / method).glob(f"seed-*/{ANALYSIS}")) if "/" not in method else ():
+        try:
+            read.append(printable(read_json(path)))
+        except HfpatchError:
+            broken.append(f"{path.relative_to(run_dir).as_posix()} cannot be read.")
     series: list[LayerSeries] = []
-    for (name, field), quantity in _MEASUREMENTS.items():
+    for measurements, ((name, field), quantity) in product(read, _MEASUREMENTS.items()):
         points: dict[str, dict[int, float]] = {}
         reference = None
         records = measurements.get(name)
@@ -108,19 +115,7 @@ def analysed(path: Path) -> list[LayerSeries]:
                 reference = record.get("at_paper_init", reference)
         series += [LayerSeries(quantity=quantity, group=group, points=values, reference=reference)
                    for group, values in points.items()]  # fmt: skip
-    return series
-
-
-def read_analyses(run_dir: Path, method: str) -> tuple[list[LayerSeries], list[str]]:
-    """Return the mean over seeds of the analyses of a method's runs, and name the files that cannot be read."""
-    found: list[LayerSeries] = []
-    broken: list[str] = []
-    for path in sorted((run_dir / "runs" / method).glob(f"seed-*/{ANALYSIS}")) if "/" not in method else ():
-        try:
-            found += analysed(path)
-        except HfpatchError:
-            broken.append(f"{path.relative_to(run_dir).as_posix()} cannot be read.")
-    return mean_series(found), broken
+    return mean_series(series), broken
 
 
 MOST_STEPS = 2000

@@ -1,4 +1,4 @@
-"""The tokenizer and the token blocks of a pretraining; and `tokenize`, which writes its text as a token file."""
+"""The tokenizer of a pretraining; and `tokenize`, which writes its text as a token file."""
 
 from __future__ import annotations
 
@@ -12,52 +12,15 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.corpora import filtered_documents, open_corpus
 from hfpatch.data.deciding import tokenizer_documents
-from hfpatch.data.load import load_splits
-from hfpatch.data.plan import draw_evaluation
 from hfpatch.data.token_file import TokenFileInfo, check_free, describe_token_file, write_token_file
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
-from hfpatch.runs.identity import Identity, identify_data
-from hfpatch.support.files import atomic_directory, check_data_dir
+from hfpatch.support.files import atomic_directory
 from hfpatch.support.folders import cache_folder
 from hfpatch.surgery.bases import load_tokenizer
-from hfpatch.training.processes import start_processes
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """A tokenizer, the blocks to train on, those whose loss is measured, if any, and the hashes of all three."""
-
-    tokenizer: PreTrainedTokenizerBase
-    train: TokenBlocks
-    evaluation: TokenBlocks | None
-    identity: Identity
-
-
-def load_corpus(recipe: PretrainRecipe | StudyRecipe) -> Corpus:
-    """Load or train the tokenizer and tokenise the text, on the first process; the others read its cache.
-
-    Raises:
-        HfpatchError: if the tokenizer or the text cannot be loaded.
-    """
-    check_data_dir(recipe.data_dir)
-    with start_processes().local_main_process_first():
-        tokenizer = recipe_tokenizer(recipe)
-        splits = load_splits(
-            recipe.data,
-            tokenizer,
-            data_dir=recipe.data_dir,
-            cache_dir=cache_folder("tokens"),
-            evaluation=recipe.evaluation_data,
-        )
-    evaluation = splits.held_out
-    if evaluation is not None and recipe.evaluation_blocks is not None:
-        evaluation = draw_evaluation(evaluation, recipe.evaluation_blocks)
-    return Corpus(tokenizer, splits.train, evaluation, identify_data(tokenizer, splits.train, evaluation))
 
 
 def recipe_tokenizer(recipe: PretrainRecipe | StudyRecipe) -> PreTrainedTokenizerBase:

@@ -9,7 +9,6 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.power import ASSUMED
 from hfpatch.evaluation.sizing import Spread, TaskRequests, Timed
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.results.comparison import read_match
 from hfpatch.results.forecast import Detectable, Forecast, PlannedMethod, PlannedTask
 from hfpatch.results.verdicts import ALPHA, POWER
 from hfpatch.runs.measuring import SECONDS, kind_of, measure
@@ -69,7 +68,7 @@ def forecast(
             name: PlannedMethod(
                 kind=kind_of(setup.methods[name]),
                 trainable=setup.sizes[name].trainable,
-                match=read_match(match.to_json()) if match else None,
+                match=match and match.to_json(),
             )
             for name, match in matches.items()
         },

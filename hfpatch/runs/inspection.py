@@ -20,7 +20,6 @@ from hfpatch.analysis.movement import initial_tensors, movement, patch_tensors, 
 from hfpatch.analysis.norms import pre_projection_sizes, query_sizes, skip_norms, skip_sizes
 from hfpatch.analysis.relation import gauge_deviation, head_relations
 from hfpatch.analysis.reparametrisation import reparametrise
-from hfpatch.analysis.running import Batch
 from hfpatch.analysis.text import batches_of, token_rows
 from hfpatch.data.corpora import documents
 from hfpatch.errors import HfpatchError
@@ -69,7 +68,7 @@ def inspect(
     base = load_base(model.name, **model.loading)
     seen = survey(base.model)
     source, rows = _rows(base, seen.sites[0].hidden_size, text, tokens, data_dir)
-    batches = _batches(base, rows)
+    batches = batches_of(rows, pad=int(base.tokenizer.pad_token_id or 0))
     notes = [f"Block {layer} is no attention branch: {why}." for layer, why in seen.skipped.items()]
     # First the patch against its own initialisation: one that does not fit is refused at once
     found: dict[str, Any] = {}
@@ -155,10 +154,6 @@ def _of_the_base(base: Base, notes: list[str]) -> dict[str, Any]:
     return found
 
 
-def _batches(base: Base, rows: list[list[int]]) -> list[Batch]:
-    return batches_of(rows, pad=int(base.tokenizer.pad_token_id or 0))
-
-
 def _of_the_patch(base: Base, rows: list[list[int]], notes: list[str]) -> dict[str, Any]:
     model = base.model
     found: dict[str, Any] = {"skip_norms": skip_norms(model)}
@@ -167,7 +162,8 @@ def _of_the_patch(base: Base, rows: list[list[int]], notes: list[str]) -> dict[s
     if not has_adapters(model) or not stack(model):
         return found
     if rows:
-        fit, held_out = _batches(base, rows[::2]), _batches(base, rows[1::2])
+        pad = int(base.tokenizer.pad_token_id or 0)
+        fit, held_out = batches_of(rows[::2], pad=pad), batches_of(rows[1::2], pad=pad)
         with _noted(notes, "Linear stand-in"):
             found["linearised"] = linearise(model, fit, held_out)
         found |= {

@@ -60,7 +60,7 @@ def hold(
 
     Args:
         out: the folder; it and its parents are created if needed, and removed again if they are left empty.
-        names: the names of the locks, see `run_lock`.
+        names: the names of the locks: `SHARED`, or those of runs.
         wait_s: how long to wait for other processes to release them.
         own: the holder that the locks name, from `new_holder`, if it lends them; None makes one.
         lender: the holder that lends them; its locks are replaced, and put back afterwards.
@@ -118,11 +118,6 @@ def take_back(out: Path, name: str, lender: Holder) -> None:
 def hold_shared(out: Path) -> AbstractContextManager[None]:
     """Hold the lock on the files that all runs of a folder share, after waiting for other processes."""
     return hold(out, [SHARED], wait_s=STALE_S + RENEW_S)
-
-
-def run_lock(out: Path, folder: Path) -> str:
-    """Return the name of the lock on one run's folder."""
-    return "@".join(folder.relative_to(out / "runs").parts)
 
 
 def _take(path: Path, holder: Holder, deadline: float) -> Path:
@@ -234,8 +229,8 @@ def _remove_stale(path: Path, holder: Holder) -> None:
 
 def _is_gone(path: Path, holder: Holder) -> bool:
     """Return whether the holder of a lock has ended without releasing it."""
-    if _is_here(holder):
-        return has_ended(holder)
+    if (ended := has_ended(holder)) is not None:
+        return ended
     limit = ORPHAN_S if has_ended(_lender(holder)) else STALE_S if holder else UNREADABLE_S
     probe = path.with_name(f".{uuid.uuid4().hex}")
     try:
@@ -247,14 +242,11 @@ def _is_gone(path: Path, holder: Holder) -> bool:
         probe.unlink(missing_ok=True)
 
 
-def _is_here(holder: Holder) -> bool:
-    """Return whether a holder is, or was, a process of this machine."""
-    return _machine() is not None and holder.get("machine") == _machine()
-
-
-def has_ended(holder: Holder) -> bool:
-    """Return whether a holder is known to have ended, which only a process of the same machine can know."""
-    return _is_here(holder) and _birth(holder.get("pid")) != holder.get("born")
+def has_ended(holder: Holder) -> bool | None:
+    """Return whether a holder has ended; None unless it is, or was, a process of this machine, where that is known."""
+    if _machine() is None or holder.get("machine") != _machine():
+        return None
+    return _birth(holder.get("pid")) != holder.get("born")
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,7 @@ from hfpatch.evaluation.sizing import (
 )
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.forecast import MeasuredKind, Work
-from hfpatch.runs.plan import MEASURING, Unit, training_steps
+from hfpatch.runs.plan import Unit, training_steps
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.setup import ComparisonSetup, set_up
 from hfpatch.support.cpu import pinned_library
@@ -77,10 +77,13 @@ class Measured:
     @property
     def words(self) -> str:
         """How far everything was sampled."""
-        tokens = [timed.tokens for timed in self.timed.values() if timed.tokens]
-        steps = [kind.step_share for kind in self.kinds.values() if kind.step_share is not None]
-        said = [f"{_range(tokens, '{:,}')} tokens of each task"] if tokens else []
-        said += [f"{_range(steps, '{:.0%}')} of a step of each kind of method"] if steps else []
+        tokens = sorted(timed.tokens for timed in self.timed.values() if timed.tokens)
+        steps = sorted(kind.step_share for kind in self.kinds.values() if kind.step_share is not None)
+        of_tasks = [f"{end:,}" for end in (*tokens[:1], *tokens[-1:])]
+        of_steps = [f"{end:.0%}" for end in (*steps[:1], *steps[-1:])]
+        said = []
+        for ends, what in ((of_tasks, "tokens of each task"), (of_steps, "of a step of each kind of method")):
+            said += [f"{' to '.join(dict.fromkeys(ends))} {what}"] if ends else []  # of equal ends one
         return f"Measured were {' and '.join(said)}; the rest in proportion to its operations."
 
     def work(self, units: Iterable[Unit]) -> dict[str, Work]:
@@ -100,14 +103,7 @@ class Measured:
             return Work()
         kind = self.kinds[kind_of(setup.methods[unit.run.variant])]
         step_s = kind.step_s or 0.0
-        if unit.action == "evaluate":
-            return Work(
-                units=1,
-                requests=sum(len(each.encoded) for each in self.asked.values()),
-                tokens=sum(each.tokens for each in self.asked.values()),
-                seconds=sum(kind.evaluation_s.values()) + step_s * self._held_out_steps(unit, 1),
-            )
-        if unit.action in MEASURING:
+        if unit.action in ("retain", "rewind"):
             # how many blocks pass through the model; the text of retention does so with the patch on and off
             blocks = retained = 2 * sum(map(len, setup.retained.values()))
             if unit.action == "rewind":
@@ -115,27 +111,26 @@ class Measured:
                 blocks = tuning + (held_out + retained if unit.scale != 1 else 0)
             seconds = step_s * blocks / training.batch_size * FORWARD
             return Work(units=1, tokens=blocks * setup.blocks.block_size, seconds=seconds)
-        steps = training_steps(setup.recipe, unit)
+
+        # how many steps take as long as the measurements of the loss on held-out text, or for a trial on tuning's
+        steps = 1 if unit.action == "evaluate" else training_steps(setup.recipe, unit)
+        every = None if unit.action == "tune" else training.evaluate_every
+        times, measured = 1 + ((steps - 1) // every if every else 0), 0.0
+        if (text := setup.tuning_text if unit.run.point else setup.held_out) is not None:
+            measured = times * len(text) / training.batch_size * FORWARD
+        if unit.action == "evaluate":
+            return Work(
+                units=1,
+                requests=sum(len(each.encoded) for each in self.asked.values()),
+                tokens=sum(each.tokens for each in self.asked.values()),
+                seconds=sum(kind.evaluation_s.values()) + step_s * measured,
+            )
         return Work(
             units=1,
             steps=steps,
             tokens=steps * training.batch_size * setup.blocks.block_size,
-            seconds=step_s * (steps + self._held_out_steps(unit, steps)),
+            seconds=step_s * (steps + measured),
         )
-
-    def _held_out_steps(self, unit: Unit, steps: int) -> float:
-        """Return how many steps take as long as the measurements of the loss on held-out text during ``steps``."""
-        training, held_out = self.setup.recipe.training, self.setup.measured_on(unit.run)
-        if held_out is None:
-            return 0.0
-        every = None if unit.action == "tune" else training.evaluate_every
-        times = 1 + ((steps - 1) // every if every else 0)
-        return times * len(held_out) / training.batch_size * FORWARD
-
-
-def _range(values: Sequence[float], form: str) -> str:
-    low, high = form.format(min(values)), form.format(max(values))
-    return low if low == high else f"{low} to {high}"
 
 
 def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool) -> Measured:
@@ -175,7 +170,7 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
     with pinned_library(setup.matmul):
         # The base on each task
         base.model.eval()
-        base_bytes = _bytes(base.model)
+        base_bytes = sum(each.numel() * each.element_size() for each in base.model.parameters())
         reset_peak_memory()
         scorer = scorer_of(*given)
         for name, asked in found.asked.items():
@@ -199,7 +194,7 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
                     # the first step of a process, or of a compiled model, is mostly start-up
                     least = 2 if len(found.kinds) == 1 or recipe.training.compile else 1
                     step = _time_step(setup, model, own_s / setup.blocks.block_size / FORWARD, left, least=least)
-                    added = _bytes(model) - base_bytes
+                    added = sum(each.numel() * each.element_size() for each in model.parameters()) - base_bytes
                 finally:
                     unpatch(model)
             scored = {task: timed.seconds * own_s / forward_s for task, timed in found.timed.items()}
@@ -207,10 +202,6 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
                 method=name, evaluation_s=scored, evaluation_memory_bytes=memory + added, **step
             )
     return found
-
-
-def _bytes(model: PreTrainedModel) -> int:
-    return sum(each.numel() * each.element_size() for each in model.parameters())
 
 
 def _forward_seconds(setup: ComparisonSetup, model: PreTrainedModel) -> float:

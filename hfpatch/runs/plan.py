@@ -8,7 +8,7 @@ Engines execute the units in any order that their ``needs`` allow.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -19,7 +19,7 @@ from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import Point, PretrainRecipe, StudyRecipe, point_name
 from hfpatch.recipes.tuning import Edge
 from hfpatch.runs.folder import AnyRecipe, RunPaths
-from hfpatch.runs.locks import WHOLE, run_lock
+from hfpatch.runs.locks import WHOLE
 
 Action: TypeAlias = Literal["tune", "train", "evaluate", "retain", "rewind", "check_baseline", "pretrain"]
 MEASURING = ("evaluate", "retain", "rewind")
@@ -36,7 +36,7 @@ class PlannedRun:
         point: the point of a study's sweep, or the values of a trial of tuning; empty where there is neither.
         seed: the seed.
         folder: where it writes.
-        lock: the name of the lock on it.
+        lock: the name of the lock on it: its folder below ``runs``, with ``@`` for ``/``.
     """
 
     name: str
@@ -132,8 +132,7 @@ def plan_comparison(recipe: Recipe, out: Path) -> Plan:
     baseline, *others = runs = planned_runs(recipe, out)
     evaluated = Unit("evaluate", baseline, baseline.result)
     checked = Unit("check_baseline", baseline, None, (evaluated,))
-    tuning = _tuning_rounds(recipe, out)
-    trials = _trial_units(tuning, (checked,))
+    tuning, trials = _plan_tuning(recipe, out, (checked,))
     units = [evaluated, checked, *_further(recipe, evaluated), *trials]
     for run in others:
         trained = Unit("train", run, RunPaths(run.folder).training, tuple(trials) or (checked,))
@@ -165,8 +164,7 @@ def plan_training(recipe: Recipe, out: Path, method: str) -> Plan:
     _check_known("method", method, recipe.methods)
     if method == recipe.baseline:
         raise HfpatchError(f"{method!r} is the unchanged model: there is nothing to train")
-    runs, tuning = planned_runs(recipe, out), _tuning_rounds(recipe, out)
-    trials = _trial_units(tuning, (), recipe.tuned_at(method))
+    runs, (tuning, trials) = planned_runs(recipe, out), _plan_tuning(recipe, out, (), recipe.tuned_at(method))
     units = (Unit("train", run, RunPaths(run.folder).training, tuple(trials)) for run in runs if run.variant == method)
     all_runs = (*runs, *(run for each in tuning for run in each.runs))
     return Plan(recipe, out, all_runs, (*trials, *units), part=method, tuning=tuning)
@@ -203,47 +201,46 @@ def planned_runs(recipe: AnyRecipe, out: Path) -> tuple[PlannedRun, ...]:
     for variant, point, seed in chosen:
         name = " · ".join(part for part in (variant, point_name(point), f"seed {seed}") if part)
         folder = out / "runs" / variant / point_name(point) / f"seed-{seed}"
-        runs.append(PlannedRun(name, variant, point, seed, folder, run_lock(out, folder)))
+        runs.append(PlannedRun(name, variant, point, seed, folder, "@".join(folder.relative_to(out / "runs").parts)))
     return tuple(runs)
 
 
-def _tuning_rounds(recipe: Recipe, out: Path) -> tuple[Round, ...]:
-    """Return the trials of all methods: at the recipe's rates, then at lower ones, then at higher ones.
+def _plan_tuning(
+    recipe: Recipe, out: Path, needs: tuple[Unit, ...], part: str | None = None
+) -> tuple[tuple[Round, ...], list[Unit]]:
+    """Return the trials of all methods, at the recipe's rates, then lower ones, then higher ones, and their units.
 
     With ``tuning.at: middle`` those of a method's middle budget serve all its budgets.
+
+    Args:
+        recipe: the recipe.
+        out: the folder.
+        needs: the units that the first round needs; each further one needs all rounds before, which decide whether it
+            takes place.
+        part: the one method that gets units; None for all.
     """
     tuning = recipe.tuning
     if tuning is None:
-        return ()
+        return (), []
     rounds: list[tuple[Edge | None, list[float]]] = [(None, sorted(tuning.learning_rates))]
     edges: tuple[Edge, Edge] = ("lowest", "highest")
     rounds += [(edge, [rate]) for edge in edges for rate in tuning.extension(edge)]
     trained = {name: recipe.methods[name] for name in recipe.trained}
     tried = dict.fromkeys(map(recipe.tuned_at, recipe.trained))
-    found = []
+    found, units = [], list[Unit]()
     for edge, rates in rounds:
-        runs = []
+        runs, before = [], tuple(units) or needs
         for method, rate in product(tried, rates):
             for values in tuning.combinations(method, trained):
                 point = {"lr": rate, **values}
                 name, folder = f"{method} · {point_name(point)} · tuning", out / "runs" / method / "tuning"
                 folder /= point_name(point)
-                runs.append(PlannedRun(name, method, point, recipe.tuning_seed, folder, run_lock(out, folder)))
+                lock = "@".join(folder.relative_to(out / "runs").parts)
+                runs.append(PlannedRun(name, method, point, recipe.tuning_seed, folder, lock))
         found.append(Round(edge, tuple(runs)))
-    return tuple(found)
-
-
-def _trial_units(rounds: Sequence[Round], needs: tuple[Unit, ...], method: str | None = None) -> list[Unit]:
-    """Return a unit for each trial, of one ``method`` or of all.
-
-    Those of a round need all rounds before, which decide whether it takes place.
-    """
-    units: list[Unit] = []
-    for each in rounds:
-        before = tuple(units) or needs
-        runs = [run for run in each.runs if method in (None, run.variant)]
-        units += [Unit("tune", run, RunPaths(run.folder).training, before) for run in runs]
-    return units
+        own = [run for run in runs if part in (None, run.variant)]
+        units += [Unit("tune", run, RunPaths(run.folder).training, before) for run in own]
+    return tuple(found), units
 
 
 def _check_known(kind: str, name: str, known: Collection[str]) -> None:

@@ -10,26 +10,40 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
-from hfpatch.data.plan import BatchPlan, draw_plans
+from hfpatch.data.blocks import TokenBlocks
+from hfpatch.data.load import load_splits
+from hfpatch.data.plan import BatchPlan, draw_evaluation, draw_plans
 from hfpatch.errors import HfpatchError
 from hfpatch.models import non_embedding_parameters
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.recipes.training import with_steps
-from hfpatch.runs.corpus import Corpus, load_corpus
+from hfpatch.runs.corpus import recipe_tokenizer
 from hfpatch.runs.folder import summarise
-from hfpatch.runs.identity import Identity, identify_training, write_shared
+from hfpatch.runs.identity import Identity, identify_data, identify_training, write_shared
 from hfpatch.runs.plan import PlannedRun, Unit, plan_pretraining, planned_runs
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.session import Session, check_start, open_runs, resumed_clock
-from hfpatch.support.files import hash_values, read_json, write_json
+from hfpatch.support.files import check_data_dir, hash_values, read_json, write_json
+from hfpatch.support.folders import cache_folder
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.architecture import build_model
 from hfpatch.training.pretrain import check_settings
 from hfpatch.training.pretrain import pretrain as run_pretraining
 from hfpatch.training.processes import start_processes
 from hfpatch.training.run import check_blocks, check_context
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A tokenizer, the blocks to train on, those whose loss is measured, if any, and the hashes of all three."""
+
+    tokenizer: PreTrainedTokenizerBase
+    train: TokenBlocks
+    evaluation: TokenBlocks | None
+    identity: Identity
 
 
 @dataclass(frozen=True)
@@ -73,9 +87,24 @@ class PretrainingSession(Session):
     def set_up(self) -> None:
         """Load the text and try every model on the meta device, so that a mistake shows before any training."""
         assert not isinstance(self.plan.recipe, Recipe)
-        out, corpus = self.plan.out, load_corpus(self.plan.recipe)
-        training = with_steps(self.plan.recipe.training, len(corpus.train))
-        recipe = self.plan.recipe.model_copy(update={"training": training})
+        out, recipe = self.plan.out, self.plan.recipe
+        check_data_dir(recipe.data_dir)
+        with start_processes().local_main_process_first():  # the others read its cache
+            tokenizer = recipe_tokenizer(recipe)
+            splits = load_splits(
+                recipe.data,
+                tokenizer,
+                data_dir=recipe.data_dir,
+                cache_dir=cache_folder("tokens"),
+                evaluation=recipe.evaluation_data,
+            )
+        evaluation = splits.held_out
+        if evaluation is not None and recipe.evaluation_blocks is not None:
+            evaluation = draw_evaluation(evaluation, recipe.evaluation_blocks)
+        corpus = Corpus(tokenizer, splits.train, evaluation, identify_data(tokenizer, splits.train, evaluation))
+
+        # Every model on the meta device
+        recipe = recipe.model_copy(update={"training": with_steps(recipe.training, len(corpus.train))})
         runs = planned_runs(recipe, out)
         plans = draw_plans(recipe.training, corpus.train, dict.fromkeys(run.seed for run in runs))
         parameters: dict[str, dict[str, int]] = {}

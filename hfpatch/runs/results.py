@@ -17,7 +17,6 @@ from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pairs import Question, by_question, is_lora, references
 from hfpatch.results.cautions import comparison_cautions
-from hfpatch.results.comparison import read_match
 from hfpatch.results.frontier import Exchange, Frontier, FrontierLine
 from hfpatch.results.identity import facts_of_base
 from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
@@ -124,7 +123,7 @@ def _method(setup: ComparisonSetup, name: str, runs: Sequence[PlannedRun]) -> Me
         label=recipe.labels.get(name),
         parts=recipe.methods[name],
         parameters=Parameters(trainable=size.trainable, added=size.added, base=size.base),
-        match=read_match(match.to_json()) if match else None,
+        match=match and match.to_json(),
         form=form_of(recipe.methods[name]),
         runs={seed: Run.model_validate(result) for seed, result in done.items()},
         curve=mean_curve(path.metrics for path in paths.values()),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ SHARE = 0.05
 """The largest share of the time that writing may take; with very many runs it is written less often."""
 
 
+@dataclass(eq=False)
 class Throttled(AbstractContextManager["Throttled"]):
     """Calls a function that writes the complete runs, unless one was called a short while ago.
 
@@ -32,17 +35,16 @@ class Throttled(AbstractContextManager["Throttled"]):
     command after a kill, collects everything. As a context manager it writes once more if an error ends the block.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._next = -float("inf")
-        self._pending: Callable[[], object] | None = None
+    clock: Callable[[], float] = time.monotonic
+    _next: float = field(default=-math.inf, init=False)
+    _pending: Callable[[], object] | None = field(default=None, init=False)
 
     def __call__(self, write: Callable[[], object]) -> None:
         """Write unless it is too soon."""
-        self._pending, started = write, self._clock()
+        self._pending, started = write, self.clock()
         if started >= self._next:
             write()
-            ended = self._clock()
+            ended = self.clock()
             self._pending, self._next = None, ended + max(EVERY_S, (ended - started) / SHARE)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -20,11 +20,12 @@ from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import choose_library
 from hfpatch.recipes.budgets import TOLERANCE, budget_in, family_of
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pretraining import point_name
 from hfpatch.recipes.training import with_steps
 from hfpatch.recipes.tuning import trial_training
 from hfpatch.runs.identity import Identity, identify_base, identify_data, identify_training
 from hfpatch.runs.plan import PlannedRun
-from hfpatch.runs.tuning import Tuning, values_text
+from hfpatch.runs.tuning import Tuning
 from hfpatch.support.code import hash_code
 from hfpatch.support.cpu import MatmulLibrary
 from hfpatch.support.files import check_data_dir, hash_values
@@ -92,10 +93,6 @@ class ComparisonSetup:
         if parts == self.recipe.methods:
             return self.methods[run.variant]
         return build_method(self.base.model, parts, run.variant)
-
-    def measured_on(self, run: PlannedRun) -> TokenBlocks | None:
-        """Return the text that the loss of one run is measured on."""
-        return self.tuning_text if run.point else self.held_out
 
     def identify(self, run: PlannedRun) -> Identity:
         """Return the identity of one run; the bare base is evaluated only, and has no plan."""
@@ -302,9 +299,10 @@ def _check_methods(recipe: Recipe, base: Base, methods: Mapping[str, Method]) ->
             except HfpatchError as error:
                 raise HfpatchError(f"tuning.grid: {error}") from error
             if size.trainable != sizes[name].trainable:
+                shown = point_name(values).replace(",", ", ")
                 raise HfpatchError(
-                    f"tuning.grid: {values_text(values)} gives {name} {size.trainable:,} trained parameters in place "
-                    f"of {sizes[name].trainable:,}, so it would not match others; tune options that leave its size"
+                    f"tuning.grid: {shown} gives {name} {size.trainable:,} trained parameters in place of "
+                    f"{sizes[name].trainable:,}, so it would not match others; tune options that leave its size"
                 )
     return sizes
 

@@ -14,6 +14,7 @@ from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pretraining import point_name
 from hfpatch.results.identity import task_identity
 from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.series import patch_norms
@@ -23,7 +24,7 @@ from hfpatch.runs.plan import MEASURING, PlannedRun, Unit
 from hfpatch.runs.retention import by_document, measure_further
 from hfpatch.runs.session import Session
 from hfpatch.runs.setup import ComparisonSetup, set_up
-from hfpatch.runs.tuning import Outcome, Tuning, values_text
+from hfpatch.runs.tuning import Outcome, Tuning
 from hfpatch.support.files import read_json, write_json
 from hfpatch.support.provenance import checkout_state
 from hfpatch.surgery.folder import save_patch
@@ -88,7 +89,8 @@ class ComparisonSession(Session):
                         trial = Outcome(run, read_json(RunPaths(run.folder).training))
                         step, loss = diverged_step(trial.trained), f"loss on the text of tuning {trial.loss:.4f}"
                         progress.finished(run.name, loss if step is None else f"diverged at step {step}")
-                    _remove_checkpoints(run)
+                    if PartialState().is_main_process:
+                        shutil.rmtree(RunPaths(run.folder).checkpoints, ignore_errors=True)
             else:
                 self._complete_training(unit)
         except HfpatchError as error:
@@ -103,7 +105,7 @@ class ComparisonSession(Session):
         run, setup, training = unit.run, self.setup, RunPaths(unit.run.folder).training
         is_tuned = unit.is_complete() and setup.recipe.tuning is not None
         if is_tuned and read_json(training).get("identity") != setup.identify(run):
-            chosen = values_text(setup.tuning.chosen(setup.recipe.tuned_at(run.variant)))
+            chosen = point_name(setup.tuning.chosen(setup.recipe.tuned_at(run.variant))).replace(",", ", ")
             raise HfpatchError(
                 f"was trained before the rates were extended, and tuning now chooses {chosen}; delete {run.folder} "
                 "and resume to train it again"
@@ -112,9 +114,11 @@ class ComparisonSession(Session):
             return
         if not unit.is_complete():
             self._train(run)
+        if not PartialState().is_main_process:
+            return
         if not setup.recipe.training.keep_finished:
-            _remove_checkpoints(run)
-        if PartialState().is_main_process and (step := diverged_step(read_json(training))) is not None:
+            shutil.rmtree(RunPaths(run.folder).checkpoints, ignore_errors=True)
+        if (step := diverged_step(read_json(training))) is not None:
             warnings.warn(
                 f"{run.name}: diverged at step {step}: it has no patch and no scores, and is left out of the "
                 "comparisons; a lower learning rate may help, and training.on_bad_loss=stop names the blocks of the "
@@ -138,7 +142,7 @@ class ComparisonSession(Session):
                 plan=setup.plans[run.seed],
                 seed=run.seed,
                 run_dir=run.folder,
-                held_out=setup.measured_on(run),
+                held_out=setup.tuning_text if run.point else setup.held_out,
                 resume=True,
                 on_step=partial(self.progress.stepped, run.name),
                 origin=identity,
@@ -215,8 +219,3 @@ class ComparisonSession(Session):
         surprises = check_known_scores(model.full_name, model.revision, model.dtype, scores, plain=plain)
         if surprises and not recipe.evaluation.allow_unknown_base:
             raise HfpatchError(f"{' '.join(surprises)} evaluation.allow_unknown_base=true continues anyway")
-
-
-def _remove_checkpoints(run: PlannedRun) -> None:
-    if PartialState().is_main_process:
-        shutil.rmtree(RunPaths(run.folder).checkpoints, ignore_errors=True)

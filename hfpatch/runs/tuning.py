@@ -12,7 +12,6 @@ from typing import Any
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import BatchPlan
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.pretraining import point_name
 from hfpatch.recipes.tuning import Edge, Values
 from hfpatch.results import schema as results
 from hfpatch.runs.folder import RunPaths, diverged_step
@@ -85,12 +84,6 @@ class Tuning:
         best = best_of(self.outcomes(), method)
         return {} if best is None else dict(best.run.point)
 
-    def edge(self, method: str) -> Edge | None:
-        """Return at which edge of the rates tried the method's best one is, or None."""
-        known = self.outcomes()
-        edges: tuple[Edge, Edge] = ("lowest", "highest")
-        return next((edge for edge in edges if method in _at_edge(known, edge)), None)
-
     def _outcomes(self, each: Round) -> list[Outcome]:
         """Return the trials of a round that are complete."""
         found = []
@@ -110,11 +103,6 @@ def best_of(outcomes: Sequence[Outcome], method: str) -> Outcome | None:
     return min(own, key=lambda outcome: (outcome.loss, outcome.rate), default=None)
 
 
-def values_text(values: Values) -> str:
-    """Return the values of a trial for a message: ``lr=0.001, weight_decay=0.1``."""
-    return point_name(values).replace(",", ", ")
-
-
 def _at_edge(known: Sequence[Outcome], edge: Edge) -> list[str]:
     """Return the methods whose best rate is the lowest, or highest, of those that they were tried at."""
     rates: dict[str, list[float]] = {}
@@ -130,6 +118,8 @@ def collect_tuning(tuning: Tuning, recipe: Recipe, text: TokenBlocks, plan: Batc
     assert recipe.tuning is not None
     outcomes = tuning.outcomes()
     rates = list(dict.fromkeys(outcome.rate for outcome in outcomes))
+    sides: tuple[Edge, Edge] = ("highest", "lowest")  # a single rate counts as the lowest
+    edges = {method: edge for edge in sides for method in _at_edge(outcomes, edge)}
     return results.Tuning(
         seed=recipe.tuning_seed,
         steps=plan.steps,
@@ -153,7 +143,7 @@ def collect_tuning(tuning: Tuning, recipe: Recipe, text: TokenBlocks, plan: Batc
                 values=dict(best.run.point),
                 loss=best.loss,
                 trials=sum(outcome.run.variant == at for outcome in outcomes),
-                edge=tuning.edge(at) if math.isfinite(best.loss) else None,
+                edge=edges.get(at) if math.isfinite(best.loss) else None,
                 at=at if at != method else None,
             )
             for method in recipe.trained

@@ -251,13 +251,22 @@ class Models(Variants):
     compared = "the other models"
 
     def __init__(self, models: Sequence[ModelSettings], placement: Placement) -> None:
-        named = label_models(models)
-        labels = tuple(named)
+        # The labels: the last parts of each id or folder, and the revision
+        parts = []
+        for model in models:
+            path = Path(model.full_name)
+            *place, last = path.absolute().parts[1:] if path.exists() else model.full_name.split("/")
+            ending = f"@{model.revision.replace('/', '-')}" if model.revision else ""
+            parts.append((*place, f"{last}{ending}"))
+            if parts[-1] in parts[:-1]:
+                raise HfpatchError(f"--model {model.name}: named twice; a model is compared with others")
+        labels = tuple(f"{name} (model)" if name in RESERVED else name for name in short_names(parts))
+        named = dict(zip(labels, models, strict=True))
         self.identity = {"models": {label: model.identity for label, model in named.items()}}
         variants = []
-        for place, (label, model) in enumerate(named.items()):
+        for number, (label, model) in enumerate(named.items()):
             log_name = f"{model.full_name}@{model.revision}" if model.revision else model.full_name
-            variants.append(Variant(label, log_name, model, references=labels[:place]))
+            variants.append(Variant(label, log_name, model, references=labels[:number]))
         super().__init__(variants, placement)
 
     def prepare(self, settings: EvaluationSettings) -> None:
@@ -295,24 +304,6 @@ class Models(Variants):
                     "and tokenizer); leave one of them out"
                 )
             self.identity["models"][label]["sha256"] = facts["sha256"]
-
-
-def label_models(models: Sequence[ModelSettings]) -> dict[str, ModelSettings]:
-    """Return the models by label: the last parts of the id or folder, and the revision.
-
-    Raises:
-        HfpatchError: if one is given twice.
-    """
-    parts = []
-    for model in models:
-        path = Path(model.full_name)
-        *place, last = path.absolute().parts[1:] if path.exists() else model.full_name.split("/")
-        ending = f"@{model.revision.replace('/', '-')}" if model.revision else ""
-        parts.append((*place, f"{last}{ending}"))
-        if parts[-1] in parts[:-1]:
-            raise HfpatchError(f"--model {model.name}: named twice; a model is compared with others")
-    names = (f"{name} (model)" if name in RESERVED else name for name in short_names(parts))
-    return dict(zip(names, models, strict=True))
 
 
 def short_names(places: Sequence[tuple[str, ...]]) -> list[str]:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from tiny_runs import small_recipe
 
-from hfpatch.cli.engines import print_preview, with_address
+from hfpatch.cli.engines import EngineCommand, print_preview
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import previewing
@@ -82,7 +82,8 @@ def test_a_study_takes_the_time_of_its_finished_runs(tmp_path, capsys):
     ],
 )
 def test_ray_without_an_address_is_this_machine(words, found):
-    assert with_address(words) == found
+    command = EngineCommand("any", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+    assert command.make_context("any", words).args == found
 
 
 @pytest.mark.parametrize(

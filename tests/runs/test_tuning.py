@@ -55,11 +55,12 @@ class StopTrial(Stop):
 # What is planned and decided, on outcomes made up.
 
 
-def outcomes(out: Path, losses: dict[str, dict[float, float]], *, extend: int = 2) -> tuple[Tuning, list[str]]:
+def outcomes(out: Path, losses: dict[str, dict[float, float]], *, extend: int = 2) -> tuple[Tuning, list[str], Found]:
     """Run the trials of a plan with these losses by method and rate; return the tuning and the order of its trials."""
     tuning = {**TUNING, "learning_rates": [0.1, 0.2], "extend": extend}
     methods = {"baseline": [], **{name: [{"type": "lora", "r": 1}] for name in losses}}
-    plan = plan_comparison(make_recipe(out, tuning=tuning, methods=methods), out)
+    recipe = make_recipe(out, tuning=tuning, methods=methods)
+    plan = plan_comparison(recipe, out)
     tuning, took_place = Tuning(plan.tuning), []
     for unit in plan.units:
         if unit.action == "tune" and tuning.needs(unit.run):
@@ -68,33 +69,34 @@ def outcomes(out: Path, losses: dict[str, dict[float, float]], *, extend: int = 
             diverged = 1 if math.isinf(loss) else None
             trained = {"final_eval_loss": None if diverged else loss, "diverged_step": diverged}
             write_json(unit.marker, {**trained, "identity": {"plan": "e" * 64}})
-    return tuning, took_place
+    shared = SimpleNamespace(steps=1, to_json=dict)
+    return tuning, took_place, collect_tuning(tuning, recipe, shared, shared)
 
 
 def test_the_best_within_the_rates_needs_no_more_of_them(tmp_path):
     losses = {"a": {0.1: 2.0, 0.2: 1.0, 0.4: 3.0}, "b": {0.1: 1.0, 0.2: 0.9, 0.4: 1.5}}
-    tuning, trials = outcomes(tmp_path, losses)
+    tuning, trials, found = outcomes(tmp_path, losses)
     assert trials == ["a 0.1", "a 0.2", "b 0.1", "b 0.2", "a 0.4", "b 0.4"]
     assert [tuning.chosen(name) for name in "ab"] == [{"lr": 0.2}, {"lr": 0.2}]
-    assert [tuning.edge(name) for name in "ab"] == [None, None]
+    assert [found.chosen[name].edge for name in "ab"] == [None, None]
 
 
 def test_one_method_at_an_edge_adds_a_rate_for_all(tmp_path):
     """b is best at the lowest rate, until two more are tried, and the last of them is its best; a is not."""
     losses = {"a": {0.1: 2.0, 0.2: 2.1, 0.05: 1.5, 0.025: 1.6}, "b": {0.1: 1.0, 0.2: 1.4, 0.05: 0.9, 0.025: 0.8}}
-    tuning, trials = outcomes(tmp_path, losses)
+    tuning, trials, found = outcomes(tmp_path, losses)
     assert trials == ["a 0.1", "a 0.2", "b 0.1", "b 0.2", "a 0.05", "b 0.05", "a 0.025", "b 0.025"]
     assert [tuning.chosen(name) for name in "ab"] == [{"lr": 0.05}, {"lr": 0.025}]
-    assert [tuning.edge(name) for name in "ab"] == [None, "lowest"]
-    none, trials = outcomes(tmp_path / "none", losses, extend=0)
+    assert [found.chosen[name].edge for name in "ab"] == [None, "lowest"]
+    _, trials, found = outcomes(tmp_path / "none", losses, extend=0)
     assert len(trials) == 4
-    assert [none.edge(name) for name in "ab"] == ["lowest", "lowest"]
+    assert [found.chosen[name].edge for name in "ab"] == ["lowest", "lowest"]
 
 
 def test_a_trial_that_diverged_is_never_the_best_and_all_of_them_leave_the_lowest_rate(tmp_path):
     infinite = dict.fromkeys((0.1, 0.2, 0.05, 0.025), math.inf)
     losses = {"a": infinite, "b": {0.1: 3.0, 0.2: math.inf, 0.05: 4.0, 0.025: 5.0}}
-    tuning, trials = outcomes(tmp_path, losses)
+    tuning, trials, _ = outcomes(tmp_path, losses)
     assert [trial for trial in trials if trial.startswith("a")] == ["a 0.1", "a 0.2", "a 0.05", "a 0.025"]
     assert [tuning.chosen(name) for name in "ab"] == [{"lr": 0.025}, {"lr": 0.1}]
     assert best_of(tuning.outcomes(), "a").loss == math.inf
@@ -102,12 +104,7 @@ def test_a_trial_that_diverged_is_never_the_best_and_all_of_them_leave_the_lowes
 
 def test_what_was_found_is_the_same_in_memory_and_in_the_file(tmp_path):
     infinite = dict.fromkeys((0.1, 0.2, 0.05, 0.025), math.inf)
-    tuning, _ = outcomes(tmp_path, {"a": infinite, "b": {**infinite, 0.1: 3.0}})
-    recipe = make_recipe(
-        tmp_path, tuning=TUNING, methods={"baseline": [], **{name: [{"type": "lora", "r": 2}] for name in "ab"}}
-    )
-    shared = SimpleNamespace(steps=1, to_json=dict)
-    found = collect_tuning(tuning, recipe, shared, shared)
+    _, _, found = outcomes(tmp_path, {"a": infinite, "b": {**infinite, 0.1: 3.0}})
     assert Found.model_validate_json(json.dumps(found.to_json(), allow_nan=False)) == found
     assert (found.chosen["a"].loss, found.chosen["a"].edge, found.chosen["a"].is_tuned) == (None, None, False)
     assert found.chosen["b"].is_tuned

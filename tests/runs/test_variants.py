@@ -4,14 +4,15 @@ from types import SimpleNamespace
 
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.runs import variants
-from hfpatch.runs.variants import label_models, short_names
+from hfpatch.runs.variants import Models, short_names
 from hfpatch.surgery.placement import Placement
 
 
 def test_models_are_called_by_what_distinguishes_them():
     named = [ModelSettings(name=name) for name in ("x/gpt2", "gpt2", "y/gpt2", "y/small")]
     named.append(ModelSettings(name="y/small", revision="refs/pr/1"))
-    assert list(label_models(named)) == ["x-gpt2", "gpt2", "y-gpt2", "small", "small@refs-pr-1"]
+    labels = [variant.label for variant in Models(named, Placement()).variants]
+    assert labels == ["x-gpt2", "gpt2", "y-gpt2", "small", "small@refs-pr-1"]
     assert short_names([("p", "q"), ("r", "q"), ("s",)]) == ["p-q", "r-q", "s"]
 
 

@@ -46,7 +46,9 @@ def launch(job: Job, unit: Unit) -> Outcome:
             elif processes > 1:
                 launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
             command = [*launcher, "-m", _MODULE, name]
-            env = _environment()
+            # `python -m` finds modules of the working directory only if this process does; read since Python 3.11
+            finds_them = {"", str(Path.cwd())} & set(sys.path)
+            env = {**os.environ, **({} if finds_them else {"PYTHONSAFEPATH": "1"})}
             started = subprocess.Popen(command, stdout=output, stderr=output, env=env, start_new_session=True)
         forwarded = False
         while True:
@@ -65,9 +67,3 @@ def launch(job: Job, unit: Unit) -> Outcome:
             return (failed or known)[0]
         lines = (folder / _OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return Outcome(ended=f"its processes ended with exit code {code}: {lines[-1] if lines else 'no output'}")
-
-
-def _environment() -> dict[str, str]:
-    """Return this process's environment; ``python -m`` finds modules of the working directory only if this one does."""
-    finds_them = {"", str(Path.cwd())} & set(sys.path)
-    return {**os.environ, **({} if finds_them else {"PYTHONSAFEPATH": "1"})}  # read since Python 3.11

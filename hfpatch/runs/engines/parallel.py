@@ -8,25 +8,29 @@ import warnings
 from bisect import insort
 from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
-from hfpatch.runs.engines.engine import Engine, Worker, Workers
+from hfpatch.runs.engines.engine import Engine
 from hfpatch.runs.engines.job import Job, Outcome, Place
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.worker import Scored, read_scored
-from hfpatch.runs.locks import new_holder, take_back
+from hfpatch.runs.locks import Holder, new_holder, take_back
 from hfpatch.runs.plan import MEASURING, Unit, training_steps
 from hfpatch.runs.session import Session
 from hfpatch.training.interruption import Terminated, watch_sigterm
 from hfpatch.training.processes import CPU_ONLY, start_processes
 from hfpatch.training.records import MetricsFile
+
+if TYPE_CHECKING:
+    from hfpatch.runs.engines.processes import Process, Processes
+    from hfpatch.runs.engines.ray import Actor, RayWorkers
 
 TRIES = 3
 """How often a unit is begun whose workers end before it does."""
@@ -40,6 +44,7 @@ LOOKS = 32
 """For how many runs at a time, as a shared file system is slow."""
 
 
+@dataclass(eq=False)
 class Parallel(Engine):
     """Executes several units at a time, each in a worker process; this process only collects their results.
 
@@ -47,15 +52,15 @@ class Parallel(Engine):
     does is given to another one, which continues from its checkpoint.
 
     Args:
-        workers: where workers come from.
+        workers: where workers come from; both kinds, and both kinds of worker, have the same methods.
         settings: the options of the command.
     """
 
-    def __init__(self, workers: Workers, settings: EngineSettings) -> None:
-        self.workers, self.settings = workers, settings
-        self.holder = new_holder()
-        self._threads: int | None = None
-        self._cpu_only: str | None = None
+    workers: Processes | RayWorkers
+    settings: EngineSettings
+    holder: Holder | None = field(default_factory=new_holder, init=False)
+    _threads: int | None = field(default=None, init=False)
+    _cpu_only: str | None = field(default=None, init=False)
 
     def connect(self) -> None:
         """Find the devices; they are left to the workers, and this process computes like one of them on the CPU."""
@@ -101,7 +106,7 @@ class _Seat:
     """A place for a worker, with the worker, its machine and its unit."""
 
     number: int
-    worker: Worker
+    worker: Process | Actor
     future: Future[Any]
     node: str = ""
     unit: Unit | None = None
@@ -122,7 +127,7 @@ class _Dispatch:
         starts: workers that could not be started, since one was.
     """
 
-    def __init__(self, session: Session, workers: Workers, job: Job) -> None:
+    def __init__(self, session: Session, workers: Processes | RayWorkers, job: Job) -> None:
         self.session, self.workers, self.job = session, workers, job
         self.units = session.plan.units
         self.place = {id(unit): number for number, unit in enumerate(self.units)}

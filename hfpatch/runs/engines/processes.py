@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import suppress
 from multiprocessing import get_context
 
 import torch
 
 from hfpatch.errors import HfpatchError
-from hfpatch.runs.engines.engine import Worker, Workers
 from hfpatch.runs.engines.job import Job, Outcome
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.worker import UnitWorker, begin, work
@@ -25,8 +22,12 @@ LEAVE_S = 5.0
 """How long a worker without work may take to end."""
 
 
-class Processes(Workers):
-    """So many processes of this machine, which share its cores and GPUs."""
+class Processes:
+    """So many processes of this machine, which share its cores and GPUs.
+
+    Attributes:
+        threads: torch's threads of each process, known once it is connected.
+    """
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings, self.jobs = settings, settings.jobs or 1
@@ -34,7 +35,11 @@ class Processes(Workers):
         self._environment: dict[str, str | None] = {CPU_ONLY: os.environ.get(CPU_ONLY)}
 
     def connect(self) -> None:
-        """Count this machine's cores and GPUs."""
+        """Count this machine's cores and GPUs.
+
+        Raises:
+            HfpatchError: if it has fewer than the runs ask for.
+        """
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         named = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
         self.devices = named[:count] if named else [str(number) for number in range(count)]
@@ -52,12 +57,15 @@ class Processes(Workers):
         share = min(cpus or max(1, count_cores() // self.jobs), torch.get_num_threads())
         self.threads = max(1, share // self.settings.processes)
 
+    def check(self, job: Job) -> None:
+        """Check nothing: this machine has the run folder."""
+
     def room(self) -> int:
         """Return the number asked for."""
         return self.jobs
 
-    def make(self, job: Job, number: int) -> Worker:
-        """Make a process with its own GPUs."""
+    def make(self, job: Job, number: int) -> Process:
+        """Make a process in place ``number``, with its own GPUs; there is no other in it."""
         environment, gpus = dict(self._environment), self.settings.gpus_per_run
         first, count = number * int(gpus or 0), int(gpus or 0)
         if gpus is None or 0 < gpus < 1:  # one GPU, which several may share
@@ -65,16 +73,23 @@ class Processes(Workers):
             first, count = number // each % max(1, len(self.devices)), 1
         if self.devices:
             environment[VISIBLE] = ",".join(self.devices[first : first + count])
-        return _Process(job, environment)
+        return Process(job, environment)
 
     def describe(self) -> str:
         """Return how many runs are worked on at a time."""
         threads = self.threads * self.settings.processes
         return f"{self.jobs} runs at a time, each on {threads} thread{'s' * (threads > 1)} of this machine"
 
+    def close(self) -> None:
+        """Close nothing: all workers have ended."""
 
-class _Process(Worker):
-    """A pool of one process, so that its end is no other's."""
+
+class Process:
+    """A worker: a pool of one process, so that its end is no other's.
+
+    Attributes:
+        place: where it is, known once it has started.
+    """
 
     def __init__(self, job: Job, environment: dict[str, str | None]) -> None:
         self._pool = ProcessPoolExecutor(
@@ -83,13 +98,18 @@ class _Process(Worker):
         self.place = self._pool.submit(UnitWorker.place)
 
     def submit(self, unit: Unit) -> Future[Outcome]:
+        """Let it work on a unit; the future raises if the process has ended, and for no other reason."""
         return self._pool.submit(work, unit)
 
     def terminate(self) -> None:
-        self._signal(signal.SIGTERM)
+        """Ask it to save a checkpoint and end."""
+        for process in list((self._pool._processes or {}).values()):
+            process.terminate()
 
     def kill(self) -> None:
-        self._signal(signal.SIGKILL)
+        """End it at once; without effect if it has ended."""
+        for process in list((self._pool._processes or {}).values()):
+            process.kill()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def leave(self) -> None:
@@ -100,11 +120,6 @@ class _Process(Worker):
             process.join(LEAVE_S)
             if process.is_alive():
                 process.kill()
-
-    def _signal(self, number: int) -> None:
-        for pid in list(self._pool._processes or {}):
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
 
 
 def room_on(gpus: int, gpus_per_run: float) -> int:

@@ -19,7 +19,6 @@ from types import ModuleType
 from typing import Any
 
 from hfpatch.errors import HfpatchError
-from hfpatch.runs.engines.engine import Worker, Workers
 from hfpatch.runs.engines.job import Job, Outcome, Place
 from hfpatch.runs.engines.processes import room_on
 from hfpatch.runs.engines.settings import LOCAL, EngineSettings
@@ -41,10 +40,13 @@ STORE_BYTES = 80_000_000
 _PASSED_ON = ("TRANSFORMERS_", "HF_HUB_", "DATASETS_VERBOSITY", "HF_DATASETS_", "TOKENIZERS_", "HFPATCH_MATMUL")
 
 
-class RayWorkers(Workers):
+class RayWorkers:
     """Actors that each hold the devices of one run for as long as the command lasts, so that models stay loaded.
 
     Ray decides on which machines they are. One that ends is made again; Ray itself repeats nothing.
+
+    Attributes:
+        threads: torch's threads of each process.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -59,15 +61,33 @@ class RayWorkers(Workers):
         self.threads = max(1, self.cpus // settings.processes)
 
     def connect(self) -> None:
-        """Start Ray on this machine, or join a cluster."""
-        ray, address = self.ray, self.settings.ray
+        """Start Ray on this machine, or join the cluster at an address that answers.
+
+        Raises:
+            HfpatchError: if it cannot be joined, or no machine has the devices that the runs ask for.
+        """
+        ray, address = self.ray, str(self.settings.ray)
+        where, advice = f"--ray {address}", "start the cluster with ray start"
         if not ray.is_initialized():
             common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+            if address not in (LOCAL, "auto"):
+                host, _, port = address.removeprefix("ray://").rpartition(":")
+                if not host or not port.isdigit():
+                    raise HfpatchError(f"{where}: write the address as HOST:PORT, ray://HOST:PORT or auto")
+                try:
+                    socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+                except OSError as error:
+                    reason = error.strerror or str(error)
+                    raise HfpatchError(f"{where}: cannot be reached ({reason}); {advice}") from error
             with sigterm_kept():
                 if address == LOCAL:
                     ray.init(address="local", include_dashboard=False, object_store_memory=STORE_BYTES, **common)
                 else:
-                    _join(ray, str(address), common)
+                    try:
+                        ray.init(address=address, **common)
+                    except (ConnectionError, RuntimeError, ValueError) as error:
+                        reason = " ".join(str(error).split())
+                        raise HfpatchError(f"{where}: cannot be joined ({reason}); {advice}") from error
             self._joined = True
         for name, key, asked in (("gpus", "GPU", self.gpus), ("cpus", "CPU", float(self.cpus))):
             most = max((node.get(key, 0.0) for node in self._nodes()), default=0.0)
@@ -83,7 +103,11 @@ class RayWorkers(Workers):
             )
 
     def check(self, job: Job) -> None:
-        """Check that every machine has the same versions and sees the run folder."""
+        """Check, before the first worker, that every machine has the same versions and sees the run folder.
+
+        Raises:
+            HfpatchError: if one does not.
+        """
         if self.settings.ray == LOCAL:
             return
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -111,13 +135,13 @@ class RayWorkers(Workers):
         """Return how many runs fit on the machines that are there now, or how many were asked for."""
         return self.settings.jobs or max(1, sum(self._fits(node) for node in self._nodes()))
 
-    def make(self, job: Job, number: int) -> Worker:
+    def make(self, job: Job, number: int) -> Actor:
         """Make an actor."""
         options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_restarts": 0}
         passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
         if passed and self.settings.ray != LOCAL:  # on this machine they are inherited
             options["runtime_env"] = {"env_vars": passed}
-        return _Actor(self.ray, self.ray.remote(UnitWorker).options(**options), job)
+        return Actor(self.ray, self.ray.remote(UnitWorker).options(**options), job)
 
     def describe(self) -> str:
         """Return the number of machines, and the devices of a run."""
@@ -147,14 +171,19 @@ class RayWorkers(Workers):
         return min(by_cpus, room_on(int(node.get("GPU", 0)), self.gpus)) if self.gpus else by_cpus
 
 
-class _Actor(Worker):
-    """One actor."""
+class Actor:
+    """A worker: one actor.
+
+    Attributes:
+        place: where it is, known once its devices are free for it.
+    """
 
     def __init__(self, ray: ModuleType, remote: Any, job: Job) -> None:
         self._ray, self._actor = ray, remote.remote(job)
         self.place: Future[Place] = self._actor.place.remote().future()
 
     def submit(self, unit: Unit) -> Future[Outcome]:
+        """Let it work on a unit; the future raises if the actor has ended, and for no other reason."""
         future: Future[Outcome] = self._actor.work.remote(unit).future()
         return future
 
@@ -165,27 +194,13 @@ class _Actor(Worker):
                 os.kill(self.place.result().pid, signal.SIGTERM)
 
     def kill(self) -> None:
+        """End it at once; without effect if it has ended."""
         with suppress(Exception):  # Ray may have lost it, or be gone itself
             self._ray.kill(self._actor)
 
-
-def _join(ray: ModuleType, address: str, common: dict[str, Any]) -> None:
-    """Join a cluster at an address that answers."""
-    where = f"--ray {address}"
-    if address != "auto":
-        host, _, port = address.removeprefix("ray://").rpartition(":")
-        if not host or not port.isdigit():
-            raise HfpatchError(f"{where}: write the address as HOST:PORT, ray://HOST:PORT or auto")
-        try:
-            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise HfpatchError(f"{where}: cannot be reached ({reason}); start the cluster with ray start") from error
-    try:
-        ray.init(address=address, **common)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise HfpatchError(f"{where}: cannot be joined ({reason}); start the cluster with ray start") from error
+    def leave(self) -> None:
+        """Let it end, as it has nothing to do any longer."""
+        self.kill()
 
 
 @dataclass(frozen=True)

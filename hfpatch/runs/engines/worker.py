@@ -14,6 +14,7 @@ import time
 import traceback
 import warnings
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,6 +47,7 @@ class Scored(NamedTuple):
     total: int
 
 
+@dataclass(eq=False)
 class UnitProgress(Progress):
     """The progress of one unit in a worker: an evaluation's progress, in a file, and the run in one line.
 
@@ -55,16 +57,16 @@ class UnitProgress(Progress):
         run: the run's folder; None in processes that write nothing.
     """
 
-    def __init__(self, run: Path | None) -> None:
-        self.summary: str | None = None
-        self._run, self._last = run, -SCORED_S
+    run: Path | None
+    summary: str | None = field(default=None, init=False)
+    _last: float = field(default=-SCORED_S, init=False)
 
     def scored(self, run: str, task: str, done: int, total: int) -> None:
         """Write the progress, at most once a second; errors of a full disk are left to the files that must be kept."""
-        if self._run is not None and time.monotonic() - self._last >= SCORED_S:
+        if self.run is not None and time.monotonic() - self._last >= SCORED_S:
             self._last = time.monotonic()
             with suppress(HfpatchError):
-                write_json(RunPaths(self._run).answers / SCORED, Scored(task, done, total)._asdict())
+                write_json(RunPaths(self.run).answers / SCORED, Scored(task, done, total)._asdict())
 
     def finished(self, run: str, summary: str) -> None:
         """Keep the line."""
@@ -206,7 +208,7 @@ def main(folder: Path) -> int:
 
     job, unit, worker = pickle.loads((folder / TASK).read_bytes())
     quiet_libraries()
-    end_when(lambda: has_ended(worker), "worker")
+    end_when(lambda: bool(has_ended(worker)), "worker")
     outcome = UnitWorker(job).work(unit)
     target = folder / OUTCOME.format(os.environ.get("RANK", "0"))
     partial = target.with_suffix(".partial")
