@@ -27,6 +27,12 @@ from hfpatch.tuners.layer import MethodLayer
 FAMILIES = ["gpt2", "llama"]  # fused and separate projections
 
 
+@pytest.fixture(autouse=True)
+def _without_liger(monkeypatch):
+    """Its kernels need a real device."""
+    monkeypatch.setattr(loss, "_liger", lambda: None)
+
+
 class Wrong(torch.autograd.Function):
     """Its backward pass creates a tensor on the CPU."""
 
