@@ -54,6 +54,13 @@ def pytest_collection_finish():
     gc.enable()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _little_to_collect():
+    """Leave what earlier modules imported and cached out, too: each training and each evaluation collects garbage."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _sigterm_as_before():
     """Check that no test changes the SIGTERM handler: a pool that a later test forks could wait for it forever."""
