@@ -152,7 +152,7 @@ def load_splits(
 def _candidates(
     text: _Text, settings: DataSettings, tuning: int, tasks: Mapping[str, Digests], cautions: list[str]
 ) -> Candidates:
-    """Return the documents of one source; add a sentence about those that are in the tasks to ``cautions``."""
+    """Return the documents of one source; add a sentence to ``cautions`` if tasks have some of them."""
     count = len(text.file)
     found, counts = copies_of_tasks(text.file.digests, count, tasks) if tasks else (np.zeros(count, np.bool_), {})
     if counts:

@@ -234,7 +234,7 @@ class HookedConfig:
 class Hooked:
     """A model with the parts of a patch: every item of ``config.hfpatch`` is a child of the module ``host``.
 
-    An item acts on the modules ``at``. Those that are listed in ``around`` are put into an :class:`Around`.
+    An item acts on the modules ``at``. The modules ``around`` are put into an :class:`Around`.
     """
 
     config_class: Any = HookedConfig

@@ -102,7 +102,7 @@ class WeightAnchoredQuery(nn.Module):
 
     def forward(self, x: Tensor, f: Tensor | None = None) -> Tensor:
         """Map x ``(batch, seq, hidden)`` to Q ``(batch, seq, out_features)``; ``f`` is f(x), if computed already."""
-        f = self.f(x) if f is None else f
+        f = self.f(x) if f is None else f  # before the anchor: the gradients by x are summed in this order
         return anchored(self.anchor(x), f)
 
 

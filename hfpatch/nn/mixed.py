@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.anchors import IdentityAnchoredQuery, WeightAnchoredQuery
 from hfpatch.nn.calls import CALLS, SharedLinear, shared, shared_inside
-from hfpatch.nn.nonlinear import NonlinearProjection, require_joinable
+from hfpatch.nn.nonlinear import NonlinearProjection
 
 Span = tuple[int, int]
 
@@ -81,7 +81,11 @@ class MixedProjection(nn.Module):
                 f = path.f if isinstance(path, IdentityAnchoredQuery | WeightAnchoredQuery) else None
                 if not isinstance(f, NonlinearProjection):
                     raise HfpatchError("fused=true needs a nonlinear f with its own W_1 in every layer")
-                require_joinable(f.norm_in)
+                if not isinstance(f.norm_in, nn.RMSNorm | nn.Identity):
+                    raise HfpatchError(
+                        "fused=true needs input_norm='rmsnorm' or 'none', which commute with W_1; "
+                        f"{type(f.norm_in).__name__} does not"
+                    )
                 f.up = shared(f.up)  # an adapter may be put around it then
 
     def forward(self, x: Tensor) -> Tensor:
@@ -110,6 +114,8 @@ class MixedProjection(nn.Module):
     @torch.no_grad()
     def linear_part(self, module_of: Callable[[nn.Module], nn.Module] = lambda module: module) -> tuple[Tensor, Tensor]:
         """Return this projection with every nonlinear f at 0: x M + b.
+
+        A query is then x, x + xW, x/2 or (x W_Q + b_Q)/2.
 
         Args:
             module_of: maps a linear layer to the one to use: itself, or the one inside an adapter.
@@ -144,10 +150,9 @@ class MixedProjection(nn.Module):
         if len(found) < len(wanted):
             return None
         joined = found[: len(matrices)]
-        ups: list[Tensor] = []  # g ⊙ W_1, (rank, inputs)
-        for f in maps.values():
-            require_joinable(f.norm_in)
-            ups.append(f.up.weight * f.norm_in.weight if isinstance(f.norm_in, nn.RMSNorm) else f.up.weight)
+        ups: list[Tensor] = [  # g ⊙ W_1, (rank, inputs)
+            f.up.weight * f.norm_in.weight if isinstance(f.norm_in, nn.RMSNorm) else f.up.weight for f in maps.values()
+        ]
         weights = [*(matrix.weight for matrix in joined), *ups]
         bias = None
         if any(matrix.bias is not None for matrix in joined):

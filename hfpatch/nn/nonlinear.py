@@ -195,23 +195,8 @@ class HiddenProjection(nn.Module):
         return f
 
 
-def require_joinable(norm: nn.Module) -> None:
-    """Raise :class:`HfpatchError` unless W_1 can join another product behind this norm."""
-    if not isinstance(norm, nn.RMSNorm | nn.Identity):
-        raise HfpatchError(
-            f"fused=true needs input_norm='rmsnorm' or 'none', which commute with W_1; {type(norm).__name__} does not"
-        )
-
-
 def init_nonlinear(
-    *,
-    up: nn.Linear,
-    down: nn.Linear,
-    norm_out: nn.Module,
-    silent: bool,
-    seed: int,
-    name: str,
-    std: float | None = None,
+    *, up: nn.Linear, down: nn.Linear, norm_out: nn.Module, silent: bool, seed: int, name: str, std: float | None = None
 ) -> None:
     """Initialise the matrices in place; ``name`` distinguishes the places in a model.
 

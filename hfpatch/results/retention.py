@@ -92,7 +92,7 @@ class Retention(Part):
 
 
 class KeptAnswers(Part):
-    """The answers of a task that a method kept, of those that the base has right, and won, of the others.
+    """How many of the base's right answers on a task a method keeps, and how many of its wrong ones it wins.
 
     Attributes:
         method: the method.

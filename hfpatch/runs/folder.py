@@ -85,7 +85,7 @@ def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None
     remove_leftovers(out)
     check_place(out, "--out")
     if not (out / "recipe.yaml").is_file():
-        if out.is_dir() and any(not entry.name.startswith(".") for entry in out.iterdir()):
+        if out.is_dir() and not _is_empty(out):
             raise HfpatchError(f"{out}: is not empty and contains no hfpatch run; choose another --out")
         return
     added, changed = changes(out, recipe)
@@ -128,7 +128,7 @@ def discard_failed_start(out: Path, locks: Collection[str]) -> Iterator[None]:
         out: the folder.
         locks: the locks on it that this process holds; while others hold theirs, everything stays.
     """
-    was_empty = not out.is_dir() or all(entry.name.startswith(".") for entry in out.iterdir())
+    was_empty = not out.is_dir() or _is_empty(out)
     try:
         yield
     except BaseException:
@@ -141,6 +141,10 @@ def discard_failed_start(out: Path, locks: Collection[str]) -> Iterator[None]:
                 if not entry.name.startswith("."):
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         raise
+
+
+def _is_empty(out: Path) -> bool:
+    return all(entry.name.startswith(".") for entry in out.iterdir())
 
 
 def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:

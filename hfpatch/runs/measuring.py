@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,13 +77,10 @@ class Measured:
     @property
     def words(self) -> str:
         """How far everything was sampled."""
-        tokens = sorted(timed.tokens for timed in self.timed.values() if timed.tokens)
-        steps = sorted(kind.step_share for kind in self.kinds.values() if kind.step_share is not None)
-        of_tasks = [f"{end:,}" for end in (*tokens[:1], *tokens[-1:])]
-        of_steps = [f"{end:.0%}" for end in (*steps[:1], *steps[-1:])]
-        said = []
-        for ends, what in ((of_tasks, "tokens of each task"), (of_steps, "of a step of each kind of method")):
-            said += [f"{' to '.join(dict.fromkeys(ends))} {what}"] if ends else []  # of equal ends one
+        tokens = [timed.tokens for timed in self.timed.values() if timed.tokens]
+        steps = [kind.step_share for kind in self.kinds.values() if kind.step_share is not None]
+        said = [f"{_range(tokens, '{:,}')} tokens of each task"] if tokens else []
+        said += [f"{_range(steps, '{:.0%}')} of a step of each kind of method"] if steps else []
         return f"Measured were {' and '.join(said)}; the rest in proportion to its operations."
 
     def work(self, units: Iterable[Unit]) -> dict[str, Work]:
@@ -131,6 +128,11 @@ class Measured:
             tokens=steps * training.batch_size * setup.blocks.block_size,
             seconds=step_s * (steps + measured),
         )
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low} to {high}"
 
 
 def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool) -> Measured:

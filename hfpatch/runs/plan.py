@@ -101,7 +101,7 @@ class Plan:
         recipe: the recipe.
         out: the folder.
         runs: all runs of the recipe.
-        units: the units of the command, each after those that it needs.
+        units: the units of the command, each after the units that it needs.
         part: the method or variant that the command is limited to; None for all.
         tuning: the trials of all methods, in the order in which they are decided on.
     """

@@ -40,7 +40,7 @@ class Preview:
     """The units that a command would complete.
 
     Attributes:
-        steps: the units, each after those that it needs.
+        steps: the units, each after the units that it needs.
         devices: how many runs the engine works on at a time.
         source: the source of the times; None where none is known.
     """

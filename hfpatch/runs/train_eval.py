@@ -34,7 +34,7 @@ from hfpatch.training.validation import document_losses
 
 
 class ComparisonSession(Session):
-    """The units of a comparison, or those that train one of its methods."""
+    """The units of a comparison, or the training of one of its methods."""
 
     setup: ComparisonSetup
 

@@ -104,7 +104,7 @@ def best_of(outcomes: Sequence[Outcome], method: str) -> Outcome | None:
 
 
 def _at_edge(known: Sequence[Outcome], edge: Edge) -> list[str]:
-    """Return the methods whose best rate is the lowest, or highest, of those that they were tried at."""
+    """Return the methods whose best rate is the lowest, or highest, that was tried."""
     rates: dict[str, list[float]] = {}
     for outcome in known:
         rates.setdefault(outcome.run.variant, []).append(outcome.rate)

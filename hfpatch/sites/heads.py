@@ -87,14 +87,14 @@ def query_heads(attention: nn.Module, config: Any, projections: Mapping[str, Pro
         count = own if isinstance(own, int) else getattr(config, "num_attention_heads", None)
     if not width or not count or width % count:
         return None
-    norm = next((name for name in QUERY_NORMS if acts(attention, name)), None)
+    norm = next((name for name in QUERY_NORMS if has_norm(attention, name)), None)
     return QueryHeads(count, norm, type(attention).__name__ in NORMED_WITH_HEADS_FIRST)
 
 
 def query_and_key_norms(attention: nn.Module) -> tuple[nn.Module, nn.Module] | None:
     """Return the norms between the projections of queries and keys and RoPE; None where not both have one there."""
     for query, key in KEY_NORMS.items():
-        if acts(attention, query) and acts(attention, key):
+        if has_norm(attention, query) and has_norm(attention, key):
             if type(attention).__name__ in NORMED_AFTER_ROTATION:
                 return None
             return submodule(attention, query, of=query), submodule(attention, key, of=key)
@@ -103,9 +103,9 @@ def query_and_key_norms(attention: nn.Module) -> tuple[nn.Module, nn.Module] | N
 
 def normed(attention: nn.Module) -> bool:
     """Return whether an attention module norms its queries or its keys."""
-    return any(acts(attention, name) for name in (*QUERY_NORMS, *KEY_NORMS.values(), SHARED_NORM))
+    return any(has_norm(attention, name) for name in (*QUERY_NORMS, *KEY_NORMS.values(), SHARED_NORM))
 
 
-def acts(attention: nn.Module, name: str) -> bool:
+def has_norm(attention: nn.Module, name: str) -> bool:
     """Return whether an attention module has a norm of this name, and not an identity in its place."""
     return has_module(attention, name) and not isinstance(submodule(attention, name, of=name), nn.Identity)

@@ -84,7 +84,7 @@ def require_matrix(module: nn.Module, at: str) -> None:
 
 
 def count_values(parameter: nn.Parameter) -> int:
-    """Return how many values a parameter has; in 4 bits, where two share a byte, those that it represents."""
+    """Return how many values a parameter has; in 4 bits two share a byte."""
     state = getattr(parameter, "quant_state", None)
     return parameter.numel() if state is None else math.prod(state.shape)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites.family import Family
-from hfpatch.sites.heads import SHARED_NORM, QueryHeads, acts, query_heads
+from hfpatch.sites.heads import SHARED_NORM, QueryHeads, has_norm, query_heads
 from hfpatch.sites.layouts import Projections
 from hfpatch.sites.modules import features, linear_paths, submodule, unwrapped
 
@@ -127,7 +127,7 @@ def read_site(
     except AttributeError as error:
         raise HfpatchError(f"{of}: the declared factor cannot be read: {error}") from error
     refusals = dict(family.refusals(attention) if callable(family.refusals) else family.refusals)
-    if acts(attention, SHARED_NORM):
+    if has_norm(attention, SHARED_NORM):
         alike = f"{SHARED_NORM} norms queries and keys alike, so that the query has no place of its own"
         refusals.setdefault("temperature", alike)
     if not factor:

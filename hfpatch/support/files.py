@@ -212,17 +212,7 @@ def remove_leftovers(folder: Path) -> None:
         found += [(path, match) for path, match in matches if match]
         folders[:] = [name for name in folders if not _TEMPORARY.fullmatch(name)]
     for path, match in found:
-        in_use = True  # unless the system says otherwise
-        try:
-            if match["machine"] == _machine() and os.name == "posix":
-                os.kill(int(match["process"]), 0)
-            else:
-                in_use = time.time() - max(each.stat().st_mtime for each in (path, *path.rglob("*"))) < _DAY_S
-        except ProcessLookupError:
-            in_use = False
-        except OSError:  # a process of another user, or a file that was removed meanwhile
-            pass
-        if in_use:
+        if _is_in_use(path, match["machine"], int(match["process"])):
             continue
         with suppress(OSError):  # another process may be doing the same
             if match["kind"] == "old" and not path.with_name(match["name"]).exists():
@@ -231,6 +221,18 @@ def remove_leftovers(folder: Path) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink()
+
+
+def _is_in_use(path: Path, machine: str, process: int) -> bool:
+    try:
+        if machine != _machine() or os.name != "posix":
+            return time.time() - max(each.stat().st_mtime for each in (path, *path.rglob("*"))) < _DAY_S
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # a process of another user, or a file that was removed meanwhile
+        return True
+    return True
 
 
 @functools.cache

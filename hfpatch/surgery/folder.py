@@ -99,7 +99,7 @@ def load_patch(
         model: the base, without adapters.
         directory: a folder of :func:`save_patch`, or of a single PEFT adapter.
         trainable: leave the active adapters trainable.
-        allow_other_base: accept a base whose weights differ from those that the patch was trained on.
+        allow_other_base: accept a base with other weights than the patch was trained on.
         scale: the factor of the change, see :func:`hfpatch.scale_patch`.
 
     Raises:

@@ -193,10 +193,14 @@ class ActingModule(SharingModule):
     reads_rows = False
     heads_as_projected: bool  # whether the heads are those of the projected query, which passes no norm
     behind_sources: frozenset[str] = frozenset()  # the targets whose projection reads a low-rank image of x
-    acting: Callable[[str], Iterator[tuple[Any, Parts, MethodSite]]]
-    """Yields each method that acts at a place now, in order, with its parts and the site; a subclass defines it."""
-    looks_back: Callable[[], bool]
-    """Returns whether anything that acts now reads earlier positions of the row; a subclass defines it."""
+
+    def acting(self, place: str) -> Iterator[tuple[Any, Parts, MethodSite]]:
+        """Yield each method that acts at a place now, in order, with its parts and the site."""
+        raise NotImplementedError
+
+    def looks_back(self) -> bool:
+        """Return whether anything that acts now reads earlier positions of the row."""
+        raise NotImplementedError
 
     def acts(self, place: str) -> bool:
         """Return whether anything acts at a place now."""

@@ -150,10 +150,7 @@ def test_a_study_outlives_its_drivers_and_a_machine(study, straight_study, tmp_p
     pretrain_study(study, out, resume=True, engine=EngineSettings(ray=cluster.address), progress=log)
     assert log.opened_with.startswith("2 runs at a time on ")
     assert log.killed is not None
-    assert sorted(run for run, _, _ in log.nodes) in (
-        ["one · seed 0", "two · seed 0", "two · seed 0"],
-        ["one · seed 0", "one · seed 0", "two · seed 0", "two · seed 0"],  # both were on that machine
-    )
+    assert sorted(run for run, _, _ in log.nodes) == ["one · seed 0", "two · seed 0", "two · seed 0"]
     lines = (out / "runs" / "two" / "seed-0" / "metrics.jsonl").read_text().splitlines()
     assert lines[:20] == log.kept  # with their times: they were not computed again
     assert_equal(out, straight_study)

@@ -70,8 +70,7 @@ def declared_sharing(model: Any, max_length: int) -> Sharing:
     attention = getattr(model.config, "_attn_implementation", None)
     if attention not in _MASKED:
         return Sharing(0, f"attention {attention!r} takes no 4-D mask")
-    limits = (getattr(config, name, None) for name in _WINDOWS + _SELECTED_KEYS)
-    window = min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=max_length)
+    window = min(_limits(model, _WINDOWS + _SELECTED_KEYS), default=max_length)
     return Sharing(window, f"attention covers {window} tokens") if window < max_length else Sharing(max_length)
 
 
@@ -126,8 +125,7 @@ def try_padding(model: Any, parts: Parts, shortest: int, longest: int) -> Paddin
     changing = [each for each in kinds if each.get("rope_type") in _CHANGING_ROPE]
     own = [each.get("original_max_position_embeddings") for each in changing]
     lengths = [*own, config.max_position_embeddings] if changing else []
-    selected = (getattr(config, name, None) for name in _SELECTED_KEYS)
-    if (keys := min((each for each in selected if isinstance(each, int) and each > 0), default=longest)) < longest:
+    if (keys := min(_limits(model, _SELECTED_KEYS), default=longest)) < longest:
         obstacle = f"its attention selects {keys} keys"
     elif (original := min(filter(None, lengths), default=longest)) < longest:
         obstacle = f"its rotary frequencies change beyond {original} tokens"
@@ -152,6 +150,11 @@ def try_padding(model: Any, parts: Parts, shortest: int, longest: int) -> Paddin
 def trial_of_padding(shortest: int, longest: int, overhead: int) -> int:
     """Return what `try_padding` costs in tokens."""
     return shortest + 3 * longest + 3 * overhead
+
+
+def _limits(model: Any, names: Sequence[str]) -> list[int]:
+    config = model.config.get_text_config()
+    return [value for name in names if isinstance(value := getattr(config, name, None), int) and value > 0]
 
 
 def random_tokens(model: Any, rows: int, size: int, seed: int = 0) -> Tensor:

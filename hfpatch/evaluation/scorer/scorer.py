@@ -245,10 +245,12 @@ class Scorer:
         if not self._is_tree_exact(SHORT, SHORT_PATH):
             sharing = Sharing(0, "a probe gave different numbers")
         made = _batched(requests, sharing, limits)
-        while (sizes := _sizes(made))[0] and not self._is_tree_exact(*sizes):
-            shorter = sizes[0] // 2 if sizes[0] // 2 >= SHORT else 0
-            sharing = Sharing(shorter, f"a probe of {sizes[0]} tokens gave different numbers")
+        row, path = _sizes(made)
+        while row and not self._is_tree_exact(row, path):
+            shorter = row // 2 if row // 2 >= SHORT else 0
+            sharing = Sharing(shorter, f"a probe of {row} tokens gave different numbers")
             made = _batched(requests, sharing, limits)
+            row, path = _sizes(made)
         if sharing.reason is not None:
             self._warn(_limit_of(sharing))
         return Plan(made, self.parts, modules, sharing)

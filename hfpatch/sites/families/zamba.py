@@ -10,7 +10,7 @@ from hfpatch.sites.layouts import Projections, separate
 
 
 def adapted_qkv(attention: nn.Module, config: Any) -> Projections:
-    """Read the projections, and the adapters of a layer's own beside those that the layers share."""
+    """Read the projections, which the layers share, and the adapters of each layer."""
     found = separate()(attention, config)
     if not config.use_shared_attention_adapter:
         return found
