@@ -1,4 +1,4 @@
-"""Writes the reference of the keys of recipes, their JSON schemas for editors, and the reference of the commands.
+"""Writes the reference of the keys of recipes, their JSON schemas for editors, that of results.json, and the commands'.
 
 ``make reference`` runs it. All is made from what the program itself reads: the pydantic models of recipes with the
 docstrings of their attributes, the fields of the configuration classes, and the command line.
@@ -18,6 +18,7 @@ from pathlib import Path
 import typer
 from peft import PeftConfig
 
+import hfpatch.results
 from hfpatch import methods
 from hfpatch.cli.app import app
 from hfpatch.recipes.comparison import Recipe
@@ -286,7 +287,8 @@ def files():
     """Return the text of every generated file, by its path."""
     pages = {ROOT / "docs/reference/keys.md": keys_page(), ROOT / "docs/reference/commands.md": commands_page()}
     schemas = {ROOT / f"recipes/schema/{kind}.json": json.dumps(json_schema(kind), indent=1) + "\n" for kind in KINDS}
-    return pages | schemas
+    results = {ROOT / "docs/results.schema.json": json.dumps(hfpatch.results.json_schema(), indent=1) + "\n"}
+    return pages | schemas | results
 
 
 def main():

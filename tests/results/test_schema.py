@@ -29,8 +29,7 @@ def test_the_committed_results_fit_the_exported_schema(path):
         assert [each[key] is None for each in known] == [each[key] is None for each in verdicts]
 
 
-def test_the_documented_schema_is_that_of_the_code():
-    assert json.loads((RESULTS.parent / "docs" / "results.schema.json").read_text(encoding="utf-8")) == json_schema()
+def test_the_schema_takes_results_and_refuses_a_wrong_type():
     good = ComparisonResults.model_validate(example()).to_json()
     jsonschema.validate(good, json_schema())
     with pytest.raises(jsonschema.ValidationError):
