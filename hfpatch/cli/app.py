@@ -194,9 +194,14 @@ def check(
     from hfpatch.runs.progress import Progress
 
     with nullcontext(Progress()) if as_json else choose_progress() as progress:
-        outcome = run_check(base, part, config_only=config_only, progress=progress)
-    print(json.dumps(outcome.to_json(), indent=2) if as_json else str(outcome))
-    if not outcome.passed:
+        reports, refused = run_check(base, part, config_only=config_only, progress=progress)
+    passed = all(report.passed for report in reports)
+    if as_json:
+        values = {"passed": passed, "reports": [report.to_json() for report in reports], "refused": refused}
+        print(json.dumps(values, indent=2))
+    else:
+        print(*reports, *(f"{name}: refused: {reason}" for name, reason in refused.items()), sep="\n")
+    if not passed:
         raise typer.Exit(1)
 
 

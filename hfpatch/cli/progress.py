@@ -192,10 +192,12 @@ class TableProgress(Progress):
         row.task, row.done, row.total = task, done, total
         self.show()
 
-    def left(self, run: str, units: int) -> None:
-        """Leave a run out, whose unit has ended."""
+    def left(self, run: str, units: int, error: str | None = None) -> None:
+        """Leave a run out, whose unit has ended, and say that it failed."""
         self.rows.pop(run, None)
         self.units_left = units
+        if error is not None:
+            self.say(f"failed: {error}")
 
     def waiting(self, reason: str) -> None:
         """Say that no unit can be started."""
@@ -205,10 +207,6 @@ class TableProgress(Progress):
         """Say that a worker ended."""
         self.rows.pop(run, None)
         self.say(f"{run}: its worker ended ({reason}); another one goes on from the newest checkpoint")
-
-    def failed(self, error: str) -> None:
-        """Say that a run failed."""
-        self.say(f"failed: {error}")
 
     def finished(self, run: str, summary: str) -> None:
         """Say that a run is complete."""

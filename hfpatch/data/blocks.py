@@ -6,7 +6,6 @@ import hashlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -153,11 +152,6 @@ class TokenBlocks:
         """Tokens in all rows, padding not counted."""
         return int(self.sizes.sum())
 
-    @cached_property
-    def predicted_tokens(self) -> int:
-        """Tokens that all rows predict."""
-        return self.count_predicted(range(len(self)))
-
     def count_tokens(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> int:
         """Tokens in the rows with these indices, padding not counted."""
         return sum(int(self._pieces(int(index)).sum()) for index in indices)
@@ -186,7 +180,7 @@ class TokenBlocks:
             "layout": self.layout,
         }
         if self.learned is not None:
-            facts["predicted_tokens"] = self.predicted_tokens
+            facts["predicted_tokens"] = self.count_predicted(range(len(self)))
         if self.parts:
             facts["mixture"] = [asdict(part) for part in self.parts]
         return facts

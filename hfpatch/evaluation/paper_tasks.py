@@ -45,8 +45,11 @@ def paragraph_loss(doc: dict[str, Any], results: Sequence[tuple[float, int, int]
     return {"paragraph_perplexity": -value / tokens, "bits_per_byte": (value, size)}
 
 
-class _TokenTask(ConfigurableTask):
-    """A task whose requests go to a method of the model that also returns token counts."""
+class TokenTask(ConfigurableTask):
+    """A task whose scores are per token, so that they depend on the tokenizer.
+
+    Its requests go to a method of the model that also returns token counts.
+    """
 
     REQUEST: str
 
@@ -62,12 +65,7 @@ class _TokenTask(ConfigurableTask):
         return requests
 
 
-def counts_tokens(task: object) -> bool:
-    """Return whether a task's scores are per token, so that they depend on the tokenizer."""
-    return isinstance(task, _TokenTask)
-
-
-class PerTokenChoice(_TokenTask):
+class PerTokenChoice(TokenTask):
     """A choice by the highest mean log-probability per token: ``argmaxⱼ log p(endingⱼ | context) / |endingⱼ|``."""
 
     REQUEST = "loglikelihood_per_token"
@@ -78,7 +76,7 @@ class PerTokenChoice(_TokenTask):
         return {"acc": float(means.index(max(means)) == self.doc_to_target(doc))}
 
 
-class ParagraphPerplexity(_TokenTask):
+class ParagraphPerplexity(TokenTask):
     """``exp(mean over paragraphs of the mean loss)``; a paragraph is cut at 512 tokens, its first token is given."""
 
     REQUEST = "paragraph_loglikelihood"

@@ -142,12 +142,6 @@ def collect_requests(
     return found
 
 
-def scorer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings) -> HfpatchLM:
-    """Return the scorer of a model."""
-    with quiet():
-        return HfpatchLM(model, **scorer_options(tokenizer, settings))
-
-
 def time_requests(scorer: HfpatchLM, asked: Sequence[TaskRequests], seconds: float) -> Timed:
     """Time requests of tasks together, twice as many each time as long as the seconds last; the last time counts.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from hfpatch.errors import HfpatchError
 from hfpatch.promises import CheckReport
@@ -18,37 +17,10 @@ from hfpatch.twins import twin
 EVERY_KIND: list[Part] = [{"type": "pre_projection", "content_skip": True}, {"type": "nonlinear_query"}]
 
 
-@dataclass(frozen=True)
-class CheckOutcome:
-    """The reports on one model, and the methods that its architecture refuses; ``str()`` is a table.
-
-    Args:
-        reports: one for each method that could be injected.
-        refused: the others: method -> reason.
-    """
-
-    reports: list[CheckReport]
-    refused: dict[str, str]
-
-    @property
-    def passed(self) -> bool:
-        """Whether every promise of every report holds."""
-        return all(report.passed for report in self.reports)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the outcome as a JSON object."""
-        reports = [report.to_json() for report in self.reports]
-        return {"passed": self.passed, "reports": reports, "refused": self.refused}
-
-    def __str__(self) -> str:
-        refused = [f"{method}: refused: {reason}" for method, reason in self.refused.items()]
-        return "\n".join([*map(str, self.reports), *refused])
-
-
 def check(
     model: ModelSettings, part: Part | None = None, *, config_only: bool = False, progress: Progress | None = None
-) -> CheckOutcome:
-    """Run the promises on a model.
+) -> tuple[list[CheckReport], dict[str, str]]:
+    """Run the promises on a model; return a report for each method, and the reasons against those that it refuses.
 
     Args:
         model: the model.
@@ -93,4 +65,4 @@ def check(
             refused[str(each["type"])] = str(error)
     if not reports:
         raise HfpatchError(next(iter(refused.values())))
-    return CheckOutcome(reports, refused)
+    return reports, refused

@@ -15,6 +15,8 @@ from transformers import PreTrainedModel
 
 from hfpatch.data.plan import draw_plans
 from hfpatch.evaluation.harness import quiet
+from hfpatch.evaluation.model import HfpatchLM
+from hfpatch.evaluation.run import scorer_options
 from hfpatch.evaluation.selection import select
 from hfpatch.evaluation.sizing import (
     Spread,
@@ -23,7 +25,6 @@ from hfpatch.evaluation.sizing import (
     base_spread,
     collect_requests,
     documents_within,
-    scorer_of,
     time_requests,
 )
 from hfpatch.recipes.comparison import Recipe
@@ -157,6 +158,7 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
     given = (base.model, base.tokenizer, recipe.evaluation)
     with quiet():
         chosen = select(recipe.evaluation, recipe.data_dir)
+        scorer = HfpatchLM(base.model, **scorer_options(base.tokenizer, recipe.evaluation))
     found = Measured(setup, collect_requests(*given, chosen))
     weights = (_SCORE + spread * _SPREAD) * len(found.asked) + _STEP * max(1, len(largest) - 1)
     end = time.perf_counter() + seconds
@@ -174,7 +176,6 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
         base.model.eval()
         base_bytes = sum(each.numel() * each.element_size() for each in base.model.parameters())
         reset_peak_memory()
-        scorer = scorer_of(*given)
         for name, asked in found.asked.items():
             found.timed[name] = time_requests(scorer, [asked], share(BASE, f"a part of {name}", _SCORE))
         for name, asked in found.asked.items() if spread else ():

@@ -17,17 +17,14 @@ class Progress:
     def placed(self, run: str, action: str, node: str) -> None:
         """Called when a worker starts or continues a unit of a run."""
 
-    def left(self, run: str, units: int) -> None:
-        """Called when a unit of a run is complete or failed, with the number of open units."""
+    def left(self, run: str, units: int, error: str | None = None) -> None:
+        """Called when a unit of a run is complete, or failed with an error, with the number of open units."""
 
     def waiting(self, reason: str) -> None:
         """Called now and then while no unit can be started."""
 
     def lost(self, run: str, reason: str) -> None:
         """Called when the worker of a run ended early; its unit is started again from its checkpoint."""
-
-    def failed(self, error: str) -> None:
-        """Called when a run failed and others continue; the error names it."""
 
     def started(self, run: str, steps: int) -> None:
         """Called when the training of a run starts."""

@@ -19,7 +19,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import HfpatchLM
 from hfpatch.evaluation.cache import computed_with
 from hfpatch.evaluation.harness import quiet
-from hfpatch.evaluation.paper_tasks import counts_tokens
+from hfpatch.evaluation.paper_tasks import TokenTask
 from hfpatch.evaluation.sample_log import FOLDER
 from hfpatch.evaluation.selection import template_arguments
 from hfpatch.nn.matmul import choose_library
@@ -151,7 +151,7 @@ class Variants(ABC):
         """Return the tasks that count or cut by tokens, where the models' tokenizers differ."""
         if len({facts["tokenizer_sha256"] for facts in self.models.values()}) <= 1:
             return []
-        return [name for name, task in tasks.items() if counts_tokens(task)]
+        return [name for name, task in tasks.items() if isinstance(task, TokenTask)]
 
     def warnings(self, tasks: Mapping[str, Any]) -> list[str]:
         """Return which scores do not compare: those per token, or of windows of different lengths."""

@@ -19,10 +19,11 @@ from hfpatch.recipes.comparison import match_mistake
 from hfpatch.recipes.sizes import SIZES
 from hfpatch.recipes.strict import NO_OWN_RATE, RATES
 from hfpatch.sites import base_model, select_sites, survey
+from hfpatch.support import plugins
 from hfpatch.surgery.budget import attention_modules, count_added, match_size, parameter_count
 from hfpatch.tuners.checks import require_injectable
 from hfpatch.tuners.config import MethodConfig
-from hfpatch.tuners.registration import named_method, require_loaded
+from hfpatch.tuners.registration import require_loaded, require_method
 
 Part = Mapping[str, Any]
 Methods = Mapping[str, Sequence[Part]]
@@ -228,7 +229,7 @@ def _known(where: str, part: Part) -> Part:
     kind = part["type"]
     try:
         if isinstance(kind, str) and REFERENCE.fullmatch(kind):
-            return {**part, "type": named_method(kind).spec.name}
+            return {**part, "type": require_method(plugins.named_object(kind), kind).spec.name}
         require_loaded(str(kind))
     except HfpatchError as error:
         raise HfpatchError(f"{where}.type: {error}") from error

@@ -129,7 +129,7 @@ def load_plugins() -> None:
         if getattr(getattr(sys.modules.get(entry.module), "__spec__", None), "_initializing", False):
             continue  # its import has led to this one, and registers the method as it goes on
         try:
-            _method(plugins.load(entry), plugins.where(entry), name=entry.name)
+            require_method(plugins.load(entry), plugins.where(entry), name=entry.name)
         except HfpatchError as error:
             _BROKEN[entry.name] = entry
             _logger.warning("hfpatch: %s", error)
@@ -142,20 +142,16 @@ def require_loaded(name: str) -> None:
         HfpatchError: naming the entry point.
     """
     if (entry := _BROKEN.get(name)) is not None:
-        _method(plugins.load(entry), plugins.where(entry), name=name)
+        require_method(plugins.load(entry), plugins.where(entry), name=name)
         del _BROKEN[name]
 
 
-def named_method(reference: str) -> type[MethodConfig]:
-    """Return the method that ``package.module:Class`` names.
+def require_method(found: object, where: str, *, name: str | None = None) -> type[MethodConfig]:
+    """Return an object that must be a method, called ``name`` if that is given.
 
     Raises:
-        HfpatchError: if there is none.
+        HfpatchError: if it is none, or is called otherwise; ``where`` says where it was found.
     """
-    return _method(plugins.named_object(reference), reference)
-
-
-def _method(found: object, where: str, *, name: str | None = None) -> type[MethodConfig]:
     if not (isinstance(found, type) and issubclass(found, MethodConfig) and "spec" in vars(found)):
         raise HfpatchError(
             f"{where} is no method: put @hfpatch.method(...) above a dataclass below hfpatch.MethodConfig"

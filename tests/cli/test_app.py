@@ -420,7 +420,7 @@ def test_runs_beside_each_other_are_lines_where_there_is_no_terminal(capsys, mon
         progress.lost("pre · seed 0", "BrokenProcessPool")
         progress.left("lora · seed 0", 5)
         progress.finished("lora · seed 0", "cloze acc 0.5")
-        progress.failed("pre · seed 0: no")
+        progress.left("pre · seed 0", 4, "pre · seed 0: no")
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["6 units of work, 2 runs at a time", "lora · seed 0: train on node0:7"]
     runs = "lora · seed 0 train 30 / 1,000 loss 2.5000, pre · seed 0 train 31 / 1,000 loss 2.5000"

@@ -144,7 +144,7 @@ def test_the_hash_and_the_cache_follow_the_template(chat, tmp_path):
     ]
     assert (made[0].rows == made[1].rows).all()  # only what is learned differs
     assert made[0].sha256 != made[1].sha256
-    assert [blocks.predicted_tokens for blocks in made] == [2, 1]
+    assert [blocks.to_json()["predicted_tokens"] for blocks in made] == [2, 1]
 
 
 WITH_TOOLS = (

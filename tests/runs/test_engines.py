@@ -80,8 +80,8 @@ class Log(Progress):
     def finished(self, run, summary):
         self.done[run] = summary
 
-    def failed(self, error):
-        self.errors.append(error)
+    def left(self, run, units, error=None):
+        self.errors += [error] if error else []
 
 
 class Break(Log):

@@ -11,8 +11,10 @@ import hfpatch.evaluation.sizing
 import hfpatch.runs.measuring
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import evaluate, load_tasks
+from hfpatch.evaluation.model import HfpatchLM
+from hfpatch.evaluation.run import scorer_options
 from hfpatch.evaluation.selection import select
-from hfpatch.evaluation.sizing import collect_requests, scorer_of, time_requests
+from hfpatch.evaluation.sizing import collect_requests, time_requests
 from hfpatch.evaluation.windows import row_operations
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.reporting.forecast import forecast_document
@@ -107,7 +109,7 @@ def test_a_part_is_scaled_to_the_whole(monkeypatch):
     """Of a scorer that takes as long as its rows have operations, a small part tells the time of all."""
     base, recipe = load_base(MODEL), make_recipe()
     asked = collect_requests(base.model, base.tokenizer, recipe.evaluation, select(recipe.evaluation))["tinyworld_text"]
-    scorer = scorer_of(base.model, base.tokenizer, recipe.evaluation)
+    scorer = HfpatchLM(base.model, **scorer_options(base.tokenizer, recipe.evaluation))
     limits, clock = scorer._scorer().limits, [0.0]
 
     def cost(requests):

@@ -288,8 +288,7 @@ class _Dispatch:
         for number, needs in enumerate(self.needs):  # each comes after what it needs
             if not self.left_out.isdisjoint(needs):
                 self.left_out.add(number)
-        self.session.progress.left(unit.run.name, self.open)
-        self.session.progress.failed(message)
+        self.session.progress.left(unit.run.name, self.open, message)
 
     def _show_progress(self) -> None:
         """Show the progress of running units as their folders have it, of some units at a time."""
