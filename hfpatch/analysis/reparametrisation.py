@@ -31,7 +31,7 @@ from hfpatch.sites import AttentionSite, features, find_sites
 from hfpatch.sites.modules import linear_paths
 from hfpatch.support.modes import evaluating, hooked
 from hfpatch.tuners.adapters import has_adapters
-from hfpatch.tuners.hidden_state import hidden_argument, replace_hidden
+from hfpatch.tuners.hidden_state import argument_names, hidden_argument, replace_hidden
 
 WHY_NOT = (
     "W_Q cannot be removed this way from a pretrained model with norms and a residual stream. (1) Between the stream "
@@ -220,7 +220,7 @@ def _error(
     With ``eliminate`` Θ is W_Q, and the query's matrix is the identity, exactly.
     """
     outputs = [site.attention(*call.args, **call.kwargs)]
-    args, kwargs = replace_hidden(site.attention, call.args, call.kwargs, call.hidden @ theta)
+    args, kwargs = replace_hidden(argument_names(site.attention), call.args, call.kwargs, call.hidden @ theta)
     kept = {name: module.weight.detach().clone() for name, module in readers.items()}  # type: ignore[operator]
     try:
         for module in readers.values():

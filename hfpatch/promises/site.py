@@ -21,7 +21,7 @@ from hfpatch.promises.softmax import Observation, SoftmaxMode, observe, self_att
 from hfpatch.sites import AttentionSite, find_sites, survey, unwrapped
 from hfpatch.support.modes import hooked
 from hfpatch.surgery.patch import patch, unpatch
-from hfpatch.tuners.hidden_state import hidden_argument, replace_hidden
+from hfpatch.tuners.hidden_state import argument_names, hidden_argument, replace_hidden
 from hfpatch.tuners.layer import method_layer
 
 MOVED = 1e-6  # relative, above rounding
@@ -256,8 +256,9 @@ def _entering(site: AttentionSite, change: Callable[[Tensor], Tensor]) -> list[A
 
 
 def _at(entry: nn.Module, change: Callable[[Tensor], Tensor]) -> Any:
+    names = argument_names(entry)
     return entry.register_forward_pre_hook(
-        lambda module, args, kwargs: replace_hidden(module, args, kwargs, change(hidden_argument(args, kwargs))),
+        lambda module, args, kwargs: replace_hidden(names, args, kwargs, change(hidden_argument(args, kwargs))),
         with_kwargs=True,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,25 +19,23 @@ def hidden_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 
 
 def replace_hidden(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], new: Tensor
+    names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], new: Tensor
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Replace every argument that *is* the hidden state; one called ``residual`` is left alone.
 
     Some attentions take the same tensor several times (as query, key and value). BLOOM passes the residual, which by
-    configuration can be the very same tensor and must not change.
+    configuration can be the very same tensor and must not change. ``names`` are the module's `argument_names`.
     """
     old = hidden_argument(args, kwargs)
-    names = argument_names(type(module).forward)
     residual = names.index(RESIDUAL) if RESIDUAL in names else None
     positional = tuple(new if value is old and index != residual else value for index, value in enumerate(args))
     keywords = {name: new if value is old and name != RESIDUAL else value for name, value in kwargs.items()}
     return positional, keywords
 
 
-@cache  # reading a signature takes as long as a small layer's forward pass
-def argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of the arguments of a ``forward`` after ``self``."""
-    return tuple(inspect.signature(forward).parameters)[1:]
+def argument_names(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the arguments of a module's ``forward``, whose reading takes as long as a small layer."""
+    return tuple(inspect.signature(type(module).forward).parameters)[1:]
 
 
 def replace_first(output: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -250,11 +250,11 @@ class ActingModule(SharingModule):
             self.reads_rows = True
         calls = modules.get("row") or modules.get("attention") or []
         for module in calls:
-            self.before(module, ActingModule._begin_call, argument_names(type(module).forward))
+            self.before(module, ActingModule._begin_call, argument_names(module))
         for module in modules.get("norm", ()):
             self.after(module, ActingModule._change_returned, "entered")
         for module in modules.get("entries", ()):
-            self.before(module, ActingModule._change_input)
+            self.before(module, ActingModule._change_input, argument_names(module))
         self.heads_as_projected = self.site.heads is not None and self.site.heads.norm is None
         self.behind_sources = frozenset(target for target in PROJECTED if f"{target}_source" in modules)
         by_projection: dict[nn.Module, list[str]] = {}
@@ -300,10 +300,12 @@ class ActingModule(SharingModule):
 
     # entered, at the modules that read the hidden state or at the norm before them; stream, at the block
 
-    def _change_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _change_input(
+        self, names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if not self.acts("entered"):
             return None
-        return replace_hidden(module, args, kwargs, self.apply_at("entered", hidden_argument(args, kwargs)))
+        return replace_hidden(names, args, kwargs, self.apply_at("entered", hidden_argument(args, kwargs)))
 
     def _change_returned(self, place: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         return replace_first(output, partial(self.apply_at, place)) if self.acts(place) else output

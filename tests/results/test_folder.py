@@ -132,21 +132,3 @@ def test_a_folder_is_only_read(run_dir):
 def test_reading_results_loads_no_torch(run_dir):
     code = f"import sys, hfpatch; hfpatch.load_results({str(run_dir)!r}); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_the_kind_decides_the_type(tmp_path):
-    mypy = pytest.importorskip("mypy.api")
-    code = tmp_path / "snippet.py"
-    code.write_text(
-        "from typing import assert_type\n"
-        "from hfpatch.results import EvaluationResults, StudyResults, load_results\n"
-        "assert_type(load_results('run').methods['lora'].trainable, int)\n"
-        "assert_type(load_results('run', 'evaluation'), EvaluationResults)\n"
-        "assert_type(load_results('run', 'pretraining'), StudyResults)\n"
-        "load_results('run', None).methods['lora']\n"
-    )
-    limit = sys.getrecursionlimit()
-    out, _, _ = mypy.run([f"--config-file={ROOT / 'pyproject.toml'}", f"--cache-dir={tmp_path}", str(code)])
-    sys.setrecursionlimit(limit)  # which mypy has raised
-    assert "Found 2 errors" in out, out  # a study and an evaluation have no methods
-    assert out.count(':6: error: Item "') == 2, out

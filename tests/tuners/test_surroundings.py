@@ -1,12 +1,14 @@
 """Patched models in their surroundings: generation, offloading, quantisation, encoders, compilation, meta device."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 from accelerate import cpu_offload
 from families import FAMILIES, FEW, PLACES, TIED, logits_of, make_config, make_model, make_tokens, model_type, perturb
 from peft import prepare_model_for_kbit_training
+from torch._dynamo.utils import warn_once_cache
 from transformers import (
     AutoModelForCausalLM,
     BartConfig,
@@ -217,8 +219,12 @@ def compiled_agrees(case, backend):
     with torch.no_grad():
         eager = model(tokens, labels=tokens, use_cache=False).loss
         torch.compiler.reset()
-        loss = torch.compile(model, backend=backend)(tokens, labels=tokens, use_cache=False).loss
+        warn_once_cache.clear()  # torch warns once in a process
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            loss = torch.compile(model, backend=backend)(tokens, labels=tokens, use_cache=False).loss
     torch.compiler.reset()
+    assert not [str(each.message) for each in said if "hfpatch" in str(each.message)]
     torch.testing.assert_close(loss, eager, rtol=1e-5, atol=1e-5)
     assert abs(base(tokens, labels=tokens, use_cache=False).loss - loss) > 1e-4
 
