@@ -26,6 +26,8 @@ from hfpatch.errors import HfpatchError
 MANIFEST = "manifest.json"
 _CHUNK_BYTES = 1 << 18
 _DAY_S = 86_400
+_UMASK = os.umask(0)
+os.umask(_UMASK)  # it can only be read by setting it
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-[0-9a-f]{8}\.(?P<kind>tmp|old)")
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _IO_ERROR = re.compile(r"I/O error: (.*?)(?: \(os error \d+\))?$")
@@ -192,8 +194,10 @@ def _files_in(folder: Path) -> list[str]:
 
 
 def _sync(path: Path) -> None:
+    """Write a new file to the disk, and give it the permissions of one: safetensors lets nobody else read its own."""
     with path.open("rb") as stream:
         os.fsync(stream.fileno())
+    path.chmod(0o666 & ~_UMASK)
 
 
 def temporary_path(path: Path, kind: Literal["tmp", "old"]) -> Path:

@@ -11,13 +11,13 @@ _KERNELS = ("bitsandbytes", "torchao")  # they log at import which kernels this 
 
 
 def quiet_libraries() -> None:
-    """Turn off the libraries' progress bars and advice, in this process and its children."""
+    """Turn off progress bars and advice for scripts, in this process and its children."""
     for name in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY", "DATASETS_VERBOSITY"):
         os.environ.setdefault(name, "error")
     for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
         os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for name in _KERNELS:
+    for name in (*_KERNELS, "hfpatch.tuners.model"):  # it advises on sizes, which recipes choose
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
+from hfpatch.support.files import atomic_file
 from hfpatch.surgery.bases import difference, fingerprint
 from hfpatch.surgery.part_files import read_tensors, require_all_saved, tensor_identity, write_patch
 from hfpatch.tuners.adapters import adapter_state
@@ -66,7 +67,8 @@ def _save(model: Any, save_directory: str | Path, is_main_process: bool = True, 
     if is_main_process and not sharded:  # sharded weights are saved and resumed by accelerate
         mark = torch.tensor(list(json.dumps(fingerprint(model)).encode()), dtype=torch.uint8)
         tensors = {name: tensor.detach().cpu().clone() for name, tensor in adapter_state(model).items()}
-        safetensors.torch.save_file({**tensors, _BASE: mark}, directory / TENSORS, metadata={"format": "pt"})
+        with atomic_file(directory / TENSORS) as temporary:
+            safetensors.torch.save_file({**tensors, _BASE: mark}, temporary, metadata={"format": "pt"})
 
 
 def _complete(model: nn.Module, state: dict[str, Tensor], *_: Any) -> None:

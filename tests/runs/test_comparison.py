@@ -88,6 +88,7 @@ def test_compare_writes_the_run_folder(straight):
     assert "runs/baseline/seed-0/result.json" in found
     assert not any("baseline/seed-1" in file for file in found)
     assert not any(file.endswith(".tmp") for file in found)
+    assert len({(straight / file).stat().st_mode for file in found}) == 1  # others read the tensors as they do the rest
 
 
 def test_results_name_everything_a_result_must_name(straight, model_folder):

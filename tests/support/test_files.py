@@ -50,6 +50,17 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
     assert names(tmp_path) == ["new", "new/a.txt"]
 
 
+@pytest.mark.skipif(os.name != "posix", reason="files have other permissions there")
+def test_files_have_the_permissions_of_a_new_file(tmp_path):
+    """Others can read what safetensors writes, unless the user's umask says otherwise."""
+    (tmp_path / "new").touch()
+    with atomic_file(tmp_path / "a") as temporary, atomic_directory(tmp_path / "b") as folder:
+        for path in (temporary, folder / "c"):
+            path.touch(0o600)
+    modes = {path.stat().st_mode for path in tmp_path.rglob("*") if path.is_file()}
+    assert modes == {(tmp_path / "new").stat().st_mode}
+
+
 @pytest.mark.parametrize("error", [RuntimeError("stop"), KeyboardInterrupt()])
 def test_a_failure_leaves_the_old_file_and_folder(tmp_path, error):
     (tmp_path / "run").mkdir()

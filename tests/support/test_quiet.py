@@ -1,17 +1,21 @@
-"""Keeping other libraries' messages out of the output."""
+"""Keeping messages for scripts out of the output."""
 
 import logging
+import os
 
 import pytest
+from families import make_model
 
-from hfpatch.support.quiet import quiet_kernels
+from hfpatch import PreProjectionConfig, patch
+from hfpatch.support.quiet import quiet_kernels, quiet_libraries
 from hfpatch.surgery.peft_registration import _RegisteringLoader
+from hfpatch.tuners import model as tuner_model
 
 
 @pytest.fixture(autouse=True)
 def _levels():
     """No levels are set, whatever an earlier test did."""
-    loggers = [logging.getLogger(name) for name in ("bitsandbytes", "torchao")]
+    loggers = [logging.getLogger(name) for name in ("bitsandbytes", "torchao", tuner_model.__name__)]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.NOTSET)
@@ -43,3 +47,11 @@ def test_a_level_that_the_user_chose_stays(caplog):
     with quiet_kernels():
         logging.getLogger("bitsandbytes").warning("asked for")
     assert [record.getMessage() for record in caplog.records] == ["asked for"]
+
+
+def test_commands_do_not_advise_on_sizes_that_a_recipe_chose(caplog, monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(tuner_model, "_LARGE", 1)
+    quiet_libraries()
+    patch(make_model("llama"), PreProjectionConfig(expansion=2.0))
+    assert caplog.records == []

@@ -97,7 +97,7 @@ def test_a_start_that_is_none_depends_on_seed_layer_and_name_alone():
 
 def test_the_share_of_a_large_adapter_is_a_warning_once(caplog, monkeypatch):
     tuner_model._LOGGED.clear()
-    with caplog.at_level(logging.INFO, logger="hfpatch"):
+    with caplog.at_level(logging.INFO, logger=tuner_model.__name__):
         for limit in (10_000_000, 5000):
             monkeypatch.setattr(tuner_model, "_LARGE", limit)
             for _ in range(2):
