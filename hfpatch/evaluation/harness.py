@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
 
 from lm_eval.utils import env
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 _MODULES = ("lm_eval.api.task", "lm_eval.api.model", "lm_eval.models.huggingface")
 _LOGGERS = ("lm_eval", "datasets", "transformers.tokenization_utils_base")

@@ -70,6 +70,7 @@ def test_another_process_without_hfpatch_computes_and_writes_the_same(exports, c
 @pytest.mark.slow
 def test_the_file_states_its_source_and_nothing_of_this_machine(exports):
     folder = exports["gpt2"][0]
+    assert len({file.stat().st_mode for file in folder.iterdir() if file.is_file()}) == 1  # others read all of it
     source = (folder / "modeling_hfpatch.py").read_text()
     assert "hfpatch/export/runtime.py" in source
     assert "hfpatch/methods/nonlinear_query.py" in source

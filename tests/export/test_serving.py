@@ -73,7 +73,6 @@ def hidden(model, **options):
 
 
 def test_the_base_model_is_built_without_values_and_has_the_names_of_the_file(folder):
-    assert len({file.stat().st_mode for file in folder.iterdir() if file.is_file()}) == 1
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
     with torch.device("meta"):
         model = AutoModel.from_config(config, trust_remote_code=True)

@@ -14,6 +14,7 @@ import forked
 import pytest
 import torch
 from tiny_runs import GPT2, lines, numbers, small_recipe, without_reports
+from tqdm import tqdm
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
@@ -278,7 +279,8 @@ def test_a_worker_that_is_asked_to_end_outside_of_training_gives_its_locks_back(
         try:
             worker.begin(job, {})
             with locks.hold(tmp_path, ["one@seed-0"]):
-                (tmp_path / "begun").touch()
+                with tqdm([]):
+                    (tmp_path / "begun").write_text(type(tqdm.get_lock()).__module__)
                 time.sleep(60)
         except SystemExit as end:
             code = end.code
@@ -290,6 +292,9 @@ def test_a_worker_that_is_asked_to_end_outside_of_training_gives_its_locks_back(
     os.kill(pid, signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 143
     assert not (tmp_path / ".locks").exists()
+    assert (
+        tmp_path / "begun"
+    ).read_text() == "_thread"  # no semaphore, which would outlive it
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pickle
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -180,9 +181,12 @@ def begin(job: Job, environment: dict[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    from tqdm import tqdm
+
     from hfpatch.support.quiet import quiet_libraries
     from hfpatch.training.interruption import end_with_parent, leave
 
+    tqdm.set_lock(threading.RLock())  # its default is a semaphore of the system, which a killed process leaves behind
     quiet_libraries()
     signal.signal(signal.SIGTERM, leave)
     end_with_parent("driver")
