@@ -121,6 +121,12 @@ def logits_of(model: torch.nn.Module, tokens: torch.Tensor, **kwargs) -> torch.T
         return model(tokens, use_cache=False, **kwargs).logits
 
 
+def hooks_act_as_registered(model: torch.nn.Module) -> bool:
+    """Return whether the hooks of every module act in the order of their registration, which torch 2.11 compiles."""
+    hooks = [each for module in model.modules() for each in (module._forward_pre_hooks, module._forward_hooks)]
+    return all([*each] == [*dict.keys(each)] for each in hooks)
+
+
 @torch.no_grad()
 def perturb(model: torch.nn.Module, *, std: float = 0.1, seed: int = 0) -> dict[str, torch.Tensor]:
     """Move every parameter that an adapter added off its initial value; return them by name.

@@ -62,7 +62,7 @@ class HookedModule(nn.Module):
             register: registers the hooks by :meth:`before` and :meth:`after`.
         """
         self._path = path
-        self._hooks.append(block.register_forward_pre_hook(self._begin, prepend=True))
+        self._hooks.append(block.register_forward_pre_hook(self._begin))
         register()
         self._hooks.append(block.register_forward_hook(self._end, always_call=True))
 
@@ -72,7 +72,10 @@ class HookedModule(nn.Module):
         ``first``: before the hooks that are there already.
         """
         acting = partial(self._act, hook, *options)
-        self._hooks.append(module.register_forward_pre_hook(acting, with_kwargs=True, prepend=first))
+        self._hooks.append(handle := module.register_forward_pre_hook(acting, with_kwargs=True))
+        hooks = module._forward_pre_hooks
+        for other in [key for key in hooks if first and key != handle.id]:  # torch 2.11 does not compile `prepend`
+            hooks[other] = hooks.pop(other)
 
     def after(self, module: nn.Module, hook: Callable[..., Any], *options: Any, always: bool = False) -> None:
         """Call ``hook(self, *options, module, args, kwargs, output)`` after every forward.

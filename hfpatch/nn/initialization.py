@@ -54,7 +54,7 @@ def orthonormal_rows(matrix: Tensor) -> Tensor:
         matrix: M ``(r, d)`` of rank r.
     """
     kind = matrix.device.type
-    plain = torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    plain = nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
     with plain:
         wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
         factor, _ = torch.linalg.cholesky_ex(wide @ wide.mT)  # which, unlike cholesky, does not wait for a GPU

@@ -95,7 +95,7 @@ class MixedProjection(nn.Module):
             values = {name: path(x) for name, path in self.paths.items()}
         rest = None if self.rest is None else self.rest(x)
         kind = x.device.type
-        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # not on the meta device
+        autocast = kind != "meta" and torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if autocast else x.dtype  # which a linear layer would give
         if rest is None and len(values) == 1:
             (value,) = values.values()

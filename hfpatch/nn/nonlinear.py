@@ -135,12 +135,13 @@ class HiddenState:
         self._down = down
         self._watched: nn.Module | None = None
         mlp.register_forward_pre_hook(self._watch)
+        self._watch(mlp)
 
     def keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Remember the input of the down-projection, ``(batch, seq, inner)``: a forward pre-hook."""
         CALLS.keep(self, "value", args[0])
 
-    def _watch(self, mlp: nn.Module, args: tuple[Any, ...]) -> None:
+    def _watch(self, mlp: nn.Module, *_: Any) -> None:
         down: nn.Module = getattr(mlp, self._down)
         if not any(module is self._watched for module in down.modules()):
             self._watched = down

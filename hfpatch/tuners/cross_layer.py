@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +33,7 @@ class ForwardPass:
     """A running forward pass: the module whose call it is, and the values that layers left so far, by adapter."""
 
     owner: object
-    shared: defaultdict[str, Shared] = field(default_factory=lambda: defaultdict(Shared))
+    shared: dict[str, Shared] = field(default_factory=dict)
 
     def values(self) -> dict[tuple[str, str], Any]:
         """Return all values by adapter and name."""
@@ -73,7 +72,7 @@ class SharingModule(HookedModule):
         self._around = (around,)
         inside = around.get_submodule(path).named_modules(prefix=path)
         self._checkpointed = ["", *(each for each, module in inside if hasattr(module, "gradient_checkpointing"))]
-        self._hooks.append(around.register_forward_pre_hook(self._begin_pass, prepend=True))
+        self._hooks.append(around.register_forward_pre_hook(self._begin_pass))
         self._hooks.append(around.register_forward_hook(_end_pass, always_call=True))
 
     def unhook(self) -> None:
@@ -126,7 +125,7 @@ class SharingCheckpoint:
             given = dict(zip(names, inputs[len(args) :], strict=True))
             inside = ForwardPass(object())
             for (adapter, name), value in given.items():
-                inside.shared[adapter][name] = value
+                inside.shared.setdefault(adapter, Shared())[name] = value
             PASSES.stack.append(inside)
             try:
                 leaves, structure = tree_flatten(compute(*inputs[: len(args)]))
@@ -139,5 +138,5 @@ class SharingCheckpoint:
         results = self.function(run, *args, *found.values(), **options)
         count = len(results) - len(new)
         for (adapter, name), value in zip(new, results[count:], strict=True):
-            PASSES.stack[-1].shared[adapter][name] = value
+            PASSES.stack[-1].shared.setdefault(adapter, Shared())[name] = value
         return tree_unflatten(results[:count], structure)

@@ -6,7 +6,7 @@ An export carries this code, so it does not use PEFT. x is the input of the proj
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -77,7 +77,7 @@ class MethodSite:
                 "site.shared exists while the whole model runs, for a method registered with shares=True; checkpoint "
                 "its blocks by gradient_checkpointing_enable() alone"
             )
-        return PASSES.stack[-1].shared[self.adapter]
+        return PASSES.stack[-1].shared.setdefault(self.adapter, Shared())
 
     def earlier(self, value: Tensor, steps: int) -> tuple[Tensor, ...]:
         """Return ``value`` at 1, 2, ..., ``steps`` positions earlier of the same document, each of its own shape.
@@ -122,6 +122,9 @@ class MethodSite:
         columns = {target: Columns(**each) for target, each in values["columns"].items()}
         heads = None if values["heads"] is None else QueryHeads(**values["heads"])
         return cls(**{**values, "columns": columns, "heads": heads})
+
+
+_OF_SITE = tuple(field.name for field in fields(MethodSite))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +232,8 @@ class ActingModule(SharingModule):
             return site
         row = CALLS.look(self, "row") or Row()
         slot = f"{site.name}, {type(method).__name__} {name}, {place}"
-        return SiteInCall(**vars(site), row=row, slot=slot, most=most, asked=[])
+        given = {name: getattr(site, name) for name in _OF_SITE}
+        return SiteInCall(**given, row=row, slot=slot, most=most, asked=[])
 
     def act_on(self, modules: Modules) -> None:
         """Register the hooks.

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from families import make_model, make_tokens, perturb
+from families import hooks_act_as_registered, make_model, make_tokens, perturb
 from peft import LoraConfig
 from safetensors import safe_open
 from torch import nn
@@ -136,6 +136,7 @@ def test_it_compiles_into_one_graph(tower):
     compiled = torch.compile(tower, backend="eager", fullgraph=True)
     assert torch.equal(hidden(compiled), expected)
     torch.compiler.reset()
+    assert hooks_act_as_registered(tower)
 
 
 def test_large_products_use_onednn_where_vllm_serves(folder, tower, monkeypatch):

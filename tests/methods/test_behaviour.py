@@ -10,7 +10,7 @@ import forked
 import pytest
 import torch
 from architectures.further import FURTHER
-from families import LAYERS, close, gradients, logits_of, make_model, make_tokens, perturb
+from families import LAYERS, close, gradients, hooks_act_as_registered, logits_of, make_model, make_tokens, perturb
 from in_step import in_step
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
@@ -176,6 +176,7 @@ def test_all_methods_compiled():
         compiled = torch.compile(model, backend="eager", fullgraph=True)(tokens, use_cache=False).logits
     torch.compiler.reset()
     assert close(compiled, eager)
+    assert hooks_act_as_registered(model)
 
 
 @pytest.mark.slow

@@ -292,9 +292,7 @@ def test_a_worker_that_is_asked_to_end_outside_of_training_gives_its_locks_back(
     os.kill(pid, signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 143
     assert not (tmp_path / ".locks").exists()
-    assert (
-        tmp_path / "begun"
-    ).read_text() == "_thread"  # no semaphore, which would outlive it
+    assert (tmp_path / "begun").read_text() == "_thread"  # no semaphore, which would outlive it
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,19 @@ import warnings
 import pytest
 import torch
 from accelerate import cpu_offload
-from families import FAMILIES, FEW, PLACES, TIED, logits_of, make_config, make_model, make_tokens, model_type, perturb
+from families import (
+    FAMILIES,
+    FEW,
+    PLACES,
+    TIED,
+    hooks_act_as_registered,
+    logits_of,
+    make_config,
+    make_model,
+    make_tokens,
+    model_type,
+    perturb,
+)
 from peft import prepare_model_for_kbit_training
 from torch._dynamo.utils import warn_once_cache
 from transformers import (
@@ -225,6 +237,7 @@ def compiled_agrees(case, backend):
             loss = torch.compile(model, backend=backend)(tokens, labels=tokens, use_cache=False).loss
     torch.compiler.reset()
     assert not [str(each.message) for each in said if "hfpatch" in str(each.message)]
+    assert hooks_act_as_registered(model)
     torch.testing.assert_close(loss, eager, rtol=1e-5, atol=1e-5)
     assert abs(base(tokens, labels=tokens, use_cache=False).loss - loss) > 1e-4
 
