@@ -83,7 +83,7 @@ class Around(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             value = None if name.startswith("_") else getattr(super().__getattr__("base"), name, None)
-            if not isinstance(value, Tensor | int | float | str):
+            if not isinstance(value, (Tensor, int, float, str)):
                 raise
             return value
 

@@ -160,7 +160,7 @@ class MixedProjection(nn.Module):
             bias = F.pad(torch.cat(biases), (0, sum(map(len, ups))))
         joint = F.linear(x, torch.cat(weights), bias)
         parts = list(torch.split(joint, [len(weight) for weight in weights], dim=-1))
-        for matrix, part in zip(joined, parts, strict=False):
+        for matrix, part in zip(joined, parts[: len(joined)], strict=True):
             CALLS.keep(matrix, "product", (x, part))
         return {
             name: path.forward(x, maps[name].from_joined(x, part))

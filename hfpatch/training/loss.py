@@ -95,7 +95,7 @@ class ChunkedLoss(torch.autograd.Function):
         inputs = (rows, weight, bias)
         gradients = [
             torch.zeros_like(value) if value is not None and needed else None
-            for value, needed in zip(inputs, ctx.needs_input_grad, strict=False)
+            for value, needed in zip(inputs, ctx.needs_input_grad[:3], strict=True)
         ]
         total = torch.zeros((), dtype=torch.float32, device=rows.device)
         tiled = rows.device.type == "cpu" and not any(ctx.needs_input_grad[1:3])

@@ -167,7 +167,7 @@ def row_of(names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwa
     Raises:
         HfpatchError: if they do not say which positions belong together, or the cache cannot keep further values.
     """
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = {**dict(zip(names[: len(args)], args, strict=True)), **kwargs}
     length = hidden_argument(args, kwargs).shape[1]
     kind = known_attention(module)
     positions = given.get("position_ids")
