@@ -81,10 +81,11 @@ def rotary_of(model: nn.Module, site: AttentionSite, head_size: int) -> Rotary |
 
 
 def _angles(base: nn.Module, site: AttentionSite, config: Any) -> tuple[Tensor, float] | None:
-    table = getattr(site.attention, "embed_positions", None)
-    if isinstance(table, Tensor) and len(table) > 1:  # a row a position: all sines, then all cosines
-        sin, cos = table[1].cpu().double().chunk(2)
-        return torch.atan2(sin, cos), 1.0
+    for module in (site.attention, *(each for each in base.modules() if "Rotary" in type(each).__name__)):
+        table = getattr(module, "embed_positions", None)  # GPT-J's
+        if isinstance(table, Tensor) and len(table) > 1:  # a row a position: all sines, then all cosines
+            sin, cos = table[1].cpu().double().chunk(2)
+            return torch.atan2(sin, cos), 1.0
     types = getattr(config, "layer_types", None)
     kind = f"{types[site.layer]}_" if types and site.layer < len(types) else ""
     for module in (*site.attention.modules(), *base.modules()):

@@ -63,9 +63,12 @@ def random_model(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
             else:
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
-            reason = " ".join(str(error).split())
-            raise HfpatchError(f"a tiny model of type {config.model_type!r} cannot be built: {reason}") from error
+            raise _refused(config, error) from error
     return _with_noise(model, seed)
+
+
+def _refused(config: PreTrainedConfig, error: Exception) -> HfpatchError:
+    return HfpatchError(f"a tiny model of type {config.model_type!r} cannot be built: {' '.join(str(error).split())}")
 
 
 def _with_noise(model: PreTrainedModel, seed: int) -> PreTrainedModel:
@@ -81,6 +84,9 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
 
     Sizes become small, keeping what the structure depends on: whether heads share keys and values, whether heads times
     head size is the hidden size, and one layer at least of each kind that the configuration lists. Dropout is off.
+
+    Raises:
+        HfpatchError: if the configuration does not take the small sizes.
     """
     # The constructor's arguments, without those that transformers derives or ignores
     skip = {"transformers_version", "architectures", "id2label", "label2id", "dtype", "problem_type"}
@@ -114,7 +120,10 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     if isinstance(head_size, int) and isinstance(heads, int) and isinstance(hidden, int):
         small["head_dim"] = HEAD if head_size * heads == hidden else HEAD + HEAD // 2
     correct(config.model_type, small)
-    return type(config)(**small)
+    try:
+        return type(config)(**small)
+    except Exception as error:  # a rule of this configuration that the small sizes break
+        raise _refused(config, error) from error
 
 
 def _small(name: str, value: Any, total: int, layers: Sequence[int]) -> Any:

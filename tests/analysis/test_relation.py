@@ -10,6 +10,7 @@ from families import make_config, make_model, make_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hfpatch import HfpatchError, NonlinearQueryConfig, QueryTemperatureConfig, find_sites, patch
@@ -187,6 +188,19 @@ def test_attention_weights_of_the_whole_model_follow_from_the_relation(case):
             logits = torch.stack([x[i] @ query @ turns[j] @ key.T @ x[j] for j in range(i + 1)]) / size**0.5
             expected = logits - logits[0]
             assert seen[head, i, : i + 1] - seen[head, i, 0] == pytest.approx(expected, abs=2e-5)
+
+
+def test_the_angles_of_gpt_j_may_lie_in_a_module_of_the_model():
+    """From transformers 5.24 on they do."""
+    model = make_model("gptj")
+    sites = find_sites(model)
+    expected = rotary_of(model, sites[0], K).angles
+    if hasattr(sites[0].attention, "embed_positions"):
+        holder = model.transformer.rotary_emb = type("RotaryEmbedding", (nn.Module,), {})()
+        holder.register_buffer("embed_positions", sites[0].attention.embed_positions)
+        for site in sites:
+            del site.attention.embed_positions
+    assert torch.equal(rotary_of(model, sites[0], K).angles, expected)
 
 
 NORMED = {

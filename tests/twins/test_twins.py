@@ -131,3 +131,14 @@ def test_the_twin_of_a_model_with_a_head_size_of_its_own_has_one_too():
     assert made.transformer.h[0].attn.head_dim == 24
     with pytest.raises(HfpatchError, match="d_q=96 and d=64"):
         build_scratch(shrink(make_config("gpt2")), ScratchSettings(head_size=24, query={}))
+
+
+def test_a_configuration_that_refuses_small_sizes_is_one_line(monkeypatch):
+    config = make_config("llama")
+
+    def refuse(*_, **values):
+        raise RuntimeError(f"{values['num_hidden_layers']} layers\nare too few")
+
+    monkeypatch.setattr(type(config), "__init__", refuse)
+    with pytest.raises(HfpatchError, match=r"a tiny model of type 'llama' cannot be built: 2 layers are too few$"):
+        shrink(config)
