@@ -193,7 +193,7 @@ class TableProgress(Progress):
         self.show()
 
     def left(self, run: str, units: int, error: str | None = None) -> None:
-        """Leave a run out, whose unit has ended, and say that it failed."""
+        """Remove a run whose unit has ended; print its error if it failed."""
         self.rows.pop(run, None)
         self.units_left = units
         if error is not None:

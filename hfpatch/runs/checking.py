@@ -20,7 +20,7 @@ EVERY_KIND: list[Part] = [{"type": "pre_projection", "content_skip": True}, {"ty
 def check(
     model: ModelSettings, part: Part | None = None, *, config_only: bool = False, progress: Progress | None = None
 ) -> tuple[list[CheckReport], dict[str, str]]:
-    """Run the promises on a model; return a report for each method, and the reasons against those that it refuses.
+    """Run the promises on a model.
 
     Args:
         model: the model.
@@ -28,6 +28,9 @@ def check(
             query, and reports which of them the architecture refuses.
         config_only: run them on a tiny random twin of the model's configuration, without its weights.
         progress: shown each promise before it is tested.
+
+    Returns:
+        A report for each method that was injected, and the reason for each method that was refused.
 
     Raises:
         HfpatchError: if the model cannot be loaded, or no method can be injected into it.

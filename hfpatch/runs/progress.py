@@ -18,7 +18,7 @@ class Progress:
         """Called when a worker starts or continues a unit of a run."""
 
     def left(self, run: str, units: int, error: str | None = None) -> None:
-        """Called when a unit of a run is complete, or failed with an error, with the number of open units."""
+        """Called when a unit of a run is complete, or failed with ``error``; ``units`` are still open."""
 
     def waiting(self, reason: str) -> None:
         """Called now and then while no unit can be started."""

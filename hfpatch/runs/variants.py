@@ -166,8 +166,8 @@ class Variants(ABC):
         if rolling and len(set(lengths.values())) > 1:
             shown = ", ".join(f"{label} {length:,}" for label, length in lengths.items())
             said.append(
-                f"{', '.join(rolling)}: the models read windows of different lengths (tokens: {shown}), and a longer "
-                f"one gives a lower perplexity; --max-length {min(lengths.values())} gives all the same."
+                f"{', '.join(rolling)}: the models have context windows of different lengths (tokens: {shown}), and a "
+                f"longer one lowers the perplexity; --max-length {min(lengths.values())} sets one length for all."
             )
         return said
 

@@ -194,10 +194,11 @@ def _files_in(folder: Path) -> list[str]:
 
 
 def _sync(path: Path) -> None:
-    """Write a new file to the disk, and give it the permissions of one: safetensors lets nobody else read its own."""
+    """Flush a new file to disk and set the default permissions; only the owner can read a file of safetensors."""
     with path.open("rb") as stream:
         os.fsync(stream.fileno())
-    path.chmod(0o666 & ~_UMASK)
+    with suppress(OSError):  # some file systems have no permissions
+        path.chmod(0o666 & ~_UMASK)
 
 
 def temporary_path(path: Path, kind: Literal["tmp", "old"]) -> Path:

@@ -11,7 +11,7 @@ _KERNELS = ("bitsandbytes", "torchao")  # they log at import which kernels this 
 
 
 def quiet_libraries() -> None:
-    """Turn off progress bars and advice for scripts, in this process and its children."""
+    """Turn off progress bars, and advice that is meant for scripts, in this process and its children."""
     for name in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY", "DATASETS_VERBOSITY"):
         os.environ.setdefault(name, "error")
     for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):

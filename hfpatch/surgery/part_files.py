@@ -12,7 +12,6 @@ import safetensors.torch
 import torch
 import xxhash
 from peft import get_peft_model_state_dict
-from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
@@ -22,7 +21,7 @@ from hfpatch.support.version import __version__
 from hfpatch.surgery.bases import bytes_of, fingerprint
 from hfpatch.surgery.card import base_licence, patch_card, shown_base
 from hfpatch.surgery.manifest import FORMAT, MANIFEST, Adapter, Base, Fingerprint, Manifest
-from hfpatch.tuners.adapters import active_adapters, adapter_parameters, stack
+from hfpatch.tuners.adapters import active_adapters, adapter_parameters, stack, wrappers_of_others
 from hfpatch.tuners.config import home_of, method_name
 
 _Identity = tuple[tuple[int, ...], torch.dtype, str]
@@ -115,8 +114,7 @@ def adapter_tensors(model: nn.Module, name: str, *, keep_vars: bool = False) -> 
     """
     state = model.state_dict(keep_vars=keep_vars)
     found = get_peft_model_state_dict(model, state, adapter_name=name, save_embedding_layers=False)
-    wrappers = ((path, module) for path, module in model.named_modules() if isinstance(module, BaseTunerLayer))
-    others = {path for path, module in wrappers if name not in module._get_available_adapters()}
+    others = wrappers_of_others(model, name)
     for key, tensor in found.items():
         parts, kept = key.split("."), []
         for index, part in enumerate(parts):

@@ -179,7 +179,7 @@ class PatchSummary:
 
 
 def patch_summary(model: nn.Module) -> PatchSummary:
-    """Count the parameters of a patched model or a ``PeftModel``, and those that were added to it."""
+    """Count the base and added parameters of a patched model or a ``PeftModel``."""
     added, block_of = adapter_parameters(model), block_finder(model)
     per_layer = Counter[int]()
     for name, parameter in added.items():

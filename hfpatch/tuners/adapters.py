@@ -107,6 +107,15 @@ def name_in_block(name: str) -> str:
     return name[match.end() - 1 :] if match else name
 
 
+def wrappers_of_others(model: nn.Module, adapter_name: str) -> set[str]:
+    """Return the paths of the modules that wrap another one for other adapters than this one."""
+    return {
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, BaseTunerLayer) and adapter_name not in module._get_available_adapters()
+    }
+
+
 def active_adapters(model: nn.Module) -> list[str]:
     """Return the names of the active adapters, in the order in which they were made active."""
     layers = [module for module in model.modules() if isinstance(module, AdapterWrapper)]

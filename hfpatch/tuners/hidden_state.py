@@ -24,7 +24,7 @@ def replace_hidden(
     """Replace every argument that *is* the hidden state; one called ``residual`` is left alone.
 
     Some attentions take the same tensor several times (as query, key and value). BLOOM passes the residual, which by
-    configuration can be the very same tensor and must not change. ``names`` are the module's `argument_names`.
+    configuration can be the very same tensor and must not change. ``names`` are the `argument_names` of the module.
     """
     old = hidden_argument(args, kwargs)
     residual = names.index(RESIDUAL) if RESIDUAL in names else None
@@ -34,7 +34,7 @@ def replace_hidden(
 
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of the arguments of a module's ``forward``, whose reading takes as long as a small layer."""
+    """Return the argument names of a module's ``forward``, without ``self``; slow, so not for use in a forward pass."""
     return tuple(inspect.signature(type(module).forward).parameters)[1:]
 
 

@@ -232,7 +232,7 @@ class ActingModule(SharingModule):
             return site
         row = CALLS.look(self, "row") or Row()
         slot = f"{site.name}, {type(method).__name__} {name}, {place}"
-        given = {name: getattr(site, name) for name in _OF_SITE}
+        given = {name: getattr(site, name) for name in _OF_SITE}  # torch 2.11 does not compile vars()
         return SiteInCall(**given, row=row, slot=slot, most=most, asked=[])
 
     def act_on(self, modules: Modules) -> None:

@@ -147,10 +147,10 @@ def require_loaded(name: str) -> None:
 
 
 def require_method(found: object, where: str, *, name: str | None = None) -> type[MethodConfig]:
-    """Return an object that must be a method, called ``name`` if that is given.
+    """Return ``found`` if it is a method, with the name ``name`` if that is given.
 
     Raises:
-        HfpatchError: if it is none, or is called otherwise; ``where`` says where it was found.
+        HfpatchError: if it is not; the message begins with ``where``.
     """
     if not (isinstance(found, type) and issubclass(found, MethodConfig) and "spec" in vars(found)):
         raise HfpatchError(

@@ -86,9 +86,9 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     head size is the hidden size, and one layer at least of each kind that the configuration lists. Dropout is off.
 
     Raises:
-        HfpatchError: if the configuration does not take the small sizes.
+        HfpatchError: if the configuration refuses the small sizes.
     """
-    # The constructor's arguments, without those that transformers derives or ignores
+    # The constructor's arguments; transformers derives or ignores some
     skip = {"transformers_version", "architectures", "id2label", "label2id", "dtype", "problem_type"}
     plain = config.to_dict()  # reads attributes that differ between layers, too
     names = list(inspect.signature(type(config).__init__).parameters)

@@ -121,7 +121,7 @@ def test_what_does_not_compare_across_models_is_said(outcome, folder):
     found, _, _ = outcome
     tokens, windows = found.warnings[:2]
     assert tokens.startswith("paper_wikitext: scored per token, and the models have different tokenizers")
-    assert windows.startswith("tinyworld_text, paper_wikitext: the models read windows of different lengths")
+    assert windows.startswith("tinyworld_text, paper_wikitext: the models have context windows of different lengths")
     assert "c 640" in windows
     assert "--max-length 640" in windows
     chosen = evaluation_of("paper_wikitext", "tinyworld_text", max_length=600)

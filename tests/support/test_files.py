@@ -51,7 +51,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="files have other permissions there")
-def test_files_have_the_permissions_of_a_new_file(tmp_path):
+def test_files_have_the_permissions_of_a_new_file(tmp_path, monkeypatch):
     """Others can read what safetensors writes, unless the user's umask says otherwise."""
     (tmp_path / "new").touch()
     with atomic_file(tmp_path / "a") as temporary, atomic_directory(tmp_path / "b") as folder:
@@ -59,6 +59,9 @@ def test_files_have_the_permissions_of_a_new_file(tmp_path):
             path.touch(0o600)
     modes = {path.stat().st_mode for path in tmp_path.rglob("*") if path.is_file()}
     assert modes == {(tmp_path / "new").stat().st_mode}
+    monkeypatch.setattr(type(tmp_path), "chmod", failing(errno.EPERM))
+    write_text(tmp_path / "d", "on a file system without permissions")
+    assert (tmp_path / "d").is_file()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("stop"), KeyboardInterrupt()])

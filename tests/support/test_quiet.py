@@ -52,6 +52,7 @@ def test_a_level_that_the_user_chose_stays(caplog):
 def test_commands_do_not_advise_on_sizes_that_a_recipe_chose(caplog, monkeypatch):
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(tuner_model, "_LARGE", 1)
+    monkeypatch.setattr(tuner_model, "_LOGGED", set())
     quiet_libraries()
     patch(make_model("llama"), PreProjectionConfig(expansion=2.0))
     assert caplog.records == []

@@ -186,7 +186,7 @@ def begin(job: Job, environment: dict[str, str | None]) -> None:
     from hfpatch.support.quiet import quiet_libraries
     from hfpatch.training.interruption import end_with_parent, leave
 
-    tqdm.set_lock(threading.RLock())  # its default is a semaphore of the system, which a killed process leaves behind
+    tqdm.set_lock(threading.RLock())  # the default is a semaphore, which leaks when the process is killed
     quiet_libraries()
     signal.signal(signal.SIGTERM, leave)
     end_with_parent("driver")

@@ -60,7 +60,7 @@ FAMILIES = (
         qkv=separate(query="q_proj.linear", key="k_proj.linear", value="v_proj.linear"),
         output="o_proj.linear",
     ),
-    # ProphetNet: the main stream and those that predict further ahead are concatenated along the sequence
+    # ProphetNet: the main stream and the n-gram streams are concatenated along the sequence
     Family(
         name="prophetnet",
         model_types=("prophetnet",),
