@@ -1,15 +1,20 @@
-"""Changes to lm-eval while it runs here: no progress bars or log lines, each template compiled once; its command."""
+"""Changes to lm-eval while it runs here: its output, its templates, and its data files; its command."""
 
 from __future__ import annotations
 
+import glob
 import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
 
 from lm_eval.utils import env
 from tqdm import tqdm
+
+from hfpatch.support.files import hash_values, sha256_file
 
 _MODULES = ("lm_eval.api.task", "lm_eval.api.model", "lm_eval.models.huggingface")
 _LOGGERS = ("lm_eval", "datasets", "transformers.tokenization_utils_base")
@@ -41,6 +46,45 @@ def templates_compiled_once() -> Iterator[None]:
         yield
     finally:
         del env.from_string  # the method of the class is visible again
+
+
+@contextmanager
+def files_by_content() -> Iterator[dict[Path, str]]:
+    """Make ``datasets.load_dataset`` read local files again where their content has changed.
+
+    Its own cache takes a file of the same path, size and modification time as the one that it has read. Yields the
+    SHA-256 of the local files that were read, by path.
+    """
+    import datasets
+
+    read: dict[Path, str] = {}
+    load = datasets.load_dataset
+
+    def load_dataset(path: str, *arguments: Any, **options: Any) -> Any:
+        files = {file: sha256_file(file) for file in _local_files(path, options)}
+        read.update(files)
+        if files:
+            folder = f"content-{hash_values(sorted(map(str, files.items())))[:16]}"
+            options.setdefault("cache_dir", str(Path(datasets.config.HF_DATASETS_CACHE) / folder))
+        return load(path, *arguments, **options)
+
+    datasets.load_dataset = load_dataset
+    try:
+        yield read
+    finally:
+        datasets.load_dataset = load
+
+
+def _local_files(path: str, options: dict[str, Any]) -> list[Path]:
+    """Return the local files that a call of ``load_dataset`` may read."""
+    given, folder = options.get("data_files") or [], options.get("data_dir")
+    lists = list(given.values()) if isinstance(given, dict) else [given]
+    names = [str(name) for each in lists for name in (each if isinstance(each, list | tuple) else [each])]
+    places = [Path(place) for place in (path, folder) if place is not None]
+    found = {file for place in places for file in ([place] if place.is_file() else place.rglob("*"))}
+    for name in names:
+        found |= {Path(file) for place in (Path(), *places) for file in glob.glob(str(place / name), recursive=True)}
+    return sorted(file.absolute() for file in found if file.is_file())
 
 
 def run_lm_eval(arguments: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from lm_eval.tasks import TaskManager
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.evaluation.harness import quiet
+from hfpatch.support.files import sha256_file
 from hfpatch.support.folders import eval_dir
 
 TASKS = ("TASK", "PY_TASK")
@@ -29,7 +30,7 @@ LISTS = {
 _DEFINED = re.compile(r"""^(?:task|group|tag):[ \t]+["']?([\w.:-]+)["']?[ \t]*$""", re.MULTILINE)
 _OWN_FOLDERS = tuple(eval_dir() / folder for folder in ("tinyworld", "paper", "metamath"))
 Index = dict[str, Any]
-Stamp = tuple[tuple[int, int], ...]
+Stamp = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ class AddedFolder:
 
 
 def file_stamp(files: Iterable[Path]) -> Stamp:
-    """Return the modification time and size of each file that exists, which change when a file does."""
-    return tuple((file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file())
+    """Return the SHA-256 of each file that exists; a copy may keep the time and size of what it replaces."""
+    return tuple(sha256_file(file) for file in files if file.is_file())
 
 
 def list_tasks(what: str, include_path: Path | None = None) -> str:

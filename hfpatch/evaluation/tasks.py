@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,8 +18,8 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from hfpatch.data.deciding import TaskDocument
 from hfpatch.data.readers import read_json_lines
 from hfpatch.errors import HfpatchError, first_line
-from hfpatch.evaluation.harness import quiet, templates_compiled_once
-from hfpatch.evaluation.index import TASKS, AddedFolder, Stamp, entries_of, file_stamp
+from hfpatch.evaluation.harness import files_by_content, quiet, templates_compiled_once
+from hfpatch.evaluation.index import TASKS, AddedFolder, entries_of, file_stamp
 from hfpatch.recipes.evaluation import FEWSHOT_SEED
 from hfpatch.recipes.strict import Section, read_yaml, validate
 from hfpatch.support.files import check_data_dir
@@ -51,11 +50,13 @@ class Named:
         tasks: lm-eval's task objects by name.
         groups: lm-eval's groups by name, nested ones included.
         settings: by task the values that lm-eval's ``simple_evaluate`` may overwrite in the task object.
+        files: the SHA-256 of the local files that the documents were read from, by path.
     """
 
     tasks: dict[str, Any]
     groups: dict[str, Any]
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    files: dict[Path, str] = field(default_factory=dict)
 
 
 def load_tasks(
@@ -110,7 +111,15 @@ def load_named(
         used = [task for task in local if task not in added.index and (task == name or not alone)]
         files = [data_dir / file for task in used for file in local[task].data_files.values()] if data_dir else []
         options = json.dumps(dict(gen_kwargs or {}), sort_keys=True)
-        found = _load(name, data_dir if used else None, tuple(used), num_fewshot, added, options, file_stamp(files))
+        key = (name, data_dir if used else None, tuple(used), num_fewshot, added, options)
+        found = _built.get(key)
+        if found is None or file_stamp(found.files) != tuple(found.files.values()):
+            stamps = dict(zip(files, file_stamp(files), strict=False))  # of one that is missing, `_load` says so
+            _built.pop(key, None)
+            found = _built[key] = _load(*key)
+            found.files.update(stamps)
+            while len(_built) > _MOST_BUILT:
+                del _built[next(iter(_built))]
         for task_name, task in found.tasks.items():
             for key, value in found.settings[task_name].items():
                 task.set_config(key, copy.deepcopy(value))
@@ -129,7 +138,11 @@ def hub_dataset(name: str, include_path: Path | None = None) -> str | None:
     return found if isinstance(found, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", found) else None
 
 
-@lru_cache(maxsize=32)
+_built: dict[tuple[Any, ...], Named] = {}
+"""What `load_named` has built, by its arguments."""
+_MOST_BUILT = 32
+
+
 def _load(
     name: str,
     data_dir: Path | None,
@@ -137,12 +150,13 @@ def _load(
     num_fewshot: int | None,
     added: AddedFolder,
     gen_kwargs: str,
-    stamp: Stamp,
 ) -> Named:
-    """Build the tasks of a name, those in ``local`` on files of ``data_dir``; ``stamp`` only extends the cache key."""
+    """Build the tasks of a name, those in ``local`` on files of ``data_dir``."""
     index, generation = entries_of(name, added), json.loads(gen_kwargs)
     known = local_data() if local else {}
-    found = _build(name, index, {task: _local_overrides(known[task], data_dir) for task in local if data_dir})
+    with files_by_content() as files:
+        found = _build(name, index, {task: _local_overrides(known[task], data_dir) for task in local if data_dir})
+    found.files.update(files)
     for task_name, task in found.tasks.items():
         if task.get_config("process_results") is None:  # lm-eval would leave out an unknown metric
             for metric, function in getattr(task, "_metric_fn_list", {}).items():

@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 from types import SimpleNamespace
 
 import datasets
@@ -24,6 +25,15 @@ def test_tinyworld_is_the_embedded_language():
     assert list(documents(settings)) == list(tinyworld_documents("shifted", count=3))
     other = DataSettings(source="tinyworld/base", max_documents=3)
     assert open_corpus(settings).digest() != open_corpus(other).digest()
+
+
+def test_a_file_of_the_same_size_and_time_is_another_text(tmp_path):
+    file = write_jsonl(tmp_path / "a.jsonl", "one two")
+    settings, before = DataSettings(source=str(file)), file.stat()
+    digest = open_corpus(settings).digest()
+    os.utime(write_jsonl(file, "six two"), ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert list(documents(settings)) == ["six two"]
+    assert open_corpus(settings).digest() != digest
 
 
 def test_a_folder_is_read_file_by_file_and_filters_apply(tmp_path):

@@ -1,4 +1,5 @@
 import gzip
+import os
 from types import SimpleNamespace
 
 import lm_eval
@@ -10,7 +11,7 @@ from lm_eval.tasks import TaskManager
 from own_tasks import write_task
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import index
+from hfpatch.evaluation import index, tasks
 from hfpatch.evaluation.run import hash_task
 from hfpatch.evaluation.tasks import load_tasks, local_data, read_documents, task_documents
 from hfpatch.support.folders import eval_dir
@@ -112,6 +113,36 @@ def test_a_task_whose_file_has_another_name_is_found():
     entries = index.entries_of("cola", index.AddedFolder())
     assert entries["cola"].kind.name == "TASK"
     assert len(entries) < 100
+
+
+@pytest.mark.parametrize("process", ["this one", "another one"])
+@pytest.mark.parametrize("kind", ["data folder", "data_files", "pattern", "dictionary", "folder"])
+def test_a_file_of_the_same_size_and_time_is_read_again(own_data_dir, tmp_path, support, kind, process, monkeypatch):
+    """Also in another process, which has `datasets`' cache alone."""
+    folder = tmp_path / "texts"
+    file = own_data_dir / "lambada_openai" / "test.jsonl" if kind == "data folder" else folder / "rows.jsonl"
+    given = {"data_dir": own_data_dir} if kind == "data folder" else {"include_path": tmp_path / "tasks"}
+    name = "lambada_openai" if kind == "data folder" else "riddle"
+    support.write_rows(file, [{"text": "one two", "gold": "A"}])
+    (tmp_path / "tasks").mkdir()
+    sources = {"data_files": str(file), "pattern": f"{folder}/*.jsonl", "dictionary": {"train": [str(file)]}}
+    reading = {"dataset_kwargs": {"data_files": sources[kind]}} if kind in sources else {"dataset_path": str(folder)}
+    reading |= {"dataset_kwargs": None} if kind == "folder" else {}
+    word = {"output_type": "loglikelihood", "doc_to_text": "{{text}}", "doc_to_target": "{{gold}}"}
+    write_task(tmp_path / "tasks", "riddle", **word, metric_list=[{"metric": "acc"}], **reading)
+
+    def text():
+        return load_tasks((name,), **given)[name].eval_docs[0]["text"]
+
+    assert text() == "one two"
+    before = file.stat()
+    file.write_text(file.read_text(encoding="utf-8").replace("one", "six"), encoding="utf-8")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_mtime_ns, file.stat().st_size) == (before.st_mtime_ns, before.st_size)
+    if process == "another one":
+        monkeypatch.setattr(tasks, "_built", {})
+    assert text() == "six two"
+    assert load_tasks((name,), **given)[name] is load_tasks((name,), **given)[name]
 
 
 def test_a_task_is_built_once_until_its_data_changes(own_data_dir):
