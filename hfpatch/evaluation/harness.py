@@ -82,8 +82,8 @@ def _local_files(path: str, options: dict[str, Any]) -> list[Path]:
     names = [str(name) for each in lists for name in (each if isinstance(each, list | tuple) else [each])]
     places = [Path(place) for place in (path, folder) if place is not None]
     found = {file for place in places for file in ([place] if place.is_file() else place.rglob("*"))}
-    for name in names:
-        found |= {Path(file) for place in (Path(), *places) for file in glob.glob(str(place / name), recursive=True)}
+    for pattern in (str(place / name) for name in names for place in (Path(), *places)):
+        found |= {Path(file) for file in glob.glob(pattern, recursive=True)}  # noqa: PTH207
     return sorted(file.absolute() for file in found if file.is_file())
 
 

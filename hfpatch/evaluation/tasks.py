@@ -111,12 +111,12 @@ def load_named(
         used = [task for task in local if task not in added.index and (task == name or not alone)]
         files = [data_dir / file for task in used for file in local[task].data_files.values()] if data_dir else []
         options = json.dumps(dict(gen_kwargs or {}), sort_keys=True)
-        key = (name, data_dir if used else None, tuple(used), num_fewshot, added, options)
-        found = _built.get(key)
+        asked = (name, data_dir if used else None, tuple(used), num_fewshot, added, options)
+        found = _built.get(asked)
         if found is None or file_stamp(found.files) != tuple(found.files.values()):
             stamps = dict(zip(files, file_stamp(files), strict=False))  # of one that is missing, `_load` says so
-            _built.pop(key, None)
-            found = _built[key] = _load(*key)
+            _built.pop(asked, None)
+            found = _built[asked] = _load(*asked)
             found.files.update(stamps)
             while len(_built) > _MOST_BUILT:
                 del _built[next(iter(_built))]
