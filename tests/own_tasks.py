@@ -17,15 +17,17 @@ MEAN = {"aggregation": "mean", "higher_is_better": True}
 
 
 def write_tasks(folder, passages):
-    """Write the task files and their data; 12 documents each."""
+    """Write the task files and their data; 12 documents each, and other ones for examples."""
     folder.mkdir()
     rows = [dict(zip(("text", "word"), text.rsplit(" ", 1), strict=True)) for text in passages]
     for place, row in enumerate(rows):
         row["choices"] = [rows[(place + k) % len(rows)]["word"] for k in (0, 1, 2)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    examples = [{**row, "text": f"Then {row['text']}"} for row in rows]
+    for name, part in (("rows", rows), ("examples", examples)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")
     source = {
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": f"{folder}/rows.jsonl", "train": f"{folder}/rows.jsonl"}},
+        "dataset_kwargs": {"data_files": {"test": f"{folder}/rows.jsonl", "train": f"{folder}/examples.jsonl"}},
         "test_split": "test",
         "fewshot_split": "train",
         "metadata": {"version": 1.0},

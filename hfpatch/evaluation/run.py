@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.cache import keep_findings, model_key, open_cache, read_findings
 from hfpatch.evaluation.clusters import count_groups, grouped
+from hfpatch.evaluation.examples import others_as_examples
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.low_noise import chance, low_noise_scores, low_noise_values
 from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric
@@ -30,7 +31,7 @@ from hfpatch.evaluation.selection import Selection, prompting, select, template_
 from hfpatch.evaluation.stats import over_documents
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.records import hash_documents, write_values
-from hfpatch.results.schema import Clusters, TaskResult
+from hfpatch.results.schema import Clusters, FewShot, TaskResult
 from hfpatch.support.code import hash_code
 from hfpatch.support.files import hash_values, write_text
 from hfpatch.support.modes import evaluating
@@ -138,14 +139,20 @@ def scorer_options(tokenizer: PreTrainedTokenizerBase, settings: EvaluationSetti
 
 
 def run_task(
-    scorer: HfpatchLM, name: str, task: Any, settings: EvaluationSettings, limit: int | None
-) -> Mapping[str, Any]:
-    """Let lm-eval run one task on its first documents; a document that its templates do not fit is named."""
+    scorer: HfpatchLM, name: str, chosen: Selection, settings: EvaluationSettings
+) -> tuple[Mapping[str, Any], FewShot | None]:
+    """Let lm-eval run one task on its first documents, and say what is to be known of their examples.
+
+    Every call draws the same examples. A document that the task's templates do not fit is named.
+    """
+    task, limit = chosen.tasks[name], chosen.limits[name]
     if not len(task.eval_docs):
         raise HfpatchError(f"task {name}: has no documents; its data or its filter is empty")
     try:
         asked: dict[str, Any] = {"limit": limit, "bootstrap_iters": 0, **prompting(settings)}
-        output: Mapping[str, Any] = run_lm_eval(scorer, {"tasks": {name: task}}, **asked)
+        task.set_fewshot_seed(settings.task_options["fewshot_seed"])
+        with others_as_examples(name, task, chosen.clusters.get(name)) as few_shot:
+            output: Mapping[str, Any] = run_lm_eval(scorer, {"tasks": {name: task}}, **asked)
     except HfpatchError:
         raise
     except Exception as error:
@@ -166,7 +173,7 @@ def run_task(
         raise HfpatchError(
             f"task {name}{place}: does not fit the task's templates ({type(reason).__name__}: {reason})"
         ) from error
-    return output
+    return output, few_shot.to_result()
 
 
 def _score(
@@ -178,7 +185,7 @@ def _score(
     log: SampleLog | None,
 ) -> TaskResult:
     task, cluster = chosen.tasks[name], chosen.clusters.get(name)
-    output = run_task(scorer, name, task, settings, chosen.limits[name])
+    output, few_shot = run_task(scorer, name, chosen, settings)
 
     # one record per document; lm-eval has one sample for each document and answer filter
     by_document: dict[int, dict[str, Any]] = {}
@@ -234,6 +241,7 @@ def _score(
         **scorer.prompts.to_json(),
         clusters=None if groups is None else Clusters(column=str(cluster), groups=units),
         chance=chance(task, output["samples"][name], primary),
+        few_shot=few_shot,
         reused=scorer.reused,
     )
 

@@ -128,7 +128,8 @@ def collect_requests(
         options = scorer_options(tokenizer, settings)
         for name, task in chosen.tasks.items():
             collector = _Collector(model, **options)
-            samples = run_task(collector, name, task, settings, chosen.limits[name])["samples"][name]
+            output, _ = run_task(collector, name, chosen, settings)
+            samples = output["samples"][name]
             hashes = {sample["doc_id"]: sample["doc_hash"] for sample in samples}
             identity = {
                 "data_sha256": hash_documents(hashes[number] for number in sorted(hashes)),

@@ -39,6 +39,7 @@ def comparison_cautions(recipe: Recipe, results: ComparisonResults) -> Iterator[
     methods, tuning, training = results.methods, results.tuning, recipe.training
     for run in methods[recipe.baseline].runs.values():
         yield from floor_cautions(run.evaluation)
+        yield from document_cautions(run.evaluation)
 
     # How the learning rates were chosen
     if tuning is None:
@@ -168,6 +169,24 @@ def floor_cautions(scores: Mapping[str, TaskResult], name: str = "the base") -> 
         if level is not None:
             alike = "so equal scores there do not show that methods are alike"
             yield f"{name} is {level} on {task} ({right}): {why}, {alike}."
+
+
+def document_cautions(scores: Mapping[str, TaskResult]) -> Iterator[str]:
+    """Yield a sentence for each task whose documents are not shown as lm-eval shows them; it holds for every model."""
+    for task, score in scores.items():
+        few = score.few_shot
+        if few is not None and few.own_left_out:
+            yield (
+                f"{task}: its prompts differ from lm-eval's, which draws few-shot examples from all scored documents "
+                "and so shows some their own answer; here each is left out of its own examples. fewshot_split in the "
+                "task's file names another split for them."
+            )
+        if few is not None and few.related:
+            yield (
+                f"{task}: {few.related:,} of {score.n:,} documents have a few-shot example of their own group "
+                f"({score.clusters.column if score.clusters else 'cluster'}), which may say their answer; "
+                "fewshot_split in the task's file names another split for examples."
+            )
 
 
 def baseline_cautions(results: ComparisonResults) -> Iterator[str]:

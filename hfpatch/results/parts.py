@@ -144,6 +144,19 @@ class Clusters(Part):
     groups: Annotated[int, Field(ge=0)]
 
 
+class FewShot(Part):
+    """What is to be known of a task's few-shot examples.
+
+    Attributes:
+        own_left_out: whether prompts differ from lm-eval's, which shows documents among their own examples, with the
+            answer.
+        related: documents that have an example of their own group, see :class:`Clusters`.
+    """
+
+    own_left_out: bool = False
+    related: int = 0
+
+
 class TaskResult(Part):
     """The scores of one model on one task.
 
@@ -164,11 +177,12 @@ class TaskResult(Part):
         version: the task definition's version.
         clusters: the groups that the documents come in; None where they are taken as independent.
         chance: the primary metric of guessing, where a task of several choices has one; else None.
+        few_shot: where its few-shot examples are not lm-eval's, or say much of a document; else None.
         reused: requests whose answers were kept from an earlier evaluation and not scored again. It says how the result
             was obtained and is neither written nor compared: a resumed run ends with equal results.
     """
 
-    written_if_set = frozenset({"clusters", "chance", "prompts_sha256", "tokens_sha256", "task_sha256"})
+    written_if_set = frozenset({"clusters", "chance", "few_shot", "prompts_sha256", "tokens_sha256", "task_sha256"})
 
     task: str
     n: Annotated[int, Field(ge=0)]
@@ -184,6 +198,7 @@ class TaskResult(Part):
     version: str
     clusters: Clusters | None = None
     chance: Annotated[float, Field(ge=0, le=1)] | None = None
+    few_shot: FewShot | None = None
     reused: int = Field(default=0, exclude=True)
 
     def __eq__(self, other: object) -> bool:

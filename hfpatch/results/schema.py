@@ -24,7 +24,17 @@ from hfpatch.results.comparison import (
     Trial,
     Tuning,
 )
-from hfpatch.results.parts import SCHEMA, Clusters, Comparison, GroupResult, ModelFacts, Part, TaskResult, Values
+from hfpatch.results.parts import (
+    SCHEMA,
+    Clusters,
+    Comparison,
+    FewShot,
+    GroupResult,
+    ModelFacts,
+    Part,
+    TaskResult,
+    Values,
+)
 from hfpatch.results.retention import KeptAnswers, Retention, RetentionPoint, Rewound
 from hfpatch.results.study import AtStep, Diagnostic, Improvement, Loss, Row, StudyResults, StudyRun, Variant
 from hfpatch.results.tables import Tabular
@@ -32,8 +42,8 @@ from hfpatch.results.verdicts import Measure, Verdict, deciding, judge
 
 __all__ = [
     "SCHEMA", "AtStep", "Choice", "Clusters", "Comparison", "ComparisonResults", "Curve", "Diagnostic",
-    "EvaluatedVariant", "EvaluationResults", "GroupResult", "Improvement", "KeptAnswers", "LayerSeries", "Loss",
-    "Method", "Parameters", "Results", "Retention", "RetentionPoint", "Rewound", "Row", "Run", "StudyResults",
+    "EvaluatedVariant", "EvaluationResults", "FewShot", "GroupResult", "Improvement", "KeptAnswers", "LayerSeries",
+    "Loss", "Method", "Parameters", "Results", "Retention", "RetentionPoint", "Rewound", "Row", "Run", "StudyResults",
     "StudyRun", "Task", "TaskResult", "Trial", "Tuning", "Variant", "Verdict", "json_schema",
 ]  # fmt: skip
 

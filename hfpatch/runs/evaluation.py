@@ -18,7 +18,7 @@ from hfpatch.evaluation.selection import Selection, select
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.strict import flatten
-from hfpatch.results.cautions import floor_cautions
+from hfpatch.results.cautions import document_cautions, floor_cautions
 from hfpatch.results.folder import RESULTS
 from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
 from hfpatch.runs.folder import check_place
@@ -140,6 +140,8 @@ def _evaluate(
                 scores, compared = scored[variant.label].scores, variants.compared
                 of_base = (model, settings, scores, records / variant.label, selection.tasks)
                 warnings += ranks.on_first(check_base, *of_base, compared=compared)
+
+        warnings += document_cautions(next(iter(scored.values())).scores)
 
         # Each variant against its references, by the primary and the low-noise metrics
         comparisons: list[Comparison] = []

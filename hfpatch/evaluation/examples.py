@@ -1,0 +1,88 @@
+"""Few-shot examples: no document is shown itself, with its answer, before it is asked.
+
+lm-eval leaves a document out of its own examples only where ``fewshot_split`` is the task's ``test_split``. Where a
+task names no split for examples and has none for training, lm-eval draws them from all scored documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from lm_eval.api.task import ConfigurableTask
+
+from hfpatch.errors import HfpatchError, first_line
+from hfpatch.results.schema import FewShot
+
+
+@dataclass
+class Drawn:
+    """The fields of `FewShot`, as they are found."""
+
+    own_left_out: bool = False
+    related: int = 0
+
+    def to_result(self) -> FewShot | None:
+        """Return them, or None if there is nothing to say."""
+        found = FewShot(own_left_out=self.own_left_out, related=self.related)
+        return None if found == FewShot() else found
+
+
+@contextmanager
+def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iterator[Drawn]:
+    """Leave each document out of its own few-shot examples inside the ``with`` block.
+
+    Examples are drawn as lm-eval does, and where they are drawn from the scored documents as it does if
+    ``fewshot_split`` names their split.
+
+    Args:
+        name: the task's name.
+        task: lm-eval's task.
+        cluster: the column that groups its documents; examples of a document's own group are counted.
+
+    Yields:
+        What was found; it is complete at the end of the block.
+    """
+    found = Drawn()
+    if not isinstance(task, ConfigurableTask) or not hasattr(task, "sampler"):  # tasks of old draw no own document
+        yield found
+        return
+    draw, context, from_scored = task.sampler.sample, task.fewshot_context, _from_scored(task)
+    asked: Any = None
+
+    def fewshot_context(doc: Any, *arguments: Any, **options: Any) -> Any:
+        nonlocal asked
+        asked = doc
+        return context(doc, *arguments, **options)
+
+    def sample(n: int, eval_doc: Any = None, **options: Any) -> Sequence[Any]:
+        try:
+            drawn: Sequence[Any] = draw(n=n, eval_doc=asked if from_scored else eval_doc, **options)
+            is_own = eval_doc is None and asked in drawn  # in a split with another name
+            if is_own:
+                drawn = draw(n=n, eval_doc=asked, **options)
+        except (ValueError, AssertionError) as error:
+            raise HfpatchError(
+                f"task {name}: {n} few-shot examples cannot be chosen ({first_line(error)}); lower num_fewshot"
+            ) from error
+        found.own_left_out |= is_own or (from_scored and eval_doc is None)
+        own = None if cluster is None else asked.get(cluster)
+        found.related += own is not None and any(example.get(cluster) == own for example in drawn)
+        return drawn
+
+    vars(task)["fewshot_context"], vars(task.sampler)["sample"] = fewshot_context, sample
+    try:
+        yield found
+    finally:
+        del vars(task)["fewshot_context"], vars(task.sampler)["sample"]  # the methods of the classes are visible again
+
+
+def _from_scored(task: ConfigurableTask) -> bool:
+    """Return whether lm-eval draws a task's examples from the split that it scores."""
+    config, few = task.config, task.fewshot_cfg
+    splits = (config.training_split, config.validation_split, config.test_split)
+    own = next((split for split in splits if split is not None), None) if few.samples is None else None
+    scored = config.test_split if config.test_split is not None else config.validation_split
+    return bool((few.split if few.split is not None else own) == scored)
