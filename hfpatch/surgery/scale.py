@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import torch
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import nn
+from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.surgery.patch import Model
 from hfpatch.tuners.adapters import AdapterWrapper
 from hfpatch.tuners.layer import MethodLayer
 
-_TRAINED = "_hfpatch_trained_scaling"  # of a LoRA layer: its factors at scale 1
+_SCALED = "_hfpatch_scaled"  # of a LoRA layer: by adapter its factor at scale 1, and the one that was put in its place
 
 
 def scale_patch(model: Model, scale: float) -> Model:
@@ -24,8 +26,9 @@ def scale_patch(model: Model, scale: float) -> Model:
         x W + scale · (alpha / rank) (x A) B      for LoRA
 
     At 0 the model equals the base and at 1 the patched model, bit for bit. Gates and temperatures move towards 1, x~
-    and queries towards the base's. Each call replaces the scale of the previous one. Smaller scales trade learning for
-    less forgetting, see arXiv 2605.28819.
+    and queries towards the base's. Each call replaces the scale of the previous one, except where PEFT has set the
+    factor of a LoRA since (``hotswap_adapter``, ``set_scale``, another adapter of the same name): that is scale 1 then.
+    Smaller scales trade learning for less forgetting, see arXiv 2605.28819.
 
     Args:
         model: a patched model, or a PEFT model.
@@ -52,11 +55,9 @@ def scale_patch(model: Model, scale: float) -> Model:
         if isinstance(layer, MethodLayer):
             layer.scales |= {name: float(scale) for name in layer.active_adapters if name in layer.scales}
         elif isinstance(layer, LoraLayer):
-            before = getattr(layer, _TRAINED, {})
-            trained = {name: before.get(name, factor) for name, factor in layer.scaling.items()}
-            setattr(layer, _TRAINED, trained)
-            for adapter in set(layer.active_adapters) & trained.keys():
-                layer.scaling[adapter] = trained[adapter] * scale
+            factors = {name: _own_factor(layer, name) for name in layer.scaling}
+            for adapter in {*layer.active_adapters} & factors.keys():
+                _set_factor(layer, adapter, factors[adapter], scale)
     return model
 
 
@@ -65,7 +66,34 @@ def is_scaled(model: nn.Module) -> bool:
     return any(
         any(factor != 1 for factor in module.scales.values())
         if isinstance(module, MethodLayer)
-        else getattr(module, _TRAINED, module.scaling) != module.scaling
+        else any(_own_factor(module, name) != float(factor) for name, factor in module.scaling.items())
         for module in model.modules()
         if isinstance(module, MethodLayer | LoraLayer)
     )
+
+
+def _own_factor(layer: Any, adapter: str) -> float:
+    """Return the factor of a LoRA at scale 1: the one before it was scaled, unless PEFT has set another one since."""
+    now = layer.scaling[adapter]
+    own, scaled = getattr(layer, _SCALED, {}).get(adapter, (now, now))
+    # prepare_model_for_compiled_hotswap makes a tensor of a number, which rounds it
+    if now == scaled or (isinstance(now, Tensor) and now == torch.tensor(scaled).to(now)):
+        return float(own)
+    return float(now)
+
+
+def _set_factor(layer: Any, adapter: str, own: float, scale: float) -> None:
+    """Multiply the factor of a LoRA by a scale.
+
+    The product is off by its last bit, so that it is no alpha / rank: ``hotswap_adapter`` sets no factor where the one
+    of the new adapter is equal, and then nothing would tell the two adapters apart.
+    """
+    now, scaled = layer.scaling[adapter], own * scale
+    if isinstance(now, Tensor):  # made by prepare_model_for_compiled_hotswap; compiled code reads this very tensor
+        now.fill_(scaled)
+        if scale not in (0, 1):
+            now.copy_(now.nextafter(torch.full_like(now, math.inf)))
+        scaled = float(now)
+    else:
+        layer.scaling[adapter] = scaled = scaled if scale in (0, 1) else math.nextafter(scaled, math.inf)
+    setattr(layer, _SCALED, {**getattr(layer, _SCALED, {}), adapter: (own, scaled)})

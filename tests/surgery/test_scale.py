@@ -7,10 +7,12 @@ import torch
 import torch.nn.functional as F
 from families import logits_of, make_model, make_tokens, perturb
 from own_methods import defined, forgotten
-from peft import IA3Config, LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from peft.utils.hotswap import hotswap_adapter, prepare_model_for_compiled_hotswap
 
 import hfpatch
 from hfpatch.evaluation.cache import model_key
+from hfpatch.surgery.scale import is_scaled
 
 CONFIGS = {
     "pre_projection": hfpatch.PreProjectionConfig(content_skip=True),
@@ -128,6 +130,50 @@ def test_a_saved_patch_is_the_one_that_was_trained(tmp_path):
     assert not (tmp_path / "half").exists()
     loaded = hfpatch.load_patch(make_model("llama"), tmp_path / "patch", scale=0.5)
     assert torch.equal(logits_of(loaded, tokens), half)
+
+
+def swapped(model, folder):
+    hotswap_adapter(model, folder, "default")
+
+
+def replaced(model, folder):
+    model.delete_adapter("default")
+    model.load_adapter(folder, "default")
+    model.set_adapter("default")
+
+
+@pytest.mark.parametrize("is_tensor", [False, True])
+@pytest.mark.parametrize("alpha", [4, 6, 12])  # a factor of 1, to which the first one, 2, is scaled; and others
+@pytest.mark.parametrize("replace", [swapped, replaced])
+def test_a_factor_goes_with_the_lora_that_it_is_of(replace, alpha, is_tensor, tmp_path):
+    """PEFT's own factor, alpha / rank, after the adapter of a scaled model was replaced by another of its name."""
+    first, other = (LoraConfig(r=4, lora_alpha=a, target_modules=["q_proj", "v_proj"]) for a in (8, alpha))
+    saved = get_peft_model(make_model("llama"), other)
+    perturb(saved, std=0.2, seed=1)
+    saved.save_pretrained(tmp_path)
+    tokens = make_tokens()
+    expected = logits_of(PeftModel.from_pretrained(make_model("llama"), tmp_path), tokens)
+    model = get_peft_model(make_model("llama"), first).eval()
+    if is_tensor:
+        prepare_model_for_compiled_hotswap(model)
+    hfpatch.scale_patch(model, 0.5)
+    replace(model, tmp_path)
+    model.requires_grad_(False)
+    for scale in (1, 0.5, 1):
+        found = logits_of(hfpatch.scale_patch(model, scale), tokens)
+    torch.testing.assert_close(found, expected)
+    assert not is_scaled(model)
+    assert is_scaled(hfpatch.scale_patch(model, 0.5))
+
+
+def test_a_factor_that_becomes_a_tensor_is_still_the_loras():
+    model, tokens = get_peft_model(make_model("llama"), CONFIGS["lora"]).eval(), make_tokens()
+    perturb(model, std=0.2)
+    model.requires_grad_(False)
+    expected = logits_of(model, tokens)
+    hfpatch.scale_patch(model, 0.3)
+    prepare_model_for_compiled_hotswap(model)
+    torch.testing.assert_close(logits_of(hfpatch.scale_patch(model, 1), tokens), expected)
 
 
 @pytest.mark.parametrize(
