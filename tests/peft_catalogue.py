@@ -1,6 +1,9 @@
 """What PEFT's tuners promise, for every method; ``python -m peft_catalogue`` writes its tables to docs/reference."""
 
+import copy
+import dataclasses
 import functools
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -11,7 +14,8 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM
 
 from hfpatch import LoReFTConfig, NonlinearLoraConfig, NonlinearQueryConfig, PreProjectionConfig, methods
-from hfpatch.promises.catalogue import CATALOGUE, REFUSABLE, Base, kept
+from hfpatch.promises.catalogue import CATALOGUE, REFUSABLE, Base, Broken, kept
+from hfpatch.promises.common import moved
 
 FILE = Path(__file__).parents[1] / "docs" / "reference" / "peft-features.md"
 CASES = {  # as the page calls it -> configuration; every method of hfpatch with its defaults, LoRA to compare with
@@ -26,6 +30,20 @@ CASES = {  # as the page calls it -> configuration; every method of hfpatch with
     'LoReFTConfig(at="branch")': LoReFTConfig(at="branch"),
 }
 MUST = [name for name in CATALOGUE if name not in REFUSABLE]
+SECOND = "a second adapter"
+FEATURES = {  # what a configuration may ask for beside its adapter; SECOND is the model's
+    "modules_to_save": {"modules_to_save": ["lm_head"]},
+    "tokens": {"trainable_token_indices": {"embed_tokens": sorted({*make_tokens()[0, :2].tolist()})}},
+    "chosen modules": {"layers_to_transform": [0, 2], "layers_pattern": "layers"},
+    SECOND: {},
+}
+PAIRS = [
+    *itertools.combinations(FEATURES, 1),
+    *reversed([*itertools.combinations(FEATURES, 2)]),
+    tuple(FEATURES),
+]
+OF_PEFT = {("dtypes", "modules_to_save")}  # PEFT trains copies of modules in the base's dtype, whatever the method
+ALONE = ("configuration", "init_weights", "mixed types", "as LoRA", "weights")  # entries that make a model of their own
 
 
 @functools.cache
@@ -35,6 +53,33 @@ def base():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(make_config("llama", num_hidden_layers=3))
     return Base(model.eval(), make_tokens())
+
+
+@dataclasses.dataclass(frozen=True)
+class WithSecond(Base):
+    """A base whose models have an inactive adapter too."""
+
+    def wrapped(self, config, **options):
+        model = super().wrapped(config, **options)
+        model.add_adapter("idle", copy.deepcopy(config), **options)
+        return moved(model, 0.3, seed=2).eval()
+
+
+def beside(features):
+    """Return the entries to try beside features."""
+    apart = {name for name, feature in OF_PEFT if feature in features}
+    return [name for name in CATALOGUE if name not in (*features, *ALONE, *apart)]
+
+
+def outcome(case, features, name):
+    """Return whether an entry holds beside features: "yes", "no" where it is refused, or how it is broken."""
+    options = {option: value for feature in features for option, value in FEATURES[feature].items()}
+    kind = WithSecond if SECOND in features else Base
+    try:
+        config = dataclasses.replace(copy.deepcopy(CASES[case]), **options)
+        return "no" if kept(kind(base().model, base().tokens), config, name) else "yes"
+    except (Broken, KeyError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def cell(case, name):

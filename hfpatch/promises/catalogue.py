@@ -350,6 +350,8 @@ def unloading(base: Base, config: PeftConfig) -> str | None:
     require([n for n, _ in plain.named_modules()] == [n for n, _ in base.model.named_modules()], "modules are left")
     equal = torch.equal(outputs(plain, base.tokens), outputs(base.new(), base.tokens))
     require(equal, "unloaded it computes otherwise")
+    weights = base.model.state_dict()
+    require(all(torch.equal(w, weights[name]) for name, w in plain.state_dict().items()), "weights are others")
     get_peft_model(plain, copy.deepcopy(config))
     return None
 

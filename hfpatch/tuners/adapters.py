@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import survey
-from hfpatch.tuners.model import detach_layers
+from hfpatch.tuners.model import detach_layers, restore_wrapped
 
 AdapterWrapper = (BaseTunerLayer, AuxiliaryTrainingWrapper)
 _LOW = (torch.float16, torch.bfloat16)
@@ -168,12 +168,11 @@ def remove_adapters(model: nn.Module) -> None:
         if isinstance(module, BaseTunerLayer) and module.merged:
             raise HfpatchError(f"{name}: an adapter is merged into the base weights; call unmerge_adapter() first")
     detach_layers(model)
+    restore_wrapped(model)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, BaseTunerLayer) and hasattr(child, "base_layer"):
                 setattr(parent, name, child.get_base_layer())
-            elif isinstance(child, AuxiliaryTrainingWrapper):
-                setattr(parent, name, child.original_module)
 
 
 def _to_own_dtype(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

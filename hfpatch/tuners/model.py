@@ -169,9 +169,12 @@ class MethodModel(BaseTuner):
         Raises:
             HfpatchError: (a ``ValueError``) if an adapter cannot be merged; nothing is changed then.
         """
+        self._require_mergeable(adapter_names)
+        super().merge_adapter(adapter_names=adapter_names, safe_merge=safe_merge)
+
+    def _require_mergeable(self, adapter_names: list[str] | None) -> None:
         for layer in self._layers():
             layer.merged_weights(adapter_names)
-        super().merge_adapter(adapter_names=adapter_names, safe_merge=safe_merge)
 
     def _unload_and_optionally_merge(
         self,
@@ -181,9 +184,17 @@ class MethodModel(BaseTuner):
         adapter_names: list[str] | None = None,
     ) -> Any:
         if merge:
-            self.merge_adapter(adapter_names, safe_merge)
+            self._require_mergeable(adapter_names)
+            for layer in self._layers():  # PEFT merges what it wraps itself
+                layer.merge(safe_merge, adapter_names)
         detach_layers(self.model)
+        if not merge:  # PEFT leaves the trained copies of modules_to_save
+            restore_wrapped(self.model)
         return super()._unload_and_optionally_merge(merge, progressbar, safe_merge, adapter_names)
+
+    def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
+        """Put a module in the place of its wrapper, which is PEFT's own: a method's layer wraps no module."""
+        setattr(parent, child_name, new_module)
 
     def _layers(self) -> list[MethodLayer]:
         return [module for module in self.model.modules() if isinstance(module, self.tuner_layer_cls)]
@@ -258,6 +269,14 @@ def _refused(
             if site is not first and site.name not in refused and (why := config.refusal_after(first, site)):
                 refused[site.name] = why
     return refused
+
+
+def restore_wrapped(model: nn.Module) -> None:
+    """Put the modules that PEFT wrapped for ``modules_to_save`` and ``trainable_token_indices`` back, untrained."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, AuxiliaryTrainingWrapper):
+                setattr(parent, name, child.original_module)
 
 
 def detach_layers(model: nn.Module) -> None:
