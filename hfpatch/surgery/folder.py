@@ -54,8 +54,8 @@ def save_patch(model: Any, directory: str | Path) -> Path:
         directory: the folder; an older patch there is replaced, a link is followed.
 
     Raises:
-        HfpatchError: if the model has no adapters, a trained tensor would not be in the patch, the folder contains
-            other files, or it cannot be written; no partial files remain.
+        HfpatchError: if the model has no adapters, or offloaded ones, a trained tensor would not be in the patch, the
+            folder contains other files, or it cannot be written; no partial files remain.
     """
     model = getattr(model, "_orig_mod", model)  # in the wrapper of torch.compile
     if isinstance(model, PeftMixedModel | PeftModel):
@@ -67,6 +67,11 @@ def save_patch(model: Any, directory: str | Path) -> Path:
         raise HfpatchError(
             "the patch is scaled, and a folder has it as it was trained; call hfpatch.scale_patch(model, 1) before, "
             "and hfpatch.load_patch(model, directory, scale=...) later"
+        )
+    if away := [name for name, parameter in adapter_parameters(model).items() if parameter.is_meta]:
+        raise HfpatchError(
+            f"{away[0]}: has no values here (offloaded, or on the meta device); save the patch before accelerate "
+            "offloads the model, or call accelerate.hooks.remove_hook_from_module(model, recurse=True) first"
         )
     directory = Path(directory)
     if directory.is_dir() and any(directory.iterdir()):  # all of it is replaced

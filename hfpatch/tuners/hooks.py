@@ -6,6 +6,7 @@ An export carries this code, so it does not use PEFT. x is the input of the proj
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -175,14 +176,37 @@ def apply_method(method: Any, place: str, parts: Parts, value: Tensor, *read: Te
 
     It computes in the dtype of its parts at least. Hidden states that it reads beside the tensor come in that dtype.
     """
-    held = (p for part in parts.values() for p in part._parameters.values() or part.parameters())  # which takes longer
-    dtype = next((p.dtype for p in held if p is not None and p.is_floating_point()), None)
-    if dtype is None:
-        changed: Tensor = getattr(method, place)(parts, value, *read, site)
-    else:
-        wide = value.to(torch.promote_types(dtype, value.dtype))
-        changed = getattr(method, place)(parts, wide, *(x.to(dtype) for x in read), site)
+    # _parameters where a part has some, as parameters() takes longer
+    held = [p for part in parts.values() for p in part._parameters.values() or part.parameters() if p is not None]
+    dtype = next((p.dtype for p in held if p.is_floating_point()), None)
+    is_offloaded = not value.is_meta and any(p.is_meta for p in held)
+    with _onloaded(parts) if is_offloaded else nullcontext():
+        if dtype is None:
+            changed: Tensor = getattr(method, place)(parts, value, *read, site)
+        else:
+            wide = value.to(torch.promote_types(dtype, value.dtype))
+            changed = getattr(method, place)(parts, wide, *(x.to(dtype) for x in read), site)
     return changed.to(value.dtype)
+
+
+@contextmanager
+def _onloaded(parts: Parts) -> Iterator[None]:
+    """Load the weights that accelerate keeps elsewhere: its hooks act when a module is called, and methods read too."""
+    offloaded: list[Any] = [
+        module
+        for module in nn.ModuleList(parts.values()).modules()
+        if hasattr(module, "_hf_hook") and any(p is not None and p.is_meta for p in module._parameters.values())
+    ]
+    hooked = [module.forward for module in offloaded]
+    for module in offloaded:
+        module._hf_hook.pre_forward(module)
+        module.forward = module._old_forward  # a call would put the weights away
+    try:
+        yield
+    finally:
+        for module, forward in zip(offloaded, hooked, strict=True):
+            module.forward = forward
+            module._hf_hook.post_forward(module, None)
 
 
 class ActingModule(SharingModule):
