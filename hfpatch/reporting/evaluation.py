@@ -199,12 +199,14 @@ def score_table_of(sources: Mapping[str, EvaluationResults]) -> Table:
             " Scores share a line where they are of the same documents, the same version of the task and as many "
             "examples, asked with the same prompts; nothing was tested across evaluations."
         )
+    cut = _cut_differently(sources)
     cells: dict[str, dict[_Line, str]] = {}
     for label, variant in variants.items():
         data_of = {}
         for task, score in variant.scores.items():
-            # of several evaluations the prompts and the code of a task count too; other models have other tokens
-            identity = [str(value) for key, value in task_identity(score).items() if key != "tokens_sha256"]
+            # of several evaluations the prompts and the code of a task count too
+            known = task_identity(score).items()
+            identity = [str(value) for key, value in known if key != "tokens_sha256" or task in cut]
             data_of[task] = " ".join(identity) if len(sources) > 1 else score.data_sha256
         cells[label] = {}
         for name, result, _, metric, value, error in _measured(variant):
@@ -237,6 +239,17 @@ def score_table_of(sources: Mapping[str, EvaluationResults]) -> Table:
         for place, (label, lines) in enumerate(cells.items())
     )
     return Table("scores", "Scores", tuple(columns), tuple(rows), caption, narrow=narrow)
+
+
+def _cut_differently(sources: Mapping[str, EvaluationResults]) -> set[str]:
+    """Return the tasks whose prompts became other tokens of one tokenizer; models differ in their tokens anyway."""
+    tokens: dict[tuple[str, Any, Any], set[str | None]] = {}
+    for each in sources.values():
+        for variant in each.variants.values():
+            tokenizer = base_identity(variant.model or each.model)["tokenizer"]
+            for task, score in variant.scores.items() if tokenizer is not None else ():
+                tokens.setdefault((task, tokenizer, score.prompts_sha256), set()).add(score.tokens_sha256)
+    return {task for (task, *_), found in tokens.items() if len(found) > 1}
 
 
 def value_text(value: float) -> str:
@@ -305,8 +318,9 @@ def _differing(sources: Mapping[str, EvaluationResults], folders: Mapping[str, P
             for task, score in variant.scores.items():
                 for name, value in task_identity(score).items():
                     hashes.setdefault((task, name), set()).add(value)
+    cut = _cut_differently(sources)
     for (task, name), found in hashes.items():
-        if len(found) == 1 or name == "tokens_sha256":  # other models have other tokens
+        if len(found) == 1 or (name == "tokens_sha256" and task not in cut):
             continue
         if name == "data_sha256":
             yield f"{task} was scored on {len(found)} different sets of documents, which have lines of their own."

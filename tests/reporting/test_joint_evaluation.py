@@ -57,6 +57,21 @@ def test_scores_of_the_same_documents_share_a_line(evaluated, alone):
     assert sentence == "cloze was scored on 2 different sets of documents, which have lines of their own."
 
 
+@pytest.mark.parametrize(("tokenizers", "lines"), [(("t", "t"), 2), (("t", "u"), 1)])
+def test_prompts_that_became_other_tokens_of_one_tokenizer_have_lines_of_their_own(alone, tokenizers, lines):
+    """As another max_length makes them; models with tokenizers of their own share a line."""
+    both = []
+    for tokenizer, tokens in zip(tokenizers, "ab", strict=True):
+        one = score(0.5).model_copy(update={"prompts_sha256": "p" * 64, "tokens_sha256": tokens * 64})
+        model = {**alone.model, "identity": {"tokenizer": tokenizer}}
+        both.append(
+            alone.model_copy(update={"model": model, "variants": {"base": EvaluatedVariant(scores={"cloze": one})}})
+        )
+    rows = [row for row in cells(score_table_of(dict(zip("xy", both, strict=True)))) if row[3] == "acc"]
+    assert len(rows) == lines
+    assert sum("tokens of the prompts are 2 different ones" in text for text in differing(*both)) == lines - 1
+
+
 def test_limits_of_tasks_and_what_differs(evaluated, alone):
     settings = {"tasks": {"cloze": None, "page": {"limit": 5}}, "limit": 40, "seed": None}
     assert evaluation_text(settings) == "tasks [cloze, page (limit 5)], limit 40"

@@ -160,6 +160,11 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
     for tuning in (each.tuning for each in runs):
         rates = ", ".join(f"{rate:g}" for rate in tuning.learning_rates) if tuning else ""
         tuned.append(f"{tuning.steps} steps with seed {tuning.seed} at each of {rates}" if tuning else "none")
+    settled = "the prompts and their tokens are the same, so this changed no score"
+    if not all(prompts):
+        settled = apart
+    elif len(set(prompts)) > 1:
+        settled = "the prompts or their tokens are not the same"
     computed = []
     for each in runs:
         own = [run.computed_with for method in each.methods.values() for run in method.runs.values() if run.evaluation]
@@ -176,8 +181,7 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
         ("Tasks and their documents", tasks, True, apart),
         ("Prompts of the tasks", prompts, None, apart),
         ("Metrics and code of the tasks", scored, None, apart),
-        ("Evaluation settings", settings, not all(prompts), apart if not all(prompts) else
-         "the prompts are the same, so this changed no score"),
+        ("Evaluation settings", settings, not all(prompts), settled),
         ("Training text", [_hash(each.data) or settings_text(each.data) for each in runs], False, trained),
         ("Batch plans", plans, False, trained),
         ("Training settings", training, False, trained),

@@ -8,6 +8,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.reporting import default_out, write_joint_report, write_report
 from hfpatch.reporting.comparison.merging import merge
 from hfpatch.results.folder import load_results
+from hfpatch.results.schema import ComparisonResults
 
 
 @pytest.fixture
@@ -74,6 +75,26 @@ def test_runs_that_differ_share_a_table_with_a_warning_or_are_side_by_side(two, 
     else:
         assert found.results is None
         assert [check.what for check in found.checks if check.verdict != "same"] == [what]
+
+
+@pytest.mark.parametrize(("tokens", "shared"), [("c" * 64, True), ("d" * 64, False)])
+def test_settings_that_change_the_tokens_of_the_prompts_keep_runs_apart(two, tokens, shared):
+    """As another max_length does, which cuts whole texts in other windows: the texts of the prompts are the same."""
+
+    def hashed(raw, tokens):
+        for task in raw["tasks"].values():
+            task.update(prompts_sha256="a" * 64, tokens_sha256=tokens, task_sha256="b" * 64)
+        return raw
+
+    first, second = (
+        load_results(folder).to_json() for folder in two(lambda raw: raw["evaluation"].update(max_length=16))
+    )
+    pair = {"first": hashed(first, "c" * 64), "second": hashed(second, tokens)}
+    found = merge({label: ComparisonResults.model_validate(raw) for label, raw in pair.items()})
+    assert verdicts(found)["Evaluation settings"] == "differs"
+    (check,) = (check for check in found.checks if check.what == "Evaluation settings")
+    assert ("changed no score" in check.consequence) == shared
+    assert (found.results is not None) == shared
 
 
 def test_what_is_not_recorded_is_not_called_the_same(two):
