@@ -30,6 +30,7 @@ from hfpatch.surgery.placement import Placement
 
 IDENTITY = "evaluation.json"  # identifies the folder's evaluation; written before its first answer
 _NOT_IDENTITY = {"allow_unknown_base", "batch_size", "token_budget"}  # change no number, but for rounding
+_LIMITS = "limits"  # the part of the identity that may grow
 
 
 def evaluate(
@@ -111,9 +112,11 @@ def _evaluate(
     """Score each variant, compare it with its references, and write the results into their folder, if there is one."""
     # What can be refused before anything is loaded, then what can be before anything is scored
     ranks, clock = variants.ranks, Clock()
-    variants.identity |= {"settings": settings.model_dump(mode="json", exclude=_NOT_IDENTITY)}
+    decides = settings.model_dump(mode="json", exclude={*_NOT_IDENTITY, "limit"})
+    variants.identity |= {"settings": {**decides, "tasks": list(settings.tasks)}}
     ranks.on_first(check_output, output, variants.identity)
     selection = select(settings, data_dir)
+    variants.identity[_LIMITS] = selection.limits
     variants.prepare(settings)
     ranks.on_first(check_output, output, variants.identity)
     if output is not None and ranks.is_first:
@@ -195,7 +198,10 @@ def _score(
 
 
 def check_output(output: Path | None, identity: Mapping[str, Any]) -> None:
-    """Refuse a folder that has other files than those of this evaluation, or cannot be a folder."""
+    """Refuse a folder that has other files than those of this evaluation, or cannot be a folder.
+
+    The evaluation there may have fewer documents of a task, but not more.
+    """
     if output is None:
         return
     check_place(output, "--output")
@@ -203,12 +209,21 @@ def check_output(output: Path | None, identity: Mapping[str, Any]) -> None:
         return
     if not (output / IDENTITY).is_file():
         raise HfpatchError(f"{output}: is not empty and holds no evaluation of hfpatch; choose another --output")
-    old, new = flatten(read_json(output / IDENTITY)), flatten(identity)
-    for key in [*new, *(key for key in old if key not in new and not key.endswith(".sha256"))]:
-        there, here = old.get(key, "absent"), new.get(key, "absent")
-        if there != here:
+    there, here = read_json(output / IDENTITY), dict(identity)
+    before = there.pop(_LIMITS, {})
+    for task, limit in (here.pop(_LIMITS, None) or {}).items():
+        known = before.get(task, limit)
+        if limit is not None and (known is None or known > limit):
             raise HfpatchError(
-                f"{output}: holds another evaluation ({key} is {there!r} there, {here!r} here); choose another --output"
+                f"{output}: holds {'all' if known is None else f'{known:,}'} documents of {task}, and --limit asks for "
+                f"the first {limit:,}; leave it out, or choose another --output"
+            )
+    old, new = flatten(there), flatten(here)
+    for key in [*new, *(key for key in old if key not in new and not key.endswith(".sha256"))]:
+        one, other = old.get(key, "absent"), new.get(key, "absent")
+        if one != other:
+            raise HfpatchError(
+                f"{output}: holds another evaluation ({key} is {one!r} there, {other!r} here); choose another --output"
             )
 
 

@@ -131,7 +131,7 @@ def test_each_command_on_each_folder(kind, folders, recipes, capsys):
         ),
         (["--dtype", "bfloat16"], "(model.dtype is 'float32' there, 'bfloat16' here)"),
         (["--tasks", "tinyworld_endings"], "(settings.tasks is ['tinyworld_cloze'] there, ['tinyworld_endings'] here)"),
-        (["--limit", "4"], "(settings.limit is 3 there, 4 here)"),
+        (["--limit", "2"], "holds 3 documents of tinyworld_cloze, and --limit asks for the first 2"),
         (["--max-length", "64"], "(settings.max_length is None there, 64 here)"),
         (["--patch", "PATCH"], "variants."),
         (["--token-budget", "100", "--allow-unknown-base"], None),
@@ -148,7 +148,7 @@ def test_one_folder_takes_one_evaluation(options, expected, folders, capsys):
         return
     assert code == 2
     assert expected in error
-    assert "holds another evaluation" in error
+    assert "choose another --output" in error
     assert content(folders["evaluation"]) == before
 
 

@@ -137,10 +137,40 @@ def test_the_same_call_continues_and_another_is_refused(outcome, folder, monkeyp
     assert again.comparisons == found.comparisons
     assert all(score.reused for variant in again.variants.values() for score in variant.scores.values())
     monkeypatch.setattr(variants, "load_base", lambda *_, **__: pytest.fail("loaded"))
-    for names, key in (("ab", "models.c.name"), ("abc", "settings.limit")):
-        chosen = evaluation_of() if names == "ab" else EvaluationSettings(tasks=TASKS, limit=LIMIT + 1)
+    for names, key in (("ab", "models.c.name"), ("abc", "settings.num_fewshot")):
+        chosen = evaluation_of(**({} if names == "ab" else {"num_fewshot": 1}))
         with pytest.raises(HfpatchError, match=rf"holds another evaluation \({key}"):
             evaluate_models(settings_of(folder, names), settings=chosen, data_dir=folder / "data", output=out)
+
+
+def test_a_larger_limit_scores_only_new_documents(folder, tmp_path):
+    """A task of its own at a time; a smaller limit, which would leave out what is there, is refused."""
+
+    def scored(**limits):
+        given = {"tasks": {name: {"limit": limit} for name, limit in limits.items()}}
+        settings = EvaluationSettings(**given)
+        found = evaluate(settings_of(folder, "a")[0], settings=settings, output=tmp_path / "out")
+        return {name: (score.n, score.reused) for name, score in found.variants["base"].scores.items()}
+
+    choices = len(items("endings")[0]["endings"])
+    names = {"tinyworld_endings": 4, "tinyworld_text": 2}
+    assert scored(**names) == {"tinyworld_endings": (4, 0), "tinyworld_text": (2, 0)}
+    grown = {**names, "tinyworld_endings": 6}
+    assert scored(**grown) == {"tinyworld_endings": (6, 4 * choices), "tinyworld_text": (2, 2)}
+    answers = read_json(tmp_path / "out" / "results.json")
+    assert answers["variants"]["base"]["scores"]["tinyworld_endings"]["n"] == 6
+    fresh = evaluate(settings_of(folder, "a")[0], settings=EvaluationSettings(tasks=tuple(names), limit=6))
+    assert (
+        fresh.variants["base"].scores["tinyworld_endings"].data_sha256
+        == (answers["variants"]["base"]["scores"]["tinyworld_endings"]["data_sha256"])
+    )
+    with pytest.raises(HfpatchError, match="holds 6 documents of tinyworld_endings, and --limit asks for the first 5"):
+        scored(**{**grown, "tinyworld_endings": 5})
+    settings = EvaluationSettings(tasks=tuple(names))
+    found = evaluate(settings_of(folder, "a")[0], settings=settings, output=tmp_path / "out")
+    assert found.variants["base"].scores["tinyworld_text"].n == len(items("text"))
+    with pytest.raises(HfpatchError, match="holds all documents of tinyworld_endings"):
+        scored(**grown)
 
 
 @pytest.mark.parametrize(
