@@ -77,9 +77,13 @@ class TokenBlocks:
     documents: all tokens except its first are predicted, and its positions count up from zero, the default of every
     model, so it needs neither. In examples that are learned in part, only that part is predicted.
 
+    A piece that begins inside a document begins with what the tokenizer puts at a document's start, such as ``<bos>``,
+    where it puts anything: without it some models predict nothing well (Gemma 3). Neither these added tokens nor the
+    one after them are predicted, so the predicted tokens of a piece are the same with and without them.
+
     Attributes:
         rows: (blocks, block_size) token ids.
-        sizes: (pieces,) int32, tokens of each piece, row by row.
+        sizes: (pieces,) int32, tokens of each piece, the added ones too, row by row.
         offsets: (blocks + 1,) int64, where each row's pieces start in ``sizes``.
         layout: how documents became rows, see :class:`hfpatch.recipes.data.DataSettings`.
         documents: how many documents the rows were made from.
@@ -90,6 +94,8 @@ class TokenBlocks:
         parts: the sources that the rows are from, one after the other; none if there is one.
         owners: (blocks, block_size) int32, the document that each token is from, -1 in padding; None where it is not
             kept, as for text to train on.
+        added: (pieces,) int32, how many tokens each piece begins with that the document does not have there; None if
+            the tokenizer puts none at a document's start.
     """
 
     rows: TokenArray | JoinedRows
@@ -103,6 +109,7 @@ class TokenBlocks:
     learned: Mask | JoinedRows | None = None
     parts: tuple[Part, ...] = ()
     owners: npt.NDArray[np.int32] | None = None
+    added: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -110,17 +117,13 @@ class TokenBlocks:
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Return (block_size,) ``input_ids``, ``labels``, packed ``position_ids`` or padded ``attention_mask``."""
         ids = torch.from_numpy(self.rows[index].astype(np.int64))
-        sizes = self._pieces(index)
+        sizes = self.sizes[self._places(index)]
         filled = int(sizes.sum())
-        stretches = [np.arange(size, dtype=np.int64) for size in (*sizes, self.block_size - filled)]
-        positions = torch.from_numpy(np.concatenate(stretches))
-        labels = ids.masked_fill(positions == 0, IGNORE)
-        labels[filled:] = IGNORE
-        if self.learned is not None:
-            labels.masked_fill_(~torch.from_numpy(np.array(self.learned[index])), IGNORE)
+        labels = ids.masked_fill(torch.from_numpy(~self._predicted(index)), IGNORE)
         row = {"input_ids": ids, "labels": labels}
         if self.layout == "packed":
-            row["position_ids"] = positions
+            stretches = [np.arange(size, dtype=np.int64) for size in (*sizes, self.block_size - filled)]
+            row["position_ids"] = torch.from_numpy(np.concatenate(stretches))
         elif self.layout == "padded":
             row["attention_mask"] = (torch.arange(len(ids)) < filled).long()
         return row
@@ -133,13 +136,14 @@ class TokenBlocks:
         """Return the rows with these indices, in their order, as blocks with their own hash."""
         if np.array_equal(indices, np.arange(len(self))):
             return self
-        pieces = [self._pieces(int(index)) for index in indices]
-        rows, sizes = self.rows[indices], np.concatenate(pieces)
-        offsets = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
+        places = [self._places(int(index)) for index in indices]
+        rows, sizes = self.rows[indices], np.concatenate([self.sizes[own] for own in places])
+        offsets = np.cumsum([0, *(own.stop - own.start for own in places)], dtype=np.int64)
         learned = None if self.learned is None else self.learned[indices]
         owners = None if self.owners is None else self.owners[indices]
-        sha256 = _hash_arrays(rows, sizes, offsets, learned)
-        new = {"rows": rows, "sizes": sizes, "offsets": offsets, "learned": learned, "owners": owners}
+        added = None if self.added is None else np.concatenate([self.added[own] for own in places])
+        sha256 = _hash_arrays(rows, sizes, offsets, learned, added)
+        new = {"rows": rows, "sizes": sizes, "offsets": offsets, "learned": learned, "owners": owners, "added": added}
         return replace(self, **new, sha256=sha256, parts=())  # type: ignore[arg-type]
 
     @property
@@ -154,18 +158,11 @@ class TokenBlocks:
 
     def count_tokens(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> int:
         """Tokens in the rows with these indices, padding not counted."""
-        return sum(int(self._pieces(int(index)).sum()) for index in indices)
+        return sum(int(self.sizes[self._places(int(index))].sum()) for index in indices)
 
     def count_predicted(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> int:
         """Tokens that the rows with these indices predict: the learned ones, but never the first of a piece."""
-        if self.learned is None:
-            return self.count_tokens(indices) - sum(len(self._pieces(int(index))) for index in indices)
-        total = 0
-        for index in map(int, indices):
-            sizes = self._pieces(index)
-            learned = np.asarray(self.learned[index])
-            total += int(learned[: sizes.sum()].sum()) - int(learned[np.cumsum(sizes) - sizes].sum())
-        return total
+        return sum(int(self._predicted(int(index)).sum()) for index in indices)
 
     def to_json(self) -> dict[str, Any]:
         """Return the data's entry in results."""
@@ -185,8 +182,21 @@ class TokenBlocks:
             facts["mixture"] = [asdict(part) for part in self.parts]
         return facts
 
-    def _pieces(self, index: int) -> npt.NDArray[np.int32]:
-        return self.sizes[self.offsets[index] : self.offsets[index + 1]]
+    def _places(self, index: int) -> slice:
+        return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+
+    def _predicted(self, index: int) -> Mask:
+        """Return (block_size,) which tokens of a row are predicted."""
+        own = self._places(index)
+        ends = np.cumsum(self.sizes[own])
+        found: Mask = np.arange(self.block_size) < ends[-1]
+        if self.learned is not None:
+            found &= np.asarray(self.learned[index])
+        found[ends - self.sizes[own]] = False
+        if self.added is not None:
+            for place, added in zip(ends - self.sizes[own], self.added[own], strict=True):
+                found[place : place + added + 1] = False
+        return found
 
 
 def blocks_from_stream(
@@ -194,6 +204,7 @@ def blocks_from_stream(
     settings: DataSettings,
     *,
     pad_token_id: int,
+    start: Sequence[int] = (),
     revision: str | None = None,
     file: Path | None = None,
     with_owners: bool = False,
@@ -201,27 +212,36 @@ def blocks_from_stream(
 ) -> TokenBlocks:
     """Lay out documents in rows: packed by best fit, one truncated document per row, or cut from one stream.
 
-    Rows are written to ``file`` and mapped; None holds them in memory. Rows of a stream are a view of its tokens.
+    Rows are written to ``file`` and mapped; None holds them in memory. Rows of a stream are a view of its tokens,
+    unless ``start``, what the tokenizer puts at a document's start, goes before those that begin inside a document.
     ``with_owners`` keeps which document each token is from; ``sha256`` is the hash of all tokens, if it is known.
 
     Raises:
-        HfpatchError: if a stream is shorter than a block, no example is learned, or the file cannot be written.
+        HfpatchError: if a stream is shorter than a block, no example is learned, a block has no space beside ``start``,
+            or the file cannot be written.
     """
     size, owners, ranges = settings.block_size, None, stream.ranges()
+    if start and size < len(start) + 2:
+        raise HfpatchError(
+            f"data.block_size is {size}; must be at least {len(start) + 2}, as blocks that begin inside a document "
+            f"begin with the tokenizer's start of a document ({len(start)} tokens)"
+        )
     if with_owners:  # the documents one after the other: a view if they are so already
         learned = None if stream.learned is None else gather(stream.learned, ranges)
         stream = TokenStream(gather(stream.tokens, ranges), stream.lengths, learned)
         owners = np.repeat(np.arange(len(stream.lengths), dtype=np.int32), stream.lengths)
     if settings.layout == "stream":
-        places = "".join(f"[{start}:{stop}]" for start, stop in ranges)
+        places = "".join(f"[{begin}:{stop}]" for begin, stop in ranges)
         identity = f"{sha256 or _hash_arrays(stream.tokens)} {places}"
-        return _cut_blocks(stream, settings, revision, identity, owners)
+        return _cut_blocks(stream, settings, revision, identity, owners, start, file)
 
-    # Pieces of at most a row: a start and a length each; examples keep their first tokens, if one of them is learned.
+    # Pieces of at most a row: where each begins, its tokens, and how many are added before them. Padded documents and
+    # examples keep their first tokens, so all their pieces begin where the document does.
     if settings.layout == "packed" and stream.learned is None:
-        pieces = split_pieces(stream.begins, stream.lengths, size)
+        pieces = split_pieces(stream.begins, stream.lengths, size, len(start))
     else:
-        pieces = np.stack([stream.begins, np.minimum(stream.lengths, size)], axis=1)
+        lengths = np.minimum(stream.lengths, size)
+        pieces = np.stack([stream.begins, lengths, np.zeros_like(lengths)], axis=1)
     if stream.learned is not None:
         kept = has_something_to_learn(stream, size)
         if not kept.any():
@@ -240,16 +260,17 @@ def blocks_from_stream(
 
     # Rows of pieces.
     offsets = np.arange(len(pieces) + 1, dtype=np.int64)
+    sizes = (pieces[:, 1] + pieces[:, 2]).astype(np.int32)
     if settings.layout == "packed":
-        order, offsets = pack(pieces[:, 1], size)
-        pieces = pieces[order]
-    rows: TokenArray = _lay_out(stream.tokens, pieces, offsets, size, pad_token_id, file)
+        order, offsets = pack(pieces[:, 1] + pieces[:, 2], size)
+        pieces, sizes = pieces[order], sizes[order]
+    rows: TokenArray = _lay_out(stream.tokens, pieces, offsets, size, pad_token_id, file, start)
     learned = None
     if stream.learned is not None:
         learned = _lay_out(stream.learned, pieces, offsets, size, False, file and file.with_suffix(".learned"))
     if owners is not None:
         owners = _lay_out(owners, pieces, offsets, size, -1, None)
-    sizes = pieces[:, 1].astype(np.int32)
+    added = pieces[:, 2].astype(np.int32) if pieces[:, 2].any() else None
     return TokenBlocks(
         rows=rows,
         sizes=sizes,
@@ -258,9 +279,10 @@ def blocks_from_stream(
         documents=len(stream.lengths),
         source=settings.source,
         revision=revision,
-        sha256=_hash_arrays(rows, sizes, offsets, learned),
+        sha256=_hash_arrays(rows, sizes, offsets, learned, added),
         learned=learned,
         owners=owners,
+        added=added,
     )
 
 
@@ -281,6 +303,12 @@ def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> Toke
         firsts = np.cumsum([0, *(int(own.max()) + 1 for own in known[:-1])])
         moved = [np.where(own < 0, own, own + first) for own, first in zip(known, firsts, strict=True)]
         owners = np.concatenate(moved).astype(np.int32)
+    added = None
+    if any(each.added is not None for each in blocks):
+        nothing = [np.zeros(len(each.sizes), np.int32) for each in blocks]
+        added = np.concatenate(
+            [other if each.added is None else each.added for each, other in zip(blocks, nothing, strict=True)]
+        )
     parts = tuple(
         Part(each.source, each.revision, each.sha256, weight, each.documents, len(each), each.tokens)
         for each, weight in zip(blocks, weights, strict=True)
@@ -297,6 +325,7 @@ def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> Toke
         learned=learned,
         parts=parts,
         owners=owners,
+        added=added,
     )
 
 
@@ -311,16 +340,30 @@ def has_something_to_learn(stream: TokenStream, size: int) -> Mask:
 
 
 def _lay_out(
-    tokens: npt.NDArray[Any], pieces: Integers, offsets: Integers, size: int, pad: int, file: Path | None
+    tokens: npt.NDArray[Any],
+    pieces: Integers,
+    offsets: Integers,
+    size: int,
+    pad: int,
+    file: Path | None,
+    start: Sequence[int] = (),
 ) -> npt.NDArray[Any]:
-    """Return (rows, size) tokens, or an array of values by token: pieces, each a start and a length in ``tokens``."""
+    """Return (rows, size) tokens, or an array of values by token.
+
+    ``pieces`` are each a place in ``tokens``, a length, and how many values are added before it: those of ``start``, or
+    else the piece's first one.
+    """
 
     def chunks() -> Iterator[npt.NDArray[Any]]:
         for first in range(0, len(offsets) - 1, step):
             bounds = offsets[first : first + step + 1].tolist()
             rows = np.full((len(bounds) - 1, size), pad, dtype=tokens.dtype)
             for row, (begin, end) in zip(rows, pairwise(bounds), strict=True):
-                parts = [tokens[start : start + length] for start, length in pieces[begin:end].tolist()]
+                parts = []
+                for place, length, added in pieces[begin:end].tolist():
+                    if added:
+                        parts.append(np.array(start, tokens.dtype) if start else tokens[[place] * added])
+                    parts.append(tokens[place : place + length])
                 filled = np.concatenate(parts)
                 row[: len(filled)] = filled
             yield rows
@@ -340,37 +383,88 @@ def _cut_blocks(
     revision: str | None,
     identity: str,
     owners: npt.NDArray[np.int32] | None,
+    start: Sequence[int],
+    file: Path | None,
 ) -> TokenBlocks:
     """Cut documents one after the other into consecutive rows; a rest shorter than a row is left out.
 
-    The rows are a view of the tokens up to the first gap in the stream, and a copy from there. ``identity`` identifies
-    the tokens, ``owners`` is the document of each token in a stream without gaps.
+    The rows are views of the tokens, and copies where they cross a gap in the stream. With ``start`` all are copies,
+    in ``file`` if there is one. ``identity`` identifies the tokens, ``owners`` is the document of each token in a
+    stream without gaps.
     """
-    size, total, ranges = settings.block_size, int(stream.lengths.sum()), stream.ranges()
-    count = total // size
-    if count == 0:
+    size, total, ranges, added = settings.block_size, int(stream.lengths.sum()), stream.ranges(), None
+    rows: TokenArray | JoinedRows | None = None
+    if start:
+        pieces, offsets = _stream_pieces(stream, size, len(start))
+        count = len(offsets) - 1
+        if count:
+            rows = _lay_out(stream.tokens, pieces, offsets, size, 0, file, start)
+            added = pieces[offsets[:-1], 2].astype(np.int32)
+            owners = None if owners is None else _lay_out(owners, pieces, offsets, size, -1, None)
+    else:
+        count = total // size
+        owners = None if owners is None else owners[: count * size].reshape(count, size)
+        if count:
+            arrays = _stream_views(stream.tokens, ranges, size)
+            rows = arrays[0] if len(arrays) == 1 else JoinedRows(arrays)
+    if rows is None:
         raise HfpatchError(
             f"{settings.source}: the {total} tokens of {len(stream.lengths)} documents do not fill one block "
             f"(data.block_size is {size}); use more text or a smaller data.block_size"
         )
-    start, stop = ranges[0]
-    cut = start + (stop - start) // size * size
-    rows: list[TokenArray] = [stream.tokens[start:cut].reshape(-1, size)]
-    if len(ranges) > 1:
-        rest = gather(stream.tokens, [(cut, stop), *ranges[1:]])
-        rows.append(rest[: len(rest) // size * size].reshape(-1, size))
-    rows = [part for part in rows if len(part)]
+    begun = f" that begin with {[*start]}" if start else ""
     return TokenBlocks(
-        rows=rows[0] if len(rows) == 1 else JoinedRows(rows),
+        rows=rows,
         sizes=np.broadcast_to(np.int32(size), count),
         offsets=np.arange(count + 1, dtype=np.int64),
         layout="stream",
         documents=len(stream.lengths),
         source=settings.source,
         revision=revision,
-        sha256=hashlib.sha256(f"{identity} in blocks of {size}".encode()).hexdigest(),
-        owners=None if owners is None else owners[: count * size].reshape(count, size),
+        sha256=hashlib.sha256(f"{identity} in blocks of {size}{begun}".encode()).hexdigest(),
+        owners=owners,
+        added=added,
     )
+
+
+def _stream_views(tokens: TokenArray, ranges: Sequence[tuple[int, int]], size: int) -> list[TokenArray]:
+    """Return the rows of stretches of tokens one after the other, each (rows, size): views, but for crossing rows."""
+    found: list[TokenArray] = []
+    rest = tokens[:0]
+    for start, stop in ranges:
+        if len(rest):
+            crossing = min(start + size - len(rest), stop)
+            rest, start = np.concatenate([rest, tokens[start:crossing]]), crossing
+            if len(rest) < size:
+                continue
+            found.append(rest[None])
+        cut = start + (stop - start) // size * size
+        if cut > start:
+            found.append(tokens[start:cut].reshape(-1, size))
+        rest = tokens[cut:stop]
+    return found
+
+
+def _stream_pieces(stream: TokenStream, size: int, added: int) -> tuple[Integers, Integers]:
+    """Return the pieces of a stream's rows and where each row's begin, as for `_lay_out`.
+
+    A row that does not begin where a document does has ``added`` tokens first.
+    """
+    pieces, offsets, space, begins = list[tuple[int, int, int]](), [0], 0, stream.begins
+    for start, stop in stream.ranges():
+        place = start
+        while place < stop:
+            before = 0
+            if space == 0:  # a new row
+                nearest = int(np.searchsorted(begins, place))
+                before = 0 if nearest < len(begins) and begins[nearest] == place else added
+                space = size - before
+            taken = min(space, stop - place)
+            pieces.append((place, taken, before))
+            place, space = place + taken, space - taken
+            if space == 0:
+                offsets.append(len(pieces))
+    return np.array(pieces[: offsets[-1]], np.int64).reshape(-1, 3), np.array(offsets, np.int64)
 
 
 def _hash_arrays(*arrays: npt.NDArray[Any] | JoinedRows | None) -> str:

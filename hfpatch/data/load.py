@@ -29,7 +29,7 @@ from hfpatch.data.deciding import (
     digest_tasks,
 )
 from hfpatch.data.token_file import TokenFile, open_token_file, write_token_file
-from hfpatch.data.tokenizer import hash_tokenizer
+from hfpatch.data.tokenizer import hash_tokenizer, start_of_document
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings, split_by_weight
 from hfpatch.support.files import (
@@ -44,9 +44,9 @@ from hfpatch.support.files import (
 )
 from hfpatch.support.folders import is_writable
 
-_CACHE_FORMAT = 6
+_CACHE_FORMAT = 7
 _TOKENS = "tokens.bin"
-_OPTIONAL = ("learned", "owners")
+_OPTIONAL = ("learned", "owners", "added")
 _ARRAYS = ("rows", "sizes", "offsets", *_OPTIONAL)
 _SCALARS = ("layout", "documents", "source", "revision", "sha256")
 _DAMAGED = "{}: the cached tokens cannot be read ({}) and are made again"
@@ -239,13 +239,14 @@ def _lay_out(
 ) -> dict[str, TokenBlocks]:
     """Return the chosen documents of a text in blocks, from the cache or written there if necessary."""
     pad = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
-    if settings.layout == "stream":
-        return _build(text.file, settings, chosen, pad, None)
+    start = start_of_document(tokenizer)
+    if settings.layout == "stream" and not start:
+        return _build(text.file, settings, chosen, pad, start, None)
     if text.cache_dir is None:
         with TemporaryDirectory(ignore_cleanup_errors=True) as rows:
-            return _build(text.file, settings, chosen, pad, Path(rows))
+            return _build(text.file, settings, chosen, pad, start, Path(rows))
     places = [hashlib.sha256(each.tobytes()).hexdigest() for each in vars(chosen).values()]
-    layout = [settings.layout, settings.block_size, pad]
+    layout = [settings.layout, settings.block_size, pad, start]
     key = hash_values([_CACHE_FORMAT, text.file.info.model_dump(mode="json"), layout, places])
     folder = text.cache_dir / key[:32]
     if folder.is_dir() and (cached := _read_cache(folder)) is not None:
@@ -253,7 +254,7 @@ def _lay_out(
     scratch = temporary_path(folder, "tmp")  # removed below, or after a crash at the next start
     try:
         scratch.mkdir()
-        built = _build(text.file, settings, chosen, pad, scratch)
+        built = _build(text.file, settings, chosen, pad, start, scratch)
         try:
             with atomic_directory(folder) as temporary:
                 for split, blocks in built.items():
@@ -272,7 +273,7 @@ def _lay_out(
 
 
 def _build(
-    file: TokenFile, settings: DataSettings, chosen: Chosen, pad: int, folder: Path | None
+    file: TokenFile, settings: DataSettings, chosen: Chosen, pad: int, start: list[int], folder: Path | None
 ) -> dict[str, TokenBlocks]:
     """Lay out documents, with files in ``folder`` that may be removed afterwards: mapped files stay readable."""
     named = settings.model_copy(update={"source": file.info.source})
@@ -283,6 +284,7 @@ def _build(
                 file.stream.take(places),
                 named,
                 pad_token_id=pad,
+                start=start,
                 revision=file.info.revision,
                 file=folder and folder / f"rows-{name}.bin",
                 with_owners=name == "held_out",

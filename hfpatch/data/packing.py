@@ -34,19 +34,22 @@ _HIDDEN = (
 )
 
 
-def split_pieces(begins: Integers, lengths: Integers, block_size: int) -> Integers:
-    """Cut documents into pieces of at most ``block_size`` tokens; those of a single token are left out.
+def split_pieces(begins: Integers, lengths: Integers, block_size: int, added: int = 0) -> Integers:
+    """Cut documents into pieces for rows of ``block_size`` tokens; those of a single token are left out.
 
-    ``begins`` and ``lengths`` (documents,) are the start of each in a flat array of tokens and its tokens; the result
-    (pieces, 2) is the same of the pieces.
+    ``begins`` and ``lengths`` (documents,) are the start of each in a flat array of tokens and its tokens. Before each
+    piece but the first of a document go ``added`` tokens, for which its row needs space.
+
+    Returns (pieces, 3): the start of each, its tokens without the added ones, and how many are added.
     """
-    counts = -(-lengths // block_size)
+    later = block_size - added
+    counts = 1 + np.maximum(-(-(lengths - block_size) // later), 0)
     documents = np.repeat(np.arange(len(lengths)), counts)
     rank = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts = begins[documents] + rank * block_size
-    sizes = np.minimum(lengths[documents] - rank * block_size, block_size)
-    kept = sizes > 1
-    return np.stack([starts[kept], sizes[kept]], axis=1)
+    offsets = np.where(rank == 0, 0, block_size + (rank - 1) * later)
+    sizes = np.minimum(lengths[documents] - offsets, np.where(rank == 0, block_size, later))
+    pieces = np.stack([begins[documents] + offsets, sizes, np.where(rank == 0, 0, added)], axis=1)
+    return pieces[sizes > 1]
 
 
 def pack(sizes: Integers, block_size: int) -> tuple[Integers, Integers]:

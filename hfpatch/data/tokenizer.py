@@ -107,6 +107,13 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase, *, append: bool) -> int | No
     return tokenizer.eos_token_id if append else None
 
 
+def start_of_document(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids that a tokenizer puts at the start of a document, such as ``<bos>``; most put none there."""
+    whole, bare = (tokenizer("a", add_special_tokens=added, verbose=False)["input_ids"] for added in (True, False))
+    places = range(len(whole) - len(bare) + 1)
+    return next((whole[:place] for place in places if whole[place : place + len(bare)] == bare), [])
+
+
 def check_tokenizer(model: Any, tokenizer: Any) -> None:
     """Refuse a tokenizer without tokens of its own, or with tokens that have no embedding."""
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):

@@ -27,7 +27,9 @@ from hfpatch.support.files import hash_values, write_text
 _SHARE_OF_RIGHT = Metric()
 
 
-def held_out_result(losses: Array, documents: Documents, records_dir: Path | None = None) -> TaskResult:
+def held_out_result(
+    losses: Array, documents: Documents, records_dir: Path | None = None, *, starts: Array | None = None
+) -> TaskResult:
     """Return the loss in nats per token over all documents, each token weighing the same, and write their records.
 
     Args:
@@ -35,12 +37,17 @@ def held_out_result(losses: Array, documents: Documents, records_dir: Path | Non
         documents: their hashes and bytes.
         records_dir: where ``held_out_text.jsonl`` goes, one line a document: ``doc_id``, ``doc_hash``, the pair
             (log-likelihood, tokens) and the ``bytes`` of the text of these tokens. None writes nothing.
+        starts: (2, 2), see :func:`hfpatch.training.validation.start_losses`.
     """
     rows = {}
     for place in np.flatnonzero(losses[:, 1] > 0).tolist():
         pair = (-float(losses[place, 0]), int(losses[place, 1]))
         rows[place] = {NATS_PER_TOKEN: pair, "bytes": int(documents.bytes[place])}
-    return _text_result(HELD_OUT, {NATS_PER_TOKEN: False}, rows, documents, records_dir)
+    found = _text_result(HELD_OUT, {NATS_PER_TOKEN: False}, rows, documents, records_dir)
+    if starts is not None and starts[:, 1].all():
+        first, inside = (starts[:, 0] / starts[:, 1]).tolist()
+        found = found.model_copy(update={"starts": {"documents": first, "inside": inside}})
+    return found
 
 
 def retained_result(task: str, changes: Array, documents: Documents, records_dir: Path | None = None) -> TaskResult:

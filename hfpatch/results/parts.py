@@ -178,11 +178,15 @@ class TaskResult(Part):
         clusters: the groups that the documents come in; None where they are taken as independent.
         chance: the primary metric of guessing, where a task of several choices has one; else None.
         few_shot: where its few-shot examples are not lm-eval's, or say much of a document; else None.
+        starts: of the base on held-out text the nats per token at the first tokens of documents (``documents``) and of
+            blocks that begin inside one (``inside``), where there are such; else None.
         reused: requests whose answers were kept from an earlier evaluation and not scored again. It says how the result
             was obtained and is neither written nor compared: a resumed run ends with equal results.
     """
 
-    written_if_set = frozenset({"clusters", "chance", "few_shot", "prompts_sha256", "tokens_sha256", "task_sha256"})
+    written_if_set = frozenset(
+        {"clusters", "chance", "few_shot", "prompts_sha256", "tokens_sha256", "task_sha256", "starts"}
+    )
 
     task: str
     n: Annotated[int, Field(ge=0)]
@@ -199,6 +203,7 @@ class TaskResult(Part):
     clusters: Clusters | None = None
     chance: Annotated[float, Field(ge=0, le=1)] | None = None
     few_shot: FewShot | None = None
+    starts: Numbers | None = None
     reused: int = Field(default=0, exclude=True)
 
     def __eq__(self, other: object) -> bool:

@@ -30,7 +30,7 @@ from hfpatch.support.provenance import checkout_state
 from hfpatch.surgery.folder import save_patch
 from hfpatch.training.probe import train_probe
 from hfpatch.training.processes import start_ranks
-from hfpatch.training.validation import document_losses
+from hfpatch.training.validation import document_losses, start_losses
 
 
 class ComparisonSession(Session):
@@ -175,7 +175,10 @@ class ComparisonSession(Session):
                     progress.evaluating(run.name, HELD_OUT)
                     losses = by_document(document_losses, model, setup, setup.held_out, ranks)
                     records = paths.evaluations if ranks.is_first else None
-                    scores[HELD_OUT] = held_out_result(losses, setup.held_out_documents, records)
+                    starts = None
+                    if run.variant == recipe.baseline:
+                        starts = by_document(start_losses, model, setup, setup.held_out, ranks)
+                    scores[HELD_OUT] = held_out_result(losses, setup.held_out_documents, records, starts=starts)
                 scores = evaluate(
                     model,
                     setup.base.tokenizer,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,7 @@ from hfpatch.support.modes import evaluating
 from hfpatch.training.head import loss_in_forward
 
 Row = dict[str, torch.Tensor]
+_START_TOKENS, _START_BLOCKS = 16, 64
 
 
 def autocast_context(dtype: str | None, device: torch.device) -> contextlib.AbstractContextManager[object]:
@@ -77,17 +80,68 @@ def document_losses(
     """
     if blocks.owners is None:
         raise ValueError("the blocks do not know their documents")
+    given: Any = {"batch_size": batch_size, "autocast": autocast, "process": process, "processes": processes}
+    return _losses_by(blocks.owners, int(blocks.owners.max()) + 1, model, blocks, **given)
+
+
+def start_losses(
+    model: nn.Module,
+    blocks: TokenBlocks,
+    *,
+    batch_size: int,
+    autocast: str | None = None,
+    process: int = 0,
+    processes: int = 1,
+) -> npt.NDArray[np.float64]:
+    """Return this process's part of the losses where documents begin, and where blocks begin inside a document.
+
+    Of each piece the first 16 predicted tokens count, in the first 64 blocks. Arguments are those of `document_losses`.
+
+    Returns:
+        (2, 2) nats and predicted tokens, of documents' first pieces and of the later ones.
+
+    Raises:
+        ValueError: if the blocks do not know their documents.
+    """
+    blocks = blocks.head(_START_BLOCKS)
+    if blocks.owners is None:
+        raise ValueError("the blocks do not know their documents")
+    kinds = np.full(blocks.owners.shape, -1)  # 0 in first pieces, 1 in later ones, -1 where a token does not count
+    begun = set[int]()
+    for index, (owners, row) in enumerate(zip(blocks.owners, kinds, strict=True)):
+        predicted = blocks[index]["labels"].numpy() != IGNORE
+        for start, stop in pairwise([0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]):
+            counted = start + np.flatnonzero(predicted[start:stop])[:_START_TOKENS]
+            row[counted] = int(owners[start]) in begun
+            begun.add(int(owners[start]))
+    given: Any = {"batch_size": batch_size, "autocast": autocast, "process": process, "processes": processes}
+    return _losses_by(kinds, 2, model, blocks, **given)
+
+
+def _losses_by(
+    kinds: npt.NDArray[Any],
+    count: int,
+    model: nn.Module,
+    blocks: TokenBlocks,
+    *,
+    batch_size: int,
+    autocast: str | None,
+    process: int,
+    processes: int,
+) -> npt.NDArray[np.float64]:
+    """Return (count, 2) nats and predicted tokens by kind; ``kinds`` (blocks, block_size) is -1 where none counts."""
     device = next(model.parameters()).device
-    sums = np.zeros((int(blocks.owners.max()) + 1, 2))
+    sums = np.zeros((count, 2))
     with torch.no_grad(), evaluating(model), loss_in_forward(model, by_token=True):
         for start, rows, batch in batches_of(blocks, batch_size, device, process, processes):
             with autocast_context(autocast, device):
                 losses = model(**batch, use_cache=False).loss[:, :-1]  # (batch, seq - 1), at the place before the token
             predicted = torch.stack([row["labels"] for row in rows])[:, 1:].numpy() != IGNORE
-            owners = blocks.owners[start : start + len(rows), 1:]
+            own = kinds[start : start + len(rows), 1:]
             if predicted.any():
-                values = losses.double().cpu().numpy()[predicted]
-                np.add.at(sums, owners[predicted], np.stack([values, np.ones_like(values)], axis=1))
+                counted = predicted & (own >= 0)
+                values = losses.double().cpu().numpy()[counted]
+                np.add.at(sums, own[counted], np.stack([values, np.ones_like(values)], axis=1))
     return sums
 
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hfpatch.data.blocks import IGNORE, blocks_from_stream, collate
+from hfpatch.data.blocks import IGNORE, JoinedRows, blocks_from_stream, collate, join_blocks
 from hfpatch.data.tokenizer import TokenStream, tokenize_in_parts
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
@@ -60,6 +60,63 @@ def test_packing_predicts_each_pair_inside_a_piece_once(lengths, block_size):
         if place % block_size
     ]
     assert sorted(pairs) == sorted(expected)
+
+
+def test_rows_that_begin_inside_a_document_begin_as_documents_do():
+    """Neither the added token nor the one after it is predicted, as no first token of a piece is."""
+    made = stream([9, 11, 12, 13, 14, 15, 16], [9, 21, 22])
+    blocks = blocks_from_stream(made, settings(block_size=4), pad_token_id=1, start=[9], with_owners=True)
+    assert [row.tolist() for row in blocks.rows] == [[9, 11, 12, 13], [9, 14, 15, 16], [9, 21, 22, 1]]
+    assert blocks[0]["labels"].tolist() == [IGNORE, 11, 12, 13]
+    assert blocks[1]["labels"].tolist() == [IGNORE, IGNORE, 15, 16]
+    assert blocks.owners.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, -1]]
+    assert (blocks.tokens, blocks.count_predicted(range(3)), blocks.take(np.array([1])).count_predicted([0])) == (
+        11,
+        7,
+        2,
+    )
+    joined = join_blocks([blocks_from_stream(stream([1, 2]), settings(block_size=4), pad_token_id=1), blocks], [1, 1])
+    assert joined[2]["labels"].tolist() == [IGNORE, IGNORE, 15, 16]
+    padded = blocks_from_stream(made, settings(block_size=4, layout="padded"), pad_token_id=1, start=[9])
+    assert [row.tolist() for row in padded.rows] == [[9, 11, 12, 13], [9, 21, 22, 1]]
+    with pytest.raises(HfpatchError, match=r"data.block_size is 2; must be at least 3"):
+        blocks_from_stream(made, settings(block_size=2), pad_token_id=1, start=[9])
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+@given(st.lists(st.integers(1, 12), min_size=3, max_size=30), st.integers(4, 7), st.integers(0, 2), st.booleans())
+def test_rows_of_a_stream_written_out(gaps, lengths, block_size, added, owned):
+    """Cut from the documents as one list, after the start tokens unless a document begins there."""
+    start = [7000, 7001][:added]
+    documents = [[100 * index + place for place in range(length)] for index, length in enumerate(lengths)]
+    kept = [place for place in range(len(documents)) if not gaps or place % 3 != 1]
+    flat = [token for place in kept for token in documents[place]]
+    rows, labels, at = [], [], 0
+    while at < len(flat):
+        before = [] if flat[at] % 100 == 0 else start
+        row = [*before, *flat[at : at + block_size - len(before)]]
+        at += block_size - len(before)
+        rows.append(row)
+        labels.append([IGNORE] * (len(before) + 1) + row[len(before) + 1 :])
+    rows = [row for row in rows if len(row) == block_size]
+    given = {"pad_token_id": 0, "start": start, "with_owners": owned}
+    made = stream(*documents).take(np.array(kept))
+    chosen = settings(block_size=block_size, layout="stream")
+    if not rows:
+        with pytest.raises(HfpatchError, match="do not fill one block"):
+            blocks_from_stream(made, chosen, **given)
+        return
+    blocks = blocks_from_stream(made, chosen, **given)
+    assert np.asarray(blocks.rows).tolist() == rows
+    assert [blocks[index]["labels"].tolist() for index in range(len(blocks))] == labels[: len(rows)]
+    if owned:
+        real = np.asarray(rows) < 7000
+        assert (blocks.owners >= 0).all()
+        owners = [[kept.index(token // 100) for token in row if token < 7000] for row in rows]
+        assert [own[is_real].tolist() for own, is_real in zip(blocks.owners, real, strict=True)] == owners
+    if not start and not owned:  # only rows that cross a gap are copies
+        arrays = blocks.rows.arrays if isinstance(blocks.rows, JoinedRows) else [blocks.rows]
+        assert all(np.shares_memory(array, made.tokens) or len(array) == 1 for array in arrays)
 
 
 def test_head_and_hash():

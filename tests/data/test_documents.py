@@ -55,7 +55,7 @@ def test_each_token_is_from_its_document(source, tokenizer, layout, cached, tmp_
     found = []
     for index, owners in enumerate(blocks.owners):
         row = blocks[index]
-        assert ((owners < 0) == (np.arange(SIZE) >= blocks._pieces(index).sum())).all()
+        assert ((owners < 0) == (np.arange(SIZE) >= blocks.count_tokens([index]))).all()
         for place in np.flatnonzero(np.diff(owners, prepend=-2)):
             stop = next((at for at in range(place, SIZE) if owners[at] != owners[place]), SIZE)
             if owners[place] >= 0:

@@ -12,6 +12,8 @@ import pytest
 import torch
 from data.conftest import write_rows
 from launched import free_port
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 import hfpatch.data.load
 import hfpatch.support.files
@@ -104,6 +106,34 @@ def test_a_stream_is_kept_once_whatever_the_blocks(tmp_path, text_file, tokenize
     monkeypatch.undo()
     load_splits(chosen.model_copy(update={"max_documents": 2}), tokenizer, cache_dir=cache)
     assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded", "stream"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_every_row_begins_as_a_document_does(tmp_path, tokenizer, texts, layout, begun):
+    """Of training, held-out, tuning and retained text, cached or not; without a start token rows are as they were."""
+    chosen = tokenizer
+    if begun:
+        backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        backend.add_special_tokens(["<bos>"])
+        template = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", backend.token_to_id("<bos>"))])
+        backend.post_processor = template
+        chosen = type(tokenizer)(tokenizer_object=backend, bos_token="<bos>", eos_token="<|endoftext|>")
+    source = write_rows(tmp_path / "a.jsonl", [{"text": f"{text} {n}"} for n in range(3) for text in texts])
+    other = write_rows(tmp_path / "b.jsonl", [{"text": f"Again: {text}"} for text in texts])
+    settings = DataSettings(source=source, block_size=9, layout=layout, held_out=2)
+    given = {"tuning": 2, "retained": {"other": DataSettings(source=other, block_size=9, layout=layout)}}
+    for cache in (None, tmp_path / "cache", tmp_path / "cache"):
+        splits = load_splits(settings, chosen, cache_dir=cache, **given)
+        for blocks in (splits.train, splits.held_out, splits.tuning, splits.retained["other"]):
+            pieces = []
+            for index in range(len(blocks)):
+                row, sizes = blocks.rows[index], blocks.sizes[blocks.offsets[index] : blocks.offsets[index + 1]]
+                pieces += [piece.tolist() for piece in np.split(row, np.cumsum(sizes))[: len(sizes)]]
+            assert not begun or {piece[0] for piece in pieces} == {chosen.bos_token_id}
+            assert (blocks.added is None) == (not begun or layout == "padded")
+            later = [token for piece in pieces for token in piece[1:]]
+            assert not begun or layout == "stream" or chosen.bos_token_id not in later
 
 
 DAMAGE = {

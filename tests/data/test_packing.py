@@ -8,14 +8,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from hfpatch.data.packing import pack, packing_obstacle, split_pieces
 
 
-@given(st.lists(st.integers(2, 40), min_size=1, max_size=30), st.integers(2, 16))
-def test_pieces_cover_every_document_once_but_lone_tokens(lengths, block_size):
-    pieces = split_pieces(np.cumsum([0, *lengths])[:-1], np.asarray(lengths), block_size)
+@given(st.lists(st.integers(2, 40), min_size=1, max_size=30), st.integers(4, 16), st.integers(0, 2))
+def test_pieces_cover_every_document_once_but_lone_tokens(lengths, block_size, added):
+    pieces = split_pieces(np.cumsum([0, *lengths])[:-1], np.asarray(lengths), block_size, added)
     expected, start = [], 0
     for length in lengths:
-        for offset in range(0, length, block_size):
-            size = min(block_size, length - offset)
-            expected += [[start + offset, size]] if size > 1 else []
+        offset = 0
+        while offset < length:
+            before = added if offset else 0
+            size = min(block_size - before, length - offset)
+            expected += [[start + offset, size, before]] if size > 1 else []
+            offset += size
         start += length
     assert pieces.tolist() == expected
 

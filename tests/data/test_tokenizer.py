@@ -4,7 +4,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
-from hfpatch.data.tokenizer import END_OF_TEXT, hash_tokenizer, tokenize_in_parts, train_tokenizer
+from hfpatch.data.tokenizer import (
+    END_OF_TEXT,
+    hash_tokenizer,
+    start_of_document,
+    tokenize_in_parts,
+    train_tokenizer,
+)
 from hfpatch.errors import HfpatchError
 
 
@@ -47,3 +53,14 @@ def test_tokenising_is_calling_the_tokenizer(tokenizer, texts, first):
     kept = [row for row in rows if len(row) > 1]
     assert made.lengths.tolist() == [len(row) for row in kept]
     assert made.tokens.tolist() == [token for row in kept for token in row]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"), [(None, []), ("{0} $A", [0]), ("$A {0}", []), ("{0} {0} $A {0}", [0, 0])]
+)
+def test_what_begins_a_document_is_what_the_tokenizer_puts_before_its_text(tokenizer, template, expected):
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    if template is not None:
+        single = template.format(END_OF_TEXT)
+        backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=[(END_OF_TEXT, 0)])
+    assert start_of_document(type(tokenizer)(tokenizer_object=backend, eos_token=END_OF_TEXT)) == expected

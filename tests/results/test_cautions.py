@@ -159,3 +159,13 @@ def test_rates_that_were_not_tuned_are_named_and_best_ones_at_an_edge():
     trial = {"method": "lora", "seed": 1000, "values": {"lr": 0.01}, "commit": "other"}
     (_, caution) = told(recipe, {**untuned, "tuning": {**tuning, "trials": [trial]}})
     assert "abc, other" in caution
+
+
+def test_a_base_that_is_lost_where_rows_begin_inside_documents_is_named():
+    recipe, results = make_recipe({"pre": PRE}), make_results({"baseline": 0, "pre": 1000})
+    scores = results["methods"]["baseline"]["runs"]["0"]["evaluation"]
+    scores["cloze"]["starts"] = {"documents": 4.0, "inside": 5.9}
+    assert told(recipe, results) == []
+    scores["cloze"]["starts"] = {"documents": 4.0, "inside": 6.1}
+    (caution,) = told(recipe, results)
+    assert all(part in caution for part in ("cloze", "4.00", "6.10", "start token"))

@@ -189,6 +189,9 @@ def test_every_run_keeps_the_loss_of_each_held_out_document(with_held_out):
         assert train is None or score.metrics["nats_per_token"] == pytest.approx(train.final_eval_loss, rel=1e-5)
     mean = losses["baseline"].sum(axis=0)
     assert results.data["held_out"]["base_loss"] == pytest.approx(mean[0] / mean[1], rel=1e-4)
+    starts = {name: method.runs[0].evaluation["held_out_text"].starts for name, method in results.methods.items()}
+    assert {name for name, found in starts.items() if found} == {"baseline"}
+    assert all(1 < loss < 6 for loss in starts["baseline"].values())
     for made in (each for each in results.comparisons if each.task == "held_out_text"):
         difference = losses[made.method][:, 0] - losses[made.reference][:, 0]
         weights = losses["baseline"][:, 1]

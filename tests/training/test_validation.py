@@ -7,7 +7,7 @@ from training_blocks import make_blocks
 from hfpatch.data.blocks import blocks_from_stream
 from hfpatch.data.tokenizer import TokenStream
 from hfpatch.recipes.data import DataSettings
-from hfpatch.training.validation import document_losses, mean_loss
+from hfpatch.training.validation import document_losses, mean_loss, start_losses
 
 
 def share(model, blocks, size, process, processes):
@@ -120,3 +120,28 @@ def test_a_head_that_is_no_matrix_gives_the_same(base):
     expected = document_losses(model, blocks, batch_size=4)
     model.get_output_embeddings().register_forward_hook(lambda *_: None)  # so that logits are computed
     np.testing.assert_allclose(document_losses(model, blocks, batch_size=4), expected, rtol=1e-5)
+
+
+def test_blocks_that_begin_inside_documents_are_scored_after_the_start_token(base):
+    """The same losses as of each piece by itself, begun with the token; of those the first tokens apart."""
+    model, found, start = base(), documents(), 5
+    tokens, lengths = np.concatenate(found).astype(np.uint16), np.array([len(each) for each in found])
+    settings = DataSettings(source="made-up", block_size=SIZE)
+    made = TokenStream(tokens, lengths)
+    blocks = blocks_from_stream(made, settings, pad_token_id=0, start=[start], with_owners=True)
+    sums, starts = np.zeros((13, 2)), np.zeros((2, 2))
+    for number, ids in enumerate(found):
+        pieces = [ids[:SIZE], *(np.r_[start, ids[at : at + SIZE - 1]] for at in range(SIZE, len(ids), SIZE - 1))]
+        for place, piece in enumerate(pieces):
+            losses = losses_of(model, piece)[place > 0 :]  # neither the added token nor the next one is predicted
+            sums[number] += losses.sum(), len(losses)
+            starts[int(place > 0)] += losses.sum(), len(losses)  # fewer than 16 all
+    np.testing.assert_allclose(document_losses(model, blocks, batch_size=4), sums, rtol=1e-5, atol=1e-5)
+    shares = [start_losses(model, blocks, batch_size=4, process=process, processes=2) for process in range(2)]
+    np.testing.assert_allclose(sum(shares), starts, rtol=1e-5, atol=1e-5)
+    long = DataSettings(source="made-up", block_size=21)
+    blocks = blocks_from_stream(made, long, pad_token_id=0, with_owners=True)
+    firsts = [losses_of(model, ids[:21])[:16] for ids in found]
+    later = [losses_of(model, ids[21:])[:16] for ids in found if len(ids) > 22]
+    expected = [[sum(map(np.sum, each)), sum(map(len, each))] for each in (firsts, later)]
+    np.testing.assert_allclose(start_losses(model, blocks, batch_size=4), expected, rtol=1e-5, atol=1e-5)
