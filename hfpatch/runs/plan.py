@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import Point, PretrainRecipe, StudyRecipe, point_name
+from hfpatch.recipes.training import LoopSettings
 from hfpatch.recipes.tuning import Edge
 from hfpatch.runs.folder import AnyRecipe, RunPaths
 from hfpatch.runs.locks import WHOLE
@@ -119,12 +120,14 @@ class Plan:
         return list(dict.fromkeys(unit.run.lock for unit in self.units))
 
 
-def training_steps(recipe: AnyRecipe, unit: Unit) -> int:
-    """Return how many steps a unit trains."""
+def training_steps(recipe: AnyRecipe, unit: Unit) -> int | None:
+    """Return how many steps a unit trains; None where epochs decide that, until the set-up makes them steps."""
+    training: LoopSettings = recipe.training
     if isinstance(recipe, StudyRecipe):
-        return recipe.single(unit.run.variant, unit.run.point, unit.run.seed).training.steps
-    own = recipe.tuning.steps if isinstance(recipe, Recipe) and recipe.tuning and unit.action == "tune" else None
-    return own or recipe.training.steps
+        training = recipe.single(unit.run.variant, unit.run.point, unit.run.seed).training
+    elif isinstance(recipe, Recipe) and recipe.tuning and recipe.tuning.steps and unit.action == "tune":
+        return recipe.tuning.steps
+    return training.steps if training.epochs is None else None
 
 
 def plan_comparison(recipe: Recipe, out: Path) -> Plan:

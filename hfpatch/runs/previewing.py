@@ -97,15 +97,20 @@ def preview(
     plan = plan_pretraining(recipe, out, variant) if isinstance(recipe, StudyRecipe) else plan_comparison(recipe, out)
     # Trainings by the median step of finished ones; a trial of tuning and a final run take the same time a step
     of_step: dict[str, list[float]] = {}
+    of_epochs: int | None = None
     for unit in plan.units:
         if unit.action not in MEASURING and unit.is_complete():
-            records = MetricsFile(RunPaths(unit.run.folder).metrics).read()
-            of_step.setdefault(unit.run.variant, []).extend(record.seconds for record in records if record.step)
+            taken = [record for record in MetricsFile(RunPaths(unit.run.folder).metrics).read() if record.step]
+            of_step.setdefault(unit.run.variant, []).extend(record.seconds for record in taken)
+            if training_steps(plan.recipe, unit) is None:  # equal for all, but for those that end early
+                of_epochs = max([of_epochs or 0, *(record.step for record in taken)])
     medians = {variant: statistics.median(found) for variant, found in of_step.items() if found}
     seconds: list[float | None] = []
     for unit in plan.units:
-        is_known = unit.action not in MEASURING and unit.run.variant in medians
-        known = medians[unit.run.variant] * training_steps(plan.recipe, unit) if is_known else None
+        steps = training_steps(plan.recipe, unit) or of_epochs
+        known = None
+        if unit.action not in MEASURING and unit.run.variant in medians and steps is not None:
+            known = medians[unit.run.variant] * steps
         seconds.append(0.0 if unit.marker is None else known)
     sources = [f"finished runs in {out}"] if medians else []
 
@@ -118,8 +123,8 @@ def preview(
         sources.append(measured.words.rstrip("."))
     place_of = {id(unit): number for number, unit in enumerate(plan.units, start=1)}
     extensions = {run.folder for each in plan.tuning if each.edge is not None for run in each.runs}
-    steps = tuple(
+    all_steps = tuple(
         Step(unit, tuple(place_of[id(needed)] for needed in unit.needs), value, unit.run.folder in extensions)
         for unit, value in zip(plan.units, seconds, strict=True)
     )
-    return Preview(steps, devices, "; ".join(sources) or None)
+    return Preview(all_steps, devices, "; ".join(sources) or None)

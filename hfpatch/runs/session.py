@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hfpatch.runs.folder import adds_documents, changes, check_folder, discard_failed_start, reopen
-from hfpatch.runs.identity import check_run, check_scores, check_shared, stored_library, write_shared
+from hfpatch.runs.identity import check_measured, check_run, check_scores, check_shared, stored_library, write_shared
 from hfpatch.runs.locks import Holder, hold, hold_shared
 from hfpatch.runs.plan import Plan, Unit
 from hfpatch.runs.progress import Progress
@@ -155,6 +155,9 @@ def open_runs(session: Session, *, resume: bool, holder: Holder | None = None) -
                     check_run(run.folder, setup.identify(run))
                     if not adds_documents(added):
                         check_scores(run.result, scores)
+                for unit in plan.units:
+                    if unit.action in ("retain", "rewind") and unit.marker is not None and unit.is_complete():
+                        check_measured(unit.marker, setup.identify_retention(unit.run))
                 if added:
                     reopen(out, plan.recipe, plans, added)
                 write_shared(out, plan.recipe.to_yaml(), setup.shared, plans, setup.matmul)

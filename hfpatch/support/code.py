@@ -10,18 +10,22 @@ import dataclasses
 import dis
 import functools
 import hashlib
+import importlib.util
+import inspect
 import os
 import re
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import Enum
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from hfpatch.support.distributions import describe_package
+from hfpatch.support.files import sha256_file
 from hfpatch.support.provenance import PACKAGES
 
 _SIMPLE = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
@@ -32,17 +36,24 @@ _NO_CODE = {"__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", 
 _NO_CODE |= {"__static_attributes__", "__annotate__", "__annotate_func__", "__annotations_cache__", "_abc_impl"}
 _FOLDERS = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
 _FOLDERS |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])}
-_FOLDERS |= {str(Path(path).absolute()) for path in sys.path if any(Path(path).glob("*.dist-info"))}  # pip's --target
-_INSTALLED = (*(folder + os.sep for folder in sorted(_FOLDERS)), "<frozen", "<string>")
-"""Prefixes of the files of the standard library, of installed packages and of hfpatch."""
+_IMPORTING = {"import_module", "__import__"}
+_WRITING = {"write", "writelines", "write_text", "write_bytes", "dump", "save", "savez", "savetxt", "to_csv", "to_json"}
+"""Calls whose function may write the files that it names, which are then no input."""
+_FILE = re.compile(r"[^\0\n]{0,200}\.\w{1,20}")
+_FUNCTION = inspect.CO_OPTIMIZED
+_ABSENT = object()
 
 
 def hash_code(roots: Iterable[Any]) -> str:
     """Return the SHA-256 of the code of functions and classes, in any order, and of the code that it uses.
 
-    Helpers, base classes and constants are followed within the roots' own modules and packages, and in all code that is
-    not installed. Other installed packages, and the libraries whose versions results record, count by name alone: the
-    versions identify them, and their modules change state as they run.
+    Helpers, base classes, constants and files that functions name are followed within the roots' own modules and
+    packages, and in all code that is not installed. What a function imports as it runs is imported now, so the hash is
+    the same before and after. Other installed packages count by the names that are used, and by version, see
+    :func:`hfpatch.support.distributions.describe_package`: their modules change state as they run. The libraries whose
+    versions results record count by name alone.
+
+    Not seen are modules whose names are computed as a function runs, and files whose names are.
 
     Args:
         roots: functions, classes, and values that contain some, such as a partial object or a tuple.
@@ -62,6 +73,8 @@ class _Listing:
         self._constants: dict[tuple[str, str], str] = {}
         self._assigned: set[tuple[str, str]] = set()  # by running functions, so no constants
         self._lines: set[str] = set()
+        self._used: set[str] = set()  # packages
+        self._scanned: set[str] = set()  # modules
 
     def lines(self) -> Iterator[str]:
         while self._left:
@@ -70,10 +83,12 @@ class _Listing:
                 continue
             self._seen.add(id(value))
             followed = self._is_followed(value)
+            if followed and isinstance(value, type | FunctionType):
+                self._scan(value)
             if isinstance(value, type) and followed:
                 self._left += [base for base in value.__mro__[1:] if self._is_followed(base)]
                 members = {name: self._describe(each) for name, each in vars(value).items() if name not in _NO_CODE}
-                described = list(map(_name, value.__mro__)), sorted(members.items())
+                described = list(map(self._name, value.__mro__)), sorted(members.items())
                 self._lines.add(f"{_name(value)} {described!r}")
             elif isinstance(value, FunctionType) and followed:
                 self._lines.add(f"{_name(value)} {self._function(value)}")
@@ -83,6 +98,9 @@ class _Listing:
         for name, text in self._constants.items():
             if name not in self._assigned:
                 yield f"{'.'.join(name)} = {text}"
+        for package in (self._used | self._packages) - set(PACKAGES) - sys.stdlib_module_names:
+            if _is_library(package):
+                yield from describe_package(package, tuple(sys.path))
 
     def _function(self, function: FunctionType) -> str:
         code, cells = function.__code__, function.__closure__ or ()
@@ -94,19 +112,18 @@ class _Listing:
         changed = {item.argval for item in done if item.opname == "STORE_GLOBAL"}
         if names & _FILLING or any(item.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") for item in done):
             changed |= {name for name in names if isinstance(function.__globals__.get(name), list | dict | set)}
-        module = module_of(function)
+        module, space = module_of(function), function.__globals__
         self._assigned |= {(module, name) for name in changed}
-        package = str(function.__globals__.get("__package__") or "")
-        for name in names:
-            known = [function.__globals__[name]] if name in function.__globals__ else []
-            known += [sys.modules[each] for each in (name, f"{package}.{name}") if each in sys.modules]
-            for value in known:
-                if not isinstance(value, ModuleType):
-                    self._constants[module, name] = self._describe(value)
-                elif self._is_followed(value):  # the members of a user's module that the function may use
-                    for key in names & vars(value).keys():
-                        if not isinstance(vars(value)[key], ModuleType):
-                            self._constants[module_of(value), key] = self._describe(vars(value)[key])
+        texts = {value for each in nested for value in _constants(each) if isinstance(value, str)}
+        modules = [value for name in names if isinstance(value := space.get(name), ModuleType)]
+        modules += [found for each in nested for found in self._imported(each, space)]
+        for name in names & space.keys():
+            if not isinstance(space[name], ModuleType):
+                self._constants[module, name] = self._describe(space[name])
+        wanted = names | texts if names & {"getattr", *_IMPORTING} else names
+        self._members(modules, wanted)
+        if not names & _WRITING and module.partition(".")[0] not in PACKAGES:
+            self._lines |= set(_files(texts, space.get("__file__")))
         bound = []
         for cell in cells:
             with suppress(ValueError):  # of an empty cell
@@ -115,6 +132,60 @@ class _Listing:
         defaults = [self._describe(value) for value in function.__defaults__ or ()]
         named = sorted((key, self._describe(value)) for key, value in (function.__kwdefaults__ or {}).items())
         return repr((_text(code, function.__doc__), bound, defaults, named))
+
+    def _members(self, modules: list[ModuleType], wanted: set[str]) -> None:
+        """Describe the members of a user's modules that a function may use, those of submodules included."""
+        for each in modules:  # as it grows
+            if not self._is_followed(each):
+                self._name(each)
+                continue
+            lazy = "__getattr__" in vars(each)
+            for key in sorted(wanted | {"__getattr__"} if lazy else wanted):
+                value = vars(each).get(key, _ABSENT)
+                if value is _ABSENT and lazy and not key.startswith("__"):
+                    with suppress(Exception):  # whatever the user's code raises
+                        value = getattr(each, key)
+                if isinstance(value, ModuleType):
+                    modules += [value] if all(value is not other for other in modules) else []
+                elif value is not _ABSENT:
+                    self._constants[module_of(each), key] = self._describe(value)
+
+    def _imported(self, code: CodeType, space: dict[str, Any]) -> Iterator[ModuleType]:
+        """Yield the modules of the user's own that code imports as it runs, and note the installed packages."""
+        package = str(space.get("__package__") or "")
+        for name, parts in _imports(code, space):
+            try:
+                full = importlib.util.resolve_name(name, package)
+            except (ImportError, ValueError):  # beyond the top of the package
+                continue
+            self._used.add(full.partition(".")[0])
+            if _is_library(full):
+                continue
+            for each in (full, *(f"{full}.{part}" for part in parts)):
+                with suppress(Exception):  # of a part that is no module, or whatever the user's code raises
+                    importlib.import_module(each)
+                if each in sys.modules:
+                    yield sys.modules[each]
+
+    def _scan(self, value: type | FunctionType) -> None:
+        """Note the packages that the module of a class or a function imports."""
+        space = getattr(value, "__globals__", None) or getattr(sys.modules.get(value.__module__), "__dict__", {})
+        spec = space.get("__spec__")
+        if spec is None or module_of(value) in self._scanned:
+            return
+        self._scanned.add(module_of(value))
+        codes: list[Any] = []
+        with suppress(AttributeError, ImportError, OSError, SyntaxError):  # of a loader without code
+            codes = [_module_code(spec.loader, spec.name)]
+        for code in codes:  # as it grows by the bodies of classes, which run as the module does
+            codes += [each for each in code.co_consts if isinstance(each, CodeType) and not each.co_flags & _FUNCTION]
+            for name, _ in _imports(code, space):
+                if not name.startswith("."):
+                    self._used.add(name.partition(".")[0])
+
+    def _name(self, value: Any) -> str:
+        self._used.add(module_of(value).partition(".")[0])
+        return _name(value)
 
     def _describe(self, value: Any) -> str:
         """Return a value as text that is equal in all processes; code in it is followed."""
@@ -133,9 +204,9 @@ class _Listing:
         if isinstance(value, type | FunctionType):
             if self._is_followed(value):
                 self._left.append(value)
-            return _name(value)
+            return self._name(value)
         if isinstance(value, MethodType):
-            return f"{self._describe(value.__func__)} of {_name(type(value.__self__))}"
+            return f"{self._describe(value.__func__)} of {self._name(type(value.__self__))}"
         if isinstance(value, functools.partial):
             return f"partial {self._describe((value.func, value.args, value.keywords))}"
         if isinstance(value, staticmethod | classmethod):
@@ -145,8 +216,8 @@ class _Listing:
         if isinstance(value, functools.cached_property):
             return f"property {self._describe(value.func)}"
         if isinstance(value, BuiltinFunctionType | ModuleType):
-            return _name(value)
-        kind = _name(type(value))
+            return self._name(value)
+        kind = self._name(type(value))
         inner = vars(value).get("__wrapped__") if hasattr(value, "__dict__") else None  # functools.lru_cache
         if inner is not None:
             return f"{kind} {self._describe(inner)}"
@@ -159,6 +230,8 @@ class _Listing:
                 return kind
             items = [self._describe(each) for each in (value.items() if isinstance(value, dict) else value)]
             return f"{kind}{sorted(items) if isinstance(value, set | frozenset) else items}"
+        if isinstance(value, PurePath):
+            return f"{kind} {_content_of(Path(value)) or value.name}"
         if isinstance(value, re.Pattern):
             return f"{kind} {value.pattern!r} {value.flags}"
         if isinstance(value, dataclasses.Field):
@@ -183,10 +256,92 @@ class _Listing:
         else:
             home = value if isinstance(value, ModuleType) else sys.modules.get(str(getattr(value, "__module__", "")))
             file = getattr(home, "__file__", None)
+        if file is None and isinstance(value, ModuleType):  # a folder without __init__.py
+            file = next(iter(getattr(value, "__path__", ())), None)
         if file is None:  # of a notebook, of no known module, or built in
             functions = vars(value).values() if isinstance(value, type) else ()
             file = next((each.__code__.co_filename for each in functions if isinstance(each, FunctionType)), None)
-        return file is not None and not str(file).startswith(_INSTALLED)
+        return file is not None and not str(file).startswith(_installed(tuple(sys.path)))
+
+
+@functools.cache
+def _installed(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Return prefixes of the files of the standard library, of installed packages and of hfpatch."""
+    targets = {str(Path(each).absolute()) for each in path if any(Path(each).glob("*.dist-info"))}  # pip's --target
+    return (*(folder + os.sep for folder in sorted(_FOLDERS | targets)), "<frozen", "<string>")
+
+
+def _is_library(module: str) -> bool:
+    """Return whether a module is part of Python, of hfpatch or of an installed package, or is not found."""
+    if module in sys.modules:
+        found: Any = sys.modules[module]
+        places = [getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), None)]
+    else:
+        try:
+            spec = importlib.util.find_spec(module.partition(".")[0])
+        except (ImportError, ValueError):
+            return True
+        if spec is None or spec.origin in ("built-in", "frozen"):
+            return True
+        places = [spec.origin if spec.has_location else None, *(spec.submodule_search_locations or ())]
+    return all(str(each).startswith(_installed(tuple(sys.path))) for each in places if each is not None)
+
+
+def _imports(code: CodeType, space: dict[str, Any]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the modules that code imports, with leading dots where they are relative, and the names out of each.
+
+    Of ``importlib.import_module`` and ``__import__`` the first argument is known where it is a constant.
+    """
+    done = [each for each in dis.get_instructions(code) if each.opname not in ("EXTENDED_ARG", "PUSH_NULL")]
+    for index, item in enumerate(done):
+        if item.opname == "IMPORT_NAME":
+            level, parts = done[index - 2].argval, done[index - 1].argval
+            yield "." * level + item.argval, parts or ()
+        elif index and done[index - 1].argval in _IMPORTING:
+            named = space.get(item.argval) if item.opname == "LOAD_GLOBAL" else item.argval
+            if item.opname in ("LOAD_CONST", "LOAD_GLOBAL") and isinstance(named, str):
+                yield named, ()
+
+
+@functools.cache
+def _module_code(loader: Any, name: str) -> CodeType:
+    """Return the code of a module as its file was when this was first asked."""
+    code: CodeType = loader.get_code(name)
+    return code
+
+
+def _constants(code: CodeType) -> Iterator[Any]:
+    """Yield the constants of code, those in tuples and sets too."""
+    left = list(code.co_consts)
+    for each in left:  # as it grows
+        left += each if isinstance(each, tuple | frozenset) else ()
+        yield each
+
+
+def _files(texts: Iterable[str], module: str | None) -> Iterator[str]:
+    """Yield name and hash of each file that texts name: in the working directory, beside a module, or one below."""
+    names = sorted(filter(_FILE.fullmatch, texts))
+    folders = [Path(), *([Path(module).parent] if module else [])] if names else []
+    with suppress(OSError, ValueError):  # of texts that no path can have
+        folders += [place for folder in folders for text in sorted(texts) if (place := folder / text).is_dir()]
+    for name in names:
+        for folder in folders:
+            with suppress(OSError, ValueError):
+                if content := _content_of(folder / name):
+                    yield f"file {content}"
+
+
+def _content_of(path: Path) -> str:
+    """Return the name and the hash of a file; an empty string if there is none."""
+    if not path.is_file():
+        return ""
+    found = path.stat()
+    return f"{path.name} {_sha256(path, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)}"
+
+
+@functools.cache
+def _sha256(path: Path, *_: int) -> str:
+    return sha256_file(path)
 
 
 def _is_plain(value: Any) -> bool:

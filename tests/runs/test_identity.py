@@ -64,11 +64,13 @@ class Mine(hfpatch.MethodConfig):
         return q + added(parts, x)
 """
 SCORING = """
+from pathlib import Path
+
 WEIGHT = 1.0
 
 
 def right(value):
-    return WEIGHT * value
+    return WEIGHT * float(Path(__file__).with_name("factor.txt").read_text()) * value
 
 
 def process_results(doc, results):
@@ -91,12 +93,14 @@ class Mine(GPTNeoXForCausalLM):
 def place(tmp_path_factory):
     """A base with a chat template, tasks, a text and a method of one's own, and a comparison of it that is complete."""
     folder = tmp_path_factory.mktemp("identity")
-    texts = list(documents("base", count=40))
+    texts = list(documents("base", count=60))
+    texts, kept = texts[:40], texts[40:]
     tokenizer = train_tokenizer(texts, 300)
     write_model(
         folder / "base", build_model({**NEOX, "max_position_embeddings": 128}, tokenizer=tokenizer), tokenizer, CHAT
     )
     (folder / "text.txt").write_text("\n\n".join(texts))
+    (folder / "kept.txt").write_text("\n\n".join(kept))
     write_tasks(folder / "tasks", [" ".join(text.split()[:9]).rstrip(".,") for text in texts[:12]])
     choice = yaml.safe_load((folder / "tasks" / "own_choice.yaml").read_text())
     code = {**choice, "task": "own_code", "metric_list": [{"metric": "acc"}], "doc_to_text": "Hm {{text}}"}
@@ -104,6 +108,7 @@ def place(tmp_path_factory):
         yaml.safe_dump(code) + "process_results: !function scoring.process_results\n"
     )
     (folder / "tasks" / "scoring.py").write_text(SCORING)
+    (folder / "tasks" / "factor.txt").write_text("1.0")
     (folder / "mine_of_identity.py").write_text(METHOD)
     sys.path.insert(0, str(folder))
     with forgotten():
@@ -134,6 +139,7 @@ def recipe(place: Path, *others: str) -> Recipe:
             "data": {"source": str(place / "text.txt"), "block_size": 32},
             "training": {"steps": 2, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2},
             "evaluation": settings(place).model_dump(),
+            "retention": {"texts": {"kept": {"source": str(place / "kept.txt")}}, "tasks": []},
             "methods": {
                 "baseline": [],
                 "mine": [{"type": "mine_of_identity:Mine"}],
@@ -187,6 +193,7 @@ SOURCES = {
     "vocabulary": (add_a_word, "tokenizer or its chat template"),
     "template": (replaced("base/chat_template.jinja", "<assistant>", "<model>"), "tokenizer or its chat template"),
     "training text": (replaced("text.txt", " ", "  "), "training text"),
+    "retention text": (replaced("kept.txt", " ", "  "), "text of retention"),
     "prompt": (replaced("tasks/own_choice.yaml", "'{{text}}'", "'So {{text}}'"), "prompts"),
     "continuation": (replaced("tasks/own_word.yaml", "'' '' + word", "''  '' + word"), "prompts"),
     "stop of generation": (replaced("tasks/own_speech.yaml", "max_gen_toks: 8", "max_gen_toks: 5"), "prompts"),
@@ -197,8 +204,9 @@ SOURCES = {
         replaced("tasks/scoring.py", "values.index(max(values))", "values.index(min(values))"),
         "metrics, filters",
     ),
-    "helper of scoring": (replaced("tasks/scoring.py", "WEIGHT * value", "WEIGHT - value"), "metrics, filters"),
+    "helper of scoring": (replaced("tasks/scoring.py", "WEIGHT * float", "WEIGHT - float"), "metrics, filters"),
     "constant of scoring": (replaced("tasks/scoring.py", "WEIGHT = 1.0", "WEIGHT = 2.0"), "metrics, filters"),
+    "file of scoring": (replaced("tasks/factor.txt", "1.0", "2.0"), "metrics, filters"),
     "documents": (replaced("tasks/rows.jsonl", '"text": "', '"text": "Then '), ""),
     "method": (replaced("mine_of_identity.py", "q + added", "q - added"), "settings or code of the method"),
     "helper of the method": (
@@ -291,7 +299,7 @@ class Scored:
                     for line in map(json.loads, (place / "tasks" / "rows.jsonl").open())
                 ],
             )
-            for name in ("own_code.yaml", "scoring.py"):
+            for name in ("own_code.yaml", "scoring.py", "factor.txt"):
                 (others / name).write_text((place / "tasks" / name).read_text().replace("Hm", "So"))
         self.others, self._known = others, {}
 

@@ -1,5 +1,6 @@
 """`--dry-run`: the graph of units, and how long it takes on N devices."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -38,14 +39,15 @@ def test_the_time_on_many_devices_is_that_of_the_graph(tmp_path, monkeypatch, ca
     assert [line.split("  ")[0] for line in lines if "3-10" in line] == ["11", "13", "15", "17"]
 
 
-def test_a_study_takes_the_time_of_its_finished_runs(tmp_path, capsys):
+@pytest.mark.parametrize(("duration", "steps"), [({"steps": 100}, 1), ({"epochs": 2}, 7)], ids=["steps", "epochs"])
+def test_a_study_takes_the_time_of_its_finished_runs(tmp_path, capsys, duration, steps):
     study = StudyRecipe.model_validate(
         {
             "name": "small",
             "architecture": {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 32},
             "tokenizer": {"path": "tinyworld/gpt2"},
             "data": {"source": "tinyworld/base", "block_size": 32, "held_out": 5},
-            "training": {"steps": 100, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2},
+            "training": {**duration, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2},
             "baseline": "one",
             "variants": {"one": {}, "two": {}},
             "seeds": [0, 1],
@@ -61,12 +63,14 @@ def test_a_study_takes_the_time_of_its_finished_runs(tmp_path, capsys):
     for unit in plan_pretraining(study, out).units[:2]:
         unit.run.folder.mkdir(parents=True)
         unit.run.result.write_text("{}")
-        line = '{"step": 1, "loss": 1.0, "lr": 0.1, "tokens": 9, "seconds": 0.5}\n'
-        RunPaths(unit.run.folder).metrics.write_text(line)
+        record = {"loss": 1.0, "lr": 0.1, "tokens": 9, "seconds": 0.5}
+        lines = [json.dumps({"step": step, **record}) + "\n" for step in range(1, steps + 1)]
+        RunPaths(unit.run.folder).metrics.write_text("".join(lines))
     with pytest.raises(HfpatchError, match="unfinished run"):
         preview(study, out)
     found = preview(study, out, resume=True)
-    assert (found.duration(1), found.duration(2)) == (100.0, 50.0)
+    takes = 2 * 0.5 * duration.get("steps", steps)  # two runs are left
+    assert (found.duration(1), found.duration(2)) == (takes, takes / 2)
     assert found.source == f"finished runs in {out}"
 
 

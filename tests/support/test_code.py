@@ -1,16 +1,18 @@
 """The hash of code: equal in every process, another one wherever what runs is."""
 
+import base64
+import hashlib
 import importlib
 import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 from peft import LoraConfig, LoraModel
 
-from hfpatch.support.code import hash_code
+from hfpatch.support.code import _module_code, hash_code
+from hfpatch.support.distributions import describe_package
 
 HELPERS = "def doubled(x):\n    return 2 * x\n\n\ndef unused(x):\n    return 3 * x\n"
 MODULE = '''
@@ -142,22 +144,227 @@ def test_the_state_of_a_library_is_no_code_of_a_method(monkeypatch):
     assert hash_code([LoraConfig, LoraModel]) == before != hash_code([LoraConfig])
 
 
-def test_a_folder_of_installed_packages_may_lie_anywhere(tmp_path):
-    """As after `pip install --target`, with the folder on PYTHONPATH: a package's name counts, and not its state."""
-    Path(tmp_path, "own.py").write_text("import package\n\ndef f(x):\n    return package.g(x)\n")
+FORMULA = "def formula(x):\n    return 2 * x\n"
+LAZY = """def __getattr__(name):
+    import importlib
+    if name == "formula":
+        return getattr(importlib.import_module(f"{__name__}.hidden"), name)
+    raise AttributeError(name)
+"""
+FILES = {
+    "helper.py": FORMULA,
+    "pack/__init__.py": "",
+    "pack/sub.py": FORMULA,
+    "again/__init__.py": "from .inner import formula\n",
+    "again/inner.py": FORMULA,
+    "space/part.py": FORMULA,
+    "lazy/__init__.py": LAZY,
+    "lazy/hidden.py": FORMULA,
+}
+AT_THE_TOP = {
+    "module": ("import helper", "helper.formula"),
+    "renamed module": ("import helper as other", "other.formula"),
+    "name": ("from helper import formula", "formula"),
+    "renamed name": ("from helper import formula as other", "other"),
+    "all names": ("from helper import *", "formula"),
+    "submodule": ("import pack.sub", "pack.sub.formula"),
+    "renamed submodule": ("import pack.sub as other", "other.formula"),
+    "module out of a package": ("from pack import sub", "sub.formula"),
+    "name out of a submodule": ("from pack.sub import formula", "formula"),
+    "name that a package passes on": ("from again import formula", "formula"),
+    "member that a package passes on": ("import again", "again.formula"),
+    "folder without __init__": ("import space.part", "space.part.formula"),
+    "__getattr__ of a module": ("import lazy", "lazy.formula"),
+    "name by __getattr__": ("from lazy import formula", "formula"),
+    "import_module": ("import importlib\nhelper = importlib.import_module('helper')", "helper.formula"),
+    "import that may fail": ("try:\n    import helper\nexcept ImportError:\n    helper = None", "helper.formula"),
+    "getattr": ("import helper", "getattr(helper, 'formula')"),
+}
+INSIDE = {
+    "import_module of a text": ("import importlib", "importlib.import_module('helper').formula"),
+    "import_module by name": ("from importlib import import_module", "import_module('pack.sub').formula"),
+    "import_module of a constant": ("import importlib\nNAME = 'helper'", "importlib.import_module(NAME).formula"),
+    "__import__": ("", "__import__('helper').formula"),
+    "getattr of import_module": ("import importlib", "getattr(importlib.import_module('helper'), 'formula')"),
+}
+WAYS = {
+    **{
+        f"{way} at the top": (f"{text}\n\n\ndef f(x):\n    return {use}(x)\n")
+        for way, (text, use) in AT_THE_TOP.items()
+    },
+    **{
+        f"{way} in a function": "def f(x):\n" + textwrap.indent(f"{text}\nreturn {use}(x)\n", "    ")
+        for way, (text, use) in AT_THE_TOP.items()
+        if "*" not in text
+    },
+    **{f"{way} in a function": f"{text}\n\n\ndef f(x):\n    return {use}(x)\n" for way, (text, use) in INSIDE.items()},
+    "in a class": "class C:\n    from helper import formula\n\n\ndef f(x):\n    return C.formula(x)\n",
+    "in a method": "class C:\n    def g(self, x):\n        import helper\n        return helper.formula(x)\n\n\n"
+    "def f(x):\n    return C().g(x)\n",
+    "in a nested function": "def f(x):\n    def g():\n        from helper import formula\n        return formula\n"
+    "    return g()(x)\n",
+    "as a default": "import helper\n\n\ndef f(x, by=helper.formula):\n    return by(x)\n",
+    "by a decorator": "import functools\nimport helper\n\n\n@functools.lru_cache\n"
+    "def f(x):\n    return helper.formula(x)\n",
+}
+USING = "from helper import formula\n\n\ndef f(x):\n    return formula(x)\n"
+RELATIVE = {
+    "module": ("from . import near", "near.formula"),
+    "name": ("from .near import formula", "formula"),
+    "two up": ("from ..far import formula", "formula"),
+    "import_module": ("import importlib\nnear = importlib.import_module('.near', __package__)", "near.formula"),
+}
 
-    def run(body):
-        Path(tmp_path, "site", "package.py").write_text(f"def g(x):\n    return {body}\n")
-        path = os.pathsep.join([str(tmp_path), str(tmp_path / "site")])
-        text = "import own; from hfpatch.support.code import hash_code; print(hash_code([own.f]))"
-        environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-        given = {"capture_output": True, "text": True, "check": True}
-        return subprocess.run([sys.executable, "-c", text], env=environment, **given).stdout
 
-    Path(tmp_path, "site").mkdir()
-    assert run("x") != run("x + 1")  # a module of the user's
-    Path(tmp_path, "site", "package-1.0.dist-info").mkdir()
-    assert run("x") == run("x + 1")
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Return a function that writes files below a folder of the path, and forgets the modules that they were."""
+    before = set(sys.modules)
+
+    def forget():
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None) or next(
+                iter(getattr(sys.modules[name], "__path__", ()))
+            )
+            if str(file).startswith(str(tmp_path)):
+                del sys.modules[name]
+        importlib.invalidate_caches()
+        describe_package.cache_clear()
+
+    def write(files, folder="own"):
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        if str(tmp_path / folder) not in sys.path:
+            monkeypatch.syspath_prepend(str(tmp_path / folder))
+        for name, text in files.items():
+            (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / name).write_text(text)
+        _module_code.cache_clear()
+        forget()
+        return tmp_path / folder
+
+    yield write
+    forget()
+
+
+def install(write, files, version="1.0", **more):
+    """Install files as a wheel does, as the distribution ``gate-lib``."""
+
+    def line(name, text):
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        return f"{name},sha256={digest},{len(text)}\n"
+
+    required = "".join(f"Requires-Dist: {name}\n" for name in more.pop("requires", ()))
+    about = {"METADATA": f"Metadata-Version: 2.1\nName: gate-lib\nVersion: {version}\n{required}", **more}
+    about["RECORD"] = "".join(line(name, text) for name, text in files.items())
+    return write(files | {f"gate_lib-1.0.dist-info/{name}": text for name, text in about.items()}, "site")
+
+
+def hashed_f(name="mine"):
+    """Return the hash of a function of a fresh module, which is the same before and after the function runs."""
+    f = importlib.import_module(name).f
+    before = hash_code([f])
+    assert f(3) in (6, 9)
+    assert hash_code([f]) == before
+    return before
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_helper_counts_however_it_is_imported(written, way):
+    written({**FILES, "mine.py": WAYS[way]})
+    first = hashed_f()
+    written({})
+    assert hashed_f() == first
+    written({name: text.replace("2 * x", "3 * x") for name, text in FILES.items()})
+    assert hashed_f() != first
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_installed_helper_counts_by_its_version(written, way, monkeypatch):
+    written({"mine.py": WAYS[way]})
+    site = install(written, FILES)
+    first = hashed_f()
+    install(written, FILES, version="2.0")
+    assert hashed_f() != first
+    install(written, FILES)
+    assert hashed_f() == first
+    monkeypatch.setattr("helper.unused", 1, raising=False)  # its state
+    assert hash_code([sys.modules["mine"].f]) == first
+    for name in FILES:  # edited where it is installed
+        (site / name).write_text((site / name).read_text().replace("2 * x", "3 * x"))
+    written({})
+    assert hashed_f() != first
+
+
+@pytest.mark.parametrize("way", RELATIVE)
+@pytest.mark.parametrize("inside", [False, True])
+def test_relative_imports_count(written, way, inside):
+    text, use = RELATIVE[way]
+    space = f"def f(x):\n{textwrap.indent(text, '    ')}\n" if inside else f"{text}\n\n\ndef f(x):\n"
+    files = {"top/__init__.py": "", "top/far.py": FORMULA, "top/low/__init__.py": "", "top/low/near.py": FORMULA}
+    written({**files, "top/low/mine.py": f"{space}    return {use}(x)\n"})
+    first = hashed_f("top.low.mine")
+    written({name: text.replace("2 * x", "3 * x") for name, text in files.items()})
+    assert hashed_f("top.low.mine") != first
+
+
+def test_an_install_from_a_folder_counts_by_its_files_and_one_from_an_index_by_its_version(written):
+    written({"mine.py": USING})
+    changed = {name: text.replace("2 * x", "3 * x") for name, text in FILES.items()}
+    hashes = {}
+    for kind, more in {"index": {}, "folder": {"direct_url.json": '{"url": "file:///x", "dir_info": {}}'}}.items():
+        for files in (FILES, changed):
+            install(written, files, **more)
+            hashes.setdefault(kind, []).append(hashed_f())
+    assert hashes["index"][0] == hashes["index"][1]  # an index has one file of a version
+    assert hashes["folder"][0] != hashes["folder"][1]
+
+
+def test_what_a_distribution_requires_counts_and_the_libraries_of_the_results_do_not(written):
+    written({"mine.py": USING})
+    hashes = []
+    for version in ("1.0", "2.0"):
+        about = f"Metadata-Version: 2.1\nName: core\nVersion: {version}\n"
+        written({"core-1.0.dist-info/METADATA": about}, "site")
+        install(written, FILES, requires=["Core>=1", "torch", "absent", "pytest; extra == 'dev'"])
+        hashes.append(hashed_f())
+        lines = describe_package("helper", tuple(sys.path))
+        assert lines == ("gate-lib 1.0", f"core {version}")
+    assert hashes[0] != hashes[1]
+
+
+def test_a_package_of_no_distribution_counts_by_its_files(written):
+    """As a folder that was copied to where packages are installed."""
+    written({"mine.py": USING})
+    written({**FILES, "other-1.0.dist-info/METADATA": "Name: other\nVersion: 1.0\n"}, "site")
+    first = hashed_f()
+    written({"helper.py": FORMULA.replace("2", "3")}, "site")
+    assert hashed_f() != first
+
+
+READING = {
+    "by name": ("", "(Path(__file__).parent / 'factor.txt').read_text()"),
+    "in a folder": ("", "(Path(__file__).parent / 'pack' / 'factor.txt').read_text()"),
+    "by a constant": ("PATH = Path(__file__).with_name('factor.txt')", "PATH.read_text()"),
+    "from the working directory": ("", "open('factor.txt').read()"),
+}
+
+
+@pytest.mark.parametrize("way", READING)
+def test_a_file_that_code_reads_counts_by_content(written, way, monkeypatch):
+    given = {"pack/factor.txt": "2", "factor.txt": "2"}
+    text = "from pathlib import Path\n{}\n\n\ndef f(x):\n    return int({}) * x\n".format(*READING[way])
+    monkeypatch.chdir(written({**given, "mine.py": text}))
+    first = hashed_f()
+    written(dict.fromkeys(given, "3"))
+    assert hashed_f() != first
+    written(given)
+    assert hashed_f() == first
+
+
+def test_a_file_that_code_writes_is_no_input(written, monkeypatch):
+    text = "def f(x):\n    with open('log.txt', 'a') as file:\n        file.write('called')\n    return 2 * x\n"
+    monkeypatch.chdir(written({"mine.py": text, "log.txt": ""}))
+    hashed_f()
 
 
 def test_a_value_that_answers_to_any_name_is_no_array(code):

@@ -231,7 +231,7 @@ class _Dispatch:
             if unit.action in MEASURING:
                 self.session.progress.evaluating(unit.run.name, "evaluation")
             else:
-                self.session.progress.started(unit.run.name, training_steps(self.session.setup.recipe, unit))
+                self.session.progress.started(unit.run.name, training_steps(self.session.setup.recipe, unit) or 0)
 
     def _take_note(self, seat: _Seat) -> None:
         """Note the result of a start or of a unit."""

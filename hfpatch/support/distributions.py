@@ -1,0 +1,82 @@
+"""What identifies the code of an installed package: its version, and its files where the version does not tell."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import importlib.util
+import re
+from collections.abc import Iterator
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+from hfpatch.support.provenance import PACKAGES
+
+
+@functools.cache
+def describe_package(package: str, path: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a line for each distribution that a package is of, and for each one that these require.
+
+    A distribution is known by its version; one that was installed from a folder, a file or a repository, whose version
+    need not change with its code, by the content of its Python files, too; and any other one by those that are not as
+    they were installed. A package of no distribution is known by its files. The libraries whose versions results record
+    are left out. Everything is read once a process.
+
+    Args:
+        package: the name that is imported.
+        path: ``sys.path``.
+    """
+    owners = [each for each in distributions(path=list(path)) if _has(each, package)]
+    if not owners:
+        return tuple(f"{package} {name} {digest}" for name, digest in _loose_files(package))
+    lines: dict[str, list[str]] = {}
+    for each in owners:  # as it grows by what they require
+        name = _normal(each.metadata["Name"] or package)
+        if name in lines or name in map(_normal, PACKAGES):
+            continue
+        lines[name] = [f"{name} {each.version}", *(f"{name} {file} {digest}" for file, digest in _changed_files(each))]
+        for required in each.requires or ():
+            wanted = re.match(r"[\w.-]+", required)
+            if wanted is not None and "extra ==" not in required:
+                owners += list(distributions(name=wanted[0], path=list(path)))[:1]
+    return tuple(line for each in lines.values() for line in each)
+
+
+def _has(distribution: Distribution, package: str) -> bool:
+    tops = (distribution.read_text("top_level.txt") or "").split()
+    record = distribution.read_text("RECORD") or ""
+    return package in tops or re.search(rf"^{re.escape(package)}[/.]", record, re.MULTILINE) is not None
+
+
+def _changed_files(distribution: Distribution) -> Iterator[tuple[str, str]]:
+    """Yield name and SHA-256 of the Python files that are not as an index has them."""
+    is_local = distribution.read_text("direct_url.json") is not None  # PEP 610
+    for file in distribution.files or ():
+        if file.suffix != ".py":
+            continue
+        path = Path(str(file.locate()))
+        digest = hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b""
+        recorded = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        if is_local or file.hash is None or file.hash.value != recorded:
+            yield file.as_posix(), digest.hex()
+
+
+def _loose_files(package: str) -> Iterator[tuple[str, str]]:
+    """Yield name and SHA-256 of the Python files of a package of no distribution."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return
+    if spec is None:
+        return
+    folders = list(map(Path, spec.submodule_search_locations or ()))
+    files = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    files += [Path(spec.origin)] if not folders and spec.has_location and spec.origin else []
+    for path in files:
+        folder = next((each for each in folders if path.is_relative_to(each)), path.parent)
+        yield path.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
