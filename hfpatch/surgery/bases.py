@@ -39,14 +39,12 @@ from hfpatch.surgery.gguf_files import (
     read_gguf,
 )
 from hfpatch.surgery.placement import tensor_parallel_plan
+from hfpatch.tuners.quantised import keep_unpacked
 
 TINYWORLD = "tinyworld/"
 _SNAPSHOT = re.compile(r"[/\\]snapshots[/\\]([0-9a-f]{40})[/\\]")
 _HALVES = ("bfloat16", "float16")
 _PIECE = 1 << 18  # values that are rounded at once, so that the copy stays in the cache
-# A 4-bit layer of bitsandbytes with this set packs its weights again when it first computes without a gradient, with
-# scales in bfloat16. It then computes other values, has none for gradients, and the base's weights have changed.
-_REPACKS = "support_avx512bf16_for_cpu"
 
 
 @dataclass(frozen=True)
@@ -145,9 +143,7 @@ def load_base(
     if gguf is not None:
         check_complete(as_plain(model), gguf)
         model.name_or_path = name
-    for module in model.modules():
-        if hasattr(module, _REPACKS):
-            setattr(module, _REPACKS, False)
+    keep_unpacked(model, training=False)
     return Base(
         name=name,
         revision=_commit(source, file, revision),

@@ -38,6 +38,7 @@ from hfpatch.surgery.scale import is_scaled, scale_patch
 from hfpatch.tuners.adapters import activate_adapters, adapter_parameters, base_parameters, has_adapters, stack
 from hfpatch.tuners.checks import require_untouched_base
 from hfpatch.tuners.config import method_name
+from hfpatch.tuners.quantised import keep_unpacked
 from hfpatch.tuners.registration import require_loaded
 
 KNOWN: dict[Any, Any] = PEFT_TYPE_TO_CONFIG_MAPPING  # by peft_type
@@ -132,6 +133,7 @@ def load_patch(
                 f"{directory}: made for another base, {base.name or base.class_name!r} ({why}); load that one, or "
                 "allow another: allow_other_base=True, or --allow-other-base of the commands"
             )
+    keep_unpacked(model, training=trainable)
     patch(model, list(configs.values()), names=list(configs))
     try:
         for name, folder in folders.items():

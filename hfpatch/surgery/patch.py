@@ -34,6 +34,7 @@ from hfpatch.tuners.adapters import (
 from hfpatch.tuners.checks import refusing_wrong_values, require_fitting, require_sound
 from hfpatch.tuners.config import MethodConfig, drawn_as, method_name, with_python_values
 from hfpatch.tuners.model import unreached_layers
+from hfpatch.tuners.quantised import keep_unpacked
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -79,6 +80,7 @@ def patch(
     if any(isinstance(part, MethodConfig) for part in configs):
         find_sites(model)  # an unknown architecture is refused before PEFT records the adapter
     configs = [with_python_values(copy.deepcopy(part)) for part in configs]
+    keep_unpacked(model, training=not all(part.inference_mode for part in configs))
     setattr(model, _TRAINABLE_BEFORE, {name for name, p in model.named_parameters() if p.requires_grad})
     try:
         require_fitting(model, configs)

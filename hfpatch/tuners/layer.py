@@ -20,6 +20,7 @@ from hfpatch.tuners.config import MethodConfig, drawn_as
 from hfpatch.tuners.hooks import PLACES, ActingModule, Combined, MethodSite, Parts, scaled
 from hfpatch.tuners.merging import merged_weights
 from hfpatch.tuners.places import method_site, modules_at
+from hfpatch.tuners.quantised import is_packed, packed_for_inference
 
 
 @dataclass(eq=False)
@@ -75,8 +76,14 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         defined = [place for place in PLACES if hasattr(self.method, place)]
         register = partial(self.act_on, modules_at(site, defined, self.method))
         self.hook_into(site.block, f"{host}.{self.method.spec.child}".lstrip("."), register)
+        for module in filter(is_packed, site.block.modules()):  # trained later, although loaded for inference
+            self.before(module, MethodLayer._refuse_gradients)
         if self.method.spec.shares:
             self.share_across(site.around, site.block_path.removeprefix(site.around_path).lstrip("."))
+
+    def _refuse_gradients(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.is_grad_enabled() and args[0].requires_grad:
+            raise packed_for_inference(f"layer {self.site.layer}")
 
     def get_base_layer(self) -> nn.Module:
         """Return the module whose device the adapter follows: the first projection with weights."""

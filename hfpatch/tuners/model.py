@@ -22,6 +22,7 @@ from hfpatch.tuners.contracts import require_parts, require_usable
 from hfpatch.tuners.layer import ROWS, MethodLayer
 from hfpatch.tuners.naming import FILLED_IN, chosen_modules, named_sites, wanted_layers
 from hfpatch.tuners.places import method_site, refused_at
+from hfpatch.tuners.quantised import keep_unpacked
 
 _LARGE, _LARGE_SHARE = 10_000_000, 0.05
 _logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class MethodModel(BaseTuner):
             if not name.startswith(adapters) or ".base_layer." in name
         }
         require_usable(config, base)
+        keep_unpacked(model, training=not config.inference_mode)
         sites = changed_sites(model, config) if state_dict is None else _sites_in(state_dict, model, config)
         with torch.device("meta"):
             require_parts(config, [replace(method_site(site), is_first=site is sites[0]) for site in sites])
