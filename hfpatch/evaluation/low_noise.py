@@ -99,6 +99,21 @@ def chance(task: Any, samples: Sequence[Mapping[str, Any]], metric: str) -> floa
     return fmean(shares) if shares and all(0 < share < 1 for share in shares) else None
 
 
+def ties(task: Any, samples: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return how many documents of a task of several choices have several likeliest ones; None if none has.
+
+    lm-eval's accuracy takes the first of them as the model's decision.
+    """
+    if task.OUTPUT_TYPE != "multiple_choice" or not isinstance(task, ConfigurableTask):
+        return None
+    tied = set()
+    for sample in samples:
+        scores = [responses[0][0] for responses in sample["resps"][: _choices(task, sample)[0]]]
+        if scores.count(max(scores)) > 1:
+            tied.add(sample["doc_id"])
+    return len(tied) or None
+
+
 def _choices(task: ConfigurableTask, sample: Mapping[str, Any]) -> tuple[int, list[int]]:
     """Return the number of a document's choices, and the places of the right ones, as lm-eval finds them."""
     count = len(sample["arguments"]) // (2 if "acc_mutual_info" in sample["metrics"] else 1)  # also without the context

@@ -126,6 +126,9 @@ class HfpatchLM(HFLM):
         reused: how many scores came from the cache so far.
         on_scored: called during scoring with the number of requests scored so far and of all; where ranks share them,
             with those of this rank.
+        left_out: the documents with a request that cannot be scored and why, which grows where it is a dictionary: such
+            a request then has log-likelihood 0, for the caller to leave out. None, as in lm-eval's own calls, is an
+            error at the first one.
         ranks: the processes that hold this model, or pieces of it, and answer the same requests together. Each scores
             its share of the batches that one process would make; all have all answers afterwards.
 
@@ -184,11 +187,13 @@ class HfpatchLM(HFLM):
         self.prompts = Prompts()
         self.findings = Findings()
         self.reused = 0
+        self.left_out: dict[int, str] | None = None
         self.on_scored: Callable[[int, int], None] | None = None
         self.ranks = Ranks()
         self._generated: SharedGeneration | None = None
         self._token_budget = token_budget
         self._encoded: dict[str, list[int]] = {}
+        self._asked: Sequence[Any] = ()
         self._probed: tuple[list[torch.nn.Module], Scorer] | None = None
 
     def _create_model(self, pretrained: str, *arguments: Any, gguf_file: str | None = None, **options: Any) -> None:
@@ -202,7 +207,7 @@ class HfpatchLM(HFLM):
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return ``(log-likelihood, is greedy)`` of each continuation."""
         self.prompts.add_texts(requests)
-        with _named_errors(requests), self._encoded_together([request.args for request in requests]):
+        with self._answering(requests), self._encoded_together([request.args for request in requests]):
             return cast("list[tuple[float, bool]]", super().loglikelihood(requests, disable_tqdm=True))
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
@@ -222,7 +227,7 @@ class HfpatchLM(HFLM):
             owners += [index] * (len(windows) - len(owners))
         if self._max_length is None and (cost := long_windows(self.model, [len(w[1]) for w in windows], longest)):
             say_once(f"{requests[0].task_name}: {cost}")
-        with _named_errors([requests[index] for index in owners]):
+        with self._answering([requests[index] for index in owners]):
             scores = self._loglikelihood_tokens([(None, *window) for window in windows])
         sums = [0.0] * len(requests)
         for index, (value, _) in zip(owners, scores, strict=True):
@@ -239,7 +244,7 @@ class HfpatchLM(HFLM):
         self.prompts.add_texts(requests)
         with self._encoded_together([request.args for request in requests]):
             encoded = [(request.args, *self._encode_pair(*request.args)) for request in requests]
-        with _named_errors(requests):
+        with self._answering(requests):
             scores = self._loglikelihood_tokens(encoded)
         return [(value, len(targets)) for (value, _), (_, _, targets) in zip(scores, encoded, strict=True)]
 
@@ -252,12 +257,10 @@ class HfpatchLM(HFLM):
         self.prompts.add_texts(requests)
         encoded, sizes, most = [], [], self.max_length
         decode = partial(self.tokenizer.decode, clean_up_tokenization_spaces=False)
-        with _named_errors(requests):
-            for index, request in enumerate(requests):
+        with self._answering(requests):
+            for request in requests:
                 text, longest = request.args
                 tokens = self.tok_encode(text)[: min(longest, most)]
-                if len(tokens) < 2:
-                    raise RequestError(index, "has fewer than two tokens, so there is nothing to predict")
                 encoded.append(((text, ""), tokens[:1], tokens[1:]))
                 sizes.append(len(decode(tokens).encode("utf-8")) - len(decode(tokens[:1]).encode("utf-8")))
             scores = self._loglikelihood_tokens(encoded)
@@ -306,6 +309,18 @@ class HfpatchLM(HFLM):
         return cast("list[int]", super().tok_encode(string, *arguments, **options))
 
     @contextmanager
+    def _answering(self, requests: Sequence[Any]) -> Iterator[None]:
+        """Name the task and the document of a request that cannot be scored; ``requests`` are those of the tokens."""
+        self._asked = requests
+        try:
+            yield
+        except RequestError as error:
+            request = requests[error.index]
+            raise HfpatchError(f"task {request.task_name}, document {request.doc_id}: {error}") from error.__cause__
+        finally:
+            self._asked = ()
+
+    @contextmanager
     def _encoded_together(self, pairs: Sequence[tuple[str, str]]) -> Iterator[None]:
         """Encode all texts that `_encode_pair` will ask for in one call of the tokenizer, which is faster."""
         texts: dict[str, None] = {}
@@ -326,25 +341,31 @@ class HfpatchLM(HFLM):
         self, requests: Sequence[Encoded], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[Score]:
         """Return the score of each ``(texts, context tokens, continuation tokens)``."""
-        cut = self._cut(requests)
+        places, cut = self._cut(requests)
         cache = self.score_cache
         found = ((index, cache.find(request)) for index, request in enumerate(cut)) if cache is not None else ()
         scores = self.ranks.same({index: score for index, score in found if score is not None})
         self.reused += len(scores)
         if len(scores) < len(cut):
-            own = self._score(cut, scores)
+            own = self._score(cut, scores, places)
             parts = self.ranks.everyone(own) if self.ranks.shares else [self.ranks.same(own)]
             new = {index: score for part in reversed(parts) for index, score in part.items()}
             if self.ranks.is_first and cache is not None:
                 cache.take_over([(cut[index], score) for index, score in new.items()])
             scores |= new
-        for index, (texts, _, _) in enumerate(requests):
-            if texts is not None:
+        for index, place in enumerate(places):
+            if (texts := requests[place][0]) is not None:
                 self.cache_hook.add_partial("loglikelihood", texts, scores[index])
-        return [scores[index] for index in range(len(cut))]
+        by_place = dict(zip(places, (scores[index] for index in range(len(cut))), strict=True))
+        return [by_place.get(place, (0.0, False)) for place in range(len(requests))]
 
-    def _score(self, cut: Sequence[TokenRequest], known: Mapping[int, Score]) -> dict[int, Score]:
-        """Return the new scores of this process's share of the requests, by index; cache them as they come."""
+    def _score(
+        self, cut: Sequence[TokenRequest], known: Mapping[int, Score], places: Sequence[int]
+    ) -> dict[int, Score]:
+        """Return the new scores of this process's share of the requests, by index; cache them as they come.
+
+        ``places`` are those of the requests among all that were asked for.
+        """
         scores: dict[int, Score] = {}
         total = len(cut)
 
@@ -367,7 +388,7 @@ class HfpatchLM(HFLM):
                 place = first_not_finite(self.model, torch.tensor([cut[index].tokens], device=self.device))
                 where = f" (first in {place})" if place else ""
                 raise RequestError(
-                    index,
+                    places[index],
                     f"the log-likelihood is NaN{where}; the model's weights or dtype are broken (try dtype float32)",
                 )
             if self.on_scored is not None:
@@ -394,31 +415,40 @@ class HfpatchLM(HFLM):
             self._probed = (modules, Scorer(self.model, self.max_length, limits, findings=self.findings))
         return self._probed[1]
 
-    def _cut(self, requests: Sequence[Encoded]) -> list[TokenRequest]:
-        """Return the requests truncated to the longest row; warn if contexts are truncated."""
+    def _cut(self, requests: Sequence[Encoded]) -> tuple[list[int], list[TokenRequest]]:
+        """Return the requests that can be scored, by place, truncated to the longest row; warn of cut contexts."""
         words = self.model.get_input_embeddings().weight.shape[0]
-        longest = self.max_length  # HFLM looks for it in the configuration each time
-        long = 0
-        for index, (_, context, targets) in enumerate(requests):
-            if not context or not targets:
-                raise RequestError(index, "its context or its continuation has no token of its own")
-            if len(targets) > longest:
-                raise RequestError(
-                    index, f"its continuation has {len(targets)} tokens and the model's longest row {longest}"
-                )
+        longest, long = self.max_length, 0  # HFLM looks for it in the configuration each time
+        places: list[int] = []
+        for place, (_, context, targets) in enumerate(requests):
+            if why := _why_not(context, targets, longest):
+                if self.left_out is None:
+                    raise RequestError(place, why)
+                self.left_out.setdefault(self._asked[place].doc_id, why)
+                continue
             if (largest := max(*context, *targets)) >= words:
                 raise RequestError(
-                    index, f"token {largest} is not among the model's {words} embeddings; use the model's own tokenizer"
+                    place, f"token {largest} is not among the model's {words} embeddings; use the model's own tokenizer"
                 )
             long += len(context) + len(targets) > longest + 1
+            places.append(place)
         if long:
             logger.warning(
                 "%s of %s requests have more than %s tokens; their contexts are truncated from the left, as in lm-eval",
                 long, len(requests), longest,
             )  # fmt: skip
-        cut = [TokenRequest.cut(context, targets, longest) for _, context, targets in requests]
+        cut = [TokenRequest.cut(requests[place][1], requests[place][2], longest) for place in places]
         self.prompts.add_tokens((len(each.targets), *each.tokens, each.targets[-1]) for each in cut)
-        return cut
+        return places, cut
+
+
+def _why_not(context: Sequence[int], targets: Sequence[int], longest: int) -> str:
+    """Return why a document's tokens have no log-likelihood; "" where they have one."""
+    if not context or not targets:
+        return "its context or its continuation has no token of its own"
+    if len(targets) > longest:
+        return f"its continuation has {len(targets)} tokens and the model's longest row {longest}"
+    return ""
 
 
 @torch.no_grad()
@@ -439,13 +469,3 @@ def first_not_finite(model: torch.nn.Module, tokens: Tensor) -> str | None:
             stack.callback(module.register_forward_hook(partial(hook, name)).remove)
         model(tokens)
     return found[0] if found else None
-
-
-@contextmanager
-def _named_errors(requests: Sequence[Any]) -> Iterator[None]:
-    """Add the task and the document to the error of a request that cannot be scored."""
-    try:
-        yield
-    except RequestError as error:
-        request = requests[error.index]
-        raise HfpatchError(f"task {request.task_name}, document {request.doc_id}: {error}") from error.__cause__

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,7 +25,7 @@ from hfpatch.evaluation.cache import keep_findings, model_key, open_cache, read_
 from hfpatch.evaluation.clusters import count_groups, grouped
 from hfpatch.evaluation.examples import others_as_examples
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
-from hfpatch.evaluation.low_noise import chance, low_noise_scores, low_noise_values
+from hfpatch.evaluation.low_noise import chance, low_noise_scores, low_noise_values, ties
 from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric
 from hfpatch.evaluation.model import HfpatchLM, Prompts
 from hfpatch.evaluation.sample_log import SampleLog
@@ -31,7 +33,7 @@ from hfpatch.evaluation.selection import Selection, prompting, select, template_
 from hfpatch.evaluation.stats import over_documents
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.records import hash_documents, write_values
-from hfpatch.results.schema import Clusters, FewShot, TaskResult
+from hfpatch.results.schema import Clusters, FewShot, LeftOut, TaskResult
 from hfpatch.support.code import hash_code
 from hfpatch.support.files import hash_values, write_text
 from hfpatch.support.modes import evaluating
@@ -138,12 +140,20 @@ def scorer_options(tokenizer: PreTrainedTokenizerBase, settings: EvaluationSetti
     }
 
 
-def run_task(
-    scorer: HfpatchLM, name: str, chosen: Selection, settings: EvaluationSettings
-) -> tuple[Mapping[str, Any], FewShot | None]:
-    """Let lm-eval run one task on its first documents, and say what is to be known of their examples.
+@dataclass(frozen=True)
+class Answered:
+    """lm-eval's output for one task, and what is to be known of its documents."""
 
-    Every call draws the same examples. A document that the task's templates do not fit is named.
+    output: Mapping[str, Any]
+    few_shot: FewShot | None
+    left_out: LeftOut | None
+
+
+def run_task(scorer: HfpatchLM, name: str, chosen: Selection, settings: EvaluationSettings) -> Answered:
+    """Let lm-eval run one task on its first documents.
+
+    Every call draws the same few-shot examples. A document that the task's templates do not fit is an error that names
+    it; one whose tokens have no score is left out.
     """
     task, limit = chosen.tasks[name], chosen.limits[name]
     if not len(task.eval_docs):
@@ -151,7 +161,8 @@ def run_task(
     try:
         asked: dict[str, Any] = {"limit": limit, "bootstrap_iters": 0, **prompting(settings)}
         task.set_fewshot_seed(settings.task_options["fewshot_seed"])
-        with others_as_examples(name, task, chosen.clusters.get(name)) as few_shot:
+        own_examples = others_as_examples(name, task, chosen.clusters.get(name))
+        with own_examples as few_shot, _scorable(scorer, name, task) as left_out:
             output: Mapping[str, Any] = run_lm_eval(scorer, {"tasks": {name: task}}, **asked)
     except HfpatchError:
         raise
@@ -173,7 +184,30 @@ def run_task(
         raise HfpatchError(
             f"task {name}{place}: does not fit the task's templates ({type(reason).__name__}: {reason})"
         ) from error
-    return output, few_shot.to_result()
+    first = min(left_out, default=0)
+    without = LeftOut(documents=len(left_out), first=first, why=left_out[first]) if left_out else None
+    return Answered(output, few_shot.to_result(), without)
+
+
+@contextmanager
+def _scorable(scorer: HfpatchLM, name: str, task: Any) -> Iterator[dict[int, str]]:
+    """Leave out the documents that cannot be scored inside the ``with`` block; yield why, which grows, by document."""
+    left_out = scorer.left_out = {}
+    iterate = task.doc_iterator
+
+    def doc_iterator(**given: Any) -> Iterator[tuple[int, Any]]:
+        documents = list(iterate(**given))
+        kept = [(index, document) for index, document in documents if index not in left_out]
+        if documents and not kept:
+            raise HfpatchError(f"task {name}: none of its documents can be scored; document 0: {left_out[0]}")
+        return iter(kept)
+
+    vars(task)["doc_iterator"] = doc_iterator
+    try:
+        yield left_out
+    finally:
+        del vars(task)["doc_iterator"]  # the method of the class is visible again
+        scorer.left_out = None
 
 
 def _score(
@@ -185,7 +219,8 @@ def _score(
     log: SampleLog | None,
 ) -> TaskResult:
     task, cluster = chosen.tasks[name], chosen.clusters.get(name)
-    output, few_shot = run_task(scorer, name, chosen, settings)
+    answered = run_task(scorer, name, chosen, settings)
+    output = answered.output
 
     # one record per document; lm-eval has one sample for each document and answer filter
     by_document: dict[int, dict[str, Any]] = {}
@@ -241,7 +276,9 @@ def _score(
         **scorer.prompts.to_json(),
         clusters=None if groups is None else Clusters(column=str(cluster), groups=units),
         chance=chance(task, output["samples"][name], primary),
-        few_shot=few_shot,
+        few_shot=answered.few_shot,
+        left_out=answered.left_out,
+        ties=ties(task, output["samples"][name]),
         reused=scorer.reused,
     )
 

@@ -108,8 +108,8 @@ class _Collector(HfpatchLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[Encoded], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[tuple[float, bool]]:
-        self._cut(requests)  # refuses what cannot be scored
-        self.encoded += [(None, context, targets) for _, context, targets in requests]
+        places, _ = self._cut(requests)
+        self.encoded += [(None, *requests[place][1:]) for place in places]
         return [(0.0, False)] * len(requests)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
@@ -128,8 +128,7 @@ def collect_requests(
         options = scorer_options(tokenizer, settings)
         for name, task in chosen.tasks.items():
             collector = _Collector(model, **options)
-            output, _ = run_task(collector, name, chosen, settings)
-            samples = output["samples"][name]
+            samples = run_task(collector, name, chosen, settings).output["samples"][name]
             hashes = {sample["doc_id"]: sample["doc_hash"] for sample in samples}
             identity = {
                 "data_sha256": hash_documents(hashes[number] for number in sorted(hashes)),

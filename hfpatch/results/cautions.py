@@ -33,6 +33,8 @@ _Z = 1.645
 STARTS = 2.0
 """Nats a token by which a base may be worse where rows begin inside a document than where documents begin. Gemma 3
 without its ``<bos>`` is worse by 3.1 over whole rows."""
+MOST_TIES = 0.01
+"""Share of documents with several likeliest choices above which a caution says so."""
 SURVIVAL = 0.9
 """Share of trained weights that an update must really change."""
 
@@ -44,6 +46,9 @@ def comparison_cautions(recipe: Recipe, results: ComparisonResults) -> Iterator[
         yield from floor_cautions(run.evaluation)
         yield from document_cautions(run.evaluation)
         yield from start_cautions(run.evaluation)
+    for name, method in methods.items():
+        for seed, run in method.runs.items():
+            yield from tie_cautions(run.evaluation, name if name == recipe.baseline else f"{name}, seed {seed}")
 
     # How the learning rates were chosen
     if tuning is None:
@@ -176,8 +181,13 @@ def floor_cautions(scores: Mapping[str, TaskResult], name: str = "the base") -> 
 
 
 def document_cautions(scores: Mapping[str, TaskResult]) -> Iterator[str]:
-    """Yield a sentence for each task whose documents are not shown as lm-eval shows them; it holds for every model."""
+    """Yield what every model's scores on a task share: documents left out, and few-shot examples."""
     for task, score in scores.items():
+        if (without := score.left_out) is not None:
+            yield (
+                f"{task}: {without.documents:,} of {score.n + without.documents:,} documents cannot be scored and are "
+                f"left out (document {without.first}: {without.why})."
+            )
         few = score.few_shot
         if few is not None and few.own_left_out:
             yield (
@@ -202,6 +212,17 @@ def start_cautions(scores: Mapping[str, TaskResult]) -> Iterator[str]:
                 f"{task}: the base's first tokens cost {starts['inside']:.2f} nats each where a row begins inside a "
                 f"document, and {starts['documents']:.2f} where a document begins: it may expect a start token that "
                 "its tokenizer does not add, and a gain may be the repair of that."
+            )
+
+
+def tie_cautions(scores: Mapping[str, TaskResult], name: str) -> Iterator[str]:
+    """Yield a sentence for each task on which more than 1 % of a model's decisions are ties."""
+    for task, score in scores.items():
+        if score.ties is not None and score.ties > MOST_TIES * score.n:
+            yield (
+                f"{name}: {score.ties:,} of {score.n:,} documents of {task} have several likeliest choices, and "
+                "lm-eval's accuracy takes the first: there it shows where the right choice stands, not what the model "
+                "knows."
             )
 
 

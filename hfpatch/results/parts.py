@@ -157,6 +157,20 @@ class FewShot(Part):
     related: int = 0
 
 
+class LeftOut(Part):
+    """The documents of a task that have no score, as their context and their answer share a token, say.
+
+    Attributes:
+        documents: how many.
+        first: the index of the first one.
+        why: why that one has none.
+    """
+
+    documents: int
+    first: int
+    why: str
+
+
 class TaskResult(Part):
     """The scores of one model on one task.
 
@@ -180,12 +194,15 @@ class TaskResult(Part):
         few_shot: where its few-shot examples are not lm-eval's, or say much of a document; else None.
         starts: of the base on held-out text the nats per token at the first tokens of documents (``documents``) and of
             blocks that begin inside one (``inside``), where there are such; else None.
+        left_out: its documents that cannot be scored, which ``n`` does not count; None if there are none.
+        ties: documents with several likeliest choices, of which the accuracy takes the first; None if there are none.
         reused: requests whose answers were kept from an earlier evaluation and not scored again. It says how the result
             was obtained and is neither written nor compared: a resumed run ends with equal results.
     """
 
     written_if_set = frozenset(
-        {"clusters", "chance", "few_shot", "prompts_sha256", "tokens_sha256", "task_sha256", "starts"}
+        {"clusters", "chance", "prompts_sha256", "tokens_sha256", "task_sha256"}
+        | {"few_shot", "starts", "left_out", "ties"}
     )
 
     task: str
@@ -204,6 +221,8 @@ class TaskResult(Part):
     chance: Annotated[float, Field(ge=0, le=1)] | None = None
     few_shot: FewShot | None = None
     starts: Numbers | None = None
+    left_out: LeftOut | None = None
+    ties: int | None = None
     reused: int = Field(default=0, exclude=True)
 
     def __eq__(self, other: object) -> bool:

@@ -30,6 +30,7 @@ from hfpatch.results.parts import (
     Comparison,
     FewShot,
     GroupResult,
+    LeftOut,
     ModelFacts,
     Part,
     TaskResult,
@@ -43,8 +44,8 @@ from hfpatch.results.verdicts import Measure, Verdict, deciding, judge
 __all__ = [
     "SCHEMA", "AtStep", "Choice", "Clusters", "Comparison", "ComparisonResults", "Curve", "Diagnostic",
     "EvaluatedVariant", "EvaluationResults", "FewShot", "GroupResult", "Improvement", "KeptAnswers", "LayerSeries",
-    "Loss", "Method", "Parameters", "Results", "Retention", "RetentionPoint", "Rewound", "Row", "Run", "StudyResults",
-    "StudyRun", "Task", "TaskResult", "Trial", "Tuning", "Variant", "Verdict", "json_schema",
+    "LeftOut", "Loss", "Method", "Parameters", "Results", "Retention", "RetentionPoint", "Rewound", "Row", "Run",
+    "StudyResults", "StudyRun", "Task", "TaskResult", "Trial", "Tuning", "Variant", "Verdict", "json_schema",
 ]  # fmt: skip
 
 

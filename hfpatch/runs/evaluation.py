@@ -18,7 +18,7 @@ from hfpatch.evaluation.selection import Selection, select
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.strict import flatten
-from hfpatch.results.cautions import document_cautions, floor_cautions
+from hfpatch.results.cautions import document_cautions, floor_cautions, tie_cautions
 from hfpatch.results.folder import RESULTS
 from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
 from hfpatch.runs.folder import check_place
@@ -144,7 +144,11 @@ def _evaluate(
                 of_base = (model, settings, scores, records / variant.label, selection.tasks)
                 warnings += ranks.on_first(check_base, *of_base, compared=compared)
 
-        warnings += document_cautions(next(iter(scored.values())).scores)
+        for label, each in scored.items():
+            cautions = [*document_cautions(each.scores), *tie_cautions(each.scores, label)]
+            warnings += [caution for caution in cautions if caution not in warnings]
+        tasks, uncommon = _common(scored)
+        warnings += uncommon
 
         # Each variant against its references, by the primary and the low-noise metrics
         comparisons: list[Comparison] = []
@@ -152,7 +156,7 @@ def _evaluate(
             comparisons = ranks.on_first(
                 evaluation.compare,
                 {label: {0: records / label} for label in scored},
-                tasks=next(iter(scored.values())).scores,
+                tasks=tasks,
                 references=references,
                 baseline=BASE if BASE in scored else "",
                 aggregations=evaluation.all_aggregations(selection.tasks),
@@ -170,6 +174,22 @@ def _evaluate(
     if output is not None and ranks.is_first:
         write_json(output / RESULTS, found.to_json())
     return ranks.same(found)
+
+
+def _common(scored: Mapping[str, EvaluatedVariant]) -> tuple[dict[str, TaskResult], list[str]]:
+    """Return the first variant's result of each task of which all scored the same documents, and what the others are.
+
+    Tokenizers differ in the documents that they leave nothing to score of.
+    """
+    common: dict[str, TaskResult] = {}
+    said = []
+    for task, score in next(iter(scored.values())).scores.items():
+        if len({variant.scores[task].data_sha256 for variant in scored.values()}) == 1:
+            common[task] = score
+        else:
+            counts = ", ".join(f"{label} {variant.scores[task].n:,}" for label, variant in scored.items())
+            said.append(f"{task}: not compared, as the models cannot all score the same documents ({counts}).")
+    return common, said
 
 
 def _score(

@@ -161,7 +161,7 @@ def test_paragraphs_are_cut_and_start_unconditioned(model, tokenizer, support):
         assert tokens == ids.shape[1] - 1
         assert size == len(tokenizer.decode(ids[0, 1:]).encode())
         assert value == pytest.approx(-float(model(ids, labels=ids).loss) * tokens, rel=1e-5)
-    with pytest.raises(HfpatchError, match="task some_task, document 0: has fewer than two tokens"):
+    with pytest.raises(HfpatchError, match="task some_task, document 0: its context or its continuation has no token"):
         scorer.paragraph_loglikelihood(requests("paragraph_loglikelihood", [("a", 512)]))
 
 

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from lm_eval.utils import env
+from own_tasks import read_record, write_task
 from own_tasks import read_record as rows
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -13,7 +14,9 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import TaskResult, evaluate, load_tasks, run
 from hfpatch.evaluation.metrics import metric_named
 from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.results.cautions import document_cautions, tie_cautions
 from hfpatch.results.low_noise import LOW_NOISE
+from hfpatch.results.schema import LeftOut
 
 TASKS = ("lambada_openai", "hellaswag", "arc_easy", "wikitext")
 
@@ -164,6 +167,66 @@ def test_nan_stops_with_the_document_and_keeps_what_was_scored(support, tokenize
         evaluate(model, tokenizer, settings=chosen, data_dir=own_data_dir, records_dir=folder)
     assert [path.name for path in folder.iterdir()] == ["lambada_openai.jsonl"]
     assert model.training
+
+
+SHARED = {"text": "Anna left the lamp in t", "word": "he", "wrong": "is", "gold": 0}  # " the" is one token
+KINDS = {
+    "word": {"output_type": "loglikelihood", "doc_to_target": "{{word}}"},
+    "choice": {"output_type": "multiple_choice", "doc_to_choice": "{{[word, wrong]}}", "doc_to_target": "gold"},
+}
+
+
+def write_words(folder, support, rows, kind):
+    """Write a task whose targets follow the context without a space."""
+    support.write_rows(folder / "rows.jsonl", rows)
+    write_task(
+        folder, "words", **KINDS[kind], doc_to_text="{{text}}", target_delimiter="", metric_list=[{"metric": "acc"}]
+    )
+    return EvaluationSettings(tasks=("words",), include_path=str(folder))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_document_whose_context_and_answer_share_a_token_is_left_out(taught, tokenizer, support, tmp_path, kind):
+    assert tokenizer(SHARED["text"])["input_ids"][:-1] == tokenizer(SHARED["text"] + "he")["input_ids"][:-1]
+    rows = [{"text": f"{name} left the", "word": " lamp", "wrong": " coin", "gold": 0} for name in support.NAMES]
+    found, records = [], []
+    for name, documents in (("with", [*rows[:2], SHARED, *rows[2:]]), ("without", rows)):
+        chosen = write_words(tmp_path, support, documents, kind)
+        given = {"settings": chosen, "records_dir": tmp_path / name, "answers_dir": tmp_path / "answers"}
+        found.append(evaluate(taught, tokenizer, **given)["words"])
+        records.append(read_record(tmp_path / name, "words"))
+    why = "its context or its continuation has no token of its own"
+    assert found[0].left_out == LeftOut(documents=1, first=2, why=why)
+    assert [row["doc_id"] for row in records[0]] == [0, 1, 3, 4, 5, 6]
+    assert [{**row, "doc_id": 0} for row in records[0]] == [{**row, "doc_id": 0} for row in records[1]]
+    same = {"n", "metrics", "stderr", "data_sha256", "chance"}
+    assert found[0].model_dump(include=same) == found[1].model_dump(include=same)
+    assert found[1].left_out is None
+    (said,) = document_cautions({"words": found[0]})
+    assert said == f"words: 1 of 7 documents cannot be scored and are left out (document 2: {why})."
+    chosen = write_words(tmp_path, support, [SHARED], kind)
+    with pytest.raises(HfpatchError, match="task words: none of its documents can be scored; document 0: its context"):
+        evaluate(taught, tokenizer, settings=chosen)
+
+
+def test_decisions_between_equal_scores_are_counted(support, tokenizer, tmp_path):
+    """Those of a collapsed model, whose accuracy is how often the first choice is right."""
+    model = support.gpt2()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.zero_()
+    ends = [(" lamp", " lamp"), (" the the", " the"), (" the", " the the")]
+    rows = [{"text": "Anna left", "word": one, "wrong": other, "gold": 0} for one, other in ends]
+    result = evaluate(model, tokenizer, settings=write_words(tmp_path, support, rows, "choice"))["words"]
+    assert (result.metrics["acc"], result.ties) == (pytest.approx(2 / 3), 1)
+    assert [said.partition(" have")[0] for said in tie_cautions({"words": result}, "it")] == [
+        "it: 1 of 3 documents of words"
+    ]
+    assert not list(tie_cautions({"words": result.model_copy(update={"n": 100})}, "it"))
+    rows = [{**row, "wrong": " coin"} for row in rows[:1]]
+    assert (
+        evaluate(support.gpt2(), tokenizer, settings=write_words(tmp_path, support, rows, "choice"))["words"].ties
+        is None
+    )
 
 
 def test_a_tokenizer_of_another_model_or_without_tokens_is_refused(support, tokenizer, data_dir):

@@ -7,7 +7,8 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from own_tasks import CHAT, SHORT, write_model
+from own_tasks import CHAT, SHORT, write_model, write_task
+from transformers import AutoTokenizer
 
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
@@ -141,6 +142,28 @@ def test_the_same_call_continues_and_another_is_refused(outcome, folder, monkeyp
         chosen = evaluation_of(**({} if names == "ab" else {"num_fewshot": 1}))
         with pytest.raises(HfpatchError, match=rf"holds another evaluation \({key}"):
             evaluate_models(settings_of(folder, names), settings=chosen, data_dir=folder / "data", output=out)
+
+
+def test_models_that_leave_out_other_documents_are_scored_and_not_compared_there(folder, tmp_path):
+    """Tokenizers differ in the contexts and answers that share a token."""
+    tokenizers = {name: AutoTokenizer.from_pretrained(folder / name) for name in "ab"}
+    words = sorted({word for text in documents("base", count=50) for word in text.split()})
+
+    def shares(name, word):  # its last letter is no token after the others
+        start, whole = (tokenizers[name](f"so {text}")["input_ids"] for text in (word[:-1], word))
+        return len(start) == len(whole)
+
+    word = next(word for word in words if shares("b", word) and not shares("a", word))
+    rows = [{"text": "so", "word": " it"}] * 24 + [{"text": f"so {word[:-1]}", "word": word[-1]}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    ending = {"output_type": "loglikelihood", "doc_to_text": "{{text}}", "doc_to_target": "{{word}}"}
+    write_task(tmp_path, "words", **ending, target_delimiter="", metric_list=[{"metric": "acc"}])
+    chosen = EvaluationSettings(tasks=("words", "tinyworld_endings"), limit=25, include_path=str(tmp_path))
+    found = evaluate_models(settings_of(folder, "ab"), settings=chosen)
+    assert [variant.scores["words"].n for variant in found.variants.values()] == [25, 24]
+    assert {each.task for each in found.comparisons} == {"tinyworld_endings"}
+    assert any(text.startswith("words: not compared") and "(a 25, b 24)" in text for text in found.warnings)
+    assert any(text.startswith("words: 1 of 25 documents cannot be scored") for text in found.warnings)
 
 
 def test_a_larger_limit_scores_only_new_documents(folder, tmp_path):
