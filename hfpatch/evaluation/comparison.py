@@ -196,20 +196,27 @@ def _compare(method: str, reference: str, measure: _Measure, runs: _Pairing, rea
     values = reader.read_runs(result, metric, [*runs.method, *runs.reference])
     documents = len(values[runs.method[0]])
     groups = reader.read_groups(runs.method[0], result)
-    few = "documents" if groups is None else "groups"
+    why = f"too few {'documents' if groups is None else 'groups'}"
     enough = (documents if groups is None else count_groups(groups)) >= FEWEST_DOCUMENTS
     if metric.aggregate is None:
         terms = {run: metric.ratio_terms(found) for run, found in values.items()}
-        enough &= all(bool(np.isfinite(each[0]).all()) for each in terms.values())
         ours, theirs = (np.stack([terms[run][0] for run in side]) for side in (runs.method, runs.reference))
         weights = terms[runs.method[0]][1]
-        base = float((theirs.sum(axis=1) / weights.sum()).mean())
-        difference = float((ours.mean(axis=0) - theirs.mean(axis=0)).sum() / weights.sum())
-        tested = _test_ratio(_Table(ours, theirs, weights, groups), metric, runs) if enough else None
+        with np.errstate(over="ignore", invalid="ignore"):  # values may be infinite, or their sums
+            base = float((theirs.sum(axis=1) / weights.sum()).mean())
+            difference = float((ours.mean(axis=0) - theirs.mean(axis=0)).sum() / weights.sum())
+            finite = math.isfinite(base) and math.isfinite(difference)
+            tested = _test_ratio(_Table(ours, theirs, weights, groups), metric, runs) if enough and finite else None
     else:
         scores = [np.array([metric.aggregate(values[run]) for run in side]) for side in (runs.method, runs.reference)]
         base, difference = 0.0, float(scores[0].mean() - scores[1].mean())
         tested = _test_aggregate(measure, values, runs, scores, groups) if enough else None
+    ends = [] if tested is None else [metric.shift(base, end) for end in tested.interval]
+    errors = [] if tested is None else [(float(part.error), float(part.freedom)) for part in tested.parts]
+    if not all(map(math.isfinite, (metric.shift(base, difference), *ends, *(error for error, _ in errors)))):
+        tested = None
+    if enough and tested is None:
+        why = "values without a finite mean or variance"
     comparison = Comparison(
         method=method,
         reference=reference,
@@ -219,14 +226,12 @@ def _compare(method: str, reference: str, measure: _Measure, runs: _Pairing, rea
         clusters=result.clusters,
         seeds=len(runs.method),
         difference=metric.shift(base, difference),
-        test=f"none (too few {few})",
+        test=f"none ({why})",
     )
     if tested is None:
         return comparison
-    low, high = (metric.shift(base, end) for end in tested.interval)
     test = tested.test if groups is None else tested.test.replace("documents", "groups of documents")
-    errors = [(float(part.error), float(part.freedom)) for part in tested.parts]
-    found = {"low": low, "high": high, "p": tested.p, "test": test, "errors": errors}
+    found = {"low": ends[0], "high": ends[1], "p": tested.p, "test": test, "errors": errors}
     return comparison.model_copy(update=found)
 
 

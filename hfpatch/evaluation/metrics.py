@@ -56,12 +56,16 @@ class Metric:
         if self.aggregate is not None:
             return float(self.aggregate(values))
         terms, weights = self.ratio_terms(values)
-        ratio = float(terms.sum() / weights.sum())
-        return math.exp(ratio) if self.exponential else ratio
+        ratio = terms.sum() / weights.sum()
+        with np.errstate(over="ignore"):
+            return float(np.exp(ratio) if self.exponential else ratio)
 
     def shift(self, reference: float, difference: float) -> float:
         """Return a ``difference`` in ``r`` from a ``reference`` value of ``r``, in the metric's unit."""
-        return math.exp(reference) * math.expm1(difference) if self.exponential else difference
+        if not self.exponential:
+            return difference
+        with np.errstate(over="ignore", invalid="ignore"):  # perplexities beyond the largest number are infinite
+            return float(np.exp(reference) * np.expm1(difference))
 
 
 _MEAN = "lm_eval.api.metrics.mean"

@@ -67,7 +67,7 @@ class Estimate:
     def p(self) -> float:
         """The two-sided p-value of no difference, not below 1e-15."""
         size = abs(self.difference)
-        if size == 0:
+        if size == 0 or not all(math.isfinite(part.error) for part in self.parts):
             return 1.0
         if self.reach(_SMALLEST_P) <= size:
             return _SMALLEST_P

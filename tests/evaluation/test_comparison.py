@@ -207,6 +207,23 @@ def test_too_few_documents_get_no_verdict(tmp_path, documents, seeds):
     assert found.p is None
 
 
+@pytest.mark.parametrize("values", [(1e308, -1e308), (1e200, -1e200), (math.inf, 0.0), (800.0, 0.0)])
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_values_without_a_finite_mean_or_variance_are_not_tested(tmp_path, values, seeds):
+    """Sums and squares overflow: there is no difference, and none is found at p = 0.0001."""
+    rng, name = np.random.default_rng(0), "perplexity" if values[0] == 800 else "score"
+    records = {}
+    for method, value in zip(("it", "baseline"), values, strict=True):
+        drawn = -value * (1 + 0.01 * rng.random(40))
+        runs = range(seeds if method == "it" else 1)
+        records[method] = {s: write(tmp_path / f"{method}-{s}", "t", name, drawn.tolist()) for s in runs}
+    results = {"t": result("t", name)}
+    (found,) = compare(records, tasks=results, references={"it": ["baseline"]})
+    assert (found.test, found.p, found.low, found.errors) == (
+        *("none (values without a finite mean or variance)", None, -math.inf, []),
+    )
+
+
 def test_what_no_difference_could_show_is_not_called_visible(tmp_path):
     base = np.tile([0.0, 1.0], 60)
     runs = {"baseline": {0: write(tmp_path / "b", "quiz", "acc", base)}, "a": {}}

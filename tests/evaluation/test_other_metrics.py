@@ -125,7 +125,7 @@ def test_a_score_that_no_draw_changes_gets_no_verdict(tmp_path):
     runs = {name: {0: write_record(tmp_path / name, "count", "steps", [value] * 30)} for name, value in values.items()}
     given = {"references": {"a": ["baseline"]}, "aggregations": {"count": {"steps": lm_evals.median}}}
     (one,) = compare(runs, tasks={"count": task_result("count", "steps", n=30)}, **given)
-    assert (one.difference, one.test, one.p) == (1.0, "none (too few documents)", None)
+    assert (one.difference, one.test, one.p) == (1.0, "none (values without a finite mean or variance)", None)
 
 
 def test_several_seeds_add_their_own_variance(scored, monkeypatch):
