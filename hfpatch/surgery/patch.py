@@ -33,6 +33,7 @@ from hfpatch.tuners.adapters import (
 )
 from hfpatch.tuners.checks import refusing_wrong_values, require_fitting, require_sound
 from hfpatch.tuners.config import MethodConfig, drawn_as, method_name, with_python_values
+from hfpatch.tuners.contracts import require_adapter_name
 from hfpatch.tuners.model import unreached_layers
 from hfpatch.tuners.quantised import keep_unpacked
 
@@ -201,8 +202,9 @@ def patch_summary(model: nn.Module) -> PatchSummary:
 
 def _adapter_names(model: nn.Module, configs: Sequence[PeftConfig], names: Sequence[str] | None) -> list[str]:
     """Return one name for each configuration that is no part of the model's own names, by which PEFT finds tensors."""
-    own = {part for name, _ in model.named_parameters() for part in name.split(".")}
+    tensors = [name for name, _ in model.named_parameters()]
     if names is None:
+        own = {part for name in tensors for part in name.split(".")}
         chosen: list[str] = []
         for method in map(method_name, configs):
             candidates = itertools.chain([method], (f"{method}_{number}" for number in itertools.count(2)))
@@ -213,8 +215,7 @@ def _adapter_names(model: nn.Module, configs: Sequence[PeftConfig], names: Seque
     for name in names:
         if list(names).count(name) > 1 or not re.fullmatch(r"\w+", name):
             raise HfpatchError(f"adapter name {name!r} must be unique, and of letters, digits and underscores")
-        if name in own:
-            raise HfpatchError(f"adapter name {name!r} is a part of the model's own names; choose another")
+        require_adapter_name(name, tensors)
     return list(names)
 
 

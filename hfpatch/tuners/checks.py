@@ -17,6 +17,7 @@ from hfpatch.errors import HfpatchError, first_line
 from hfpatch.sites import AttentionSite, features, find_sites, require_matrix, submodule
 from hfpatch.tuners.adapters import adapter_parameters, base_parameters
 from hfpatch.tuners.config import MethodConfig, method_name
+from hfpatch.tuners.contracts import require_adapter_name
 from hfpatch.tuners.hooks import PROJECTED
 from hfpatch.tuners.layer import MethodLayer, layers_at
 
@@ -154,7 +155,7 @@ def require_sound(model: nn.Module, adapters: Sequence[str]) -> None:
     for name, parameter in model.named_parameters():
         found = [part for part in name.split(".") if part in adapters]
         if len(found) > (parameter not in of_base):
-            raise HfpatchError(f"adapter name {found[0]!r} is a part of PEFT's own names; choose another")
+            require_adapter_name(found[0], (), found)
     trained = [name for name, parameter in base.items() if parameter.requires_grad]
     if trained:
         raise HfpatchError(

@@ -122,13 +122,13 @@ def checked(function: Callable[..., Any], name: str) -> Callable[..., Tensor]:
     return call
 
 
-def require_parts(config: MethodConfig, sites: Sequence[MethodSite]) -> None:
-    """Refuse a method that cannot be built at its sites, or whose parts PEFT cannot keep.
+def require_parts(config: MethodConfig, sites: Sequence[MethodSite]) -> set[str]:
+    """Return the names of a method's parts at all of its sites.
 
     Raises:
-        HfpatchError: naming the method and the mistake.
+        HfpatchError: if it cannot be built, or PEFT cannot keep its parts, naming the method and the mistake.
     """
-    where, has_parameters = f"{config.spec.name}: build()", False
+    where, has_parameters, names = f"{config.spec.name}: build()", False, set[str]()
     for site in sites:
         try:
             parts: Any = config.build(site, config.seed)
@@ -153,11 +153,33 @@ def require_parts(config: MethodConfig, sites: Sequence[MethodSite]) -> None:
                 f"{where}: {frozen[0]} requires no gradient, and PEFT trains every parameter; use a buffer"
             )
         has_parameters |= bool(parameters)
+        names.update(parts)
     if not has_parameters:
         layers = "the only layer" if len(sites) == 1 else f"any of the {len(sites)} layers"
         raise HfpatchError(
             f"{config.spec.name} has no parameters in {layers} that it would change; it needs others beside"
         )
+    return names
+
+
+def require_adapter_name(name: str, tensors: Iterable[str], parts: Iterable[str] = ()) -> None:
+    """Refuse the name of an adapter that is a part of the names of other tensors, for which PEFT takes it.
+
+    Args:
+        name: the adapter's name.
+        tensors: names of the model's own parameters.
+        parts: names of modules that hold the adapter's tensors.
+
+    Raises:
+        HfpatchError: naming it.
+    """
+    of_model = {part for tensor in tensors for part in tensor.split(".")} | {"base_model", "model"}  # a PeftModel's
+    for whose, taken in (("the model's own", of_model), ("PEFT's own", {*parts})):
+        if name in taken:
+            raise HfpatchError(
+                f"adapter name {name!r} is a part of {whose} names, from which PEFT would remove it, and lose tensors "
+                "when it saves the adapter; choose another"
+            )
 
 
 def require_usable(config: MethodConfig, names: Iterable[str]) -> None:

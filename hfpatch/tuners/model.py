@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.sites import AttentionSite, count_values, select_sites, survey
 from hfpatch.tuners.config import MethodConfig
-from hfpatch.tuners.contracts import require_parts, require_usable
+from hfpatch.tuners.contracts import require_adapter_name, require_parts, require_usable
 from hfpatch.tuners.layer import ROWS, MethodLayer
 from hfpatch.tuners.naming import FILLED_IN, chosen_modules, named_sites, wanted_layers
 from hfpatch.tuners.places import method_site, refused_at
@@ -56,10 +56,12 @@ class MethodModel(BaseTuner):
             if not name.startswith(adapters) or ".base_layer." in name
         }
         require_usable(config, base)
-        keep_unpacked(model, training=not config.inference_mode)
         sites = changed_sites(model, config) if state_dict is None else _sites_in(state_dict, model, config)
         with torch.device("meta"):
-            require_parts(config, [replace(method_site(site), is_first=site is sites[0]) for site in sites])
+            parts = require_parts(config, [replace(method_site(site), is_first=site is sites[0]) for site in sites])
+        held = {config.spec.child, *(config.spec.prefix + part for part in parts)}
+        require_adapter_name(adapter_name, base, held)
+        keep_unpacked(model, training=not config.inference_mode)
         self._sites = {site.host_path: site for site in sites}
         self._config = copy.deepcopy(config)  # the caller may change theirs
         given, before = chosen_modules(config), config.target_modules

@@ -326,3 +326,25 @@ def test_loaded_parameters_are_fp32_on_any_base(method, dtype, options, tmp_path
 def test_a_cast_of_the_whole_model_is_the_users_will(method):
     model = get_peft_model(make_model("gpt_neox"), METHODS[method]()).to(torch.bfloat16)
     assert model(input_ids=make_tokens(), use_cache=False).logits.dtype == torch.bfloat16
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["self_attn", "model", "layers", "weight", "base_model", "parts", "child"])
+def test_a_name_that_peft_would_take_for_another_is_refused(method, name):
+    """PEFT removes an adapter's name from the names of tensors, wherever it is."""
+    config, tokens = METHODS[method](), make_tokens()
+    name = {"parts": {"pre": "preproj_up", "query": "nonlinear_query_up"}[method], "child": config.spec.child}.get(
+        name, name
+    )
+    model = trained("llama", method)
+    before, names = logits_of(model, tokens), list(model.state_dict())
+    for call in (
+        lambda: get_peft_model(make_model("llama"), config, adapter_name=name),
+        lambda: make_model("llama").add_adapter(config, adapter_name=name),
+        lambda: model.add_adapter(name, config),
+    ):
+        with pytest.raises(HfpatchError, match=f"adapter name '{name}' is a part of .* names, from which PEFT would"):
+            call()
+    assert list(model.peft_config) == ["default"]
+    assert list(model.state_dict()) == names
+    assert torch.equal(logits_of(model, tokens), before)
