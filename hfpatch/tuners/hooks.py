@@ -180,7 +180,7 @@ def apply_method(method: Any, place: str, parts: Parts, value: Tensor, *read: Te
     held = [p for part in parts.values() for p in part._parameters.values() or part.parameters() if p is not None]
     dtype = next((p.dtype for p in held if p.is_floating_point()), None)
     is_offloaded = not value.is_meta and any(p.is_meta for p in held)
-    with _onloaded(parts) if is_offloaded else nullcontext():
+    with _onloaded(parts, site.layer) if is_offloaded else nullcontext():
         if dtype is None:
             changed: Tensor = getattr(method, place)(parts, value, *read, site)
         else:
@@ -190,8 +190,12 @@ def apply_method(method: Any, place: str, parts: Parts, value: Tensor, *read: Te
 
 
 @contextmanager
-def _onloaded(parts: Parts) -> Iterator[None]:
-    """Load the weights that accelerate keeps elsewhere: its hooks act when a module is called, and methods read too."""
+def _onloaded(parts: Parts, layer: int) -> Iterator[None]:
+    """Load the weights that accelerate keeps elsewhere: its hooks act when a module is called, and methods read too.
+
+    Raises:
+        HfpatchError: if weights are nowhere; torch computes with them all the same, and gives arbitrary values.
+    """
     offloaded: list[Any] = [
         module
         for module in nn.ModuleList(parts.values()).modules()
@@ -202,6 +206,11 @@ def _onloaded(parts: Parts) -> Iterator[None]:
         module._hf_hook.pre_forward(module)
         module.forward = module._old_forward  # a call would put the weights away
     try:
+        if any(parameter.is_meta for part in parts.values() for parameter in part.parameters()):
+            raise HfpatchError(
+                f"layer {layer}: the adapter's weights have no values; transformers' load_adapter loads none into an "
+                "offloaded model: use hfpatch.load_patch or peft.PeftModel.from_pretrained, or load before offloading"
+            )
         yield
     finally:
         for module, forward in zip(offloaded, hooked, strict=True):
