@@ -25,7 +25,7 @@ _MARK = "@"
 
 def is_budget(value: object) -> bool:
     """Return whether a value of ``match`` or ``budgets`` is a budget: a positive whole number, or a share."""
-    return share_of(value) is not None if isinstance(value, str) else type(value) is int and value > 0
+    return share_of(value) is not None if isinstance(value, str) else type(value) is int and 0 < value < 10**18
 
 
 def budget_text(budget: Budget) -> str:

@@ -22,7 +22,7 @@ from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.retention import RetentionSettings, retention_mistake
 from hfpatch.recipes.sizes import NO_SIZE, SIZES
 from hfpatch.recipes.strict import SEED_LIMIT, Dtype, ExpandedPath, PathText, Section, explain, load_as, read_override
-from hfpatch.recipes.training import TrainingSettings, held_out_mistake, loop_mistake
+from hfpatch.recipes.training import TrainingSettings, decay_mistake, held_out_mistake, loop_mistake
 from hfpatch.recipes.tuning import TuningSettings, Values, split_key, trial_training, tuning_mistake, tuning_seed
 
 PLACES = ("trust_remote_code", "device_map")
@@ -149,6 +149,7 @@ class Recipe(Section):
         trained = {name: self.methods[name] for name in self.trained}
         mistake = (
             loop_mistake(training)
+            or decay_mistake(training, *(self.tuning.grid.get("training.schedule", ()) if self.tuning else ()))
             or held_out_mistake(training, measured=data.held_out is not None)
             or (self.budgets and "load_recipe reads budgets; else name methods lora@10k, with match: 10000")
             or twice_mistake("training.seeds", training.seeds)
@@ -236,6 +237,8 @@ class Recipe(Section):
                 changed["training"][first][rest] = value
             else:
                 changed["training"][key] = value
+        if changed["training"]["schedule"] != "wsd" and self.tuning is not None:  # the grid has other schedules
+            changed["training"]["decay_steps"] = None
         return Recipe.model_validate_json(json.dumps(changed), strict=True)
 
     def trial(self, method: str, values: Values) -> Recipe:

@@ -31,7 +31,7 @@ class DataSettings(TextSource):
     """A file with the Jinja template of conversations; None takes the tokenizer's own."""
     min_characters: NonNegativeInt = 1
     """Leave out documents shorter than this many characters, surrounding white space not counted."""
-    block_size: Annotated[int, Field(ge=2)] = 512
+    block_size: Annotated[int, Field(ge=2, le=2**24)] = 512
     """Tokens in a block, the unit of a batch."""
     layout: Layout = "packed"
     """``packed`` fills each block with several documents, attention kept inside each; ``padded`` pads one document
@@ -74,6 +74,11 @@ class DataSettings(TextSource):
                 f"data.layout is stream, whose blocks begin anywhere in a document, and data.format={self.format} "
                 "learns a part of each; set data.layout=packed or padded"
             )
+        if self.chat_template is not None and {"text"} == {each.format for each in self.mixture or (self,)}:
+            raise ValueError(
+                "data.chat_template is of conversations (data.format=messages or prompt_completion), and data.format "
+                "is text; leave it out"
+            )
         if self.held_out and self.max_documents and self.held_out >= self.max_documents:
             raise ValueError(
                 f"data.held_out is {self.held_out}; must be below data.max_documents ({self.max_documents}), of which "
@@ -99,6 +104,7 @@ class DataSettings(TextSource):
         found = []
         for source, share in zip(self.mixture, shares, strict=True):
             given = {name: value for name, value in common.items() if name not in _TEXT or not source.is_token_file}
+            given |= {"chat_template": None} if source.format == "text" else {}
             found.append(DataSettings(**source.model_dump(exclude={"weight"}), **given, held_out=share or None))
         return found
 

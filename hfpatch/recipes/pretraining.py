@@ -14,7 +14,7 @@ from hfpatch.errors import nearest
 from hfpatch.recipes.comparison import name_mistake, twice_mistake
 from hfpatch.recipes.data import DataSettings, overlap_mistake
 from hfpatch.recipes.strict import SEED_LIMIT, ExpandedPath, PathText, Section, explain, find_recipe, load_as, read_yaml
-from hfpatch.recipes.training import PretrainSettings, held_out_mistake, loop_mistake
+from hfpatch.recipes.training import PretrainSettings, decay_mistake, held_out_mistake, loop_mistake
 
 Point = dict[str, float | int | str | bool | None]
 """One point of a sweep: a value for each of its keys; empty without a sweep."""
@@ -76,7 +76,7 @@ class PretrainRecipe(_Pretraining):
     def _no_contradiction(self) -> PretrainRecipe:
         loop = loop_mistake(self.training) or held_out_mistake(self.training, measured=self.measured)
         overlap = overlap_mistake(self.data, self.evaluation_data) if self.evaluation_data else None
-        for mistake in (name_mistake(self.name), loop, overlap):
+        for mistake in (name_mistake(self.name), loop, decay_mistake(self.training), overlap):
             if mistake:
                 raise ValueError(mistake)
         return self
@@ -163,6 +163,12 @@ class StudyRecipe(_Pretraining):
         values["architecture"] |= chosen.architecture
         values["training"] |= chosen.training
         values["training"] |= point
+        # decay_steps of the study are those of its runs with wsd
+        sweeps = [self.sweep, *(each.sweep or {} for each in self.variants.values())]
+        tried = [each.training.get("schedule") for each in self.variants.values()]
+        tried += [schedule for sweep in sweeps for schedule in sweep.get("schedule", ())]
+        if values["training"]["schedule"] != "wsd" and decay_mistake(self.training, *tried) is None:
+            values["training"]["decay_steps"] = None
         values |= {"name": f"{self.name}-{variant}", "description": chosen.description, "seed": seed}
         return PretrainRecipe.model_validate_json(json.dumps(values), strict=True)
 

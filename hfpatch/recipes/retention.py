@@ -25,7 +25,7 @@ class RetentionSettings(Section):
     language that it was trained on."""
     documents: PositiveInt = 200
     """The first so many documents of each text that has no ``max_documents`` of its own."""
-    block_size: Annotated[int, Field(ge=2)] | None = None
+    block_size: Annotated[int, Field(ge=2, le=2**24)] | None = None
     """Tokens in a row; None takes ``data.block_size``."""
     tasks: tuple[str, ...] | None = None
     """The tasks of ``evaluation.tasks`` whose right answers should be kept; None takes all."""
@@ -48,7 +48,8 @@ class RetentionSettings(Section):
         for name, source in self.sources(model).items():
             said = source.model_dump()
             said["max_documents"] = source.max_documents or self.documents
-            found[name] = DataSettings(**said, **common)
+            template = {"chat_template": None} if source.format == "text" else {}
+            found[name] = DataSettings(**said, **{**common, **template})
         return found
 
 

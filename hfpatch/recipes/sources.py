@@ -12,6 +12,9 @@ from hfpatch.recipes.strict import PathText, Section
 
 Format: TypeAlias = Literal["text", "messages", "prompt_completion"]
 TOKEN_FILE = ".bin"
+EMBEDDED = "tinyworld/"
+_EMBEDDED_LIMIT = 1_000_000
+"""Documents of the embedded language that may be asked for; they are generated anew in every command."""
 COLUMNS: dict[Format, tuple[str, ...]] = {
     "text": ("text_column",),
     "messages": ("messages_column",),
@@ -101,6 +104,15 @@ class TextSource(Section):
     @model_validator(mode="after")
     def _one_meaning(self) -> TextSource:
         split_parts(self.split)
+        if self.source.startswith(EMBEDDED) and (changed := self.changed(("config", "revision", "streaming"))):
+            raise ValueError(
+                f"data.{changed[0]} is of data sets of the hub, and {self.source} is embedded in hfpatch; leave it out"
+            )
+        if self.source.startswith(EMBEDDED) and (self.max_documents or 0) > _EMBEDDED_LIMIT:
+            raise ValueError(
+                f"data.max_documents is {self.max_documents}, and of {self.source}, which is generated, there are at "
+                f"most {_EMBEDDED_LIMIT}"
+            )
         for format_, columns in COLUMNS.items():
             idle = [name for name in columns if name in self.changed((*columns,))]
             if format_ != self.format and idle:

@@ -193,6 +193,16 @@ def loop_mistake(training: LoopSettings) -> str | None:
     return plan_mistake(training.steps, batch)
 
 
+def decay_mistake(training: LoopSettings, *tried: object) -> str | None:
+    """Return the mistake of ``decay_steps`` where neither the schedule nor one of those tried is wsd, or None."""
+    if training.decay_steps is None or "wsd" in (training.schedule, *tried):
+        return None
+    return (
+        f"training.decay_steps is of training.schedule=wsd, and training.schedule is {training.schedule}; change one "
+        "of them"
+    )
+
+
 def with_steps(training: AnySettings, blocks: int) -> AnySettings:
     """Return the settings with their epochs on so many blocks turned into steps.
 

@@ -148,6 +148,8 @@ def tuning_mistake(
             known = [
                 each for each in TrainingSettings.model_fields if each not in (*_SAME_FOR_ALL, *NOT_IDENTITY, "lr")
             ]
+            if name == "decay_steps" and "wsd" not in (training.schedule, *tuning.grid.get("training.schedule", ())):
+                return f"tuning.grid: {key!r} is of training.schedule=wsd, which no trial has; leave it out"
             if name not in known or (inner and name not in _BY_GROUP):
                 return f"tuning.grid: training has no key {rest!r}{nearest(name, known)}"
             continue

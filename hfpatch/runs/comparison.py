@@ -17,10 +17,12 @@ from hfpatch.runs.progress import Progress
 from hfpatch.runs.session import check_start, open_runs, resumed_clock
 from hfpatch.runs.train_eval import ComparisonSession
 from hfpatch.support.files import read_json
+from hfpatch.support.paths import takes_text
 from hfpatch.training.processes import start_processes
 from hfpatch.training.sharding import cuts_tensors
 
 
+@takes_text
 def compare(
     recipe: Recipe,
     out: Path,
@@ -81,6 +83,7 @@ def compare(
     return results
 
 
+@takes_text
 def train(
     recipe: Recipe, method: str, out: Path, *, resume: bool = False, progress: Progress | None = None
 ) -> list[Path]:

@@ -20,6 +20,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.support.files import atomic_directory
 from hfpatch.support.folders import cache_folder
+from hfpatch.support.paths import takes_text
 from hfpatch.surgery.bases import load_tokenizer
 
 
@@ -80,6 +81,7 @@ class Tokenized:
     overrides: tuple[str, ...] = ()
 
 
+@takes_text
 def tokenize(
     recipe: PretrainRecipe | StudyRecipe, out: Path | None = None, *, on_part: Callable[[int, int], None] | None = None
 ) -> Tokenized:

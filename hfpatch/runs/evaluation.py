@@ -25,6 +25,7 @@ from hfpatch.runs.folder import check_place
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.variants import ANSWERS, BASE, Models, Patches, Variant, Variants
 from hfpatch.support.files import read_json, write_json
+from hfpatch.support.paths import takes_text
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.surgery.placement import Placement
 
@@ -33,6 +34,7 @@ _NOT_IDENTITY = {"allow_unknown_base", "batch_size", "token_budget"}  # change n
 _LIMITS = "limits"  # the part of the identity that may grow
 
 
+@takes_text
 def evaluate(
     model: ModelSettings,
     *,
@@ -75,6 +77,7 @@ def evaluate(
     return _evaluate(variants, settings, data_dir, output, log_samples, cache_dir, progress or Progress())
 
 
+@takes_text
 def evaluate_models(
     models: Sequence[ModelSettings],
     *,

@@ -28,6 +28,7 @@ from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.data import DataSettings
 from hfpatch.sites import find_sites, survey
 from hfpatch.sites.heads import normed
+from hfpatch.support.paths import takes_text
 from hfpatch.surgery.bases import TINYWORLD, Base, load_base
 from hfpatch.surgery.folder import load_patch
 from hfpatch.surgery.patch import patch_summary
@@ -40,6 +41,7 @@ LEAST_TOKENS = 2048
 _SEED = re.compile(r"seed-(\d+)")
 
 
+@takes_text
 def inspect(
     model: ModelSettings,
     patch: Path | None,

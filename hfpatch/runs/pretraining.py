@@ -28,6 +28,7 @@ from hfpatch.runs.progress import Progress
 from hfpatch.runs.session import Session, check_start, open_runs, resumed_clock
 from hfpatch.support.files import check_data_dir, hash_values, read_json, write_json
 from hfpatch.support.folders import cache_folder
+from hfpatch.support.paths import takes_text
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.architecture import build_model
 from hfpatch.training.pretrain import check_settings
@@ -172,6 +173,7 @@ class PretrainingSession(Session):
         self.progress.finished(run.name, summarise(result))
 
 
+@takes_text
 def pretrain(
     recipe: PretrainRecipe, out: Path, *, resume: bool = False, progress: Progress | None = None
 ) -> dict[str, Any]:

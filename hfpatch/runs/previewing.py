@@ -15,6 +15,7 @@ from hfpatch.runs.folder import RunPaths, check_folder
 from hfpatch.runs.measuring import SECONDS, measure
 from hfpatch.runs.plan import MEASURING, Unit, plan_comparison, plan_pretraining, training_steps
 from hfpatch.runs.progress import Progress
+from hfpatch.support.paths import takes_text
 from hfpatch.training.records import MetricsFile
 
 
@@ -65,6 +66,7 @@ class Preview:
         return max(*ends, total / devices)
 
 
+@takes_text
 def preview(
     recipe: Recipe | StudyRecipe,
     out: Path,

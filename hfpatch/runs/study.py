@@ -27,6 +27,7 @@ from hfpatch.runs.pretraining import PretrainingSession, PretrainingSetup
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.session import check_start, open_runs
 from hfpatch.support.files import read_json, write_json
+from hfpatch.support.paths import takes_text
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.diagnostics import DiagnosticsFile
 from hfpatch.training.processes import start_processes
@@ -46,6 +47,7 @@ class StudySession(PretrainingSession):
                 write_json(self.plan.out / "results.json", collect_study(self.setup, self.clock).to_json())
 
 
+@takes_text
 def pretrain_study(
     recipe: StudyRecipe,
     out: Path,

@@ -32,6 +32,8 @@ from hfpatch.tuners.adapters import base_parameters, has_adapters, stack
 from hfpatch.tuners.config import MethodConfig, method_name
 from hfpatch.tuners.naming import chosen_modules
 
+_MOST = 100
+"""How many times the base's parameters a method may be sized to: PEFT allocates what is only to be counted."""
 Count = Callable[[Any], int]
 Config = TypeVar("Config", bound=PeftConfig)
 
@@ -162,15 +164,24 @@ def sized(config: Config, model: nn.Module, *, parameters: int | str | PeftConfi
 
 
 def parameter_count(model: nn.Module, parameters: int | str | PeftConfig | Sequence[PeftConfig]) -> int:
-    """Return ``parameters``, as `sized` takes it, as a positive count."""
+    """Return ``parameters``, as `sized` takes it, as a positive count.
+
+    Raises:
+        HfpatchError: if it is none, or far more than the base has.
+    """
+    if isinstance(parameters, PeftConfig | list | tuple):
+        return count_added(model, [parameters] if isinstance(parameters, PeftConfig) else parameters)
+    base = sum(map(count_values, base_parameters(model).values()))
     if isinstance(parameters, str):
         share = share_of(parameters)
         if share is None:
             raise HfpatchError(f"parameters={parameters!r} must be a share of the base's above 0, such as '1%'")
-        return max(1, round(share / 100 * sum(map(count_values, base_parameters(model).values()))))
-    if isinstance(parameters, PeftConfig | list | tuple):
-        return count_added(model, [parameters] if isinstance(parameters, PeftConfig) else parameters)
-    return whole_number("parameters", parameters, at_least=1)
+        found = max(1, round(share / 100 * base))
+    else:
+        found = whole_number("parameters", parameters, at_least=1)
+    if found > _MOST * base:
+        raise HfpatchError(f"{found:,} parameters are more than {_MOST} times the base's {base:,}; ask for fewer")
+    return found
 
 
 def match_size(

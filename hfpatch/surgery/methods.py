@@ -132,18 +132,19 @@ def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
             layers, pattern = fields.pop("layers_to_transform", None), fields.pop("layers_pattern", None)
             fields["target_modules"] = target_names(model, shorthand, layers=layers, pattern=pattern)
         if "match" in fields:
-            other, size, rest = str(fields["match"]), SIZES[fields["type"]], 0
-            if is_budget(fields["match"]):
+            target, other, size, rest = fields["match"], str(fields["match"]), SIZES[fields["type"]], 0
+            if is_budget(target):
                 others = [part for place, part in enumerate(methods[name]) if place != number]
                 rest = count_added(model, build_method(model, {name: others}, name).configs)
-                other, budget = budget_text(fields["match"]), parameter_count(model, fields["match"])
+                other = budget_text(target)
             else:
-                budget = count_added(model, build_method(model, methods, other).configs)
+                target = build_method(model, methods, other).configs
 
             def build(value: Any, where: str = where, fields: Part = fields) -> PeftConfig:
                 return _config(where, _sized(fields, value))
 
             try:
+                budget = parameter_count(model, target)
                 value, count = match_size(model, size, fields, build, budget=budget - rest)
             except HfpatchError as error:
                 raise HfpatchError(f"{where}.match: {error}") from error

@@ -86,6 +86,7 @@ def test_overrides_are_yaml_values_under_dotted_keys(write, overrides, read, exp
             "methods.lora.lr=3e-3",
             ["is not an index", "a method has no rate of its own: tuning: ", "training.learning_rates"],
         ),
+        ("training.decay_steps=5", ["training.decay_steps is of training.schedule=wsd", "is cosine"]),
         ("training.steps=sixty", ["training.steps", '"sixty"', "integer"]),
     ],
 )

@@ -6,9 +6,34 @@ from hfpatch.recipes.data import DataSettings, overlap_mistake
 
 def test_bounds():
     assert DataSettings(held_out=0) == DataSettings()
-    for bad in ({"held_out": -1}, {"block_size": 1}, {"min_characters": -1}, {"max_documents": 0}, {"sauce": "x"}):
+    bad = [{"held_out": -1}, {"min_characters": -1}, {"max_documents": 0}, {"sauce": "x"}]
+    for each in [*bad, {"block_size": 1}, {"block_size": 10**9}]:
         with pytest.raises(ValidationError):
-            DataSettings(**bad)
+            DataSettings(**each)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"config": "de"}, "data.config is of data sets of the hub, and tinyworld/shifted is embedded"),
+        ({"revision": "v2"}, "data.revision is of data sets of the hub"),
+        ({"streaming": True, "max_documents": 5}, "data.streaming is of data sets of the hub"),
+        ({"max_documents": 10**9}, "data.max_documents is 1000000000, and of tinyworld/shifted"),
+        ({"chat_template": "none.jinja"}, "data.chat_template is of conversations"),
+        ({"chat_template": "none.jinja", "source": "a.txt"}, "data.chat_template is of conversations"),
+        ({"chat_template": "none.jinja", "mixture": [{"source": "a"}, {"source": "b"}]}, "is of conversations"),
+        ({"mixture": [{"source": "a"}, {"source": "tinyworld/base", "config": "de"}]}, "data.config is of data sets"),
+    ],
+)
+def test_keys_without_an_effect_are_refused(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        DataSettings(**settings)
+
+
+def test_the_template_of_a_mixture_is_that_of_its_conversations():
+    mixture = [{"source": "a.txt"}, {"source": "b.jsonl", "format": "messages"}]
+    parts = DataSettings(chat_template="chat.jinja", mixture=mixture).parts()
+    assert [part.chat_template for part in parts] == [None, "chat.jinja"]
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,19 @@ def test_the_runs_of_a_study(write):
     assert (swept.lr, swept.weight_decay) == (2e-3, 0.2)
 
 
+@pytest.mark.parametrize("where", ["sweep", "variant"])
+def test_the_decay_of_a_study_is_that_of_its_runs_with_wsd(write, where):
+    text = STUDY.replace("{steps: 20,", "{steps: 20, decay_steps: 5,")
+    if where == "sweep":
+        text = text.replace("lr: [1e-3, 2e-3]", "schedule: [cosine, wsd]")
+    else:
+        text = text.replace("weight_decay: 0.03125", "schedule: wsd")
+    study = load_pretrain_or_study(write(text))
+    point = {"schedule": "wsd"} if where == "sweep" else {}
+    assert study.single("nonlinear", point, 0).training.decay_steps == 5
+    assert study.single("linear", {}, 0).training.decay_steps is None
+
+
 @pytest.mark.parametrize(
     ("text", "old", "new", "parts"),
     [
@@ -89,6 +102,8 @@ def test_the_runs_of_a_study(write):
             ["variants.nonlinear", "training.batch_size must be the same"],
         ),
         (STUDY, "sweep: {}}", "swep: {}}", ["variants.wide.swep"]),
+        (PRETRAIN, "name: tiny", "name: tiny\ntraining: {decay_steps: 5}", ["decay_steps is of training.schedule=wsd"]),
+        (STUDY, "{steps: 20,", "{steps: 20, decay_steps: 5,", ["decay_steps is of training.schedule=wsd"]),
     ],
 )
 def test_a_mistake_is_named(write, text, old, new, parts):

@@ -48,6 +48,8 @@ def test_texts_are_read_as_the_training_text_is():
             {"evaluation": {"tasks": [task_of("a")]}, "retention": {"texts": {"a": {"source": "x.txt"}}}},
             "retention.texts.a has its scores as retention_a, which is a task",
         ),
+        ({"retention": {"documents": 10**9}}, "data.max_documents is 1000000000, and of tinyworld/base"),
+        ({"retention": {"block_size": 10**9}}, "less than or equal to 16777216"),
         ({"rewind": [0.5]}, "rewind needs retention"),
         ({"rewind": [0.5], "retention": {}, "tuning": None}, "rewind needs tuning"),
         ({"rewind": [0.5], "retention": {}, "data": {}}, "rewind needs data.held_out"),

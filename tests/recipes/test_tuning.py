@@ -96,7 +96,7 @@ def test_every_trial_that_is_accepted_reaches_its_rate(warmup, schedule, decay, 
     try:
         recipe = small(steps=25, warmup_steps=1, tuning={"learning_rates": [0.1, 0.2], "steps": steps, "grid": axes})
     except ValueError:
-        assert max(warmup) >= (steps or 25)
+        assert max(warmup) >= (steps or 25) or "wsd" not in schedule
         return
     for values in recipe.tuning.combinations("lora", recipe.methods):
         trial = recipe.trial("lora", {"lr": 0.2, **values}).training

@@ -112,7 +112,7 @@ def place(tmp_path_factory):
     (folder / "mine_of_identity.py").write_text(METHOD)
     sys.path.insert(0, str(folder))
     with forgotten():
-        compare(recipe(folder), folder / "out")
+        compare(recipe(folder), str(folder / "out"))
         yield folder
     sys.path.remove(str(folder))
     sys.modules.pop("mine_of_identity", None)

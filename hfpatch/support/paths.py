@@ -1,0 +1,44 @@
+"""Paths as callers write them: text, or `pathlib.Path`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from hfpatch.errors import HfpatchError
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def takes_text(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let a function take text for each parameter that is a path, or several, by its annotation.
+
+    Raises:
+        HfpatchError: when it is called with the path of a recipe in place of the recipe.
+    """
+    signature = inspect.signature(function)
+    paths = [name for name, each in signature.parameters.items() if "Path" in str(each.annotation)]
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        given = signature.bind(*args, **kwargs)
+        if isinstance(recipe := given.arguments.get("recipe"), str | Path):
+            raise HfpatchError(
+                f"recipe {str(recipe)!r}: {function.__name__} takes a recipe and no path; read it with load_recipe"
+            )
+        for name in paths:
+            if name in given.arguments:
+                given.arguments[name] = _as_path(given.arguments[name])
+        return function(*given.args, **given.kwargs)
+
+    return call
+
+
+def _as_path(value: Any) -> Any:
+    if isinstance(value, str):
+        return Path(value)
+    return [_as_path(each) for each in value] if isinstance(value, list | tuple) else value
