@@ -100,6 +100,14 @@ class RequestError(HfpatchError):
         self.index = index
 
 
+class NotFiniteError(RequestError):
+    """A request whose log-likelihood is NaN: the model is broken."""
+
+
+class BrokenModelError(HfpatchError):
+    """A model whose log-likelihoods, or a score of them, are not finite."""
+
+
 class HfpatchLM(HFLM):
     """lm-eval's ``hf`` model with an optional patch, and log-likelihoods from `hfpatch.evaluation.scorer`.
 
@@ -316,7 +324,8 @@ class HfpatchLM(HFLM):
             yield
         except RequestError as error:
             request = requests[error.index]
-            raise HfpatchError(f"task {request.task_name}, document {request.doc_id}: {error}") from error.__cause__
+            kind = BrokenModelError if isinstance(error, NotFiniteError) else HfpatchError
+            raise kind(f"task {request.task_name}, document {request.doc_id}: {error}") from error.__cause__
         finally:
             self._asked = ()
 
@@ -387,7 +396,7 @@ class HfpatchLM(HFLM):
                 index = min(index for index, (value, _) in new if math.isnan(value))
                 place = first_not_finite(self.model, torch.tensor([cut[index].tokens], device=self.device))
                 where = f" (first in {place})" if place else ""
-                raise RequestError(
+                raise NotFiniteError(
                     places[index],
                     f"the log-likelihood is NaN{where}; the model's weights or dtype are broken (try dtype float32)",
                 )

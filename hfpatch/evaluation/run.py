@@ -27,7 +27,7 @@ from hfpatch.evaluation.examples import others_as_examples
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.low_noise import chance, low_noise_scores, low_noise_values, ties
 from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric
-from hfpatch.evaluation.model import HfpatchLM, Prompts
+from hfpatch.evaluation.model import BrokenModelError, HfpatchLM, Prompts
 from hfpatch.evaluation.sample_log import SampleLog
 from hfpatch.evaluation.selection import Selection, prompting, select, template_arguments
 from hfpatch.evaluation.stats import over_documents
@@ -166,6 +166,8 @@ def run_task(scorer: HfpatchLM, name: str, chosen: Selection, settings: Evaluati
             output: Mapping[str, Any] = run_lm_eval(scorer, {"tasks": {name: task}}, **asked)
     except HfpatchError:
         raise
+    except OverflowError as error:
+        raise BrokenModelError(f"task {name}: a metric, such as a perplexity, exceeds the largest number") from error
     except Exception as error:
         # the first document on which a template fails; templates and functions of tasks can raise anything
         place, reason = "", error
@@ -244,7 +246,7 @@ def _score(
     metrics = {key: float(value) for key, value in scores.items() if "_stderr" not in key}
     primary = primary_metric(name, list(metrics))
     if not math.isfinite(metrics[primary]):
-        raise HfpatchError(
+        raise BrokenModelError(
             f"task {name}: its metric {primary} is {metrics[primary]} over {len(records)} documents; one of them has a "
             "score that is not a number, or the metric is not defined on them"
         )

@@ -132,8 +132,9 @@ class TrainingSettings(LoopSettings):
     """One run per seed; a seed fixes initialisation and batch plan for every method alike."""
     on_bad_loss: Literal["record", "skip", "stop"] = "record"
     """The answer to a loss or gradient that is NaN or infinite. ``record``: the run ends there and counts as diverged,
-    which is a result: no patch, no scores, its step in the reports. ``skip``: the update is left out and counted.
-    ``stop``: an error that names the blocks of the step."""
+    which is a result: no patch, no scores, its step in the reports. ``skip``: the update is left out and counted; a run
+    whose model has no finite loss in the end counts as diverged. ``stop``: an error that names the blocks of the
+    step."""
     trainable_dtype: Dtype = "float32"
     """The dtype of trained tensors. bfloat16 loses most small updates; it is here to reproduce results that used it."""
     trainable_dtypes: dict[Group, Dtype] = Field(default_factory=dict)

@@ -155,13 +155,14 @@ class ComparisonSession(Session):
             state.wait_for_everyone()
 
     def _evaluate(self, run: PlannedRun) -> None:
-        """Evaluate the bare base or a saved patch, and write the run's result; a run that diverged has no scores."""
-        from hfpatch.evaluation import evaluate
-        from hfpatch.evaluation.cache import computed_with
-        from hfpatch.evaluation.retention import held_out_result
+        """Evaluate the bare base or a saved patch, and write the run's result; a run that diverged has no scores.
 
-        setup, progress, paths, ranks = self.setup, self.progress, RunPaths(run.folder), start_ranks()
-        recipe = setup.recipe
+        So has one whose model gives a document no finite log-likelihood. (On several processes that is an error, as
+        the others wait for its scores.)
+        """
+        from hfpatch.evaluation.model import BrokenModelError
+
+        setup, paths, ranks = self.setup, RunPaths(run.folder), start_ranks()
         trained = read_json(paths.training) if paths.training.is_file() else None
         identity = setup.identify(run)
         if trained is not None:
@@ -169,32 +170,19 @@ class ComparisonSession(Session):
         scores: dict[str, Any] = {}
         computed: dict[str, Any] = {}
         if diverged_step(trained) is None:
-            with setup.patched(run, paths.patch) as model:
-                model.eval()
-                if setup.held_out is not None:
-                    progress.evaluating(run.name, HELD_OUT)
-                    losses = by_document(document_losses, model, setup, setup.held_out, ranks)
-                    records = paths.evaluations if ranks.is_first else None
-                    starts = None
-                    if run.variant == recipe.baseline:
-                        starts = by_document(start_losses, model, setup, setup.held_out, ranks)
-                    scores[HELD_OUT] = held_out_result(losses, setup.held_out_documents, records, starts=starts)
-                scores = evaluate(
-                    model,
-                    setup.base.tokenizer,
-                    settings=recipe.evaluation,
-                    data_dir=recipe.data_dir,
-                    scored=scores,
-                    records_dir=paths.evaluations,
-                    answers_dir=paths.answers,
-                    base_sha256=setup.base.sha256,
-                    on_task=partial(progress.evaluating, run.name),
-                    on_scored=partial(progress.scored, run.name),
-                    ranks=ranks,
+            try:
+                scores, computed = self._score(run)
+            except BrokenModelError as error:
+                if trained is None or ranks.count > 1:
+                    raise
+                trained = {**trained, "diverged_step": trained["steps"]}
+                write_json(paths.training, trained)
+                shutil.rmtree(paths.patch, ignore_errors=True)
+                warnings.warn(
+                    f"{run.name}: {error}: it counts as diverged, has no patch and no scores, and is left out of the "
+                    "comparisons; a lower learning rate may help",
+                    stacklevel=2,
                 )
-                computed = {"computed_with": computed_with(model)}
-                baseline, *_ = self.plan.runs
-                check_scores(baseline.result, {task: task_identity(score) for task, score in scores.items()})
         result = {
             "commit": checkout_state()[0],
             "identity": identity,
@@ -206,6 +194,42 @@ class ComparisonSession(Session):
         if ranks.is_first:
             write_json(paths.result, result)
         PartialState().wait_for_everyone()
+
+    def _score(self, run: PlannedRun) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the scores of the bare base or of a saved patch by task, and the facts of how they were computed."""
+        from hfpatch.evaluation import evaluate
+        from hfpatch.evaluation.cache import computed_with
+        from hfpatch.evaluation.retention import held_out_result
+
+        setup, progress, paths, ranks = self.setup, self.progress, RunPaths(run.folder), start_ranks()
+        recipe = setup.recipe
+        scores: dict[str, Any] = {}
+        with setup.patched(run, paths.patch) as model:
+            model.eval()
+            if setup.held_out is not None:
+                progress.evaluating(run.name, HELD_OUT)
+                losses = by_document(document_losses, model, setup, setup.held_out, ranks)
+                records = paths.evaluations if ranks.is_first else None
+                starts = None
+                if run.variant == recipe.baseline:
+                    starts = by_document(start_losses, model, setup, setup.held_out, ranks)
+                scores[HELD_OUT] = held_out_result(losses, setup.held_out_documents, records, starts=starts)
+            scores = evaluate(
+                model,
+                setup.base.tokenizer,
+                settings=recipe.evaluation,
+                data_dir=recipe.data_dir,
+                scored=scores,
+                records_dir=paths.evaluations,
+                answers_dir=paths.answers,
+                base_sha256=setup.base.sha256,
+                on_task=partial(progress.evaluating, run.name),
+                on_scored=partial(progress.scored, run.name),
+                ranks=ranks,
+            )
+            baseline, *_ = self.plan.runs
+            check_scores(baseline.result, {task: task_identity(score) for task, score in scores.items()})
+            return scores, {"computed_with": computed_with(model)}
 
     def _check_baseline(self, run: PlannedRun) -> None:
         """Stop if a metric allows no comparison, or the base's scores are not the published ones."""

@@ -217,6 +217,8 @@ class TrainingLoop:
                     state.diverged_step = step
             elif step == run.plan.steps and may_diverge and run.diverges(step, self._evaluate()):
                 state.diverged_step = step  # by the last update, which no step's loss has seen
+            if run.on_bad_loss == "skip" and (step == run.plan.steps or state.stopped) and self._is_broken(record):
+                state.diverged_step = step
             self._keep(record)
             self.trackers.log(record)
 
@@ -273,6 +275,12 @@ class TrainingLoop:
         else:
             run.state.skipped.append(step)
         self.optimizer.zero_grad()
+
+    def _is_broken(self, last: StepRecord) -> bool:
+        """Whether the model at the end of a run has no finite loss, so that leaving updates out has not saved it."""
+        if self.run.settings.keep_best and self.run.state.best_step is not None:
+            return False  # an earlier one is kept
+        return not math.isfinite(self._evaluate() if last.eval_loss is None else last.eval_loss)
 
     def _evaluate(self) -> float:
         """Return the loss on the held-out blocks; without any, on the first block trained on."""

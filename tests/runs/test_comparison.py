@@ -462,6 +462,45 @@ def test_one_seed_of_two_that_diverges_is_left_out_of_the_comparison(recipe, tmp
     assert compare_again(tmp_path / "out") == load_results(tmp_path / "out").comparisons
 
 
+def test_a_run_whose_skipped_updates_have_not_saved_it_counts_as_diverged(model_folder, tmp_path):
+    steps = {"steps": 4, "warmup_steps": 1, "batch_size": 4, "lr": 1e30, "on_bad_loss": "skip"}
+    with pytest.warns(UserWarning, match="lora · seed 0: diverged at step 4: it has no patch and no scores"):
+        results = compare(make_recipe(model_folder, training=steps), tmp_path / "out")
+    assert results["complete"]
+    assert results["comparisons"] == []
+    for name in ("pre_projection", "lora"):
+        (run,) = results["methods"][name]["runs"].values()
+        assert (run["train"]["diverged_step"], run["evaluation"]) == (4, {})
+        assert run["train"]["skipped_steps"] > 0
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_a_run_without_finite_scores_counts_as_diverged(model_folder, tmp_path, monkeypatch):
+    """The others are compared, and resuming changes nothing."""
+    train_real = hfpatch.runs.train_eval.train_probe
+
+    def broken(model, *, run_dir, **options):
+        outcome = train_real(model, run_dir=run_dir, **options)
+        if "lora" in str(run_dir):
+            with torch.no_grad():
+                next(value for name, value in model.named_parameters() if "lora_B" in name)[0] = float("nan")
+        return outcome
+
+    monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", broken)
+    recipe, out = make_recipe(model_folder), tmp_path / "out"
+    with pytest.warns(
+        UserWarning, match=r"lora · seed 0: task .*, document \d+: the log-likelihood is NaN.* as diverged"
+    ):
+        results = compare(recipe, out)
+    steps = recipe.training.steps
+    assert results["complete"]
+    runs = results["methods"]["lora"]["runs"].values()
+    assert [(run["train"]["diverged_step"], run["evaluation"]) for run in runs] == [(steps, {})] * len(runs)
+    assert {each["method"] for each in results["comparisons"]} == {"pre_projection"}
+    assert any(f"lora, seed 0: diverged at step {steps}" in warning for warning in results["warnings"])
+    assert compare(recipe, out, resume=True)["comparisons"] == results["comparisons"]
+
+
 def test_a_run_that_is_to_stop_at_divergence_is_named(model_folder, tmp_path):
     steps = {"steps": 9, "warmup_steps": 1, "batch_size": 4, "lr": 1e30, "on_bad_loss": "stop"}
     message = refused(compare, make_recipe(model_folder, training=steps), tmp_path / "out")
