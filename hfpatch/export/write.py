@@ -19,7 +19,7 @@ from peft.utils.other import ModulesToSaveWrapper
 from hfpatch.errors import HfpatchError
 from hfpatch.export.parts import Description, Tensors, base_name, describe, exported_name, merge_others
 from hfpatch.export.runtime import MADE
-from hfpatch.promises.common import example_tokens, logits, relative, rounding
+from hfpatch.promises.common import compared, example_tokens, logits, one_relative
 from hfpatch.sites import find_sites
 from hfpatch.sites.family import EXPORTED
 from hfpatch.support.files import write_text
@@ -113,7 +113,8 @@ def write_model(model: Any, folder: Path) -> Export:
         raise _refused(model, f"its modelling file fails with {one_line(error)}") from error
     same = torch.equal(found, expected)
     if merged:
-        same = relative(expected.double(), found.double()) <= rounding(model)
+        ways = (lambda: logits(loaded, tokens)), (lambda: expected)
+        same = compared(loaded, *ways, differences=one_relative).is_rounding
     if not same:
         why = "differs from the patched model; nothing was written"
         raise HfpatchError(f"the export {why}" + (f" (merged: {merged[0]}, ...)" if merged else ""))

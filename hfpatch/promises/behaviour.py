@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import partialmethod
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,14 +19,16 @@ from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.promises.common import (
     NEW_TOKENS,
     NOT_OURS,
+    Apart,
     changed_by,
+    compared,
+    each_relative,
     gradients,
     leak,
     logits,
-    loss,
+    one_relative,
     perturbed,
     relative,
-    rounding,
     within,
 )
 from hfpatch.support.modes import keeping_flags
@@ -116,33 +118,33 @@ def unpatch_restores(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bo
 
 
 def cache(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
-    """Greedy generation with and without K/V cache agrees."""
+    """Greedy generation with and without K/V cache agrees, up to the rounding of its logits."""
 
-    def difference(*, of_logits: bool) -> float:
-        found: list[Any] = []
-        for use_cache in (True, False):
-            torch.manual_seed(0)
-            generated = model.generate(
-                tokens,
-                attention_mask=torch.ones_like(tokens),
-                max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-                use_cache=use_cache,
-                eos_token_id=None,
-                pad_token_id=0,
-                return_dict_in_generate=True,
-                output_logits=True,
-            )
-            found.append(generated)
-        with_cache, without = found
-        if of_logits:
-            return relative(torch.stack(without.logits), torch.stack(with_cache.logits))
-        return 0.0 if torch.equal(with_cache.sequences, without.sequences) else float("inf")
+    def generated(use_cache: bool) -> Any:
+        torch.manual_seed(0)
+        return model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            use_cache=use_cache,
+            eos_token_id=None,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
 
-    # Of the base the logits, up to rounding: equal tokens may be luck
-    unpatched = (lambda: difference(of_logits=True)), (lambda: leak(model, tokens))
-    text = f"{NEW_TOKENS} greedy tokens with and without K/V cache"
-    return within(model, config, text, lambda: difference(of_logits=False), *unpatched)
+    def differences(one: Any, other: Any) -> list[float]:
+        # Of every step up to the first at which rounding let another token win
+        equal = (one.sequences == other.sequences).all(0)[-len(one.logits) :].tolist()
+        steps = equal.index(False) + 1 if False in equal else len(equal)
+        return [relative(torch.stack(one.logits[:steps]), torch.stack(other.logits[:steps]))]
+
+    def difference() -> Apart:
+        return compared(model, lambda: generated(False), lambda: generated(True), differences=differences)
+
+    text = f"logits of {NEW_TOKENS} greedy tokens differ by {{:.1g}} of the largest"
+    return within(model, config, text, difference, difference, lambda: leak(model, tokens))
 
 
 def padding(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
@@ -153,9 +155,10 @@ def padding(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     accepts = "position_ids" in inspect.signature(model.forward).parameters  # sees through decorators
     extra = {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)} if accepts else {}
 
-    def difference() -> float:
-        padded = logits(model, tokens, attention_mask=mask, **extra)[:, pad:]
-        return relative(logits(model, tokens[:, pad:]), padded)
+    def difference() -> Apart:
+        padded = partial(logits, model, tokens, attention_mask=mask, **extra)
+        alone = partial(logits, model, tokens[:, pad:])
+        return compared(model, alone, lambda: padded()[:, pad:], differences=one_relative)
 
     return within(model, config, "relative difference {:.1g}", difference, difference)
 
@@ -165,26 +168,26 @@ def checkpointing(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool,
     if not model.supports_gradient_checkpointing:
         return True, "does not apply: the model does not support gradient checkpointing"
 
-    def difference() -> float:
+    def checkpointed(reentrant: bool) -> dict[str, Tensor]:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})  # and the inputs require gradients
+        found = gradients(model, tokens)
+        model.gradient_checkpointing_disable()
+        return found
+
+    def difference() -> Apart:
         settings = ("gradient_checkpointing", "_gradient_checkpointing_func")
         before = [(m, {each: vars(m)[each] for each in settings if each in vars(m)}) for m in model.modules()]
         model.gradient_checkpointing_disable()
         try:
-            plain = gradients(model, tokens)
-            worst = 0.0
-            for reentrant in (False, True):
-                model.gradient_checkpointing_enable({"use_reentrant": reentrant})  # and the inputs require gradients
-                again = gradients(model, tokens)
-                model.gradient_checkpointing_disable()
-                worst = max(worst, *(relative(plain[name], again[name]) for name in plain))
-            return worst
+            kinds = [partial(checkpointed, reentrant) for reentrant in (False, True)]
+            return compared(model, partial(gradients, model, tokens), *kinds, differences=each_relative)
         finally:
             # The user's setting again
             model.gradient_checkpointing_disable()
             for module, values in before:
                 vars(module).update(values)
 
-    def with_lora() -> float:
+    def with_lora() -> Apart:
         lora = LoraConfig(r=2, init_lora_weights=False, target_modules=attention_modules(model))
         with perturbed(model, lora):
             return difference()
@@ -193,13 +196,19 @@ def checkpointing(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool,
 
 
 def compiled(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
-    """torch.compile gives the same loss."""
-    with perturbed(model, config), torch.no_grad():
-        eager = loss(model, tokens).item()
+    """torch.compile gives the same logits, and so the same loss."""
+
+    def by_compiled() -> Tensor:
         torch.compiler.reset()
-        value = loss(torch.compile(model, backend="aot_eager"), tokens).item()
-        torch.compiler.reset()
-    return abs(value - eager) <= rounding(model) * abs(eager), f"loss {value:.6f} compiled, {eager:.6f} eager"
+        try:
+            return logits(torch.compile(model, backend="aot_eager"), tokens)
+        finally:
+            torch.compiler.reset()
+
+    with perturbed(model, config):
+        found = compared(model, partial(logits, model, tokens), by_compiled, differences=one_relative)
+    text = f"logits differ by {found.difference:.1g} of the largest; rounding explains {found.rounding:.1g}"
+    return found.is_rounding, text
 
 
 def gradients_reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from peft import PeftConfig
@@ -14,17 +14,31 @@ from torch import Tensor
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import normal_
 from hfpatch.sites import AttentionSite, find_sites, text_config
+from hfpatch.support.modes import hooked
 from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.tuners.adapters import adapter_parameters
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.model import changed_sites
 
 BATCH, LENGTH, NEW_TOKENS = 2, 9, 6
-ROUNDING = 1e-4  # relative to the largest logit or gradient, fp32
-COARSE = 0.05  # the same in half precision
+UNITS = 8  # kernels may differ by as many times the measured rounding
+TINY = 1e-12
 NOT_OURS = "does not apply: PEFT's own method"
 
 Test = Callable[[Any, PeftConfig, Tensor], tuple[bool, str]]
+Result = TypeVar("Result")
+
+
+class Apart(NamedTuple):
+    """How far two results are apart, and how far rounding may move them; relative to the largest value."""
+
+    difference: float
+    rounding: float
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether rounding explains the difference."""
+        return self.difference <= self.rounding
 
 
 def example_tokens(model: Any) -> Tensor:
@@ -41,11 +55,6 @@ def example_tokens(model: Any) -> Tensor:
 def changed_by(model: Any, config: PeftConfig) -> list[AttentionSite]:
     """Return the sites that a configuration changes."""
     return changed_sites(model, config) if isinstance(config, MethodConfig) else find_sites(model)
-
-
-def rounding(model: Any) -> float:
-    """Return the relative difference that rounding explains in the model's dtype."""
-    return ROUNDING if model.dtype in (torch.float32, torch.float64) else COARSE
 
 
 @torch.no_grad()
@@ -80,10 +89,20 @@ def gradients(model: Any, tokens: Tensor) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in adapter_parameters(model).items() if p.grad is not None}
 
 
-def moved(model: Any, std: float, seed: int = 0) -> Any:
-    """Move every tensor that adapters added off its initial value."""
+def moved(model: Any, std: float, seed: int = 0, *, gain: float = math.inf) -> Any:
+    """Move every tensor that adapters added off its initial value.
+
+    Args:
+        model: the patched model.
+        std: the standard deviation of the noise.
+        seed: of the noise.
+        gain: the most that a matrix's noise may multiply the size of its input by, so that models of any width stay as
+            well conditioned.
+    """
     for name, parameter in adapter_parameters(model).items():
-        parameter.data += normal_(torch.empty(parameter.shape), std=std, seed=seed, name=name).to(parameter)
+        most = gain / math.sqrt(parameter.shape[-1]) if parameter.dim() > 1 else std
+        noise = normal_(torch.empty(parameter.shape), std=min(std, most), seed=seed, name=name)
+        parameter.data += noise.to(parameter)
     return model
 
 
@@ -92,7 +111,7 @@ def perturbed(model: Any, config: PeftConfig) -> Iterator[None]:
     """Patch a model with every added tensor moved off its initial value, and unpatch it again."""
     patch(model, config)
     try:
-        moved(model, std=0.1)
+        moved(model, std=0.1, gain=0.5)
         yield
     finally:
         unpatch(model)
@@ -100,37 +119,91 @@ def perturbed(model: Any, config: PeftConfig) -> Iterator[None]:
 
 def relative(a: Tensor, b: Tensor) -> float:
     """Return the largest absolute difference, relative to the largest value of ``a``."""
-    return float((a - b).abs().max()) / max(float(a.abs().max()), 1e-12)
+    return float((a - b).abs().max()) / max(float(a.abs().max()), TINY)
 
 
-def leak(model: Any, tokens: Tensor) -> float:
-    """Return how much a changed token changes the logits before it, relative to the largest."""
+def one_relative(a: Tensor, b: Tensor) -> list[float]:
+    """Return :func:`relative` as the only one of a list."""
+    return [relative(a, b)]
+
+
+def each_relative(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[float]:
+    """Return :func:`relative` of each of several tensors."""
+    return [relative(a[name], b[name]) for name in a]
+
+
+@contextmanager
+def rounded_at_random(model: Any) -> Iterator[None]:
+    """Let every module without children return values that are off by up to one unit of rounding, at random.
+
+    What this changes, other kernels, shapes or processors may change (Monte Carlo arithmetic, D. S. Parker 1997).
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def off(module: torch.nn.Module, args: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            return output
+        units = torch.rand(output.shape, generator=generator) * 2 - 1
+        return output * (1 + torch.finfo(output.dtype).eps * units).to(output)
+
+    leaves = [module for module in model.modules() if next(module.children(), None) is None]
+    with hooked(leaf.register_forward_hook(off) for leaf in leaves):
+        yield
+
+
+def compared(
+    model: Any,
+    one: Callable[[], Result],
+    *others: Callable[[], Result],
+    differences: Callable[[Result, Result], list[float]],
+) -> Apart:
+    """Compare ways to compute the same, and measure what rounding explains.
+
+    Args:
+        model: the model, whose rounding is measured.
+        one: computes the result.
+        others: compute it in other ways.
+        differences: the relative differences of two results, one for each tensor.
+
+    Returns:
+        The difference that is largest in comparison with the rounding of its tensor, and that rounding.
+    """
+    plain = one()
+    with rounded_at_random(model):
+        explained = [UNITS * each for each in differences(plain, one())]
+    found = [Apart(*pair) for other in others for pair in zip(differences(plain, other()), explained, strict=True)]
+    return max(found, key=lambda each: each.difference / max(each.rounding, TINY))
+
+
+def leak(model: Any, tokens: Tensor) -> Apart:
+    """Return how much changed tokens change the logits before them."""
     at = tokens.shape[1] // 2
     other = tokens.clone()
     other[:, at:] = tokens[:, at:].flip(-1).roll(1, -1)
-    return relative(logits(model, tokens)[:, :at], logits(model, other)[:, :at])
+    before = (lambda: logits(model, tokens)[:, :at]), (lambda: logits(model, other)[:, :at])
+    return compared(model, *before, differences=one_relative)
 
 
 def within(
-    model: Any, config: PeftConfig, text: str, patched: Callable[[], float], *unpatched: Callable[[], float]
+    model: Any, config: PeftConfig, text: str, patched: Callable[[], Apart], *unpatched: Callable[[], Apart]
 ) -> tuple[bool, str]:
-    """Return whether a measure of the perturbed model is within rounding, and the text with the number in it.
+    """Return whether rounding explains a difference in the perturbed model, and the text with both numbers.
 
-    If it is not, or an error prevents it, and the same holds for the model without hfpatch, the promise does not apply.
+    If it does not, or an error prevents it, and so it is for the model without hfpatch, the promise does not apply.
     """
     try:
         with perturbed(model, config):
             found = patched()
-        if found <= rounding(model):
-            return True, text.format(found)
-        problem = text.format(found)
+        problem = f"{text.format(found.difference)}; rounding explains {found.rounding:.1g}"
+        if found.is_rounding:
+            return True, problem
     except HfpatchError:
         raise
     except Exception as error:  # a model may raise any
         problem = in_one_line(error)
     for measure in unpatched:
         try:
-            if not measure() <= rounding(model):
+            if not measure().is_rounding:
                 return True, "does not apply: the model itself does not, without hfpatch"
         except Exception as error:
             return True, f"does not apply: the model itself cannot, without hfpatch: {in_one_line(error)}"

@@ -5,8 +5,11 @@ The additions after an attention are traced operation by operation, independentl
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hfpatch.methods import PreProjectionConfig
-from hfpatch.promises.common import changed_by, logits, rounding
+from hfpatch.promises.common import Apart, changed_by, compared, logits, one_relative
 from hfpatch.promises.softmax import SoftmaxMode, silence
 from hfpatch.sites import AttentionSite, find_sites
 from hfpatch.support.modes import hooked
@@ -23,45 +26,63 @@ from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.tuners.adapters import adapter_parameters
 from hfpatch.tuners.hidden_state import hidden_argument
 
+UNITS = 32  # of rounding, of the values that are subtracted
 SUM, PRODUCT = re.compile(r"aten::add_?$"), re.compile(r"aten::(mul|div)_?$")
 MATRIX = re.compile(r"mm|matmul|linear|convolution")
 VISIBLE = 1e-6  # relative, above rounding
 
 
 def arrival(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
-    """x~ W_skip of every block is added with coefficient 1 where its attention branch joins the residual stream."""
+    """x~ W_skip of every block is added with coefficient 1 where its attention branch joins the residual stream.
+
+    It does nothing else: what changes the sum of branch and stream as it does changes all later values as it does.
+    """
     if not isinstance(config, PreProjectionConfig) or not config.content_skip:
         return True, "does not apply: there is no content skip"
     sites = changed_by(model, config)
     patch(model, config)
-    missed: dict[str, float] = {}
-    seen: list[Tensor] = []
+    differs: dict[str, Apart] = {}
     try:
         for site in sites:
-            # W_skip zero, the same with a silent attention, and W_skip random
             prefix = f"{site.host_path}.hfpatch_"
             skip = next(p for n, p in adapter_parameters(model).items() if n.startswith(prefix) and "skip" in n)
             before = skip.detach().clone()
-            skip.data.zero_()
-            plain = AdditionTrace(model, site, skip).run(tokens)
-            silent = AdditionTrace(model, site, skip).run(tokens, silent=True)
-            weight = torch.randn(skip.shape, generator=torch.Generator().manual_seed(0)).to(skip)
-            skip.data.copy_(weight / weight.shape[0] ** 0.5)
-            seen.clear()
-            keep_input = site.entries[0].register_forward_pre_hook(
-                lambda module, args, kwargs: seen.append(hidden_argument(args, kwargs).detach().float()),
-                with_kwargs=True,
-            )
-            with hooked([keep_input]):
-                skipped = AdditionTrace(model, site, skip).run(tokens)
-            expected = seen[0] @ skip.detach().float().T
+            differs[site.path], elsewhere = _arrival_at(partial(AdditionTrace, model, site, skip), tokens)
             skip.data.copy_(before)
-            missed[site.path] = skipped.nearest_difference(plain, silent, expected)
+            if elsewhere is not None and not elsewhere.is_rounding:
+                text = f"the model differs by {elsewhere.difference:.1g} of the largest logit from one where x~ W_skip"
+                return False, f"{text} is added where the attention branch joins the residual stream ({site.path})"
     finally:
         unpatch(model)
-    worst = max(missed, key=lambda path: missed[path])
-    text = f"the residual stream differs from x~ W_skip by {missed[worst]:.1g} of it at most ({worst})"
-    return missed[worst] < 10 * rounding(model), text
+    worst = max(differs, key=lambda path: differs[path].difference / differs[path].rounding)
+    text = f"the residual stream differs from x~ W_skip by {differs[worst].difference:.1g} of it at most ({worst})"
+    return differs[worst].is_rounding, text
+
+
+def _arrival_at(trace: Callable[..., AdditionTrace], tokens: Tensor) -> tuple[Apart, Apart | None]:
+    """Compare what W_skip of one site changes, with what it should change.
+
+    Args:
+        trace: makes a trace of the site.
+        tokens: token ids ``(batch, seq)``.
+
+    Returns:
+        How far the residual stream is from differing by x~ W_skip; and how far the logits are from those where the
+        sum of branch and stream is changed by hand, None without such a sum.
+    """
+    plain, silent, skipped = trace().run(tokens), trace().run(tokens, silent=True), trace(random=True).run(tokens)
+    join = plain.join(silent, skipped.expected.numel())
+    nearest = skipped.nearest_difference(plain, join)
+    if join is None:
+        return nearest, None
+
+    # By hand: the sum changed as W_skip changed it, or by x~ W_skip where that is added to the sum later
+    mine, theirs = skipped.steps[join].result, plain.steps[join].result
+    assert mine is not None
+    assert theirs is not None
+    change = mine - theirs if _changes(theirs, mine) else skipped.expected.reshape(theirs.shape).to(theirs)
+    ways = [lambda: trace(random=True).run(tokens).output, lambda: trace(changes={join: change}).run(tokens).output]
+    return nearest, compared(plain.model, *ways, differences=one_relative)
 
 
 @dataclass(frozen=True)
@@ -81,51 +102,84 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         model: the patched model.
         site: the attention where it begins.
-        skip: W_skip, whose own product of matrices is not a step of the model.
+        skip: W_skip; its own product of matrices is not a step of the model.
+        random: set W_skip to random values during the trace, instead of zero.
+        changes: what to add to the results of steps, by index.
+
+    Attributes:
+        expected: x~ W_skip, fp32.
+        output: the logits.
     """
 
-    def __init__(self, model: Any, site: AttentionSite, skip: Tensor) -> None:
+    expected: Tensor
+    output: Tensor
+
+    def __init__(
+        self,
+        model: Any,
+        site: AttentionSite,
+        skip: Tensor,
+        *,
+        random: bool = False,
+        changes: Mapping[int, Tensor] | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.model, self.site, self.skip = model, site, skip
+        self.model, self.site, self.skip, self.changes = model, site, skip, changes or {}
+        self.weight = torch.zeros_like(skip)
+        if random:
+            drawn = torch.randn(skip.shape, generator=torch.Generator().manual_seed(0))
+            self.weight.copy_(drawn / len(drawn) ** 0.5)
         self.tracing, self.finished = False, False
         self.steps: list[Step] = []
 
     def run(self, tokens: Tensor, *, silent: bool = False) -> AdditionTrace:
         """Run the model once; with ``silent``, all weights of the attention are zero."""
+        self.skip.data.zero_()
         sites = find_sites(self.model)
         handles = [site.attention.register_forward_pre_hook(self._stop) for site in sites]
         handles.append(self.site.attention.register_forward_pre_hook(self._start))
+        handles.append(self.site.entries[0].register_forward_pre_hook(self._expect, with_kwargs=True))
         watched = {self.site.path: self.site.attention}
         with hooked(handles), SoftmaxMode(watched, silence if silent else None):
             try:
-                logits(self.model, tokens)
+                self.output = logits(self.model, tokens)
             finally:
                 self._stop()
         return self
 
-    def nearest_difference(self, plain: AdditionTrace, silent: AdditionTrace, expected: Tensor) -> float:
-        """Return how near the residual stream comes to differing from the plain trace's by ``expected``.
+    def join(self, silent: AdditionTrace, size: int) -> int | None:
+        """Return the index of the sum where the branch joins the residual stream; None if there is none.
 
-        The branch joins the residual stream in the first sum of a term that depends on the attention (it changes when
-        the attention is silent) and a term that does not, but varies over tokens. From there to the next product of
-        matrices, which reads the residual stream, a result or an operand of a sum has to differ by ``expected``.
-        Without such a sum, the branch itself begins a new residual stream, and any sum counts. Relative to
-        ``expected``; infinite without any sum.
+        It is the first of a term that depends on the attention (it changes when the attention is silent) and a term
+        that does not, but varies over tokens. Without one, the branch itself begins a new residual stream.
+
+        Args:
+            silent: the trace with a silent attention.
+            size: the number of values in the residual stream.
         """
-        wanted = expected.flatten()
-        steps = list(zip(self.steps, plain.steps, silent.steps, strict=False))
-        joins = [_joins(theirs, without, wanted.numel()) for _, theirs, without in steps]
-        first = joins.index(True) if True in joins else 0
-        best = float("inf")
-        for mine, theirs, _ in steps[first:]:
-            if mine.kind == "matrix" and True in joins:
+        steps = zip(self.steps, silent.steps, strict=False)
+        return next((index for index, (step, without) in enumerate(steps) if _joins(step, without, size)), None)
+
+    def nearest_difference(self, plain: AdditionTrace, join: int | None) -> Apart:
+        """Return how near the residual stream comes to differing from the plain trace's by x~ W_skip.
+
+        From the sum at ``join`` to the next product of matrices, which reads the residual stream, a result or an
+        operand of a sum has to differ by it. Without ``join`` any sum counts. Relative to x~ W_skip, and so is the
+        rounding of the values that are subtracted; infinite without any sum.
+        """
+        wanted = self.expected.flatten()
+        nearest = Apart(float("inf"), 1)
+        for mine, theirs in itertools.islice(zip(self.steps, plain.steps, strict=False), join, None):
+            if mine.kind == "matrix" and join is not None:
                 break
-            if True in joins or mine.kind == "sum":
+            if join is not None or mine.kind == "sum":
                 for a, b in zip((mine.result, *mine.operands), (theirs.result, *theirs.operands), strict=False):
                     if a is not None and b is not None and a.numel() == b.numel() == wanted.numel():
-                        apart = ((a - b).flatten().float() - wanted).abs().max() / wanted.abs().max()
-                        best = min(best, float(apart))
-        return best
+                        apart = ((a.float() - b.float()).flatten() - wanted).abs().max() / wanted.abs().max()
+                        size = float(a.abs().max() + b.abs().max()) / float(wanted.abs().max())
+                        rounding = UNITS * torch.finfo(a.dtype).eps * max(1.0, size)
+                        nearest = min(nearest, Apart(float(apart), rounding), key=lambda each: each.difference)
+        return nearest
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
@@ -134,6 +188,8 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operands = tuple(a.detach().clone() for a in args if isinstance(a, Tensor)) if is_sum else ()
         out = func(*args, **(kwargs or {}))
         if is_sum or PRODUCT.search(name):
+            if len(self.steps) in self.changes:
+                out += self.changes[len(self.steps)]
             self.steps.append(Step("sum" if is_sum else "product", out.detach().clone(), operands))
         elif MATRIX.search(name) and self.skip.data_ptr() not in [a.data_ptr() for a in args if isinstance(a, Tensor)]:
             self.steps.append(Step("matrix"))
@@ -142,12 +198,18 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _start(self, *call: Any) -> None:
         if not self.finished:
             self.tracing = True
+            self.skip.data.copy_(self.weight)
             self.__enter__()  # type: ignore[no-untyped-call]  # only for these operations: each costs time
 
     def _stop(self, *call: Any) -> None:
         if self.tracing:
             self.tracing, self.finished = False, True
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.skip.data.zero_()
+
+    def _expect(self, module: Any, args: Any, kwargs: Any) -> None:
+        if self.tracing:
+            self.expected = hidden_argument(args, kwargs).detach().float() @ self.weight.float().T
 
 
 def _joins(plain: Step, silent: Step, size: int) -> bool:

@@ -33,7 +33,7 @@ PROMISES: list[tuple[str, Test]] = [
     ("pure: only the attention sees the change", site.purity),
     ("x~ reaches query, key and value", site.reach),
     ("the content skip reaches the residual", residual.arrival),
-    ("projections are as declared", site.query_columns),
+    ("projections are as declared", site.projections),
     ("temperatures scale their own heads", site.own_heads),
     ("causality", site.causality),
     ("generation with and without cache", behaviour.cache),

@@ -14,18 +14,17 @@ import torch
 from peft import PeftConfig
 from torch import Tensor, nn
 
-from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
+from hfpatch.methods import PreProjectionConfig, QueryTemperatureConfig
 from hfpatch.nn import QueryTemperature
-from hfpatch.promises.common import changed_by, leak, logits, relative, rounding, within
+from hfpatch.promises.common import TINY, changed_by, leak, logits, relative, within
 from hfpatch.promises.softmax import Observation, SoftmaxMode, observe, self_attention, silence
-from hfpatch.sites import AttentionSite, find_sites, survey, unwrapped
+from hfpatch.sites import TARGETS, AttentionSite, find_sites, survey, unwrapped
 from hfpatch.support.modes import hooked
 from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.tuners.hidden_state import argument_names, hidden_argument, replace_hidden
 from hfpatch.tuners.layer import method_layer
 
-MOVED = 1e-6  # relative, above rounding
-TINY = 1e-12
+MOVED = 1e-6  # relative; both runs have the same kernels and shapes, so that what a change does not reach is equal
 NO_SOFTMAX = "no softmax over the sequence runs in {path} (attn_implementation sdpa and eager can be observed)"
 
 
@@ -82,9 +81,8 @@ def reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     if not isinstance(config, PreProjectionConfig):
         return True, "does not apply: tested with a pre-projection"
     sites = changed_by(model, config)
-    plain = observe(model, sites, tokens)
     for site in sites:
-        seen = plain[site.path]
+        seen = observe(model, [site], tokens)[site.path]
         if seen.scores is None:
             return False, NO_SOFTMAX.format(path=site.path)
         moved = partial(_moved, at=seen.middle)
@@ -100,33 +98,41 @@ def reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
             return False, f"x~ does not reach the {' and the '.join(missing)} of every head in {site.path}"
         # The same change of query, key and value
         heads = max((effect.row - at_the_call.row).abs().max(), (effect.column - at_the_call.column).abs().max())
-        if not max(float(heads), abs(effect.elsewhere - at_the_call.elsewhere)) <= rounding(model):
+        if not max(float(heads), abs(effect.elsewhere - at_the_call.elsewhere)) <= MOVED:
             return False, f"x~ does not reach all that reads the hidden state in {site.path}"
     return True, f"a changed input changes query, key and value in each of {len(sites)} attentions"
 
 
-def query_columns(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
-    """The declared columns of query, key and value are exactly those, at every site.
+def projections(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """Each declared projection acts as what it is called, query, key or value, at every site.
 
-    The scores q·k are read where the softmax reads them. Columns changed at one position change: for a query, only its
-    row of the scores; for a key, only its column; for a value, only the output while the attention weights are fixed.
-    With the columns fixed, a changed hidden state no longer changes that part: there are no further columns.
+    A call of the attention calls it once, for the hidden state. The scores q·k are read where the softmax reads them.
+    Columns changed at one position change: for a query, only its row of the scores; for a key, only its column; for a
+    value, only the output while the attention weights are fixed. With the columns fixed, a changed hidden state no
+    longer changes that part: there are no further columns.
     """
-    if not isinstance(config, NonlinearQueryConfig):
-        return True, "does not apply: tested with a nonlinear query"
     sites = changed_by(model, config)
-    declared = {site.path: [site.projections[target] for target in config.targets] for site in sites}
-    modules = {path: [name for p in each for name in (p.path, *p.beside)] for path, each in declared.items()}
-    plain = observe(model, sites, tokens, modules=modules)
+    tested: set[str] = set()
     for site in sites:
-        seen = plain[site.path]
+        targets = [target for target in site.projections if target not in site.refusals]
+        modules = [path for target in targets for path in site.projections[target].paths]
+        seen = observe(model, [site], tokens, modules={site.path: modules})[site.path]
+        for target in targets:
+            path = site.projections[target].path
+            if seen.calls[path] == 0:
+                return False, f"{path} is never called, so that a changed {target} has no effect in {site.path}"
+            if seen.calls[path] > 1:
+                how = f"is called {seen.calls[path]} times in a call of the attention"
+                return False, f"{path} {how}, so that a changed {target} changes something else, too, in {site.path}"
         if seen.scores is None:
             return False, NO_SOFTMAX.format(path=site.path)
-        for target in config.targets:
+        for target in targets:
             problem = _wrong_columns(model, site, target, tokens, seen)
             if problem:
                 return False, f"{problem} in {site.path}"
-    return True, f"columns act as {', '.join(config.targets)}, and no others do, in each of {len(sites)} attentions"
+        tested.update(targets)
+    which = ", ".join(target for target in TARGETS if target in tested)
+    return True, f"columns act as {which or 'nothing'}, and no others do, in each of {len(sites)} attentions"
 
 
 def own_heads(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
@@ -137,11 +143,10 @@ def own_heads(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str
     if not isinstance(config, QueryTemperatureConfig):
         return True, "does not apply: tested with a query temperature"
     sites = changed_by(model, config)
-    plain = observe(model, sites, tokens)
     patch(model, config)
     try:
         for site in sites:
-            scores = plain[site.path].scores
+            scores = observe(model, [site], tokens)[site.path].scores
             if scores is None:
                 return False, NO_SOFTMAX.format(path=site.path)
             size = scores.nan_to_num().abs().amax((1, 2)).clamp(min=TINY)
@@ -157,7 +162,7 @@ def own_heads(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str
                 if seen is None or seen.shape[0] % len(tau):
                     return False, f"the softmax does not see {len(tau)} query heads in {site.path}"
                 change = (seen - scores).nan_to_num().abs().amax((1, 2)) / size
-                moved = (change > rounding(model)).reshape(-1, len(tau))
+                moved = (change > MOVED).reshape(-1, len(tau))
                 if not torch.equal(moved, chosen.to(moved.device).expand_as(moved)):
                     return False, f"a temperature does not act only on its own head in {site.path}"
     finally:
@@ -217,7 +222,7 @@ def _wrong_columns(model: Any, site: AttentionSite, target: str, tokens: Tensor,
     """Return an error about the columns declared for a target; None if they are right."""
     declared, projection, at = site.projections[target], site.projection_module(target), plain.middle
     columns = declared.columns
-    moved, limit = partial(_moved, at=at), rounding(model) / 10
+    moved = partial(_moved, at=at)
 
     def fix(original: Tensor, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         if output.shape != original.shape:  # another call, with another stream
@@ -235,16 +240,16 @@ def _wrong_columns(model: Any, site: AttentionSite, target: str, tokens: Tensor,
         "key": max(effect.earlier, effect.here, effect.elsewhere),  # a convolution over time may carry it to later keys
         "value": max(row, column, effect.others),
     }
-    if target in effect.missing() or not besides[target] <= limit:
-        return f"columns do not act as {target}"
+    if target in effect.missing() or not besides[target] <= MOVED:
+        return f"{declared.path}: columns do not act as {target}"
 
     # With the columns fixed, a changed hidden state has no effect on the target
     handles = [_at(site.attention, moved)]
-    for path in (declared.path, *declared.beside):
+    for path in declared.paths:
         handles.append(site.inner_module(path).register_forward_hook(partial(fix, plain.projected[path])))
     left = _effect_of(model, site, tokens, plain, handles)
-    if {"query": float(left.row.max()), "key": float(left.column.max()), "value": left.elsewhere}[target] > limit:
-        return f"columns are not all of the {target}"
+    if {"query": float(left.row.max()), "key": float(left.column.max()), "value": left.elsewhere}[target] > MOVED:
+        return f"{declared.path}: columns are not all of the {target}"
     return None
 
 

@@ -128,6 +128,7 @@ class Observation:
         weights: outputs of every softmax and logsumexp inside.
         output: the first output ``(batch, seq, hidden)``.
         projected: the outputs of chosen modules below it, by path.
+        calls: how often it called each of these modules.
     """
 
     scores: Tensor | None
@@ -135,6 +136,7 @@ class Observation:
     weights: list[Tensor]
     output: Tensor
     projected: dict[str, Tensor]
+    calls: dict[str, int]
 
 
 def observe(
@@ -157,6 +159,7 @@ def observe(
     lengths: dict[str, int] = {}
     outputs: dict[str, Tensor] = {}
     projected: dict[str, dict[str, Tensor]] = {site.path: {} for site in sites}
+    calls = {site.path: dict.fromkeys((modules or {}).get(site.path, ()), 0) for site in sites}
 
     def around(path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         lengths.setdefault(path, hidden_argument(args, kwargs).shape[1])
@@ -164,11 +167,12 @@ def observe(
 
     def behind(path: str, inner: str, module: nn.Module, args: Any, output: Tensor) -> None:
         projected[path].setdefault(inner, output.detach().clone())
+        calls[path][inner] += path not in outputs  # in the attention's first call
 
     handles = []
     for site in sites:
         handles.append(site.attention.register_forward_hook(partial(around, site.path), with_kwargs=True))
-        for inner in (modules or {}).get(site.path, ()):
+        for inner in calls[site.path]:
             handles.append(site.inner_module(inner).register_forward_hook(partial(behind, site.path, inner)))
     change = None if weights is None else lambda path, index, computed: weights[path][index]
     with hooked(handles), SoftmaxMode({site.path: site.attention for site in sites}, change) as mode:
@@ -179,6 +183,7 @@ def observe(
             mode.weights[path],
             output,
             projected[path],
+            calls[path],
         )
         for path, output in outputs.items()
     }

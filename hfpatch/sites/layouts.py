@@ -75,6 +75,11 @@ class Projection:
     source: str | None = None
     beside: tuple[str, ...] = ()
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The module and those beside it."""
+        return self.path, *self.beside
+
 
 Projections = Mapping[str, Projection]
 Layout = Callable[[nn.Module, Any], Projections]

@@ -154,9 +154,8 @@ def is_right_where_it_is_declared(case):
     tokens = example_tokens(model)
     pre_projection = configuration("pre-projection" if refusal(case, "content skip") else "content skip")
     tests = [(site_promises.anatomy, pre_projection), (site_promises.reach, pre_projection)]
-    tests.append((residual.arrival, pre_projection))
-    if not refusal(case, "nonlinear query"):
-        tests.append((site_promises.query_columns, configuration("nonlinear query")))
+    any_layer = pre_projection if refusal(case, "nonlinear query") else configuration("nonlinear query")
+    tests += [(residual.arrival, pre_projection), (site_promises.projections, any_layer)]
     for test, config in tests:
         holds, seen = test(model, config, tokens)
         assert holds, seen

@@ -2,11 +2,16 @@
 
 import functools
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from families import LLAMA, make_config, make_model
+import torch
+import torch.nn.functional as F
+from families import HIDDEN, LLAMA, make_config, make_model
 from peft import LoraConfig
+from torch import nn
 from transformers import CONFIG_MAPPING, BertConfig, GraniteConfig
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
 
 import hfpatch
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
@@ -89,13 +94,14 @@ KEY, VALUE = NonlinearQueryConfig(targets=("key",)), NonlinearQueryConfig(target
     [
         ("gemma2", {}, SKIP, ARRIVES),  # an exit before the norm of a sandwich
         ("llama", {"factor": lambda block: 0.5}, SKIP, ARRIVES),
+        ("llama", {"exit": "post_attention_layernorm"}, SKIP, ARRIVES),  # the name in Gemma 2
         ("qwen3", {"qkv": separate(query="k_proj")}, QUERY, COLUMNS),
         ("qwen3", {"qkv": separate(query="v_proj")}, QUERY, COLUMNS),
         ("llama", {"qkv": gated(query="v_proj")}, QUERY, COLUMNS),
-        ("llama", {"qkv": separate(key="v_proj", value="k_proj")}, KEY, COLUMNS),
-        ("llama", {"qkv": separate(key="v_proj", value="k_proj")}, VALUE, COLUMNS),
+        *(("llama", {"qkv": separate(key="v_proj", value="k_proj")}, config, COLUMNS)
+          for config in (KEY, VALUE, QUERY, SKIP, TEMPERATURE, LORA)),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_declaration_is_seen(declare, case, changes, config, promise):
     declare(case, **changes)
     assert failures(make_model(case), config) == {promise}
@@ -112,6 +118,85 @@ def three_blocks(case):
     if case == "granite":
         return random_model(GraniteConfig(**LLAMA | {"num_hidden_layers": 3, "residual_multiplier": 0.22}))
     return random_model(make_config(case, **{"n_layer" if case == "gpt2" else "num_hidden_layers": 3}))
+
+
+class ScaledBranch(LlamaDecoderLayer):
+    """A block that changes its branch once more before it adds it."""
+
+    def forward(self, hidden_states, **kwargs):
+        branch, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
+        hidden_states = hidden_states + self.between(branch)
+        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+class Between(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def forward(self, branch):
+        return self.change(branch)
+
+
+BETWEEN = {
+    "a quotient": lambda: Between(lambda branch: branch / 1.7),  # ESM C
+    "a factor near one": lambda: Between(lambda branch: branch * 1.001),
+    "a scale of each channel": lambda: Between(lambda branch: branch * torch.linspace(0.1, 1, HIDDEN)),  # Mimi, DINO
+    "a gate": lambda: Between(lambda branch: branch * branch.sigmoid()),
+    "a norm": lambda: nn.LayerNorm(HIDDEN),
+    "a matrix": lambda: nn.Linear(HIDDEN, HIDDEN),
+    "a second sum": lambda: Between(lambda branch: branch + 0.5 * branch),
+}
+
+
+@pytest.mark.parametrize("what", BETWEEN)
+def test_whatever_is_between_the_branch_and_the_sum_is_seen(what, declare):
+    model = make_model("llama")
+    torch.manual_seed(0)
+    for layer in model.model.layers:
+        layer.__class__, layer.between = ScaledBranch, BETWEEN[what]()
+    declare("llama")
+    assert failures(model, SKIP) == {ARRIVES}
+    declare("llama", exit="between")
+    assert not failures(model, SKIP)
+
+
+class CalledTwice(LlamaAttention):
+    """The query's projection is also that of relative positions, as in DeBERTa."""
+
+    def forward(self, hidden_states, **kwargs):
+        out, weights = super().forward(hidden_states=hidden_states, **kwargs)
+        return out + self.q_proj(torch.ones(3, HIDDEN)).mean(0), weights
+
+
+class NeverCalled(LlamaAttention):
+    """Weights are read without a call of the projections, as in WavLM."""
+
+    def forward(self, hidden_states, **kwargs):
+        modules = {name: getattr(self, name) for name in ("q_proj", "k_proj", "v_proj")}
+        for name, module in modules.items():
+            self.add_module(name, Between(partial(F.linear, weight=module.weight)))
+        out = super().forward(hidden_states=hidden_states, **kwargs)
+        for name, module in modules.items():
+            self.add_module(name, module)
+        return out
+
+
+@pytest.mark.parametrize("config", [SKIP, QUERY, LORA], ids=lambda config: type(config).__name__)
+@pytest.mark.parametrize(
+    ("kind", "says"), [(CalledTwice, "q_proj is called 2 times"), (NeverCalled, "q_proj is never")]
+)
+def test_a_projection_that_does_not_read_the_hidden_state_once_is_seen(kind, says, config, declare, monkeypatch):
+    model = make_model("llama")
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = kind
+    monkeypatch.setattr(run, "PROMISES", [each for each in run.PROMISES if each[0] == COLUMNS])
+    (verdict,) = hfpatch.check(model, config).verdicts
+    assert not verdict.holds
+    assert verdict.seen.startswith(says)
+    refused = dict.fromkeys(("query", "key", "value"), "it is not called for the hidden state alone")
+    declare("llama", refusals=refused)
+    assert (config is QUERY) or not failures(model, config)
 
 
 def entries_without(*missing):
@@ -143,6 +228,14 @@ def factor(value):
 def query(change):
     """Another projection, made of those of the site, is taken for that of the query."""
     return lambda site, block: replace(site, projections={**site.projections, "query": change(**site.projections)})
+
+
+def swapped(one, other):
+    def change(site, block):
+        swap = {one: site.projections[other], other: site.projections[one]}
+        return replace(site, projections={**site.projections, **swap})
+
+    return change
 
 
 def columns(change):
@@ -195,6 +288,12 @@ WRONG = [
     (exit_at("self_attn"), "gemma2", SKIP, ARRIVES),
     (exit_at("post_attention_layernorm"), "gpt_neox", SKIP, ARRIVES),
     (exit_at("input_layernorm"), "llama", SKIP, ARRIVES),
+    (exit_at("post_attention_layernorm"), "llama", SKIP, ARRIVES),
+    (exit_at("post_attention_layernorm"), "granite", SKIP, ARRIVES),
+    (exit_at("ln_2"), "gpt2", SKIP, ARRIVES),
+    (exit_at("pre_feedforward_layernorm"), "gemma2", SKIP, ARRIVES),
+    (exit_at("self_attn_layer_norm"), "opt_post_norm", SKIP, ARRIVES),  # what the sum passes, not the branch
+    (exit_at("post_attention_layernorm"), "bloom_post_norm_residual", SKIP, ARRIVES),
     (factor(0.5), "llama", SKIP, ARRIVES),
     (factor(0.5), "gpt_neox", SKIP, ARRIVES),
     (factor(1.0), "granite", SKIP, ARRIVES),
@@ -212,6 +311,9 @@ WRONG = [
     (half_of_the_heads, "gpt_neox", QUERY, COLUMNS),
     (shifted, "gpt2", QUERY, COLUMNS),
     (shifted, "gpt_neox", QUERY, COLUMNS),
+    *((swapped(*pair), case, config, COLUMNS)
+      for pair in (("key", "value"), ("query", "key"), ("query", "value"))
+      for case, config in (("gemma2", SKIP), ("gpt2", QUERY), ("gpt_neox", LORA))),
     (key_as_query, "qwen3", QUERY, COLUMNS),
     (key_as_query, "gpt_neox", QUERY, COLUMNS),
     (heads(count=2), "llama", TEMPERATURE, HEADS),

@@ -6,8 +6,19 @@ The branch is normed again before it joins the residual stream; Gemma 3n then di
 import math
 from dataclasses import replace
 
+from torch import nn
+
 from hfpatch.sites.family import Family, register_family
 from hfpatch.sites.layouts import separate
+from hfpatch.sites.modules import has_module
+
+
+def one_for_both(attention: nn.Module) -> dict[str, str]:
+    """Refuse a change of the key where its projection computes the value as well."""
+    if has_module(attention, "v_proj") or not has_module(attention, "k_proj"):
+        return {}
+    return {"key": "its projection computes the value as well"}
+
 
 GEMMA4 = Family(
     name="gemma4",
@@ -17,6 +28,7 @@ GEMMA4 = Family(
     qkv=separate(shared=True),
     output="o_proj",
     exit="post_attention_layernorm",
+    refusals=one_for_both,
 )
 
 register_family(GEMMA4)
