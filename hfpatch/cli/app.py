@@ -381,7 +381,7 @@ def export(
     written = export_patch(
         patch,
         out or patch.with_name(f"{patch.name}-standalone"),
-        model=f"{model}/{gguf_file}" if model and gguf_file else model,
+        model=f"{model}/{gguf_file}" if model is not None and gguf_file else model,
         revision=revision,
         dtype=dtype,
         allow_other_base=allow_other_base,

@@ -62,9 +62,9 @@ class Named:
 def load_tasks(
     names: Iterable[str],
     *,
-    data_dir: Path | None = None,
+    data_dir: str | Path | None = None,
     num_fewshot: int | None = None,
-    include_path: Path | None = None,
+    include_path: str | Path | None = None,
     gen_kwargs: Mapping[str, Any] | None = None,
     fewshot_seed: int = FEWSHOT_SEED,
 ) -> dict[str, Any]:
@@ -87,8 +87,11 @@ def load_tasks(
     Raises:
         HfpatchError: if a name is unknown, the data cannot be loaded, or a task file has an error.
     """
-    given: dict[str, Any] = {"data_dir": data_dir, "num_fewshot": num_fewshot, "include_path": include_path}
+    folders = {"data_dir": data_dir, "include_path": include_path}
+    given: dict[str, Any] = {name: None if folder is None else Path(folder) for name, folder in folders.items()}
+    given |= {"num_fewshot": num_fewshot}
     given |= {"gen_kwargs": gen_kwargs, "fewshot_seed": fewshot_seed}
+    names = [names] if isinstance(names, str) else names
     return {task: each for name in names for task, each in load_named(name, **given).tasks.items()}
 
 

@@ -23,8 +23,8 @@ _TEMPLATE, _GENERATION = "chat_template.jinja", "generation_config.json"
 
 
 def export_patch(
-    patch: Path,
-    out: Path,
+    patch: str | Path,
+    out: str | Path,
     *,
     model: str | None = None,
     revision: str | None = None,
@@ -50,10 +50,11 @@ def export_patch(
     Raises:
         HfpatchError: if the base or the patch cannot be loaded, a part cannot be exported, or ``out`` is not free.
     """
+    patch, out = Path(patch), Path(out)
     refuse_a_run(patch)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise HfpatchError(f"{out}: exists already; choose another --out")
-    name = model or _named_base(patch)
+    name = _named_base(patch) if model is None else model
     base = load_base(name, revision=revision, dtype=dtype)
     if take_apart(base.model.config) is not None:
         raise HfpatchError(

@@ -1,5 +1,8 @@
 """Uploading runs, patches and exports to the hub."""
 
-from hfpatch.sharing.push import Pushed, push
+from hfpatch.support.lazy import needing_lab
+
+with needing_lab():
+    from hfpatch.sharing.push import Pushed, push
 
 __all__ = ["Pushed", "push"]

@@ -6,6 +6,7 @@ import json
 import math
 import warnings
 from pathlib import Path
+from typing import Any
 
 import yaml
 from huggingface_hub import constants
@@ -15,6 +16,7 @@ from hfpatch.reporting.cards import run_card
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.folder import load_results
 from hfpatch.sharing.paths import cut_paths, paths_in, without_paths
+from hfpatch.support.files import read_json
 from hfpatch.surgery.card import shown_base
 from hfpatch.surgery.manifest import refuse_a_run
 
@@ -111,8 +113,8 @@ def _tree(folder: Path, root: Path) -> Contents:
             continue
         found[place.as_posix()] = path
         if (keys := _BASE_NAMES.get(path.name)) is not None:
-            value = json.loads(path.read_text(encoding="utf-8"))
-            holder = value
+            value = read_json(path)
+            holder: Any = value
             for key in keys[:-1]:
                 holder = holder.get(key) if isinstance(holder, dict) else None
             name = holder.get(keys[-1]) if isinstance(holder, dict) else None

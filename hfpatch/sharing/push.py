@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from hfpatch.errors import HfpatchError, first_line
 from hfpatch.sharing.contents import contents
@@ -20,7 +22,7 @@ class Pushed:
 
 
 def push(
-    folder: Path,
+    folder: str | Path,
     repo_id: str,
     *,
     method: str | None = None,
@@ -39,8 +41,15 @@ def push(
         dry_run: send nothing.
 
     Raises:
-        HfpatchError: if the folder cannot be shared, or the hub refuses.
+        HfpatchError: if the folder cannot be shared, the name cannot be one, or the hub refuses.
     """
+    folder = Path(folder)
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise HfpatchError(
+            f"{repo_id!r} is no name of a repository, such as user/name ({first_line(error)})"
+        ) from error
     shared = contents(folder, method=method, seed=seed, repo_id=repo_id)
     if dry_run:
         return Pushed(None, tuple(sorted(shared)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import re
 import struct
 import sys
@@ -38,7 +39,7 @@ from hfpatch.surgery.gguf_files import (
     parsed_once,
     read_gguf,
 )
-from hfpatch.surgery.placement import tensor_parallel_plan
+from hfpatch.surgery.placement import require_devices, tensor_parallel_plan
 from hfpatch.tuners.quantised import keep_unpacked
 
 TINYWORLD = "tinyworld/"
@@ -77,11 +78,11 @@ class Base:
 
 
 def load_base(
-    name: str,
+    name: str | Path,
     *,
     gguf_file: str | None = None,
     revision: str | None = None,
-    dtype: str = "float32",
+    dtype: str | torch.dtype = "float32",
     load_in_8bit: bool = False,
     load_in_4bit: bool = False,
     bnb_4bit_quant_type: str = "nf4",
@@ -98,7 +99,7 @@ def load_base(
             ``ORG/REPO/FILE.gguf``, whose weights are dequantised.
         gguf_file: the GGUF file in the hub repository or folder ``name``.
         revision: hub branch, tag or commit.
-        dtype: float32, bfloat16 or float16; of a quantised base the dtype of its products.
+        dtype: float32, bfloat16 or float16, by name or as torch has it; of a quantised base the dtype of its products.
         load_in_8bit: quantise the linear layers to 8 bits with bitsandbytes.
         load_in_4bit: quantise them to 4 bits.
         bnb_4bit_quant_type: nf4 or fp4.
@@ -114,8 +115,10 @@ def load_base(
     """
     from transformers import AutoModelForCausalLM
 
+    name, dtype = os.fspath(name), str(dtype).removeprefix("torch.")
     if dtype not in (known := get_args(Dtype)):
         raise HfpatchError(f"dtype={dtype!r} is not one of {', '.join(known)}{nearest(dtype, known)}")
+    require_devices(device_map)
     options: dict[str, Any] = {"attn_implementation": attn_implementation, "device_map": device_map}
     if load_in_8bit or load_in_4bit:
         options["quantization_config"] = _bits_config(

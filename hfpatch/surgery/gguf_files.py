@@ -70,8 +70,10 @@ def find_gguf(name: str, revision: str | None = None) -> Path | None:
         revision: hub branch, tag or commit.
 
     Raises:
-        HfpatchError: if there is no such file, the folder has several, or the hub cannot be reached.
+        HfpatchError: if there is no such file, the folder has several, the hub cannot be reached, or the name is empty.
     """
+    if not name.strip():
+        raise HfpatchError("the model has no name; give a hub id, a folder or a .gguf file")
     path = Path(name)
     if path.is_dir():
         found = [] if (path / "config.json").is_file() else sorted(path.glob(f"*{SUFFIX}"))

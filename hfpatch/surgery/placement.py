@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -39,15 +40,27 @@ class Placement:
                 f"--device-map {self.device_map}: spreads one model over the devices of one process, and there are "
                 f"{processes} processes; start hfpatch without a launcher, or leave it out"
             )
-        if isinstance(self.device_map, str) and DEVICE.fullmatch(self.device_map):
-            import torch
+        require_devices(self.device_map)
 
-            try:
-                torch.empty(0, device=self.device_map)
-            except (RuntimeError, AssertionError, NotImplementedError) as error:
-                raise HfpatchError(
-                    f"device {self.device_map}: not available here ({first_line(error)}); leave it out, or name another"
-                ) from error
+
+def require_devices(device_map: str | Mapping[str, Any] | None) -> None:
+    """Refuse a device map with a device that is not here.
+
+    Raises:
+        HfpatchError: naming the device.
+    """
+    devices = {*device_map.values()} if isinstance(device_map, Mapping) else {device_map}
+    for device in devices - {None}:
+        if isinstance(device, str) and not DEVICE.fullmatch(device):  # auto, disk, ...
+            continue
+        import torch
+
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise HfpatchError(
+                f"device {device}: not available here ({first_line(error)}); leave it out, or name another"
+            ) from error
 
 
 def tensor_parallel_plan(config: Any, processes: int) -> Any:

@@ -20,6 +20,7 @@ from hfpatch.tuners.config import MethodConfig, method_name
 from hfpatch.tuners.contracts import require_adapter_name
 from hfpatch.tuners.hooks import PROJECTED
 from hfpatch.tuners.layer import MethodLayer, layers_at
+from hfpatch.tuners.naming import require_pattern
 
 _MUST_STAY = "which a patch must leave as they are"
 _NEEDS_MORE = {  # PEFT type -> its needs beside modules in the model
@@ -40,6 +41,11 @@ def require_fitting(model: nn.Module, configs: Sequence[PeftConfig]) -> None:
     require_untouched_base(configs)
     for config in configs:
         require_injectable(config, alone=len(configs) == 1)
+        for option in ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern", "alpha_pattern"):
+            given = getattr(config, option, None) or ()
+            is_name = option.endswith("modules") and not isinstance(given, str)  # a list of these has no patterns
+            for pattern in [given] if isinstance(given, str) else () if is_name else given:
+                require_pattern(f"{method_name(config)}: {option}", str(pattern))
         if not isinstance(config, MethodConfig):  # these check themselves against each layer
             with refusing_wrong_values(config):
                 _require_matches(model, config)

@@ -22,6 +22,18 @@ def chosen_modules(config: MethodConfig) -> set[str] | str | None:
     return given if paths is not None and config.target_modules == paths else config.target_modules
 
 
+def require_pattern(option: str, pattern: str) -> re.Pattern[str]:
+    """Return a compiled regular expression of an option.
+
+    Raises:
+        HfpatchError: if it is none.
+    """
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise HfpatchError(f"{option}={pattern!r} is no regular expression: {error}") from error
+
+
 def named_sites(sites: Sequence[AttentionSite], config: MethodConfig) -> list[AttentionSite]:
     """Return the sites that ``target_modules``, ``exclude_modules`` and ``modules_to_save`` leave, as PEFT reads them.
 
@@ -34,10 +46,7 @@ def named_sites(sites: Sequence[AttentionSite], config: MethodConfig) -> list[At
     paths = [path for site in sites for path in (site.path, site.host_path)]
     for option, given in (("target_modules", targets), ("exclude_modules", config.exclude_modules)):
         for name in [given] if isinstance(given, str) else sorted(given or ()):
-            try:
-                is_one = re.compile(name if isinstance(given, str) else rf"(.*\.)?{re.escape(name)}")
-            except re.error as error:
-                raise HfpatchError(f"{option}={name!r} is no regular expression: {error}") from error
+            is_one = require_pattern(option, name if isinstance(given, str) else rf"(.*\.)?{re.escape(name)}")
             if not any(map(is_one.fullmatch, paths)):
                 raise HfpatchError(
                     f"{config.spec.label}: {option}={name!r} names no attention of this model, such as {paths[0]}; the "
@@ -72,6 +81,8 @@ def wanted_layers(sites: Sequence[AttentionSite], config: MethodConfig) -> set[i
     if not pattern:
         return wanted
     names = [pattern] if isinstance(pattern, str) else pattern
+    for name in names:
+        require_pattern("layers_pattern", name)
     found: dict[int, set[int]] = {}
     for site in sites:
         for match in (re.match(rf"(?:^|.*?\.){name}\.(?P<index>\d+)$", site.block_path) for name in names):

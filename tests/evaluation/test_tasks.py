@@ -54,7 +54,7 @@ def test_lm_evals_own_definitions_on_local_files(data_dir, support):
 
 def test_few_shot_examples_come_from_the_training_split(data_dir, support):
     questions = {row["question"] for row in support.arc(12, 100)}
-    (task,) = load_tasks(("arc_easy",), data_dir=data_dir, num_fewshot=2).values()
+    (task,) = load_tasks(("arc_easy",), data_dir=str(data_dir), num_fewshot=2).values()
     task.build_all_requests(limit=3)
     context = task.instances[0].args[0]
     shown = [line.removeprefix("Question: ") for line in context.splitlines() if line.startswith("Question: ")]
@@ -231,7 +231,7 @@ def test_tasks_of_ones_own_are_built_once_until_they_change_and_may_replace_anot
     assert len(loaded["riddle"].eval_docs) == 4
     assert loaded["riddle"].doc_to_text(loaded["riddle"].eval_docs[2]) == "Question: What is 2?\nAnswer:"
     assert loaded["lambada_openai"].get_config("output_type") == "loglikelihood"
-    assert load_tasks(("riddle",), include_path=own_tasks)["riddle"] is loaded["riddle"]
+    assert load_tasks("riddle", include_path=str(own_tasks))["riddle"] is loaded["riddle"]
     rewrite(own_tasks, "Question:", "A question:")
     changed = load_tasks(("riddle",), include_path=own_tasks)["riddle"]
     assert changed.doc_to_text(changed.eval_docs[2]).startswith("A question:")

@@ -89,8 +89,11 @@ def test_a_method_of_peft_that_cannot_be_merged_is_refused(tmp_path):
 
 
 def test_folders_that_cannot_be_read_or_written(tmp_path):
-    with pytest.raises(HfpatchError, match="patch: no such folder"):
-        export_patch(tmp_path / "patch", tmp_path / "export")
+    for folder in (tmp_path, str(tmp_path)):
+        with pytest.raises(HfpatchError, match="patch: no such folder"):
+            export_patch(f"{folder}/patch", f"{folder}/export")
+    with pytest.raises(HfpatchError, match="the model has no name"):
+        export_patch(tmp_path / "patch", tmp_path / "export", model="")
     (tmp_path / "patch").mkdir()
     with pytest.raises(HfpatchError, match=r"names no base .*--model"):
         export_patch(tmp_path / "patch", tmp_path / "export")

@@ -200,6 +200,14 @@ def test_what_is_not_there_is_named(run, options, message):
         contents(run, **options)
 
 
+@pytest.mark.parametrize("text", ['{"base": {"name": "/home/me/base"', '{"base":' * 100_000, "[]"])
+def test_a_damaged_patch_is_one_line(text, tmp_path, capsys):
+    (tmp_path / "patch.json").write_text(text)
+    assert main(["push", str(tmp_path), "--to", "me/patch", "--dry-run"]) == 2
+    assert "patch.json: " in (error := capsys.readouterr().err)
+    assert error.count("\n") == 1
+
+
 def test_other_folders_are_refused(tmp_path):
     with pytest.raises(HfpatchError, match="no finished run"):
         contents(tmp_path)
@@ -214,10 +222,12 @@ def test_a_dry_run_sends_nothing(capsys, run):
     assert out[-1].endswith("files, not sent")
 
 
-@pytest.mark.parametrize("repo", ["not a name", "a/b/c"])
-def test_a_name_that_cannot_be_is_one_line(capsys, run, repo):
-    assert main(["push", str(run), "--to", repo]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+@pytest.mark.parametrize("repo", ["not a name", "a/b/c", ""])
+def test_a_name_that_cannot_be_is_one_line(capsys, run, repo, options):
+    assert main(["push", str(run), "--to", repo, *options]) == 2
+    assert f"error: {repo!r} is no name of a repository" in (error := capsys.readouterr().err)
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from hfpatch.__main__ import main
 code = main(["compare", "quickstart"])
 for statement in (
     "import hfpatch.evaluation",
+    "import hfpatch.sharing",
     "from hfpatch.reporting import write_report",
     "from hfpatch.recipes.comparison import load_recipe; from hfpatch.runs import compare; "
     "compare(load_recipe('quickstart'), Path('out'))",
@@ -39,7 +40,9 @@ def test_a_command_a_call_and_an_import_say_what_to_install(tmp_path):
     assert done.returncode == 2
     assert done.stderr == "hfpatch: error: this needs lm_eval, which is not installed; pip install 'hfpatch[lab]'\n"
     missing = "this needs {}, which is not installed; pip install 'hfpatch[lab]'"
-    assert done.stdout.splitlines() == [missing.format(name) for name in ("lm_eval", "matplotlib", "lm_eval")]
+    assert done.stdout.splitlines() == [
+        missing.format(name) for name in ("lm_eval", "matplotlib", "matplotlib", "lm_eval")
+    ]
     assert not (tmp_path / "out").exists()
 
 

@@ -18,6 +18,7 @@ from hfpatch.surgery.bases import (
     hash_model_code,
     hash_weights,
     load_base,
+    load_config,
     load_tokenizer,
     locate,
 )
@@ -97,6 +98,27 @@ def test_a_model_that_is_not_there_while_offline(hub_cache, no_network, name, re
 def test_a_folder_that_does_not_exist(name):
     with pytest.raises(HfpatchError, match=r"model folder .* does not exist"):
         load_base(name)
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_a_model_without_a_name(name, checkpoint, monkeypatch):
+    monkeypatch.chdir(checkpoint)  # the folder that '' would mean
+    for load in (load_base, load_tokenizer, load_config):
+        with pytest.raises(HfpatchError, match="the model has no name"):
+            load(name)
+
+
+@pytest.mark.parametrize("device_map", ["npu:7", {"": "npu:7"}, {"": 77}])
+def test_a_device_that_is_not_there(device_map, checkpoint):
+    with pytest.raises(HfpatchError, match=r"device (npu:7|77): not available here"):
+        load_base(checkpoint, device_map=device_map)
+
+
+def test_a_dtype_of_torch_and_a_path(checkpoint):
+    base = load_base(checkpoint, dtype=torch.bfloat16)
+    assert (base.model.dtype, base.name) == (torch.bfloat16, str(checkpoint))
+    with pytest.raises(HfpatchError, match="dtype='int8' is not one of"):
+        load_base(checkpoint, dtype=torch.int8)
 
 
 def test_an_unknown_dtype_and_a_folder_without_a_model(tmp_path):

@@ -379,6 +379,19 @@ UNFIT = {
         lambda m: PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
         "prefix_tuning puts virtual tokens before the input, so it cannot be injected; use peft.get_peft_model",
     ),
+    **{
+        f"no pattern in {next(reversed(options))}": (
+            lambda m, options=options: LoraConfig(**{"target_modules": ["q_proj"], **options}),
+            rf"lora: {next(reversed(options))}='\(' is no regular expression: missing \)",
+        )
+        for options in (
+            {"target_modules": "("},
+            {"exclude_modules": "("},
+            {"layers_to_transform": [0], "layers_pattern": "("},
+            {"rank_pattern": {"(": 3}},
+            {"alpha_pattern": {"(": 3}},
+        )
+    },
     "width that does not fit": (
         lambda m: NonlinearQueryConfig(anchor="identity", form="literal", targets=("value",)),
         "d_q=16",
