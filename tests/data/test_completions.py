@@ -1,7 +1,9 @@
 """Which tokens of conversations and completions are learned, against tokens put together by hand."""
 
+import importlib.util
 import json
 import warnings
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -74,6 +76,25 @@ def test_the_assistant_s_turns_are_learned_with_their_ends(chat, template, conte
     found = encode({"prompt": earlier, "completion": last}, chat)
     assert found == by_hand(earlier + last, chat, first=2)
     chat.chat_template = PLAIN
+
+
+TRAINING = sorted((Path(importlib.util.find_spec("trl").origin).parent / "chat_templates").glob("*_training.jinja"))
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.stem)
+def test_every_training_template_of_trl_is_taken(chat, path):
+    """The learned tokens are those of transformers' own mask, of which TRL computes its loss."""
+    messages = turns(("user", "Where is it?"), ("assistant", "At the mill."), ("user", "And he?"), ("assistant", "In."))
+    if path.stem.startswith(("idefics3", "llava_next", "smolvlm")):  # of models that see: parts of a message
+        messages = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
+    ids, labels = encode({"messages": messages}, chat, chat_template=str(path))
+    options = {"return_dict": True, "return_assistant_tokens_mask": True}
+    theirs = chat.apply_chat_template(messages, chat_template=path.read_text(encoding="utf-8"), **options)
+    assert ids == theirs["input_ids"]
+    assert [label != IGNORE for label in labels] == [bool(learned) for learned in theirs["assistant_masks"]]
+    learned = chat.decode([label for label in labels if label != IGNORE])
+    assert "At the mill." in learned
+    assert "And he?" not in learned
 
 
 @settings(deadline=None)

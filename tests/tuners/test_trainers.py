@@ -1,6 +1,7 @@
 """transformers' Trainer and TRL's SFTTrainer, given a model or our configuration and nothing else of ours."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 import hfpatch
-from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, methods
 
 METHODS = {"pre": lambda: PreProjectionConfig(content_skip=True), "query": NonlinearQueryConfig}
 BOTH = pytest.mark.parametrize("method", METHODS)
@@ -179,3 +180,30 @@ def test_sft_trainer_of_trl(method, tmp_path):
     trainer = make_sft_trainer(make_model("llama"), tmp_path, METHODS[method](), **OPTIONS)
     assert isinstance(trainer.model, PeftModel)
     assert_only_the_added_are_trained(trainer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", methods.__all__)
+def test_preferences_and_rewards_start_at_the_reference(name, tmp_path):
+    """TRL's reference is the model without its adapter: DPO starts at ln 2, GRPO at no divergence, and both leave."""
+    from datasets import Dataset
+    from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
+
+    rows = [{"prompt": f"w{i} w{i + 1}", "chosen": f" w{i + 2} w5", "rejected": f" w{i + 3}"} for i in range(5, 13)]
+    options = {**OPTIONS, "bf16": False, "gradient_checkpointing": False, "per_device_train_batch_size": 4}
+    shared = {"processing_class": words(), "peft_config": getattr(methods, name)()}
+    preferences = DPOTrainer(
+        make_model("llama"), args=DPOConfig(str(tmp_path), **options), train_dataset=Dataset.from_list(rows), **shared
+    )
+    rewards = GRPOTrainer(
+        make_model("llama"),
+        reward_funcs=lambda completions, **_: [float(len(each)) for each in completions],
+        args=GRPOConfig(str(tmp_path), beta=0.1, num_generations=4, max_completion_length=6, **options),
+        train_dataset=Dataset.from_list(rows).select_columns(["prompt"]),
+        **shared,
+    )
+    for trainer, key, start in ((preferences, "loss", math.log(2)), (rewards, "kl", 0.0)):
+        trainer.train()
+        first, second = (entry[key] for entry in trainer.state.log_history if key in entry)
+        assert first == pytest.approx(start, abs=1e-6)
+        assert second != pytest.approx(start, abs=1e-6)
