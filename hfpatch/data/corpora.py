@@ -52,7 +52,7 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
     """Find the documents of ``settings``.
 
     ``data_dir`` is a folder with hub data sets as ``<name after the slash>/<config>/<split>.jsonl``, or with another
-    readable ending; others are loaded from the hub.
+    readable ending; those without a file for each split are loaded from the hub.
 
     Raises:
         HfpatchError: if there is no such file, folder, ``data_dir`` or hub data set, or it cannot be reached.
@@ -91,26 +91,31 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
         if not files:
             problem = "is of an unknown type" if path.is_file() else "has no file of a known type"
             raise HfpatchError(f"data.source: {settings.source} {problem if found else 'has no files'}; use {_TYPES}")
-        part, *others = split_parts(settings.split)
-        if others or part.name != "train":
+        parts = split_parts(settings.split)
+        if any(part.name != "train" for part in parts):
             raise HfpatchError(
                 f"data.split is {settings.split!r}, and {settings.source} is local, which has the one split 'train'; "
                 "leave data.split out, or take a slice such as train[:1%]"
             )
-        return _local(files, settings, part)
+        return _local([(files, part) for part in parts], settings)
     is_file_name = path.name.endswith(SUFFIXES) or settings.source.startswith(("/", ".", "~"))
     if is_file_name or settings.source.count("/") > 1:
         raise HfpatchError(f"data.source: {settings.source} does not exist")
 
     # A data set of the hub, or its local copy.
-    copy = None
+    missing = None
     if data_dir is not None:
-        part, *others = split_parts(settings.split)
-        copy = data_dir / settings.source.rpartition("/")[2] / (settings.config or "") / part.name
-        for file in (copy.with_name(copy.name + suffix) for suffix in SUFFIXES):
-            if file.is_file() and not others:
-                return _local([file], settings, part)
-    return _hub(settings, copy)
+        folder = data_dir / settings.source.rpartition("/")[2] / (settings.config or "")
+        copies = []
+        for part in split_parts(settings.split):
+            files = [file for suffix in SUFFIXES if (file := folder / f"{part.name}{suffix}").is_file()]
+            if not files:
+                missing = folder / part.name
+                break
+            copies.append((files[:1], part))
+        else:
+            return _local(copies, settings)
+    return _hub(settings, missing)
 
 
 def filtered_documents(corpus: Corpus, settings: DataSettings) -> Iterator[str]:
@@ -136,19 +141,24 @@ def documents(settings: DataSettings, *, data_dir: Path | None = None) -> Iterat
     return filtered_documents(open_corpus(settings, data_dir), settings)
 
 
-def _local(files: list[Path], settings: DataSettings, part: SplitPart) -> Corpus:
+def _local(parts: list[tuple[list[Path], SplitPart]], settings: DataSettings) -> Corpus:
+    """Return the documents of the files of each split, one split after the other."""
     rows = Rows.of(settings)
-    name = str(files[0]) if len(files) == 1 else settings.source
 
     def read() -> Iterator[str]:
-        total = sum(1 for file in files for _ in read_rows(file, rows)) if part.is_relative else _FAR
-        every_row = chain.from_iterable(read_rows(file, rows) for file in files)
-        return rows.documents(islice(every_row, *part.bounds(total)), name)
+        for files, part in parts:
+            name = str(files[0]) if len(files) == 1 else settings.source
+            total = sum(1 for file in files for _ in read_rows(file, rows)) if part.is_relative else _FAR
+            every_row = chain.from_iterable(read_rows(file, rows) for file in files)
+            yield from rows.documents(islice(every_row, *part.bounds(total)), name)
 
     def digest() -> str:
-        of_files = _digest(sha256_file(file) for file in files)
-        rounding = " remainder dropped" if part.drops_remainder else ""
-        return of_files if part.is_whole else _digest([of_files, f"{part.start}:{part.stop}{rounding}"])
+        found = []
+        for files, part in parts:
+            of_files = _digest(sha256_file(file) for file in files)
+            rounding = " remainder dropped" if part.drops_remainder else ""
+            found.append(of_files if part.is_whole else _digest([of_files, f"{part.start}:{part.stop}{rounding}"]))
+        return found[0] if len(found) == 1 else _digest(found)
 
     return Corpus(read, digest, unread=rows.unread)
 
@@ -158,23 +168,24 @@ def _saved(path: Path, settings: DataSettings) -> Corpus:
     with needing_lab():
         import datasets
 
-    part, *others = split_parts(settings.split)
-    if others:
-        raise HfpatchError(f"data.split: {settings.split!r} of {path} has several splits; name one")
     try:
         found = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise HfpatchError(
             f"{path}: cannot be read as a data set of save_to_disk ({first_line(error)}); save it again"
         ) from error
-    splits = found if isinstance(found, datasets.DatasetDict) else {part.name: found}
-    if part.name not in splits:
-        hint = nearest(part.name, splits) or f"; there are {', '.join(splits)}"
-        raise HfpatchError(f"data.split: {path} has no split {part.name!r}{hint}")
-    table, rows = splits[part.name], Rows.of(settings)
-    if not part.is_whole:
-        table = table.select(range(*part.bounds(len(table))))
-    read = partial(_table_documents, table, rows, str(path))
+    tables, rows = [], Rows.of(settings)
+    for part in split_parts(settings.split):
+        splits = found if isinstance(found, datasets.DatasetDict) else {part.name: found}
+        if part.name not in splits:
+            hint = nearest(part.name, splits) or f"; there are {', '.join(splits)}"
+            raise HfpatchError(f"data.split: {path} has no split {part.name!r}{hint}")
+        table = splits[part.name]
+        tables.append(table if part.is_whole else table.select(range(*part.bounds(len(table)))))
+
+    def read() -> Iterator[str]:
+        return chain.from_iterable(_table_documents(table, rows, str(path)) for table in tables)
+
     return Corpus(read, lambda: _digest(read()), unread=rows.unread)
 
 

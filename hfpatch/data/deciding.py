@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,8 @@ from hfpatch.recipes.data import DataSettings
 Places = npt.NDArray[np.int64]
 NOTHING: Values = np.empty(0, np.uint64)
 NONE: Places = np.empty(0, np.int64)
+RUN = 4
+"""Documents that are drawn together, as neighbours in the text."""
 
 
 class TaskDocument(NamedTuple):
@@ -49,11 +51,11 @@ class Chosen:
     tuning: Places = field(default_factory=lambda: NONE)
 
 
-def choose_documents(sources: Sequence[Candidates], excluded: Values) -> list[Chosen]:
-    """Choose documents to hold out and to tune on: the last ones of each source that equal no other document.
+def choose_documents(sources: Sequence[Candidates], excluded: Values, *, seed: int = 0) -> list[Chosen]:
+    """Choose documents to hold out and to tune on: of each source, ones that equal no other document.
 
-    Documents for tuning come before the held-out ones and have none of the digests ``excluded``. Text of tasks is not
-    trained on.
+    They are drawn over the whole text, see `draw`. Documents for tuning have none of the digests ``excluded``. Text of
+    tasks is not trained on.
 
     Raises:
         HfpatchError: if there are too few, or none would be left to train on.
@@ -82,7 +84,7 @@ def choose_documents(sources: Sequence[Candidates], excluded: Values) -> list[Ch
                     f"{key} is {wanted}, and of {count} documents only {len(places)} occur once in the text{also}; "
                     f"hold fewer out or take more documents ({source.source})"
                 )
-            taken.append(places[len(places) - wanted :])
+            taken.append(draw(places, wanted, seed=(seed, len(taken))))
             usable[[*taken[-1], *known]] = False
         deciding = np.concatenate(taken)
         train = np.setdiff1d(np.flatnonzero(~source.tasks), deciding)
@@ -93,6 +95,27 @@ def choose_documents(sources: Sequence[Candidates], excluded: Values) -> list[Ch
             )
         found.append(Chosen(train, *taken))
     return found
+
+
+def draw(places: Places, count: int, *, seed: Sequence[int], run: int = RUN) -> Places:
+    """Draw ``count`` of ``places`` over their whole length, in runs of neighbours.
+
+    The places are cut into as many equal strata as there are runs, and one run is at a random place in each. Runs show
+    whether neighbours are alike, as lines of one article are. The generator is numpy's PCG64.
+    """
+    if count == 0:
+        return NONE
+    generator = np.random.Generator(np.random.PCG64(seed))
+    sizes = [run] * (count // run) + [count % run] * (count % run > 0)
+    bounds = len(places) * np.cumsum([0, *sizes]) // count
+    starts = [
+        low + int(generator.integers(high - low - size + 1))
+        for size, (low, high) in zip(sizes, pairwise(bounds), strict=True)
+    ]
+    chosen: Places = places[
+        np.concatenate([np.arange(start, start + size) for start, size in zip(starts, sizes, strict=True)])
+    ]
+    return chosen
 
 
 def digest_tasks(
@@ -145,28 +168,29 @@ def copies_of_tasks(digests: Digests, count: int, tasks: Mapping[str, Digests]) 
 
 
 def tokenizer_documents(sources: Sequence[tuple[Corpus, DataSettings]]) -> Iterator[str]:
-    """Yield the plain texts that a tokenizer may be trained on: of each source the ones before the first held-out one.
+    """Yield the plain texts that a tokenizer may be trained on: of each source the ones that are not held out.
 
     Raises:
-        HfpatchError: if there are too few to hold out.
+        HfpatchError: if there are too few to hold out, or the tokenizer decides which documents can be held out.
     """
-    starts: list[int | None] = [None] * len(sources)
+    held_out: list[set[int]] = [set() for _ in sources]
     if any(settings.held_out for _, settings in sources):
         digester, candidates = Digester(), []
         for corpus, settings in sources:
-            told, usable = [], []
+            told = []
             for text in filtered_documents(corpus, settings):
                 told.append([(digester.text(text), True)])
-                usable.append(settings.append_eos or len(text.split()) > 1)  # a single token is left out
+                if not settings.append_eos and len(text.split()) < 2:
+                    raise HfpatchError(
+                        f"data.append_eos is false, and {settings.source} has a document of one word "
+                        f"({text.strip()!r}), which may be a single token and then cannot be held out; leave such out "
+                        "by data.min_characters, or set data.append_eos=true"
+                    )
+            nothing = np.zeros(len(told), np.bool_)
             candidates.append(
-                Candidates(
-                    settings.source,
-                    Digests.of(told),
-                    np.array(usable),
-                    np.zeros(len(usable), np.bool_),
-                    held_out=settings.held_out or 0,
-                )
+                Candidates(settings.source, Digests.of(told), ~nothing, nothing, held_out=settings.held_out or 0)
             )
-        starts = [min(each.held_out.tolist(), default=None) for each in choose_documents(candidates, NOTHING)]
-    for (corpus, settings), start in zip(sources, starts, strict=True):
-        yield from islice(filtered_documents(corpus, settings), start)
+        chosen = choose_documents(candidates, NOTHING, seed=sources[0][1].seed)
+        held_out = [set(each.held_out.tolist()) for each in chosen]
+    for (corpus, settings), places in zip(sources, held_out, strict=True):
+        yield from (text for place, text in enumerate(filtered_documents(corpus, settings)) if place not in places)

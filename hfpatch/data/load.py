@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -16,17 +17,17 @@ from transformers import PreTrainedTokenizerBase
 
 from hfpatch.data.blocks import TokenBlocks, blocks_from_stream, has_something_to_learn, join_blocks
 from hfpatch.data.completions import chat_template
-from hfpatch.data.copies import Digester, Digests
+from hfpatch.data.copies import Digester, Digests, Flags
 from hfpatch.data.corpora import filtered_documents, open_corpus
 from hfpatch.data.deciding import (
     NONE,
-    NOTHING,
     Candidates,
     Chosen,
     TaskDocument,
     choose_documents,
     copies_of_tasks,
     digest_tasks,
+    draw,
 )
 from hfpatch.data.token_file import TokenFile, open_token_file, write_token_file
 from hfpatch.data.tokenizer import hash_tokenizer, start_of_document
@@ -45,6 +46,7 @@ from hfpatch.support.files import (
 from hfpatch.support.folders import is_writable
 
 _CACHE_FORMAT = 7
+_MEASURED = 2  # in the seed of the draw, after those of held-out and tuning documents
 _TOKENS = "tokens.bin"
 _OPTIONAL = ("learned", "owners", "added")
 _ARRAYS = ("rows", "sizes", "offsets", *_OPTIONAL)
@@ -112,8 +114,10 @@ def load_splits(
             counts the excluded documents, see :func:`hfpatch.data.deciding.digest_tasks`.
         evaluation: the text to measure the loss on instead of the held-out documents of ``settings``: its held-out
             documents, or else all. It may be the text that is trained on, with another layout or block size; see
-            :func:`hfpatch.recipes.data.overlap_mistake`. Documents that are trained on are left out, with a warning.
-        retained: more texts to measure, by their names in ``retention.texts``, without documents that are trained on.
+            :func:`hfpatch.recipes.data.overlap_mistake`. Documents that are trained or tuned on are left out, with a
+            warning.
+        retained: more texts to measure, by their names in ``retention.texts``: ``held_out`` of their documents, or else
+            all, without those that are trained or tuned on or held out.
 
     Raises:
         HfpatchError: if the text is missing, malformed, empty or shorter than a block, or has too few documents to hold
@@ -128,7 +132,7 @@ def load_splits(
     with_ids, cautions = any(part.is_token_file for part in parts), list[str]()
     copies, told = digest_tasks(tasks or {}, Digester(tokenizer), with_ids=with_ids)
     candidates = [_candidates(*each, copies, cautions) for each in zip(texts, parts, shares, strict=True)]
-    chosen = choose_documents(candidates, told)
+    chosen = choose_documents(candidates, told, seed=settings.seed)
     for caution in cautions:
         warnings.warn(caution, stacklevel=2)
 
@@ -141,11 +145,18 @@ def load_splits(
             splits[name] = join_blocks(*zip(*given, strict=True))
 
     # Other texts to measure the loss on.
-    trained, others = list(zip(texts, chosen, strict=True)), {}
+    used, others = list(zip(texts, parts, chosen, strict=True)), {}
     if evaluation is not None:
-        splits["held_out"] = _load_measured("evaluation_data", evaluation, trained, **load)
+        same = [part.held_out for _, own, part in used if own.describe_text() == evaluation.describe_text()]
+        if evaluation.held_out and same and len(same[0]):  # the training text's own
+            measured, documents = _load_text(evaluation, **load), Chosen(train=NONE, held_out=same[0])
+        else:
+            measured, documents = _choose_measured("evaluation_data", evaluation, used, ("train", "tuning"), **load)
+        splits["held_out"] = _lay_out(measured, evaluation, documents, tokenizer)["held_out"]
     for name, other in (retained or {}).items():
-        others[name] = _load_measured(f"retention.texts.{name}", other, trained, **load)
+        decided = ("train", "tuning", "held_out")
+        measured, documents = _choose_measured(f"retention.texts.{name}", other, used, decided, **load)
+        others[name] = _lay_out(measured, other, documents, tokenizer)["held_out"]
     return Splits(**splits, cautions=tuple(cautions), retained=others)
 
 
@@ -166,33 +177,44 @@ def _candidates(
             f"data: {settings.source} has no end-of-text token between documents, so whether the tasks' documents are "
             "in it is not known"
         )
-    usable = has_something_to_learn(text.file.stream, settings.block_size)
-    return Candidates(settings.source, text.file.digests, usable, found, settings.held_out or 0, tuning)
+    return Candidates(
+        settings.source, text.file.digests, _usable(text, settings), found, settings.held_out or 0, tuning
+    )
 
 
-def _load_measured(
+def _choose_measured(
     key: str,
     settings: DataSettings,
-    trained: Sequence[tuple[_Text, Chosen]],
+    used: Sequence[tuple[_Text, DataSettings, Chosen]],
+    uses: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
     data_dir: Path | None,
     cache_dir: Path | None,
-) -> TokenBlocks:
-    """Return the blocks of the documents to evaluate on, whose text is not trained on."""
+) -> tuple[_Text, Chosen]:
+    """Return a text and its documents to measure: ``held_out`` of them, or all, without those of other ``uses``."""
     text = _load_text(settings, tokenizer, data_dir, cache_dir)
-    own = choose_documents([_candidates(text, settings, 0, {}, [])], NOTHING)[0]
-    places = own.held_out if settings.held_out else own.train
-    digests = [each.file.digests.take(part.train) for each, part in trained]
-    told = Digests.join(digests, [len(each.file) for each, _ in trained])
-    known = text.file.digests.among(told, len(text.file))[places]
-    shared = f"of {settings.source} are in the training text, too"
+    digests = [
+        text.file.digests.take(np.concatenate([getattr(chosen, use) for use in uses])) for text, _, chosen in used
+    ]
+    told = Digests.join(digests, [len(each.file) for each, _, _ in used])
+    known = text.file.digests.among(told, len(text.file))
+    shared = f"of {settings.source} are in the text that is trained or tuned on, too"
     if known.all():
-        raise HfpatchError(f"{key}: all {len(places)} documents {shared}; evaluate on another text")
+        raise HfpatchError(f"{key}: all {len(known)} documents {shared}; evaluate on another text")
     if known.any():
         warnings.warn(
-            f"{key}: {known.sum()} of {len(places)} documents {shared}, and are not evaluated on", stacklevel=3
+            f"{key}: {known.sum()} of {len(known)} documents {shared}, and are not evaluated on", stacklevel=3
         )
-    return _lay_out(text, settings, Chosen(train=NONE, held_out=places[~known]), tokenizer)["held_out"]
+    places = np.flatnonzero(~known)
+    if settings.held_out is not None and settings.held_out < len(places):
+        usable = np.flatnonzero(~known & _usable(text, settings) & ~text.file.digests.repeated(len(known)))
+        places = draw(usable, min(settings.held_out, len(usable)), seed=(settings.seed, _MEASURED))
+    return text, Chosen(train=NONE, held_out=places)
+
+
+def _usable(text: _Text, settings: DataSettings) -> Flags:
+    """Return which documents have a token to predict among those that are scored."""
+    return has_something_to_learn(text.file.stream, min(settings.block_size, settings.scored_tokens or sys.maxsize))
 
 
 def _load_text(
@@ -246,7 +268,7 @@ def _lay_out(
         with TemporaryDirectory(ignore_cleanup_errors=True) as rows:
             return _build(text.file, settings, chosen, pad, start, Path(rows))
     places = [hashlib.sha256(each.tobytes()).hexdigest() for each in vars(chosen).values()]
-    layout = [settings.layout, settings.block_size, pad, start]
+    layout = [settings.layout, settings.block_size, settings.scored_tokens, pad, start]
     key = hash_values([_CACHE_FORMAT, text.file.info.model_dump(mode="json"), layout, places])
     folder = text.cache_dir / key[:32]
     if folder.is_dir() and (cached := _read_cache(folder)) is not None:
@@ -280,8 +302,11 @@ def _build(
     blocks: dict[str, TokenBlocks] = {}
     for name, places in vars(chosen).items():
         if len(places):
+            stream = file.stream.take(places)
+            if name != "train" and settings.scored_tokens is not None:
+                stream = replace(stream, lengths=np.minimum(stream.lengths, settings.scored_tokens))
             blocks[name] = blocks_from_stream(
-                file.stream.take(places),
+                stream,
                 named,
                 pad_token_id=pad,
                 start=start,

@@ -109,9 +109,13 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase, *, append: bool) -> int | No
 
 def start_of_document(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the ids that a tokenizer puts at the start of a document, such as ``<bos>``; most put none there."""
-    whole, bare = (tokenizer("a", add_special_tokens=added, verbose=False)["input_ids"] for added in (True, False))
-    places = range(len(whole) - len(bare) + 1)
-    return next((whole[:place] for place in places if whole[place : place + len(bare)] == bare), [])
+    special = set(tokenizer.all_special_ids)
+    for word in sorted(set(tokenizer.get_vocab()).difference(tokenizer.all_special_tokens)):
+        whole, bare = (tokenizer(word, add_special_tokens=added, verbose=False)["input_ids"] for added in (True, False))
+        if bare and special.isdisjoint(bare):  # else where the word begins cannot be seen
+            places = range(len(whole) - len(bare) + 1)
+            return next((whole[:place] for place in places if whole[place : place + len(bare)] == bare), [])
+    return []
 
 
 def check_tokenizer(model: Any, tokenizer: Any) -> None:

@@ -37,8 +37,13 @@ class DataSettings(TextSource):
     """``packed`` fills each block with several documents, attention kept inside each; ``padded`` pads one document
     a block; ``stream`` cuts blocks from one stream of all documents, wherever they end, attention crossing them."""
     held_out: Annotated[NonNegativeInt | None, AfterValidator(lambda count: count or None)] = None
-    """Keep the last so many of the documents that occur once out of training and measure the loss on them; None or 0
-    keeps none. Of a mixture each source gives its share by weight."""
+    """Keep so many of the documents that occur once out of training and measure the loss on them; None or 0 keeps none.
+    Of a mixture each source gives its share by weight."""
+    seed: NonNegativeInt = 0
+    """The seed by which held-out, tuning and retention documents are drawn over the whole text. The seeds of training
+    leave it as it is."""
+    scored_tokens: Annotated[int, Field(ge=2)] | None = None
+    """Score at most the first so many tokens of a held-out, tuning or retention document; None scores all."""
     append_eos: bool = True
     """End each document with the tokenizer's end-of-text token, unless the tokenizer did so itself. Conversations end
     as the chat template says."""
@@ -147,10 +152,10 @@ def overlap_mistake(training: DataSettings, evaluation: DataSettings) -> str | N
             "give both sections the same held_out"
         )
     same = training.describe_text() == evaluation.describe_text()
-    if not same or (training.held_out or 0) < evaluation.held_out:
+    if not same or (training.held_out, training.seed) != (evaluation.held_out, evaluation.seed):
         return (
             f"evaluation_data holds out {evaluation.held_out} documents of {evaluation.source}, and data may train on "
-            f"some of them; set data.held_out={evaluation.held_out} and choose the documents alike"
+            f"some of them; set data.held_out={evaluation.held_out} and choose the documents alike, by the same seed"
         )
     return None
 

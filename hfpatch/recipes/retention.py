@@ -24,7 +24,8 @@ class RetentionSettings(Section):
     """Texts by name, each with the keys of ``data`` that say where a text is. Without any, a tinyworld base has the
     language that it was trained on."""
     documents: PositiveInt = 200
-    """The first so many documents of each text that has no ``max_documents`` of its own."""
+    """So many documents of each text, drawn over the whole of it by ``data.seed``; all if it has fewer. Of a text that
+    is streamed or generated, and has no ``max_documents``, the first ones."""
     block_size: Annotated[int, Field(ge=2, le=2**24)] | None = None
     """Tokens in a row; None takes ``data.block_size``."""
     tasks: tuple[str, ...] | None = None
@@ -38,16 +39,21 @@ class RetentionSettings(Section):
     def data(self, model: str, training: DataSettings) -> dict[str, DataSettings]:
         """Return how each text is read: as the training text is, in packed rows where that is not padded.
 
+        ``held_out`` is the number of documents to draw, None where all that are read are measured.
+
         Raises:
             ValidationError: if the keys of a text contradict each other.
         """
-        common = training.model_dump(include={"chat_template", "min_characters", "append_eos"})
+        common = training.model_dump(include={"chat_template", "min_characters", "append_eos", "seed", "scored_tokens"})
         common |= {"block_size": self.block_size or training.block_size}
         common["layout"] = "padded" if training.layout == "padded" else "packed"
         found = {}
         for name, source in self.sources(model).items():
             said = source.model_dump()
-            said["max_documents"] = source.max_documents or self.documents
+            if source.streaming or source.source.startswith("tinyworld/"):  # no more is read than is needed
+                said["max_documents"] = source.max_documents or self.documents
+            drawn = said["max_documents"] is None or said["max_documents"] > self.documents
+            said["held_out"] = self.documents if drawn else None
             template = {"chat_template": None} if source.format == "text" else {}
             found[name] = DataSettings(**said, **{**common, **template})
         return found

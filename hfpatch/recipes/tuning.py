@@ -35,7 +35,7 @@ class TuningSettings(Section):
     """Optimiser steps of a trial; None takes ``training.steps``."""
     held_out: PositiveInt = 256
     """So many documents are taken away from the training text, and the loss on them decides. Each of them occurs once
-    in the text and in no task."""
+    in the text and in no task. They are drawn over the whole text by ``data.seed``."""
     extend: NonNegativeInt = 2
     """Where a method's best rate is the lowest or the highest, up to so many more rates on that side, for every
     method."""

@@ -47,7 +47,7 @@ def recipe_tokenizer(recipe: PretrainRecipe | StudyRecipe) -> PreTrainedTokenize
     corpora = [(open_corpus(part, recipe.data_dir), part) for part in parts]
     if not all(corpus.cacheable for corpus, _ in corpora):
         return train_tokenizer(tokenizer_documents(corpora), size)
-    text: list[Any] = ["without what is held out, and its copies"]
+    text: list[Any] = ["without what is held out", recipe.data.seed]
     for corpus, part in corpora:
         text += [corpus.digest(), corpus.revision, part.max_documents, part.min_characters]
         text += [part.text_column, part.held_out, part.config, part.split]

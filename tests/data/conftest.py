@@ -33,3 +33,15 @@ def text_file(tmp_path, texts):
 def write_rows(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+def stream_rows(documents, size, start=()):
+    """Return the rows of a stream, those that begin inside a document with the start tokens."""
+    flat = [(token, place == 0) for document in documents for place, token in enumerate(document)]
+    rows, at = [], 0
+    while at < len(flat):
+        before = [] if flat[at][1] else [*start]
+        taken = flat[at : at + size - len(before)]
+        rows.append([*before, *(token for token, _ in taken)])
+        at += len(taken)
+    return [row for row in rows if len(row) == size]

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from data.conftest import stream_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,15 +91,7 @@ def test_rows_of_a_stream_written_out(gaps, lengths, block_size, added, owned):
     start = [7000, 7001][:added]
     documents = [[100 * index + place for place in range(length)] for index, length in enumerate(lengths)]
     kept = [place for place in range(len(documents)) if not gaps or place % 3 != 1]
-    flat = [token for place in kept for token in documents[place]]
-    rows, labels, at = [], [], 0
-    while at < len(flat):
-        before = [] if flat[at] % 100 == 0 else start
-        row = [*before, *flat[at : at + block_size - len(before)]]
-        at += block_size - len(before)
-        rows.append(row)
-        labels.append([IGNORE] * (len(before) + 1) + row[len(before) + 1 :])
-    rows = [row for row in rows if len(row) == block_size]
+    rows = stream_rows([documents[place] for place in kept], block_size, start)
     given = {"pad_token_id": 0, "start": start, "with_owners": owned}
     made = stream(*documents).take(np.array(kept))
     chosen = settings(block_size=block_size, layout="stream")
@@ -108,7 +101,9 @@ def test_rows_of_a_stream_written_out(gaps, lengths, block_size, added, owned):
         return
     blocks = blocks_from_stream(made, chosen, **given)
     assert np.asarray(blocks.rows).tolist() == rows
-    assert [blocks[index]["labels"].tolist() for index in range(len(blocks))] == labels[: len(rows)]
+    for index, row in enumerate(rows):
+        ignored = 1 + (added if row[0] == 7000 else 0)
+        assert blocks[index]["labels"].tolist() == [IGNORE] * ignored + row[ignored:]
     if owned:
         real = np.asarray(rows) < 7000
         assert (blocks.owners >= 0).all()

@@ -71,6 +71,7 @@ SLICES = [
     "train[33%:](pct1_dropremainder)",
     "train[-10%:100%](pct1_dropremainder)",
     "train[7%:9%](closest)",
+    "train[-2:]+train[:3]",
     "train",
 ]
 
@@ -96,8 +97,11 @@ def test_a_slice_is_that_of_datasets(tmp_path, split, kind):
     assert list(corpus.read()) == expected
     whole = open_corpus(settings.model_copy(update={"split": "train"}), tmp_path)
     assert (corpus.digest() == whole.digest()) == (split in ("train", "train[:]"))
-    if kind == "saved_dict":
-        assert list(documents(settings.model_copy(update={"split": "test"}))) == texts[:1]
+    if kind in ("saved_dict", "data_dir"):
+        write_jsonl(tmp_path / "set" / "test.jsonl", texts[0])
+        both = open_corpus(settings.model_copy(update={"split": f"{split}+test"}), tmp_path)
+        assert list(both.read()) == [*expected, texts[0]]
+        assert both.digest() not in (corpus.digest(), whole.digest())
 
 
 @pytest.mark.parametrize("kind", ["file", "saved"])
@@ -125,7 +129,7 @@ def test_slices_are_of_rows_whatever_is_left_out_of_them(tmp_path, kind):
     [
         ({"split": "train[:9%](pct1_dropremainder)", "source": "{file}"}, "train has 1 rows, .* needs 100; leave it"),
         ({"split": "tset", "source": "{saved}"}, r"saved has no split 'tset' \(did you mean 'test'\?\)"),
-        ({"split": "train+test", "source": "{saved}"}, "'train\\+test' of .* has several splits; name one"),
+        ({"split": "train+test", "source": "{saved}"}, "has no split 'train'; there are test"),
         ({"split": "validation", "source": "{file}"}, "is local, which has the one split 'train'"),
         ({"split": "train[200:]", "source": "{file}"}, "no document has 1 characters"),
         ({"split": "train[:9]", "source": "tinyworld/base"}, "data.split: tinyworld/base is plain text of one split"),

@@ -5,6 +5,9 @@ import random
 import numpy as np
 import pytest
 from data.conftest import write_rows
+from draws import drawn, without
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
 from tokenizers.processors import TemplateProcessing
 
@@ -18,6 +21,7 @@ from hfpatch.data.deciding import (
     choose_documents,
     copies_of_tasks,
     digest_tasks,
+    draw,
     tokenizer_documents,
 )
 from hfpatch.data.load import load_splits
@@ -63,15 +67,34 @@ def task(*texts, read=()):
     return {"own": [TaskDocument(read, (text,)) for text in texts]}
 
 
-def test_the_last_documents_are_taken_that_occur_once_and_in_no_task():
+def test_documents_are_drawn_that_occur_once_and_in_no_task():
     tasks = task("A long article.\ndocument number 14 tells of things\nIt ends.", TEXTS[16])
     _, said = digest_tasks(tasks, Digester())
-    (chosen,) = choose_documents([candidates(TEXTS, held_out=1, tuning=3)], said)
-    assert chosen.held_out.tolist() == [19]
-    assert chosen.tuning.tolist() == [12, 13, 18]  # 17 and 15 come twice, 16 is a task's, 14 a line of one
-    assert chosen.train.tolist() == [*range(12), *range(14, 18)]
-    (chosen,) = choose_documents([candidates(TEXTS, held_out=4)], NOTHING)
-    assert chosen.held_out.tolist() == [14, 16, 18, 19]
+    (chosen,) = choose_documents([candidates(TEXTS, held_out=1, tuning=6)], said)
+    once = without(range(20), [4, 9, 15, 17])
+    assert chosen.held_out.tolist() == drawn(once, 1)
+    free = [place for place in once if place not in (14, 16, *chosen.held_out)]  # 16 is a task's, 14 a line of one
+    assert chosen.tuning.tolist() == drawn(free, 6, use=1)
+    assert chosen.train.tolist() == without(range(20), [*chosen.held_out, *chosen.tuning])
+    (other,) = choose_documents([candidates(TEXTS, held_out=6)], NOTHING, seed=5)
+    assert other.held_out.tolist() == drawn(once, 6, seed=5) != drawn(once, 6)
+
+
+@given(st.integers(1, 200), st.data())
+def test_the_draw_has_one_run_of_neighbours_in_each_stratum(total, data):
+    count, run = data.draw(st.integers(1, total)), data.draw(st.integers(1, 5))
+    places = 3 * np.arange(total)
+    found = draw(places, count, seed=(data.draw(st.integers(0, 9)), 0), run=run)
+    assert len(set(found.tolist())) == count
+    for first in range(0, count, run):
+        own = found[first : first + run] // 3
+        assert (np.diff(own) == 1).all()
+        assert total * first // count <= own[0] <= own[-1] < total * (first + len(own)) // count
+    many = np.array([draw(places, count, seed=(seed, 0), run=run)[0] for seed in range(40)])
+    free = total * min(run, count) // count - min(run, count)  # how far the first run can move
+    assert (free > 0) == (len(set(many.tolist())) > 1)
+    assert many.min() >= 0
+    assert many.max() <= 3 * free
 
 
 def test_what_tasks_say_is_found_by_task_and_short_or_shared_parts_are_not():
@@ -153,10 +176,12 @@ def test_the_splits_share_no_document_and_lose_none(tmp_path, tokenizer, layout,
     write_rows(path, [{"text": text} for text in TEXTS])
     size = 8 if layout == "stream" else 64
     settings = DataSettings(source=str(path), block_size=size, layout=layout, held_out=held_out)
-    given = {"tuning": 3, "tasks": task(TEXTS[16])}  # too short not to be trained on
+    once = without(range(20), [4, 9, 15, 17])
+    last = drawn(once, held_out or 0)
+    said = drawn(without(once, [once.index(place) for place in last]), 3, use=1)[1]  # it would be drawn
+    given = {"tuning": 3, "tasks": task(TEXTS[said])}  # too short not to be trained on
     splits = load_splits(settings, tokenizer, **given)
-    own = [14, 18, 19] if held_out is None else [12, 13, 14]
-    last = [] if held_out is None else [18, 19]
+    own = drawn([place for place in once if place not in (said, *last)], 3, use=1)
     expected = {"train": [text for place, text in enumerate(TEXTS) if place not in (*own, *last)]}
     expected |= {"held_out": [TEXTS[place] for place in last]} if held_out else {}
     expected["tuning"] = [TEXTS[place] for place in own]
@@ -228,8 +253,10 @@ def test_conversations_that_are_trained_on_in_another_form_do_not_decide(tmp_pat
     ]
     settings = DataSettings(mixture=mixture, layout=layout, block_size=60, held_out=2)
     splits = load_splits(settings, chat, tuning=3, tasks=task("At mill 3."))
-    assert [f"mill {n}." in told(splits.held_out, chat) for n in range(12)] == [n in (4, 5) for n in range(12)]
-    assert [f"mill {n}." in told(splits.tuning, chat) for n in range(12)] == [n < 3 for n in range(12)]
+    held_out = drawn(range(6), 2)
+    tuning = drawn([n for n in range(6) if n not in (3, *held_out)], 3, use=1)
+    assert [n for n in range(12) if f"mill {n}." in told(splits.held_out, chat)] == held_out
+    assert [n for n in range(12) if f"mill {n}." in told(splits.tuning, chat)] == tuning
 
 
 def test_documents_of_one_token_are_not_chosen(tmp_path, chat):
@@ -242,29 +269,35 @@ def test_documents_of_one_token_are_not_chosen(tmp_path, chat):
         [told(part.take(np.array([row])), chat).partition("<|")[0] for row in range(len(part))]
         for part in blocks_of(splits).values()
     ]
-    assert found == [
-        ["the lamp 0", "the lamp 1", "the lamp 0"],
-        ["the lamp 4", "the lamp 5"],
-        ["the lamp 2", "the lamp 3"],
-    ]
+    once = texts[1:6]
+    held_out = drawn(once, 2)
+    tuning = drawn([text for text in once if text not in held_out], 2, use=1)
+    rest = [text for text in once if text not in held_out + tuning]
+    assert found == [["the lamp 0", *rest, "the lamp 0"], held_out, tuning]
     rows = [{"prompt": "why? " * (9 if n > 3 else 1), "completion": f"for {n}"} for n in range(7)]
     source = write_rows(tmp_path / "b.jsonl", rows)
     settings = DataSettings(source=source, format="prompt_completion", layout="padded", block_size=16, held_out=2)
     with pytest.warns(UserWarning, match="have none to learn"):
         splits = load_splits(settings, chat)
-    assert ["for 2" in told(splits.held_out, chat), "for 3" in told(splits.held_out, chat)] == [True, True]
+    assert [n for n in range(7) if f"for {n}" in told(splits.held_out, chat)] == drawn(range(4), 2)
 
 
-@pytest.mark.parametrize("append_eos", [True, False])
-def test_a_tokenizer_is_not_trained_on_what_is_held_out(tmp_path, append_eos):
+def test_a_tokenizer_is_not_trained_on_what_is_held_out(tmp_path, tokenizer):
+    """The same documents as the model's, in a mixture too."""
     texts = [*(f"the lamp {n}" for n in range(8)), "lonely", "the lamp 0"]
-    sources = [write_rows(tmp_path / "a.jsonl", [{"text": text} for text in texts])]
-    sources.append(write_rows(tmp_path / "b.jsonl", [{"text": text} for text in ["the lamp 7", "the lamp 8"]]))
-    settings = [DataSettings(source=each, held_out=2 - n, append_eos=append_eos) for n, each in enumerate(sources)]
-    found = list(tokenizer_documents([(open_corpus(each), each) for each in settings]))
-    assert found == [*texts[: 6 if append_eos else 5], "the lamp 7"]
-    free = [each.model_copy(update={"held_out": None}) for each in settings]
-    assert len(list(tokenizer_documents([(open_corpus(each), each) for each in free]))) == 12
+    paths = [write_rows(tmp_path / "a.jsonl", [{"text": text} for text in texts])]
+    paths.append(write_rows(tmp_path / "b.jsonl", [{"text": text} for text in ["the lamp 7", "the lamp 8", "more"]]))
+    chosen = DataSettings(mixture=[{"source": path} for path in paths], held_out=4, seed=3, layout="padded")
+    found = list(tokenizer_documents([(open_corpus(each), each) for each in chosen.parts()]))
+    trained = load_splits(chosen, tokenizer).train
+    assert len(found) == 9
+    rows = [trained.rows[index] for index in range(len(trained))]
+    assert [tokenizer.decode(row[row != 0]) for row in rows] == found
+    free = [each.model_copy(update={"held_out": None}) for each in chosen.parts()]
+    assert len(list(tokenizer_documents([(open_corpus(each), each) for each in free]))) == 13
+    wrong = DataSettings(source=paths[0], held_out=1, append_eos=False)
+    with pytest.raises(HfpatchError, match="has a document of one word \\('lonely'\\), which may be a single token"):
+        list(tokenizer_documents([(open_corpus(wrong), wrong)]))
 
 
 # What decides is not trained on, whatever the sources, their formats, mixture, slices and layout
@@ -332,7 +365,7 @@ def windows(blocks, size=12, *, learned):
     return found
 
 
-@pytest.mark.filterwarnings("ignore:.*data.block_size|.*are in the training text, too|.*are in the tasks, too")
+@pytest.mark.filterwarnings("ignore:.*data.block_size|.*are in the text that is trained|.*are in the tasks, too")
 @pytest.mark.parametrize("layout", ["packed", "padded", "stream"])
 @pytest.mark.parametrize("begun", [False, True])
 def test_no_window_of_what_decides_is_trained_on(tokenizer, tmp_path, layout, begun):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from draws import drawn
 
 from hfpatch.data.documents import describe_documents
 from hfpatch.data.load import load_splits
@@ -10,7 +11,7 @@ from hfpatch.recipes.data import DataSettings
 
 SIZE = 16
 TEXTS = [f"Document {n}: " + "the Fähre – über 東京 🙂 again " * (n % 4) + "end." for n in range(9)]
-KEPT = TEXTS[-6:]
+KEPT = [TEXTS[place] for place in drawn(range(9), 6)]
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import forked
 import numpy as np
 import pytest
 import torch
-from data.conftest import write_rows
+from data.conftest import stream_rows, write_rows
+from draws import drawn, without
 from launched import free_port
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
@@ -136,6 +137,42 @@ def test_every_row_begins_as_a_document_does(tmp_path, tokenizer, texts, layout,
             assert not begun or layout == "stream" or chosen.bos_token_id not in later
 
 
+@pytest.mark.parametrize("layout", ["packed", "padded", "stream"])
+def test_what_decides_is_scored_up_to_so_many_tokens(tmp_path, tokenizer, layout):
+    """And retained documents are drawn over their whole text, without what is trained on, tuned on or held out."""
+    texts = [f"{n} " + "the mill " * (5 + n % 7) for n in range(40)]
+    source = write_rows(tmp_path / "a.jsonl", [{"text": text} for text in texts[:20]])
+    other = write_rows(tmp_path / "b.jsonl", [{"text": text} for text in texts[10:]])
+    chosen = DataSettings(source=source, block_size=8, layout=layout, held_out=3, seed=2)
+    retained = {"other": DataSettings(source=other, block_size=8, layout=layout, held_out=6, seed=2)}
+    given, ends = {"tuning": 2, "cache_dir": tmp_path / "cache"}, [tokenizer.eos_token_id]
+    held_out = drawn(texts[:20], 3, seed=2)
+    documents = {"held_out": held_out, "retained": drawn(texts[20:], 6, use=2, seed=2)}
+    documents["tuning"] = drawn([text for text in texts[:20] if text not in held_out], 2, use=1, seed=2)
+    found = {}
+    for count in (None, 7, 5):
+        cut = {"scored_tokens": count}
+        measured = {name: each.model_copy(update=cut) for name, each in retained.items()}
+        with pytest.warns(UserWarning, match=r"retention.texts.other: 10 of 30 documents .* and are not evaluated on"):
+            splits = load_splits(chosen.model_copy(update=cut), tokenizer, retained=measured, **given)
+        found[count] = splits
+        blocks = {"held_out": splits.held_out, "tuning": splits.tuning, "retained": splits.retained["other"]}
+        for name, own in documents.items():
+            ids = [(tokenizer(text).input_ids + ends)[:count] for text in own]
+            limit = 8 if layout == "padded" else 10**6
+            tokens = sum(min(len(each), limit) for each in ids)
+            if layout == "packed":  # a last token alone predicts nothing
+                tokens -= sum(len(each) % 8 == 1 for each in ids)
+            assert blocks[name].tokens == (tokens // 8 * 8 if layout == "stream" else tokens)
+            assert blocks[name].documents == len(own)
+            if layout == "stream":
+                assert np.asarray(blocks[name].rows).tolist() == stream_rows(ids, 8)
+    assert len({splits.train.sha256 for splits in found.values()}) == 1
+    for part in ("held_out", "tuning"):
+        assert len({getattr(splits, part).sha256 for splits in found.values()}) == 3
+    assert len({splits.retained["other"].sha256 for splits in found.values()}) == 3
+
+
 DAMAGE = {
     "cut": lambda content: content[:-2],
     "empty": lambda content: b"",
@@ -207,14 +244,16 @@ def test_evaluation_takes_what_is_held_out_and_else_everything(text_file, tmp_pa
     measured = load_splits(own, tokenizer, evaluation=other).held_out
     assert measured.sha256 == load_splits(other, tokenizer).held_out.sha256
     path = tmp_path / "b.txt"
-    path.write_text("\n\n".join(["Another text of another mill.", *texts[2:], "And one more, of a river."]))
+    (held_out,) = drawn(range(4), 1)
+    beside = [texts[held_out - 1], texts[held_out]]  # the first of them is trained on
+    path.write_text("\n\n".join(["Another text of another mill.", *beside, "And one more, of a river."]))
     whole = DataSettings(source=str(path), block_size=4, layout=layout)
-    with pytest.warns(UserWarning, match=r"evaluation_data: 1 of 4 documents of .*b.txt are in the training text, too"):
-        measured = load_splits(own, tokenizer, evaluation=whole).held_out  # the last of a.txt is held out, not trained
-    path.write_text("\n\n".join(["Another text of another mill.", texts[3], "And one more, of a river."]))
+    with pytest.warns(UserWarning, match=r"evaluation_data: 1 of 4 documents of .*b.txt are in the text that is"):
+        measured = load_splits(own, tokenizer, evaluation=whole).held_out
+    path.write_text("\n\n".join(["Another text of another mill.", texts[held_out], "And one more, of a river."]))
     assert measured.rows[:].tolist() == load_blocks(whole, tokenizer).rows[:].tolist()
-    path.write_text("\n\n".join(texts[:2]))
-    with pytest.raises(HfpatchError, match=r"evaluation_data: all 2 documents .* in the training text, too"):
+    path.write_text("\n\n".join(without(texts, [held_out])))
+    with pytest.raises(HfpatchError, match=r"evaluation_data: all 3 documents .* in the text that is trained"):
         load_splits(own, tokenizer, evaluation=whole)
 
 
@@ -261,8 +300,9 @@ def test_a_mixture_is_its_sources_one_after_the_other(mixture, tokenizer, tmp_pa
     """With a share of what is held out from each by its weight; the cache is that of each source."""
     settings = mixture.model_copy(update={"held_out": 8})
     made = load_splits(settings, tokenizer, cache_dir=tmp_path / "cache")
-    assert texts_of(made.train, tokenizer) == [*words("a", 40)[:34], *words("b", 25)[:23]]
-    assert texts_of(made.held_out, tokenizer) == [*words("a", 40)[34:], *words("b", 25)[23:]]
+    a, b = drawn(words("a", 40), 6), drawn(words("b", 25), 2)
+    assert texts_of(made.held_out, tokenizer) == [*a, *b]
+    assert texts_of(made.train, tokenizer) == [each for each in words("a", 40) + words("b", 25) if each not in a + b]
     alone = [load_splits(part, tokenizer, cache_dir=tmp_path / "cache").train for part in settings.parts()]
     assert len(list((tmp_path / "cache").iterdir())) == 4  # two texts, each in one layout
     facts = made.train.to_json()
@@ -273,9 +313,9 @@ def test_a_mixture_is_its_sources_one_after_the_other(mixture, tokenizer, tmp_pa
     ]
     assert (facts["blocks"], facts["tokens"]) == (57, sum(each.tokens for each in alone))
     assert made.train.count_predicted([0, 40]) == alone[0].count_predicted([0]) + alone[1].count_predicted([6])
-    drawn = draw_evaluation(made.train, 9)
-    assert set(texts_of(drawn, tokenizer)) <= set(texts_of(made.train, tokenizer))
-    assert (len(drawn), drawn.to_json().get("mixture")) == (9, None)
+    some = draw_evaluation(made.train, 9)
+    assert set(texts_of(some, tokenizer)) <= set(texts_of(made.train, tokenizer))
+    assert (len(some), some.to_json().get("mixture")) == (9, None)
 
 
 def test_the_plan_gives_each_source_its_share(mixture, tokenizer):
@@ -303,8 +343,11 @@ def test_tuning_takes_documents_that_no_source_has_twice(mixture, tokenizer, tmp
     tasks = {"own": [TaskDocument((), [a[35]])]}
     made = load_splits(mixture.model_copy(update={"held_out": 4}), tokenizer, tuning=8, tasks=tasks)
     tuning = texts_of(made.tuning, tokenizer)
-    # before the three that a holds out, and the one of b; 33 and 23 are in the other, 35 is in a task
-    assert tuning == [*a[29:33], a[34], a[36], *b[21:23]]
+    kept = [drawn(without(a, [5, 33]), 3), drawn(without(b, [3, 23]), 1)]  # 5 and 3 are in the other, too
+    assert texts_of(made.held_out, tokenizer) == [*kept[0], *kept[1]]
+    left = [text for place, text in enumerate(a) if place not in (5, 33, 35) and text not in kept[0]]
+    others = [text for place, text in enumerate(b) if place not in (3, 23) and text not in kept[1]]
+    assert tuning == [*drawn(left, 6, use=1), *drawn(others, 2, use=1)]  # 35 is in a task
     rest = texts_of(made.train, tokenizer) + texts_of(made.held_out, tokenizer)
     assert not set(tuning) & set(rest)
     assert len(tuning) + len(rest) == 65
@@ -331,7 +374,8 @@ def test_what_a_task_says_is_no_conversation_of_tuning(tokenizer, tmp_path):
     settings = DataSettings(source=str(tmp_path / "c.json"), format="prompt_completion", block_size=40, layout="padded")
     tasks = {"own": [TaskDocument((), ["question 8", "answer  6"])]}
     made = load_splits(settings, tokenizer, tuning=2, tasks=tasks)
-    assert texts_of(made.tuning, tokenizer) == ["question 5answer 5", "question 7answer 7"]
+    free = [f"question {n}answer {n}" for n in range(9) if n not in (6, 8)]
+    assert texts_of(made.tuning, tokenizer) == drawn(free, 2, use=1)
 
 
 def test_token_files_mix(tokenizer, tmp_path):
@@ -341,7 +385,10 @@ def test_token_files_mix(tokenizer, tmp_path):
         write_token_file(tmp_path / f"{name}.bin", words(name, 9), tokenizer, settings)
         sources.append({"source": str(tmp_path / f"{name}.bin")})
     made = load_splits(DataSettings(mixture=sources, layout="stream", block_size=16, held_out=2), tokenizer)
-    for name, half in zip("ab", (made.train.rows.arrays, made.held_out.rows.arrays), strict=True):
-        assert len(half) == 2, name
-    assert "b8" in tokenizer.decode(made.held_out.rows[len(made.held_out) - 1])
-    assert "b8" not in tokenizer.decode(np.concatenate(list(made.train.rows)))
+    text = tokenizer.decode(np.concatenate(list(made.train.rows)))
+    for name in "ab":
+        (own,) = drawn(words(name, 9), 1)
+        held_out = own.split()[0]
+        assert held_out in tokenizer.decode(np.concatenate(list(made.held_out.rows)))
+        assert held_out not in text
+        assert all(each.split()[0] in text for each in words(name, 8) if each != own)

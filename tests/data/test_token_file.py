@@ -8,6 +8,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 import torch
+from data.conftest import stream_rows
+from draws import drawn, without
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
@@ -134,25 +136,26 @@ def test_documents_of_another_tool_are_told_apart_by_their_end(tokenizer, begun,
     words=st.lists(st.sampled_from(["mill", "lamp <end> river", "lamp", "<end>", ""]), min_size=3, max_size=12),
     data=st.data(),
 )
-def test_held_out_documents_of_a_stream_are_the_last_ones(append_eos, words, data):
+def test_held_out_documents_of_a_stream_are_drawn_over_it(append_eos, words, data):
     """Of a tokenizer that begins documents with the token that ends them, and of text that contains it."""
     tokenizer = make_gapped(4000)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<end> $A", special_tokens=[("<end>", 0)])
-    texts = [f"{text} {'river ' * n}" for n, text in enumerate(words, 1)]
+    texts = [f"{text} {'river ' * n}" for n, text in enumerate(words, 2)]
     held_out = data.draw(st.integers(1, len(texts) - 1))
     ids = [
         [*tokenizer(text)["input_ids"], *([0] if append_eos and not text.endswith("<end>") else [])] for text in texts
     ]
-    size = 2
+    size = 3
     with TemporaryDirectory() as folder:
         path = Path(folder) / "a.bin"
         info = write_token_file(path, texts, tokenizer, DataSettings(append_eos=append_eos))
         assert info.end_of_text == (0 if append_eos else None)
         splits = load_splits(settings(path, held_out=held_out, block_size=size), tokenizer)
         whole = load_splits(settings(path, block_size=size), tokenizer).train
-        assert whole.rows.reshape(-1).tolist() == joined(ids)[: len(joined(ids)) // size * size]
-        for blocks, part in ((splits.train, ids[:-held_out]), (splits.held_out, ids[-held_out:])):
-            assert blocks.rows.reshape(-1).tolist() == joined(part)[: len(joined(part)) // size * size]
+        assert np.asarray(whole.rows).tolist() == stream_rows(ids, size, [0])
+        places = drawn(range(len(texts)), held_out)
+        for blocks, part in ((splits.train, without(ids, places)), (splits.held_out, [ids[each] for each in places])):
+            assert np.asarray(blocks.rows).tolist() == stream_rows(part, size, [0])
             assert blocks.documents == len(part)
         assert len({splits.train.sha256, splits.held_out.sha256, whole.sha256}) == 3
         with pytest.raises(HfpatchError, match="so none is left to train on"):

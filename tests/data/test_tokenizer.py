@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
+from tokenizers.models import WordLevel
 from transformers import AutoTokenizer
 
 from hfpatch.data.tokenizer import (
@@ -64,3 +65,8 @@ def test_what_begins_a_document_is_what_the_tokenizer_puts_before_its_text(token
         single = template.format(END_OF_TEXT)
         backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=[(END_OF_TEXT, 0)])
     assert start_of_document(type(tokenizer)(tokenizer_object=backend, eos_token=END_OF_TEXT)) == expected
+    words = Tokenizer(WordLevel({END_OF_TEXT: 0, "mill": 1}))  # it has no letters
+    words.add_special_tokens([END_OF_TEXT])
+    if template is not None:
+        words.post_processor = backend.post_processor
+    assert start_of_document(type(tokenizer)(tokenizer_object=words, eos_token=END_OF_TEXT)) == expected

@@ -30,10 +30,14 @@ def test_a_tinyworld_base_keeps_its_own_language_by_default():
 
 def test_texts_are_read_as_the_training_text_is():
     data = {"block_size": 64, "held_out": 5, "min_characters": 7, "append_eos": False, "layout": "padded"}
+    data |= {"seed": 4, "scored_tokens": 50}
     texts = {"new": {"source": "a.txt"}, "old": {"source": "b.txt", "max_documents": 3}}
+    texts |= {"long": {"source": "c.txt", "max_documents": 30}, "hub": {"source": "x/y", "streaming": True}}
     found = texts_of(read(data=data, retention={"texts": texts, "documents": 9, "block_size": 32}))
-    assert [(each.source, each.max_documents) for each in found.values()] == [("a.txt", 9), ("b.txt", 3)]
+    read_and_drawn = {name: (each.max_documents, each.held_out) for name, each in found.items()}
+    assert read_and_drawn == {"new": (None, 9), "old": (3, None), "long": (30, 9), "hub": (9, None)}
     for each in found.values():
+        assert (each.seed, each.scored_tokens) == (4, 50)
         assert (each.min_characters, each.append_eos, each.layout, each.block_size) == (7, False, "padded", 32)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from draws import drawn
 from safetensors.torch import load_file
 from tiny_runs import NEOX, Nothing, Stop, Trained, lines, numbers, refused, save_base, small_recipe
 from torch.nn.functional import cross_entropy
@@ -148,7 +149,7 @@ def with_held_out(model_folder, tmp_path_factory):
 def held_out_by_hand(model, tokenizer):
     """Return (documents, 2): nats and predicted tokens, each piece of each document by itself."""
     sums = []
-    for text in list(documents("shifted", count=60))[-25:]:
+    for text in drawn(list(documents("shifted", count=60)), 25):
         ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
         pieces = [torch.tensor(ids[at : at + 16]) for at in range(0, len(ids), 16)]
         with torch.no_grad():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
+from draws import drawn
 from tiny_runs import save_base
 from torch.nn.functional import cross_entropy
 
@@ -93,10 +94,12 @@ def test_a_mixture_of_conversations_and_texts_for_part_of_an_epoch(recipe, here,
     results = compare(recipe(), tmp_path / "out")
     data, base = results["data"], load_base(str(here / "model"))
     chats, texts = [conversation(number) for number in range(40)], [f"one, {number}" for number in range(30)]
-    total, count = losses_by_hand(base, texts[28:], chats[36:])  # six by weight: four of one and two of the other
+    kept = drawn(texts, 2), drawn(chats, 4)  # six by weight
+    total, count = losses_by_hand(base, *kept)
     assert data["held_out"]["predicted_tokens"] == count
     assert data["held_out"]["base_loss"] == pytest.approx(total / count, rel=1e-5)
-    assert data["predicted_tokens"] == losses_by_hand(base, texts[:28], chats[:36])[1]
+    rest = ([each for each in every if each not in own] for every, own in zip((texts, chats), kept, strict=True))
+    assert data["predicted_tokens"] == losses_by_hand(base, *rest)[1]
     assert [part["source"] for part in data["mixture"]] == [f"{here}/chat/*.json", f"{here}/text.csv"]
     assert results["plan"]["0"]["steps"] == results["training"]["steps"] == math.ceil(0.75 * data["blocks"] / 4)
     lines = (tmp_path / "out" / "runs" / "lora" / "seed-0" / "metrics.jsonl").read_text().splitlines()

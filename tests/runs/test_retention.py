@@ -151,7 +151,7 @@ def test_damaged_files_and_other_texts_are_refused_in_one_line(grown, model_fold
 
 def test_text_that_is_trained_on_and_a_method_that_cannot_be_scaled_are_refused_before_any_training(model_folder):
     same = {"texts": {"old": {"source": "tinyworld/shifted"}}, "documents": 24}
-    with pytest.raises(HfpatchError, match=r"retention\.texts\.old: all 24 documents of .* are in the training"):
+    with pytest.raises(HfpatchError, match=r"retention\.texts\.old: all 24 documents of .* are in the text that"):
         set_up(make_recipe(model_folder, retention=same))
     methods = {"baseline": [], "dora": [{"type": "lora", "r": 2, "use_dora": True}]}
     with pytest.raises(HfpatchError, match=r"^rewind: methods\.dora: the variant of LoRA"):

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from draws import drawn
 from safetensors.torch import load_file
 from tiny_runs import NEOX
 from transformers import AutoTokenizer
@@ -45,13 +46,15 @@ def own_cache(tmp_path, monkeypatch):
 
 def test_a_trained_tokenizer_has_not_seen_the_held_out_documents(tmp_path):
     source = tmp_path / "text.jsonl"
-    lines = [json.dumps({"text": text}) + "\n" for text in [*documents("base", count=20), "zyxw " * 500]]
+    texts = [*documents("base", count=20)]
+    (place,) = drawn(range(21), 1)
+    lines = [json.dumps({"text": text}) + "\n" for text in [*texts[:place], "zyxw " * 500, *texts[place:]]]
     vocabularies = []
     for held_out in (None, 1):
         source.write_text("".join(lines))
         chosen = recipe({"train_vocab_size": 400}, source=str(source), max_documents=None, held_out=held_out)
         vocabularies.append(recipe_tokenizer(chosen).get_vocab())
-    source.write_text("".join(lines[:-1]))
+    source.write_text("".join(lines[:place] + lines[place + 1 :]))
     without = recipe({"train_vocab_size": 400}, source=str(source), max_documents=None, held_out=None)
     assert recipe_tokenizer(without).get_vocab() == vocabularies[1]
     assert "zyxw" in vocabularies[0]
