@@ -8,13 +8,17 @@ lengths. In bf16, interleaved in one process after a warm-up; each time is read 
 
 correctness  an untrained patch changes no bit; the formula; eager, sdpa and flash attention; gradient checkpointing;
              a resumed run; log-likelihoods against lm-eval's HFLM in fp32; the tests that are marked ``cuda``
-scoring      tokens a second and the share of the dense rate, against HFLM with ``auto`` (which looks for its batch size
-             at each call, as it does in use), HFLM at 64 and, where installed, vLLM
-training     a step of a bf16 base with fp32 adapters, with and without torch.compile and (where installed) Liger: model
-             FLOPs utilisation and peak memory, against LoRA of equal parameters under HF Trainer
+training     a step of a bf16 base with fp32 adapters, their products in bf16 (autocast), with and without
+             torch.compile and (where installed) Liger: model FLOPs utilisation and peak memory, against LoRA of equal
+             parameters under HF Trainer (bf16=True); one variant computes the adapters' products in fp32
+profile      where the time of a step and of scoring goes: how long the GPU computes, by kind of kernel, how many
+             kernels are launched, and how often the host waits for them
+scoring      tokens a second and the share of the dense rate, against HFLM with ``auto`` (which looks for its batch
+             size at each call, as it does in use), HFLM at 64 and at 256 and, where installed, vLLM
 
-The dense rate is that of a large matrix product; its share counts only operations that no exact scorer or step can
-avoid. ``OUT/gpu.json`` is written after each measurement, so that a run that is cut keeps what it has; one that fails
+Each shape is trained, profiled and scored on the first task; then come the other tasks, and steps of more rows. The
+dense rate is that of a large matrix product; its share counts only operations that no exact scorer or step can avoid.
+``OUT/gpu.json`` is written after each measurement, so that a run that is cut keeps what it has; one that fails
 is written down with its reason. On a GPU a table goes into results/README.md.
 """
 
@@ -39,7 +43,8 @@ import evaluation
 import torch
 import training
 from gpu_checks import CHECKS, TASKS, installed, make_data, make_model, make_requests, make_tokenizer
-from transformers import PreTrainedModel
+from profiling import device_profiler, device_times
+from transformers import PreTrainedModel, TrainerCallback
 
 from hfpatch import patch
 from hfpatch.support.files import write_json, write_text
@@ -47,12 +52,20 @@ from hfpatch.support.provenance import Clock, provenance
 from hfpatch.surgery.methods import build_method
 from hfpatch.surgery.patch import patch_summary
 from hfpatch.training import loss
-from hfpatch.training.hardware import flops_per_token, matrix_rate
+from hfpatch.training.hardware import (
+    flops_per_token,
+    matrix_rate,
+    peak_memory_bytes,
+    reset_peak_memory,
+    resident_memory_bytes,
+)
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "results" / "README.md"
 BEGIN, END = "<!-- gpu: begin -->", "<!-- gpu: end -->"
 SHAPES = ("160m", "1.4b", "llama-1b", "410m")
+PEERS = ("hflm-auto", "hflm-64", "hflm-256")
+COMPILED, IN_FP32, LORA = "pre_projection, compiled", "pre_projection, products in fp32", "lora, HF Trainer"
 Measurement = tuple[str, Callable[[], dict[str, Any]]]
 
 
@@ -86,8 +99,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", **names, default=list(TASKS), help=f"out of {', '.join(TASKS)}")
     parser.add_argument("--requests", type=int, default=4000, help="requests of each task")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rows", type=int, default=16, help="packed rows of 512 tokens in a step")
-    parser.add_argument("--micro", type=int, default=16, help="rows in one forward pass")
+    counts = {"type": lambda text: list(map(int, text.split(","))), "metavar": "N,M"}
+    parser.add_argument("--rows", **counts, default=[16, 64], help="packed rows of 512 tokens in a step, all at once")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--no-compile", dest="compile", action="store_false")
@@ -109,11 +122,19 @@ def measurements(options: argparse.Namespace, ends: float) -> Iterator[Measureme
         yield f"correctness {check.__name__}", partial(check, options)
     if options.tests and options.device == "cuda":
         yield "correctness tests", marked_tests
+    rows, *more = options.rows
     for shape in options.shapes:
         for liger in [True, False] if installed("liger_kernel") else [False]:
-            yield f"training {shape}{' with Liger' if liger else ''}", partial(train, options, shape, liger)
-        for task in options.tasks:
+            yield f"training {shape}{' with Liger' if liger else ''}", partial(train, options, shape, rows, liger)
+        yield f"profile {shape}", partial(profile, options, shape, rows)
+        for task in options.tasks[:1]:
             yield f"scoring {shape} {task}", partial(score, options, shape, task, ends)
+    for task in options.tasks[1:]:
+        for shape in options.shapes:
+            yield f"scoring {shape} {task}", partial(score, options, shape, task, ends)
+    for count in more:
+        for shape in options.shapes:
+            yield f"training {shape}, {count} rows", partial(train, options, shape, count, liger=False)
 
 
 def tried(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -145,9 +166,8 @@ def marked_tests() -> dict[str, Any]:
 def score(options: argparse.Namespace, shape: str, task: str, ends: float) -> dict[str, Any]:
     """Measure the scoring of one task; after ``ends`` no other round begins."""
     model, tokenizer, requests = make_model(options, shape), make_tokenizer(options), make_requests(options, task)
-    scorers = {
-        name: evaluation.make_scorer(name, model, tokenizer) for name in (evaluation.OWN, "hflm-auto", "hflm-64")
-    }
+    names = (evaluation.OWN, *PEERS)
+    scorers = {name: evaluation.make_scorer(name, model, tokenizer) for name in names}
     with tempfile.TemporaryDirectory() as folder:
         if options.device == "cuda" and installed("vllm"):
             scorers["vllm"] = vllm_scorer(model, tokenizer, folder)
@@ -181,40 +201,106 @@ def vllm_scorer(model: PreTrainedModel, tokenizer: Any, folder: str) -> Callable
     return partial(scorer.loglikelihood, disable_tqdm=True)
 
 
-def train(options: argparse.Namespace, shape: str, liger: bool) -> dict[str, Any]:
-    """Measure a training step, with Liger's loss or without it."""
-    data, steps = make_data(options, shape, options.rows), options.rounds + 2
-    made = {"pre_projection": {}, **({"pre_projection, compiled": {"compile": True}} if options.compile else {})}
+class MeasureMemory(TrainerCallback):
+    """Notes what a step needs above what lies in the device's memory before it, beside another callback."""
+
+    def __init__(self, other: TrainerCallback) -> None:
+        self.other, self.held, self.extra = other, 0, 0
+
+    def on_step_begin(self, *given: Any, **more: Any) -> None:
+        """Let the other one begin, as it may wait, and note what lies in memory."""
+        self.other.on_step_begin(*given, **more)
+        reset_peak_memory()
+        self.held = resident_memory_bytes()
+
+    def on_step_end(self, *given: Any, **more: Any) -> None:
+        """Note the peak, and let the other one end."""
+        training.wait_for_device()
+        self.extra = peak_memory_bytes() - self.held
+        self.other.on_step_end(*given, **more)
+
+
+def train(options: argparse.Namespace, shape: str, rows: int, liger: bool) -> dict[str, Any]:
+    """Measure a training step of so many rows, with Liger's loss or without it."""
+    data, steps = make_data(options, shape, rows), options.rounds + 2
+    variants: dict[str, dict[str, Any]] = {"pre_projection": {"autocast": "bfloat16"}, IN_FP32: {}}
+    if options.compile and rows == options.rows[0]:
+        variants[COMPILED] = {"autocast": "bfloat16", "compile": True}
     models: dict[str, PreTrainedModel] = {}
+    memory: dict[str, MeasureMemory] = {}
 
-    def run(name: str, callback: Any, steps: int = steps) -> None:
-        method = "pre_projection_skip" if name in made else "lora"
-        model = models[name] = make_model(options, shape)
-        patch(model, build_method(model, training.METHODS, method).configs)
-        if name in made:
-            training.run_hfpatch(model, data.packed, options.micro, steps, callback, **made[name])
+    def run(name: str, callback: TrainerCallback) -> None:
+        model = models[name] = make_patched(options, shape, "lora" if name == LORA else "pre_projection_skip")
+        memory[name] = MeasureMemory(callback)
+        if name == LORA:
+            settings = {"gradient_checkpointing": False, "bf16": True}
+            training.run_hf_trainer(model, data.packed, rows, steps, memory[name], **settings)
         else:
-            training.run_hf_trainer(model, data.packed, options.micro, steps, callback, gradient_checkpointing=False)
+            training.run_hfpatch(model, data.packed, rows, steps, memory[name], **variants[name])
 
-    names, extra = [*made, "lora, HF Trainer"], {}
     with replaced.object(loss, "_liger", loss._liger if liger else lambda: None):
-        seconds = training.take_turns({name: partial(run, name) for name in names}, time.perf_counter)
-        operations = {name: data.tokens * flops_per_token(model) for name, model in models.items()}
-        trained = {name: patch_summary(model).trainable for name, model in models.items()}
-        models.clear()
-        for name in names:
-            memory = training.MeasureMemory()
-            run(name, memory, 3)
-            extra[name] = memory.extra
-            models.clear()
+        seconds = training.take_turns({name: partial(run, name) for name in (*variants, LORA)}, time.perf_counter)
     rate = matrix_rate(torch.device(options.device), torch.bfloat16)
+    medians = {name: statistics.median(taken) for name, taken in seconds.items()}
     return {
         "kind": "training", "shape": shape, "liger": liger, "tokens": data.tokens, "seconds": seconds,
-        "mfu": {name: operations[name] / statistics.median(taken) / rate for name, taken in seconds.items()},
-        "tokens_per_s": {name: data.tokens / statistics.median(taken) for name, taken in seconds.items()},
-        "extra_bytes": extra, "trainable": trained,
-        "ratio_to_lora": {name: training.ratio(seconds[name], seconds[names[-1]]) for name in made},
+        "mfu": {name: data.tokens * flops_per_token(models[name]) / medians[name] / rate for name in seconds},
+        "tokens_per_s": {name: data.tokens / median for name, median in medians.items()},
+        "extra_bytes": {name: each.extra for name, each in memory.items()},
+        "trainable": {name: patch_summary(model).trainable for name, model in models.items()},
+        "ratio_to_lora": {name: training.ratio(seconds[name], seconds[LORA]) for name in variants},
     }  # fmt: skip
+
+
+def make_patched(options: argparse.Namespace, shape: str, method: str) -> PreTrainedModel:
+    model = make_model(options, shape)
+    return patch(model, build_method(model, training.METHODS, method).configs)
+
+
+def profile(options: argparse.Namespace, shape: str, rows: int) -> dict[str, Any]:
+    """Profile a step of pre-projection with content skip, not compiled, and the scoring of the first task."""
+    data, step = make_data(options, shape, rows), ProfiledStep()
+    model = make_patched(options, shape, "pre_projection_skip")
+    training.run_hfpatch(model, data.packed, rows, step.last + 1, step, autocast="bfloat16")
+    requests = make_requests(options, options.tasks[0])
+    scorer = evaluation.make_scorer(evaluation.OWN, make_model(options, shape), make_tokenizer(options))
+    scorer(requests)  # warm-up
+    begin = time.perf_counter()
+    scorer(requests)
+    seconds = time.perf_counter() - begin
+    with device_profiler() as run:
+        scorer(requests)
+        training.wait_for_device()
+    return {
+        "kind": "profile", "shape": shape, "tokens": data.tokens,
+        "step": device_times(step.run, step.seconds), "scoring": device_times(run, seconds),
+    }  # fmt: skip
+
+
+class ProfiledStep(TrainerCallback):
+    """Times a step after those that warm up, and profiles the next one."""
+
+    last = 5
+
+    def __init__(self) -> None:
+        self.step, self.seconds, self.run = 0, 0.0, device_profiler()
+
+    def on_step_begin(self, *given: Any, **more: Any) -> None:
+        """Start the clock, or the profiler."""
+        training.wait_for_device()
+        self.step += 1
+        if self.step == self.last - 1:
+            self.seconds = -time.perf_counter()
+        elif self.step == self.last:
+            self.run.start()
+
+    def on_step_end(self, *given: Any, **more: Any) -> None:
+        """Stop it."""
+        training.wait_for_device()
+        if self.step == self.last - 1:
+            self.seconds += time.perf_counter()
+        elif self.step == self.last:
+            self.run.stop()
 
 
 def table(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
@@ -232,6 +318,17 @@ def table(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
             memory = f"{row['extra_bytes'][name] / 2**20:,.0f} MiB"
             what = f"{row['shape']}, {name}{', Liger' if row['liger'] else ''}"
             lines.append(f"| {what} | {share:.1%} | {memory} | {spread(row['ratio_to_lora'].get(name))} |")
+    lines += [
+        "",
+        "| profile | seconds | GPU computes | launches | host waits | longest kinds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in (each for each in found if each.get("kind") == "profile"):
+        for what in ("step", "scoring"):
+            each = row[what]
+            kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in list(each["share_of_device"].items())[:4])
+            figures = f"{each['seconds']:.3f} | {each['device_share']:.0%} | {each['launches']:,} | {each['waits']:,}"
+            lines.append(f"| {row['shape']}, {what} | {figures} | {kinds} |")
     lines += ["", "| check | result |", "|---|---|"]
     checks = [each for each in found if "passed" in each]
     lines += [f"| {each['name'].split(' ', 1)[1]} | {'passed' if each['passed'] else 'FAILED'} |" for each in checks]

@@ -18,6 +18,18 @@ KINDS = {
     "copies": ("cat", "copy_", "index", "clone", "contiguous"),
     "optimiser": ("adam",),
 }
+KERNELS = {  # parts of a kernel's name, or of an operator's on CPUs
+    "attention": ("flash", "fmha", "attention"),
+    "matrix products": ("gemm", "nvjet", "cutlass", "xmma", "linear", "addmm", "aten::mm", "aten::bmm"),
+    "optimiser": ("adam", "multi_tensor"),
+    "softmax and reductions": ("softmax", "reduce", "cross_entropy", "aten::sum", "amax"),
+    "copies": ("memcpy", "memset", "copy", "cat", "index", "gather", "scatter"),
+    "compiled": ("triton",),
+    "elementwise": ("elementwise", "vectorized", "aten::mul", "aten::add", "norm"),
+}
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpy", "cudaMemset")
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+LONGEST = 20
 OTHERS, BETWEEN = "other operators", "between operators"
 PRODUCTS = ("mkldnn::_linear_pointwise", "aten::addmm", "aten::mm")
 
@@ -38,6 +50,50 @@ def seconds_by_kind(run: torch.profiler.profile, seconds: float) -> dict[str, fl
         found[next(matching, OTHERS)] += event.self_cpu_time_total / 1e6
     between = max(0.0, seconds - sum(found.values()))
     return {**{kind: taken for kind, taken in found.items() if taken}, BETWEEN: between}
+
+
+def device_profiler() -> torch.profiler.profile:
+    """Return a profiler of the CPU and, where there is one, of the GPU."""
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    return torch.profiler.profile(activities=kinds)
+
+
+def device_times(run: torch.profiler.profile, seconds: float) -> dict[str, Any]:
+    """Return where the time of a call goes, on a GPU by its kernels, else by the operators of the CPU.
+
+    Args:
+        run: the profile.
+        seconds: what the call takes without a profiler.
+
+    Returns:
+        ``device_share`` is the time of all kernels over ``seconds`` (one stream: they do not overlap),
+        ``share_of_device`` each kind's part of that time; ``launches`` counts kernels and copies, ``waits`` how often
+        the host waits for the device.
+    """
+    events = run.key_averages()
+    on_device = [event for event in events if event.device_type != torch.autograd.DeviceType.CPU]
+    on_device = [event for event in on_device if not getattr(event, "is_user_annotation", False)]  # it spans others
+    taken = {event.key: (event.self_device_time_total / 1e6, event.count) for event in on_device}
+    if not on_device:
+        taken = {event.key: (event.self_cpu_time_total / 1e6, event.count) for event in events}
+    kinds: dict[str, float] = {}
+    for name, (time_taken, _) in taken.items():
+        kind = next((kind for kind, parts in KERNELS.items() if any(part in name.lower() for part in parts)), OTHERS)
+        kinds[kind] = kinds.get(kind, 0.0) + time_taken
+    total = sum(kinds.values())
+    counts = {event.key: event.count for event in events}
+    longest = sorted(taken.items(), key=lambda item: -item[1][0])[:LONGEST]
+    return {
+        "seconds": seconds,
+        "device_seconds": total,
+        "device_share": total / seconds,
+        "share_of_device": {kind: part / total for kind, part in sorted(kinds.items(), key=lambda item: -item[1])},
+        "launches": sum(count for name, count in counts.items() if name.startswith(LAUNCHES)),
+        "waits": sum(count for name, count in counts.items() if name.startswith(WAITS)),
+        "longest": [{"name": name[:120], "seconds": part, "count": count} for name, (part, count) in longest],
+    }
 
 
 class ProductTimes(TorchDispatchMode):

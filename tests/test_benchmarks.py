@@ -254,7 +254,7 @@ def test_gpu_keeps_each_measurement_and_fills_its_place_in_the_readme(tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- gpu: begin -->\nold\n<!-- gpu: end -->\nafter\n", encoding="utf-8")
     options = ["--device", "cpu", "--shapes", "tiny,unknown", "--tasks", "arc_easy", "--requests", "8", "--rounds", "1"]
-    options += ["--rows", "1", "--micro", "1", "--threads", "1", "--no-compile", "--readme", str(readme)]
+    options += ["--rows", "1,2", "--threads", "1", "--no-compile", "--readme", str(readme)]
     command = [BENCHMARKS / "gpu.py", "--out", tmp_path / "out", *options]
     assert forked.python(command).returncode == 0
     written = json.loads((tmp_path / "out" / "gpu.json").read_text(encoding="utf-8"))
@@ -267,9 +267,15 @@ def test_gpu_keeps_each_measurement_and_fills_its_place_in_the_readme(tmp_path):
     assert training["trainable"]["pre_projection"] == 2 * (2 * 32 * 40 + 32 * 32)
     assert abs(training["trainable"]["lora, HF Trainer"] / training["trainable"]["pre_projection"] - 1) < 0.05
     assert 0 < training["mfu"]["pre_projection"] < 1
+    assert set(training["extra_bytes"]) == set(training["seconds"])
+    assert rows["training tiny, 2 rows"]["tokens"] > training["tokens"]
+    for part in (rows["profile tiny"]["step"], rows["profile tiny"]["scoring"]):
+        assert part["device_share"] == pytest.approx(part["device_seconds"] / part["seconds"])
+        assert sum(part["share_of_device"].values()) == pytest.approx(1)
+        assert sum(each["seconds"] for each in part["longest"]) <= part["device_seconds"]
     for name, (seconds,) in scoring["seconds"].items():
         assert scoring["tokens_per_s"][name] == pytest.approx(scoring["tokens"] / seconds)
-    assert set(scoring["times_faster"]) == {"hflm-auto", "hflm-64"}
+    assert set(scoring["times_faster"]) == {"hflm-auto", "hflm-64", "hflm-256"}
     assert rows["scoring unknown arc_easy"]["failed"] == "KeyError: 'unknown'"
     assert written["provenance"]["versions"]["torch"]
     text = readme.read_text(encoding="utf-8")
