@@ -118,9 +118,9 @@ def test_a_patch_elsewhere_is_counted_scaled_saved_and_removed(way, tmp_path):
     torch.testing.assert_close(logits_of(hfpatch.unpatch(away), tokens), plain)
 
 
-def test_what_transformers_loads_into_an_offloaded_model_has_no_values(tmp_path):
-    """Its ``load_adapter`` puts the tensors of every method, and of LoRA, on the meta device."""
-    model = to_memory(make_model("llama"), tmp_path)
-    model.load_adapter(str(a_patch(hfpatch.PreProjectionConfig(), tmp_path) / "pre_projection"))
-    with pytest.raises(hfpatch.HfpatchError, match=r"layer \d: the adapter's weights have no values"):
+def test_weights_that_are_nowhere_are_refused():
+    """transformers' ``load_adapter`` leaves them so in an offloaded model, and torch computes with them."""
+    model = hfpatch.patch(make_model("llama"), hfpatch.LoReFTConfig())
+    model.model.layers[1].self_attn.hfpatch_loreft.to("meta")
+    with pytest.raises(hfpatch.HfpatchError, match="layer 1: the adapter's weights have no values"):
         model(make_tokens())
