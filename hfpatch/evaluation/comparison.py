@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.clusters import Groups, count_groups
+from hfpatch.evaluation.clusters import Groups, count_groups, group_sums
+from hfpatch.evaluation.dependence import Neighbours, find_dependence, residuals
 from hfpatch.evaluation.metrics import Aggregation, Array, Metric, metric_named
 from hfpatch.evaluation.reading import Reader, read_metric
 from hfpatch.evaluation.stats import (
@@ -26,9 +27,9 @@ from hfpatch.evaluation.stats import (
     paired_permutation,
 )
 from hfpatch.results.folder import load_results
-from hfpatch.results.low_noise import LOW_NOISE
+from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE
 from hfpatch.results.records import published_runs
-from hfpatch.results.schema import Comparison, TaskResult
+from hfpatch.results.schema import Clusters, Comparison, TaskResult
 
 RESAMPLES = 200
 
@@ -87,6 +88,7 @@ def compare(
     baseline: str = "baseline",
     aggregations: Mapping[str, Mapping[str, Aggregation]] | None = None,
     without_low_noise: Collection[str] = (),
+    dependent: Mapping[str, Neighbours] | None = None,
 ) -> list[Comparison]:
     """Compare methods document by document, by the primary metric of each task and by its low-noise metrics.
 
@@ -101,6 +103,7 @@ def compare(
         baseline: the reference without training.
         aggregations: each task's own functions from documents to a score, by metric; by default that of its name.
         without_low_noise: tasks that are compared by their primary metric alone.
+        dependent: tasks whose neighbouring documents vary together; None finds them by `find_dependent`.
 
     Returns:
         One comparison for each method, reference, task and metric, primary metrics first; none with a method without
@@ -110,6 +113,10 @@ def compare(
         HfpatchError: if a record is missing or broken, or two runs were not scored on the same documents.
     """
     functions = aggregations or {}
+    pairs = list(_pairs(records, references, baseline))
+    if dependent is None:
+        given: dict[str, Any] = {"aggregations": functions, "without_low_noise": without_low_noise}
+        dependent = find_dependent(records, tasks=tasks, references=references, baseline=baseline, **given)
     primary = [_Measure(result, _metric(result, functions.get(task, {}))) for task, result in tasks.items()]
     others = []
     for name, higher in LOW_NOISE.items():
@@ -122,27 +129,17 @@ def compare(
 
     # each method with each of its references, by each measure
     found, low_noise, reader = list[Comparison](), list[Comparison](), Reader()
-    pairs = [(method, reference) for method, theirs in references.items() for reference in theirs]
-    for method, reference in pairs:
-        if not (records.get(method) and records.get(reference)):
-            continue
-        by_seed = (records[method], records[reference])
-        ours, theirs = ([runs[seed] for seed in sorted(runs)] for runs in by_seed)
-        shared = sorted(set(by_seed[0]) & set(by_seed[1]))
-        if reference == baseline or len(ours) == len(theirs) == 1:
-            runs = _Pairing(ours, theirs)
-        elif len(shared) > 1:
-            runs = _Pairing([by_seed[0][seed] for seed in shared], [by_seed[1][seed] for seed in shared])
-        else:
-            runs = _Pairing(ours, theirs, paired=False)
-        found += [_compare(method, reference, each, runs, reader) for each in primary]
-        low_noise += [_compare(method, reference, each, runs, reader) for each in others]
+    for method, reference, runs in pairs:
+        found += [_compare(method, reference, each, runs, reader, dependent) for each in primary]
+        low_noise += [_compare(method, reference, each, runs, reader, dependent) for each in others]
     broken = {(one.method, one.reference, one.task) for one in low_noise if not math.isfinite(one.difference)}
     return found + [one for one in low_noise if (one.method, one.reference, one.task) not in broken]
 
 
 def compare_again(folder: str | Path) -> list[Comparison]:
     """Compute the paired differences of a comparison again, from ``values.safetensors`` in its folder.
+
+    Neighbouring documents make a unit where they do in its results.
 
     ``folder`` is that of ``hfpatch compare``, or a published copy, without the runs' folders or a model. Measures that
     are no mean or ratio of the documents' values, such as BLEU, are left out.
@@ -158,7 +155,75 @@ def compare_again(folder: str | Path) -> list[Comparison]:
         others += [] if each.reference in others else [each.reference]
     base = results.methods[results.baseline].runs[0] if results.baseline is not None else None
     scores = {} if base is None else base.evaluation
-    return compare(published_runs(folder), tasks=scores, references=references, baseline=results.baseline or "baseline")
+    stored = [(one.task, one.clusters) for one in results.comparisons if one.clusters is not None]
+    dependent = {task: Neighbours(each.run, each.p or 0.0) for task, each in stored if each.run is not None}
+    given: dict[str, Any] = {"tasks": scores, "references": references, "baseline": results.baseline or "baseline"}
+    return compare(published_runs(folder), dependent=dependent, **given)
+
+
+def _pairs(
+    records: Mapping[str, Runs], references: Mapping[str, Sequence[str]], baseline: str
+) -> Iterator[tuple[str, str, _Pairing]]:
+    """Yield each method with each of its references and their runs, as `compare` pairs them."""
+    for method, reference in [(method, each) for method, theirs in references.items() for each in theirs]:
+        if not (records.get(method) and records.get(reference)):
+            continue
+        by_seed = (records[method], records[reference])
+        ours, theirs = ([runs[seed] for seed in sorted(runs)] for runs in by_seed)
+        shared = sorted(set(by_seed[0]) & set(by_seed[1]))
+        if reference == baseline or len(ours) == len(theirs) == 1:
+            yield method, reference, _Pairing(ours, theirs)
+        elif len(shared) > 1:
+            ours, theirs = ([runs[seed] for seed in shared] for runs in by_seed)
+            yield method, reference, _Pairing(ours, theirs)
+        else:
+            yield method, reference, _Pairing(ours, theirs, paired=False)
+
+
+def find_dependent(
+    records: Mapping[str, Runs],
+    *,
+    tasks: Mapping[str, TaskResult],
+    references: Mapping[str, Sequence[str]],
+    baseline: str = "baseline",
+    aggregations: Mapping[str, Mapping[str, Aggregation]] | None = None,
+    without_low_noise: Collection[str] = (),
+) -> dict[str, Neighbours]:
+    """Return the tasks whose neighbouring documents, or declared groups of them, vary together.
+
+    It is asked of the differences of all pairs, by bits per byte where a task has them, else by its primary metric if
+    that is a mean or ratio of the documents. The arguments are those of `compare`.
+
+    Raises:
+        HfpatchError: as `compare`.
+    """
+    measures = []
+    for task, result in tasks.items():
+        if BITS_PER_BYTE in result.metrics and task not in without_low_noise:
+            result = result.model_copy(update={"primary": BITS_PER_BYTE})
+        metric = _metric(result, (aggregations or {}).get(task, {}))
+        measures += [(result, metric)] if metric.aggregate is None else []
+
+    # The residuals of each pair, in units of documents or of the groups that were declared
+    found: dict[str, list[Array]] = {}
+    reader = Reader()
+    for _, _, runs in _pairs(records, references, baseline):
+        for result, metric in measures:
+            values = reader.read_runs(result, metric, [*runs.method, *runs.reference])
+            terms = {run: metric.ratio_terms(each) for run, each in values.items()}
+            with np.errstate(over="ignore", invalid="ignore"):  # values may be infinite, or their sums
+                sides = [np.mean([terms[run][0] for run in side], axis=0) for side in (runs.method, runs.reference)]
+                difference, weights = sides[0] - sides[1], terms[runs.method[0]][1]
+            if (groups := reader.read_groups(runs.method[0], result)) is not None:
+                difference, weights = group_sums(difference, groups), group_sums(weights, groups)
+            if len(difference) >= FEWEST_DOCUMENTS and np.isfinite(difference).all():
+                found.setdefault(result.task, []).append(residuals(difference[None], weights)[0])
+    dependent = {}
+    for task, rows in found.items():
+        tested = find_dependence(np.stack(rows))
+        if tested is not None and tested.alarms:
+            dependent[task] = Neighbours.of(tested, len(rows[0]), fewest=FEWEST_DOCUMENTS)
+    return dependent
 
 
 def check_comparable(
@@ -190,12 +255,23 @@ def _metric(result: TaskResult, functions: Mapping[str, Aggregation]) -> Metric:
     return metric_named(name, higher_is_better=result.higher_is_better, aggregation=functions.get(name))
 
 
-def _compare(method: str, reference: str, measure: _Measure, runs: _Pairing, reader: Reader) -> Comparison:
+def _compare(
+    method: str,
+    reference: str,
+    measure: _Measure,
+    runs: _Pairing,
+    reader: Reader,
+    dependent: Mapping[str, Neighbours],
+) -> Comparison:
     """Return the comparison by one measure, not yet corrected."""
     result, metric = measure.result, measure.metric
     values = reader.read_runs(result, metric, [*runs.method, *runs.reference])
     documents = len(values[runs.method[0]])
     groups = reader.read_groups(runs.method[0], result)
+    clusters = result.clusters
+    if (alarm := dependent.get(result.task)) is not None:
+        groups, column = alarm.runs(documents, groups), "" if clusters is None else clusters.column
+        clusters = Clusters(column=column, groups=count_groups(groups), run=alarm.run, p=alarm.p)
     why = f"too few {'documents' if groups is None else 'groups'}"
     enough = (documents if groups is None else count_groups(groups)) >= FEWEST_DOCUMENTS
     if metric.aggregate is None:
@@ -223,7 +299,7 @@ def _compare(method: str, reference: str, measure: _Measure, runs: _Pairing, rea
         task=result.task,
         metric=result.primary,
         n=documents,
-        clusters=result.clusters,
+        clusters=clusters,
         seeds=len(runs.method),
         difference=metric.shift(base, difference),
         test=f"none ({why})",

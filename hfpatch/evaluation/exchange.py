@@ -32,6 +32,7 @@ import numpy as np
 import scipy  # its parts are imported where they are first used
 
 from hfpatch.evaluation.clusters import Groups, group_sums
+from hfpatch.evaluation.dependence import Neighbours
 from hfpatch.evaluation.metrics import Aggregation, Array, metric_named
 from hfpatch.evaluation.reading import Reader
 from hfpatch.evaluation.stats import FEWEST_DOCUMENTS, Estimate, Part
@@ -133,6 +134,7 @@ def exchange_rates(
     baseline: str,
     result: TaskResult,
     aggregation: Aggregation | None = None,
+    dependent: Neighbours | None = None,
 ) -> dict[str, Rate | str]:
     """Return the exchange rate of each method over a reference, or why there is none, from the runs' records.
 
@@ -145,6 +147,7 @@ def exchange_rates(
         baseline: the base without training.
         result: any run's result on the task; ``primary`` is the measure.
         aggregation: the task's own function from documents to a score.
+        dependent: the units of the task, where neighbouring documents vary together.
     """
     metric = metric_named(result.primary, higher_is_better=result.higher_is_better, aggregation=aggregation)
     if metric.aggregate is not None:
@@ -174,7 +177,10 @@ def exchange_rates(
         if not (np.isfinite(ours.gains).all() and np.isfinite(theirs.gains).all()):
             found[name] = "not all values are finite"
             continue
-        found[name] = exchange_rate(ours, theirs, terms[base][1], reader.read_groups(base, result))
+        weights, groups = terms[base][1], reader.read_groups(base, result)
+        if dependent is not None:
+            groups = dependent.runs(len(weights), groups)
+        found[name] = exchange_rate(ours, theirs, weights, groups)
     return found
 
 

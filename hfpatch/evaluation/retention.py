@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hfpatch.data.documents import Documents
-from hfpatch.evaluation.comparison import Runs, compare
+from hfpatch.evaluation.comparison import Runs, compare, find_dependent
 from hfpatch.evaluation.metrics import Array, Metric, metric_named, ratio_error
 from hfpatch.evaluation.reading import Reader
 from hfpatch.results.folder import load_results
@@ -129,12 +129,20 @@ def compare_points(
         held_out: the base's result on held-out text, if there is any.
         baseline: the method that is the base.
     """
+    # One answer for each text, from all points
+    named = [point_name(point.method, point.scale) for point in points]
+    asked_of: Any = {"references": {name: [baseline] for name in named}, "baseline": baseline}
+    in_bits = {task: result.model_copy(update={"primary": BITS_PER_BYTE}) for task, result in texts.items()}
+    on_new = {} if held_out is None else {held_out.task: held_out}
+    dependent = find_dependent(records, tasks=in_bits, **asked_of)
+    dependent |= find_dependent(records, tasks=on_new, **asked_of)
+
     found = []
     for point in points:
         name = point_name(point.method, point.scale)
         if not records.get(name):
             continue
-        against: Any = {"references": {name: [baseline]}, "baseline": baseline}
+        against: Any = {"references": {name: [baseline]}, "baseline": baseline, "dependent": dependent}
         made: list[Comparison] = []
         for metric, higher in RETENTION.items():
             asked = {

@@ -185,7 +185,7 @@ def count(value: float | None) -> str:
 
 def documents_text(n: int, clusters: Clusters | None) -> str:
     """Format a number of documents, as ``1,200`` or ``1,200 in 300 groups of passage``."""
-    return count(n) if clusters is None else f"{count(n)} in {count(clusters.groups)} groups of {clusters.column}"
+    return count(n) if clusters is None else f"{count(n)} in {clusters.text}"
 
 
 def p_text(value: float | None) -> str:

@@ -7,7 +7,7 @@ says nothing of them there. A difference that is found is one wherever the base 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
 from hfpatch.errors import listed
@@ -17,7 +17,8 @@ from hfpatch.recipes.training import group_of
 from hfpatch.results.comparison import MATCHED
 from hfpatch.results.identity import computed_differently
 from hfpatch.results.low_noise import is_share
-from hfpatch.results.schema import ComparisonResults, TaskResult
+from hfpatch.results.parts import HELD_OUT
+from hfpatch.results.schema import Comparison, ComparisonResults, TaskResult
 
 PRODUCTS = {
     "bf16": "of bfloat16 weights in bfloat16, by instructions of the processor",
@@ -84,8 +85,12 @@ def comparison_cautions(recipe: Recipe, results: ComparisonResults) -> Iterator[
 
     # Trainings and tests
     yield from _training_cautions(results)
+    points = results.retention.points if results.retention is not None else []
+    yield from dependence_cautions(
+        [*results.comparisons, *(one for point in points for one in point.comparisons)], {*results.tasks} - {HELD_OUT}
+    )
     untested = [
-        each.task if each.clusters is None else f"{each.task} ({each.clusters.groups} groups of {each.clusters.column})"
+        each.task if each.clusters is None else f"{each.task} ({each.clusters.text})"
         for each in results.verdicts
         if each.why.startswith("too few")
     ]
@@ -213,6 +218,21 @@ def start_cautions(scores: Mapping[str, TaskResult]) -> Iterator[str]:
                 f"document, and {starts['documents']:.2f} where a document begins: it may expect a start token that "
                 "its tokenizer does not add, and a gain may be the repair of that."
             )
+
+
+def dependence_cautions(comparisons: Iterable[Comparison], tasks: Collection[str]) -> Iterator[str]:
+    """Yield a sentence for each task or text whose neighbouring documents vary together though nobody declared it.
+
+    ``tasks`` are lm-eval's, all others texts.
+    """
+    for task, found in {one.task: one.clusters for one in comparisons}.items():
+        if found is None or found.run is None:
+            continue
+        option = f"--cluster {task}=COLUMN (evaluation.cluster in a recipe)" if task in tasks else "data.group"
+        yield (
+            f"{task}: neighbouring {'groups' if found.column else 'documents'} vary together (p = {found.p:.2g}), so "
+            f"they are not independent; tests take {found.text} as units. {option} says what belongs together."
+        )
 
 
 def tie_cautions(scores: Mapping[str, TaskResult], name: str) -> Iterator[str]:

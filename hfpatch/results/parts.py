@@ -136,12 +136,26 @@ class Clusters(Part):
     """The groups that a task's documents come in, such as several questions on one passage.
 
     Attributes:
-        column: the column of the documents whose value makes them one group.
+        column: the column of the documents whose value makes them one group; empty where none was declared.
         groups: how many groups there are; standard errors, intervals and tests take these as independent.
+        run: how many neighbours make a group, where neighbouring documents (or groups) vary together though they were
+            declared to be independent; else None.
+        p: of their independence, see :mod:`hfpatch.evaluation.dependence`.
     """
+
+    written_if_set = frozenset({"run", "p"})
 
     column: str
     groups: Annotated[int, Field(ge=0)]
+    run: int | None = None
+    p: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The groups in words."""
+        if self.run is None:
+            return f"{self.groups:,} groups of {self.column}"
+        return f"{self.groups:,} runs of {self.run} neighbours"
 
 
 class FewShot(Part):

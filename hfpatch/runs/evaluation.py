@@ -18,7 +18,7 @@ from hfpatch.evaluation.selection import Selection, select
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.strict import flatten
-from hfpatch.results.cautions import document_cautions, floor_cautions, tie_cautions
+from hfpatch.results.cautions import dependence_cautions, document_cautions, floor_cautions, tie_cautions
 from hfpatch.results.folder import RESULTS
 from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
 from hfpatch.runs.folder import check_place
@@ -166,6 +166,7 @@ def _evaluate(
                 without_low_noise=variants.cut_by_tokens(selection.tasks),
             )
 
+    warnings += dependence_cautions(comparisons, selection.tasks)
     found = EvaluationResults(
         model=variants.model,
         settings=settings.model_dump(mode="json"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from hfpatch.evaluation import Comparison, all_aggregations, check_known_scores, unknown_base
 from hfpatch.evaluation import compare as compare_records
+from hfpatch.evaluation.dependence import Neighbours
 from hfpatch.evaluation.exchange import Rate, exchange_rates
 from hfpatch.evaluation.metrics import Aggregation
 from hfpatch.evaluation.reading import Reader
@@ -196,6 +197,8 @@ def _frontier(
         result = results.methods[results.baseline].runs[0].evaluation[task]
         chosen = result.model_copy(update={"primary": measure.metric, "higher_is_better": measure.higher_is_better})
         of_task = aggregations.get(task, {})
+        units = next((one.clusters for one in results.comparisons if one.task == task), None)
+        in_runs = None if units is None or units.run is None else Neighbours(units.run, units.p or 0.0)
         rates = exchange_rates(
             records,
             families,
@@ -203,6 +206,7 @@ def _frontier(
             baseline=results.baseline,
             result=chosen,
             aggregation=of_task.get(measure.metric),
+            dependent=in_runs,
         )
     lines = []
     for name, own in families.items():

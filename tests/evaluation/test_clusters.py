@@ -1,17 +1,19 @@
 """Documents that come in groups: standard errors, intervals and tests take the groups as independent."""
 
 import math
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import lm_eval.tasks
 import numpy as np
 import pytest
 from lm_eval.api import metrics as lm_evals
+from lm_eval.tasks._yaml_loader import load_yaml
 from own_tasks import read_record, task_result, write_record, write_task
 from scipy.stats import t as student
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import TaskResult, clusters, compare, comparison, evaluate, load_tasks, stats
+from hfpatch.evaluation import TaskResult, clusters, compare, comparison, evaluate, index, load_tasks, stats
 from hfpatch.evaluation.stats import Estimate
 from hfpatch.recipes.evaluation import EvaluationSettings
 
@@ -116,7 +118,7 @@ def test_equal_models_differ_in_five_percent_of_simulations(tmp_path):
             level = rng.normal(size=30)[members]
             right = (level + 0.3 * rng.normal(size=len(names)) > 0).astype(float)
             runs[name] = {0: write(tmp_path / name, "quiz", "acc", right, names)}
-        (one,) = compare(runs, tasks={"quiz": result("quiz", "acc", 30)}, references={"a": ["b"]})
+        (one,) = compare(runs, tasks={"quiz": result("quiz", "acc", 30)}, references={"a": ["b"]}, dependent={})
         assert (one.p < 0.05) == (not one.low <= 0 <= one.high)
         found.append(one.p < 0.05)
     assert np.mean(found) < 0.085
@@ -252,13 +254,16 @@ def test_known_tasks_have_their_columns(grouped_task, monkeypatch):
 
 
 @pytest.mark.parametrize(("pattern", "column"), clusters.KNOWN_CLUSTERS.items())
-def test_lm_evals_own_tasks_read_the_known_columns(pattern, column):
+def test_the_known_tasks_of_the_installed_lm_eval_have_their_columns(pattern, column):
+    """Every task of the pattern's names reads the column, in its file or in the code beside it."""
     folders = {"boolq": "super_glue", "multirc": "super_glue", "record": "super_glue", "squadv2": "squadv2"}
     stem = pattern.removeprefix("super_glue-").removesuffix("_*").split("-")[0]
     folder = Path(lm_eval.tasks.__file__).parent / folders.get(stem, stem)
-    texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*") if path.suffix in (".yaml", ".py", "")
-             and path.is_file()]  # fmt: skip
-    named = pattern.replace("*", "")
-    assert any(named in text for text in texts)
-    uses = (f"{{{{{column}}}}}", f"{{{{{column}.", f'doc["{column}"]')
-    assert any(use in text for use in uses for text in texts)
+    found = {name: entry for name, entry in index._index((folder,)).items() if fnmatchcase(name, pattern)}
+    known = {name: entry for name, entry in found.items() if entry.kind.name in index.TASKS}
+    assert known
+    for name, entry in known.items():
+        config = load_yaml(entry.yaml_path, resolve_func=False)
+        code = [path.read_text(encoding="utf-8") for path in entry.yaml_path.parent.glob("*.py")]
+        uses = (f"{{{{{column}}}}}", f"{{{{{column}.", f'doc["{column}"]')
+        assert any(use in text for use in uses for text in (str(config), *code)), name

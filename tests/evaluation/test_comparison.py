@@ -27,7 +27,7 @@ def records(tmp_path):
     rng = np.random.default_rng(0)
     right = rng.permutation([1.0] * 80 + [0.0] * 120)
     gained = right.copy()
-    gained[np.flatnonzero(right == 0)[:15]] = 1.0
+    gained[np.flatnonzero(right == 0)[::8]] = 1.0  # 15
     gained[np.flatnonzero(right == 1)[:1]] = 0.0
     words = rng.integers(50, 90, size=40)
     losses = words * rng.normal(3.0, 0.3, size=40)
@@ -171,15 +171,15 @@ def test_a_control_with_one_seed_left_has_a_variance_over_seeds(tmp_path):
     run = {right: write(tmp_path / str(right), "quiz", "acc", values) for right, values in scores.items()}
     runs = {"a": {0: run[30], 1: run[50], 2: run[70]}, "b": {1: run[10]}}
     task = {"quiz": TASKS["quiz"]}
-    (lone,) = compare(runs, tasks=task, references={"a": ["b"]})
-    (untrained,) = compare(runs, tasks=task, references={"a": ["b"]}, baseline="b")
+    (lone,) = compare(runs, tasks=task, references={"a": ["b"]}, dependent={})
+    (untrained,) = compare(runs, tasks=task, references={"a": ["b"]}, baseline="b", dependent={})
     assert (lone.test, lone.seeds) == ("t over documents (paired) and seeds (not paired)", 3)
     assert lone.difference == untrained.difference
     means = np.array([scores[right].mean() for right in (30, 50, 70)])
     assert lone.high - lone.low > 2 * 4.3026 * means.std(ddof=1) * math.sqrt(1 + 1 / 3)
     assert lone.high - lone.low > 1.8 * (untrained.high - untrained.low)
     runs["b"] = {8: runs["b"][1], 9: runs["b"][1]}  # no seed in common
-    (apart,) = compare(runs, tasks=task, references={"a": ["b"]})
+    (apart,) = compare(runs, tasks=task, references={"a": ["b"]}, dependent={})
     assert apart.test == lone.test
 
 
@@ -246,7 +246,8 @@ def test_seeds_that_vary_do_not_make_equal_methods_different(tmp_path, seeds, co
             values = base + rng.normal(size=25) + rng.normal(0, 0.8)
             runs["a"][seed] = write(tmp_path / f"a{seed}", "quiz", "odd", values)
         task = {"quiz": result("quiz", "odd")}
-        (one,) = compare(runs, tasks=task, references={"a": ["control"]}, baseline="" if control else "control")
+        given = {"references": {"a": ["control"]}, "baseline": "" if control else "control"}
+        (one,) = compare(runs, tasks=task, dependent={}, **given)
         found.append(one.p < 0.05)
         assert (one.p < 0.05) == (not one.low <= 0 <= one.high)
     assert np.mean(found) < 0.08
@@ -262,7 +263,7 @@ def test_equal_methods_differ_in_five_percent_of_simulations(tmp_path):
         for name in "ab":
             pairs = np.stack([-words * rng.normal(3.0, 0.2, size=30), words], axis=1).tolist()
             runs[name] = {0: write(tmp_path / name, "novel", "word_perplexity", pairs)}
-        (found,) = compare(runs, tasks=tasks, references={"a": ["b"]})
+        (found,) = compare(runs, tasks=tasks, references={"a": ["b"]}, dependent={})
         verdicts.append(found.p < 0.05)
     assert 0.02 < np.mean(verdicts) < 0.085
 

@@ -1,0 +1,116 @@
+"""Documents that vary together though nobody has declared groups: a guard over the order of the text.
+
+Lines of one article, or questions on one passage, share a part of their difference, and standard errors that take them
+as independent are too small. Neighbours in the text then have differences of one sign. With the residual of document i
+for one pair of methods
+
+    r_i = d_i - θ c_i,    θ = Σ d / Σ c
+
+(d the mean difference over seeds, c the document's weight) and its sums over runs of B neighbours, the ratio
+
+    v(B) = mean over all runs and pairs of (Σ over the run of r)² / (B · mean of r²)
+
+is about 1 for independent documents and larger for dependent ones: up to B times the intraclass correlation. The
+statistic is the largest of v(2), v(4), …, v(64), as far as there are four runs, each less its mean over random orders
+of the documents and divided by its standard deviation over these. Its p-value is the share of random orders, with the
+observed one, in which the statistic is as large. Every order is equally likely if documents are independent and alike,
+so the test is exact there. No alarm proves nothing: an intraclass correlation of 0.1 is found in about a quarter of
+tasks.
+
+Runs of neighbours are then the units (Künsch 1989, Annals of Statistics 17, 1217), where enough are left. Groups begin
+anywhere in a run and may be longer, so runs are the longest of one, two and four times the length with the largest
+ratio of which 20 are left: with simulated groups of 2 to 80 documents and intraclass correlations of 0.2 and 0.3, 95 %
+intervals over documents cover the truth in 48 to 80 %, over runs of that length in 87 to 92 %, over these in 88 to
+96 %. The real groups, once declared, are better.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+LEVEL = 0.01
+"""The p-value up to which there is an alarm."""
+ORDERS = 999
+_LONGEST = 64
+_RUNS = 4  # at least, of the longest
+
+
+class Dependence(NamedTuple):
+    """What the order of documents shows: ``p``, and the run ``length`` with the largest standardised ``ratio``."""
+
+    p: float
+    length: int
+    ratio: float
+
+    @property
+    def alarms(self) -> bool:
+        """Whether documents are not to be taken as independent."""
+        return self.p <= LEVEL
+
+
+def residuals(differences: Array, weights: Array) -> Array:
+    """Return ``d - θ c`` of each pair, (pairs, documents), from d of that shape and c (documents,)."""
+    ratios: Array = differences.sum(axis=1) / weights.sum()
+    return differences - ratios[:, None] * weights
+
+
+def find_dependence(of_pairs: Array, *, seed: int = 0) -> Dependence | None:
+    """Test whether neighbouring documents vary together; None where nothing varies or there are fewer than 8.
+
+    Args:
+        of_pairs: the residuals, (pairs, documents), in the order of the text.
+        seed: of the random orders.
+    """
+    documents = of_pairs.shape[1]
+    scales = (of_pairs**2).mean(axis=1)
+    varying = of_pairs[scales > 0] / np.sqrt(scales[scales > 0])[:, None]
+    lengths = [length for length in (2, 4, 8, 16, 32, _LONGEST) if documents >= _RUNS * length]
+    if not len(varying) or not lengths:
+        return None
+
+    # Sums of squares over pairs are those over the principal axes, of which there are about as many as methods
+    values, axes = np.linalg.eigh(varying @ varying.T / len(varying))
+    rows = (axes[:, values > 1e-12 * values[-1]].T @ varying) / np.sqrt(len(varying))
+
+    rng = np.random.default_rng(seed)
+    ratios = np.empty((ORDERS + 1, len(lengths)))
+    for place in range(ORDERS + 1):
+        ordered = rows if place == 0 else rows[:, rng.permutation(documents)]
+        sums = np.concatenate([np.zeros((len(rows), 1)), np.cumsum(ordered, axis=1)], axis=1)
+        for column, length in enumerate(lengths):
+            runs = sums[:, length:] - sums[:, :-length]
+            ratios[place, column] = np.vdot(runs, runs) / (runs.shape[1] * length)
+    spread = ratios.std(axis=0)
+    standardised = (ratios - ratios.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    largest = standardised.max(axis=1)
+    best = int(standardised[0].argmax())
+    return Dependence(float((largest >= largest[0]).mean()), lengths[best], float(ratios[0, best]))
+
+
+class Neighbours(NamedTuple):
+    """Neighbours that are not independent: ``run`` of them make a unit; ``p`` is that of their independence."""
+
+    run: int
+    p: float
+
+    @classmethod
+    def of(cls, found: Dependence, units: int, *, fewest: int) -> Neighbours:
+        """Return the units to take after an alarm.
+
+        Args:
+            found: the alarm.
+            units: how many documents, or groups that were declared, there are.
+            fewest: how many runs a test needs. Where the length of the largest ratio leaves fewer, it is taken.
+        """
+        longer = (times * found.length for times in (2, 4))
+        return cls(max([found.length, *(run for run in longer if units >= fewest * run)]), found.p)
+
+    def runs(self, documents: int, groups: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Return the run of each document, counted from 0, from its group if any; the last run may be shorter."""
+        units: NDArray[np.int64] = np.arange(documents, dtype=np.int64) if groups is None else groups
+        return units // self.run

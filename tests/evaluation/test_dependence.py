@@ -1,0 +1,180 @@
+"""The guard against groups that nobody declared: its formula, its rate of false alarms, and what it finds."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from own_tasks import task_result, write_record
+from scipy.stats import t as student
+
+from hfpatch.evaluation import compare, dependence
+from hfpatch.evaluation.comparison import find_dependent
+from hfpatch.evaluation.dependence import LEVEL, Dependence, Neighbours, find_dependence, residuals
+from hfpatch.results import load_results
+from hfpatch.results.cautions import dependence_cautions
+from hfpatch.results.records import published_runs, read_values
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def drawn(rng, documents, *, size=1, correlation=0.0, pairs=3):
+    """Differences (pairs, documents) in groups of neighbours, half of each part shared by all pairs."""
+    groups = np.arange(documents) // size
+
+    def part(columns):
+        return np.sqrt(0.5) * (rng.normal(size=columns) + rng.normal(size=(pairs, columns)))
+
+    return np.sqrt(1 - correlation) * part(documents) + np.sqrt(correlation) * part(groups[-1] + 1)[:, groups]
+
+
+def test_the_statistic_by_hand(monkeypatch):
+    """Every run of every length, pair by pair, and the same random orders."""
+    monkeypatch.setattr(dependence, "ORDERS", 19)
+    rng = np.random.default_rng(0)
+    weights = rng.integers(1, 9, size=35).astype(float)
+    pairs = rng.normal(size=(3, 35)) * weights
+    pairs[2] = 0.5 * pairs[0] - 2 * pairs[1]  # as methods make pairs of each other
+    rows = residuals(pairs, weights)
+    assert rows == pytest.approx(np.stack([each - each.sum() / weights.sum() * weights for each in pairs]))
+
+    def ratio(rows, length):
+        starts = range(35 - length + 1)
+        return np.mean([
+            np.mean([sum(row[start : start + length]) ** 2 for start in starts]) / (length * np.mean(row**2))
+            for row in rows
+        ])  # fmt: skip
+
+    orders, lengths = np.random.default_rng(5), (2, 4, 8)  # four runs of 16 would need 64
+    asked = [rows, *(rows[:, orders.permutation(35)] for _ in range(19))]
+    table = np.array([[ratio(each, length) for length in lengths] for each in asked])
+    largest = ((table - table.mean(axis=0)) / table.std(axis=0)).max(axis=1)
+    found = find_dependence(rows, seed=5)
+    assert found.p == np.mean(largest >= largest[0])
+    assert found.ratio == pytest.approx(table[0, lengths.index(found.length)])
+    assert find_dependence(np.zeros((2, 40))) is None
+    assert find_dependence(rows[:, :7]) is None
+
+
+@pytest.mark.parametrize(("documents", "simulations"), [(40, 400), pytest.param(300, 2000, marks=pytest.mark.slow)])
+def test_independent_documents_alarm_at_the_stated_rate(monkeypatch, documents, simulations):
+    """1 %: the share is within three standard errors of the simulation, whatever the distribution and the weights."""
+    monkeypatch.setattr(dependence, "ORDERS", 99)  # p is at most 1 % for the largest of 100
+    rng, alarms = np.random.default_rng(1), 0
+    for _ in range(simulations):
+        weights = rng.integers(1, 50, size=documents).astype(float)
+        differences = weights * rng.standard_t(3, size=(3, documents))
+        alarms += find_dependence(residuals(differences, weights), seed=int(rng.integers(1 << 30))).alarms
+    assert abs(alarms / simulations - LEVEL) <= 3 * np.sqrt(LEVEL * (1 - LEVEL) / simulations)
+
+
+def committed(name, task, metric):
+    """Return the residuals of all pairs of a committed comparison."""
+    results, runs = load_results(RESULTS / name), published_runs(RESULTS / name)
+    values = {
+        method: [read_values(path)[task].metrics[metric] for path in its.values()] for method, its in runs.items()
+    }
+    sums = {method: -np.mean(each, axis=0)[:, 0] for method, each in values.items()}
+    pairs = dict.fromkeys((one.method, one.reference) for one in results.comparisons)
+    weights = next(iter(values.values()))[0][:, 1]
+    return residuals(np.array([sums[method] - sums[reference] for method, reference in pairs]), weights)
+
+
+@pytest.mark.parametrize(("name", "documents"), [("smollm2-135m", 128), ("smollm2-135m-queries", 128)])
+def test_lines_of_few_articles_are_found_and_in_random_order_are_not(name, documents):
+    rows = committed(name, "held_out_text", "nats_per_token")
+    assert rows.shape[1] == documents
+    assert find_dependence(rows).alarms
+    rng = np.random.default_rng(3)
+    assert not any(find_dependence(rows[:, rng.permutation(documents)]).alarms for _ in range(5))
+
+
+@pytest.mark.parametrize("task", ["lambada_openai", "arc_easy", "hellaswag"])
+def test_tasks_of_independent_documents_are_quiet(monkeypatch, task):
+    monkeypatch.setattr(dependence, "ORDERS", 199)
+    assert not find_dependence(committed("smollm2-135m", task, "bits_per_byte")).alarms
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("documents", "size", "correlation"), [(500, 5, 0.3), (1000, 20, 0.2)])
+def test_intervals_over_runs_of_neighbours_are_nearly_those_of_the_groups(monkeypatch, documents, size, correlation):
+    """Over documents 95 % intervals cover the truth, 0, in less than 85 %; over runs in 87 % at least."""
+    monkeypatch.setattr(dependence, "ORDERS", 99)
+    rng, covered = np.random.default_rng(4), {"documents": [], "runs": []}
+    for _ in range(200):
+        differences = drawn(rng, documents, size=size, correlation=correlation)
+        # groups begin anywhere in a run
+        differences = np.roll(differences, int(rng.integers(size)), axis=1)
+        rows, mean = residuals(differences, np.ones(documents)), differences[0].mean()
+        found = find_dependence(rows, seed=int(rng.integers(1 << 30)))
+        if not found.alarms or documents / found.length < 20:
+            continue
+        for kind, units in (
+            ("documents", np.arange(documents)),
+            ("runs", Neighbours.of(found, documents, fewest=20).runs(documents)),
+        ):
+            sums = np.bincount(units, weights=rows[0])
+            error = np.sqrt(len(sums) / (len(sums) - 1) * (sums**2).sum()) / documents
+            covered[kind].append(abs(mean) < student.ppf(0.975, len(sums) - 1) * error)
+    assert len(covered["runs"]) > 100
+    assert np.mean(covered["documents"]) < 0.85
+    assert np.mean(covered["runs"]) > 0.87
+
+
+@pytest.mark.parametrize(
+    ("units", "length", "expected"), [(640, 2, 8), (100, 2, 4), (60, 2, 2), (39, 2, 2), (128, 16, 16)]
+)
+def test_runs_are_as_long_as_leaves_enough_of_them(units, length, expected):
+    found = Neighbours.of(Dependence(p=0.003, length=length, ratio=2.0), units, fewest=20)
+    assert found == (expected, 0.003)
+    assert found.runs(units).tolist() == [place // expected for place in range(units)]
+    groups = np.arange(3 * units) // 3
+    assert found.runs(3 * units, groups).tolist() == [place // expected for place in groups.tolist()]
+
+
+def records(folder, differences, **columns):
+    """Write a method and the baseline on a task; return the folders, and the task's result."""
+    rng = np.random.default_rng(9)
+    base = rng.normal(size=differences.shape[-1])
+    runs = {"baseline": {0: write_record(folder / "baseline", "t", "score", base.tolist(), **columns)}}
+    runs["it"] = {0: write_record(folder / "it", "t", "score", (base + differences).tolist(), **columns)}
+    return runs
+
+
+def test_a_comparison_takes_runs_of_neighbours_or_the_declared_groups(tmp_path):
+    rng = np.random.default_rng(6)
+    differences = drawn(rng, 400, size=5, correlation=0.6, pairs=1)[0]
+    result, against = task_result("t", "score"), {"references": {"it": ["baseline"]}}
+    runs = records(tmp_path / "plain", differences)
+    (found,) = compare(runs, tasks={"t": result}, **against)
+    length = found.clusters.run
+    assert found.clusters.groups == -(-400 // length) >= 20
+    assert (found.clusters.column, found.clusters.p) == ("", 0.001)
+    assert found.test == "paired t over groups of documents"
+    (said,) = dependence_cautions([found], {"t"})
+    assert "neighbouring documents vary together (p = 0.001)" in said
+    assert f"tests take {found.clusters.groups} runs of {length} neighbours as units" in said
+    assert "--cluster t=COLUMN" in said
+    assert "data.group" in next(iter(dependence_cautions([found], ())))
+
+    # the same as if the runs had been declared
+    names = [f"run {place // length}" for place in range(400)]
+    grouped = result.model_copy(update={"clusters": found.clusters.model_copy(update={"run": None, "p": None})})
+    declared = records(tmp_path / "declared", differences, cluster=names)
+    (other,) = compare(declared, tasks={"t": grouped}, dependent={}, **against)
+    assert (other.low, other.high, other.p) == (found.low, found.high, found.p)
+
+    # with the true groups there is nothing to find
+    true = records(tmp_path / "true", differences, cluster=[f"group {place // 5}" for place in range(400)])
+    assert find_dependent(true, tasks={"t": grouped}, **against) == {}
+    assert find_dependent(runs, tasks={"t": result}, **against).keys() == {"t"}
+    assert not list(dependence_cautions([other], {"t"}))
+
+
+def test_too_few_runs_get_no_verdict(tmp_path):
+    differences = drawn(np.random.default_rng(7), 100, size=25, correlation=0.7, pairs=1)[0]
+    (found,) = compare(
+        records(tmp_path, differences), tasks={"t": task_result("t", "score")}, references={"it": ["baseline"]}
+    )
+    assert (found.test, found.p) == ("none (too few groups)", None)
+    assert found.clusters.groups < 20
+    assert found.difference == pytest.approx(differences.mean())
