@@ -52,10 +52,14 @@ def counting_survival(
         if parameter.grad is not None
     }
     yield
+    found: defaultdict[tuple[str, torch.device], list[torch.Tensor]] = defaultdict(list)
     for name, (old, moved) in before.items():
-        changed = int(((whole(parameters[name].detach()) != old) & moved).sum())
-        earlier = counts.get(group := tensor_group(name), (0, 0))
-        counts[group] = (earlier[0] + changed, earlier[1] + int(moved.sum()))
+        changed = (whole(parameters[name].detach()) != old) & moved
+        found[tensor_group(name), moved.device].append(torch.stack([changed.sum(), moved.sum()]))
+    for (group, _), sums in found.items():  # one wait for a GPU a group, not two a tensor
+        changed_sum, moved_sum = torch.stack(sums).sum(0).tolist()
+        earlier = counts.get(group, (0, 0))
+        counts[group] = (earlier[0] + changed_sum, earlier[1] + moved_sum)
 
 
 def survival_shares(counts: Mapping[str, tuple[int, int]]) -> dict[str, float]:
