@@ -116,7 +116,8 @@ class _Listing:
         self._assigned |= {(module, name) for name in changed}
         texts = {value for each in nested for value in _constants(each) if isinstance(value, str)}
         modules = [value for name in names if isinstance(value := space.get(name), ModuleType)]
-        modules += [found for each in nested for found in self._imported(each, space)]
+        is_own = not code.co_filename.startswith(_installed(tuple(sys.path)))
+        modules += [found for each in nested for found in self._imported(each, space, is_own=is_own)]
         for name in names & space.keys():
             if not isinstance(space[name], ModuleType):
                 self._constants[module, name] = self._describe(space[name])
@@ -150,8 +151,11 @@ class _Listing:
                 elif value is not _ABSENT:
                     self._constants[module_of(each), key] = self._describe(value)
 
-    def _imported(self, code: CodeType, space: dict[str, Any]) -> Iterator[ModuleType]:
-        """Yield the modules of the user's own that code imports as it runs, and note the installed packages."""
+    def _imported(self, code: CodeType, space: dict[str, Any], *, is_own: bool) -> Iterator[ModuleType]:
+        """Yield the modules of the user's own that code imports as it runs, and note the installed packages.
+
+        Code of the user's own has them imported now. An installed package may name modules that it does not need.
+        """
         package = str(space.get("__package__") or "")
         for name, parts in _imports(code, space):
             try:
@@ -162,8 +166,9 @@ class _Listing:
             if _is_library(full):
                 continue
             for each in (full, *(f"{full}.{part}" for part in parts)):
-                with suppress(Exception):  # of a part that is no module, or whatever the user's code raises
-                    importlib.import_module(each)
+                if is_own:
+                    with suppress(Exception):  # of a part that is no module, or whatever the user's code raises
+                        importlib.import_module(each)
                 if each in sys.modules:
                     yield sys.modules[each]
 

@@ -148,6 +148,21 @@ def test_an_override_is_said_by_the_user_and_covers_what_it_names_alone(here):
         load_recipe("a method.yaml", ["methods.skip.0.rank=3", "model.trust_remote_code=true"])
 
 
+@pytest.mark.parametrize("what", FOREIGN)
+def test_an_override_covers_a_key_of_the_file_only_where_it_takes_its_place(here, what):
+    """So no code that the file names runs because something beside it was said."""
+    key, value, changes = FOREIGN[what]
+    section = key.partition(".")[0]
+    beside = {
+        "methods": "methods.other=[{type: lora}]",
+        "evaluation": "evaluation.limit=1",
+        "model": "model.dtype=bfloat16",
+    }
+    with pytest.raises(HfpatchError, match=f"{key}={value}"):
+        load_recipe(f"{what}.yaml", [beside[section]])
+    load_recipe(f"{what}.yaml", [f"{section}={json.dumps(changes[section])}"])
+
+
 def test_in_python_a_file_needs_consent_and_what_the_caller_built_does_not(here):
     validate_methods(load_recipe("a method.yaml", trust_code=True).methods)
     assert (here / "ran").exists()
