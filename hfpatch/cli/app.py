@@ -276,7 +276,12 @@ def plan(
         float | None,
         typer.Option(help="A difference to find the documents and seeds for: 0.01 is one point, or 1 % of perplexity."),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0, help="About how long to measure, beside loading.")] = 20.0,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            min=0, help="About how long to measure, beside loading; on a slow machine the least takes longer."
+        ),
+    ] = 20.0,
     data_dir: DataDir = None,
     model: options.BaseModel = None,
     gguf_file: options.GgufFile = None,

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
@@ -22,6 +23,7 @@ from hfpatch.training.records import StepRecord
 
 PLAIN_EVERY_S = 30.0
 """Seconds between two lines of one training run where the output is no terminal."""
+_SPEED_S = 600.0  # over which a speed is taken, as one step may take minutes
 _AROUND = 5  # lines of the table that are no run
 _NAMED = 6  # runs that one plain line names
 
@@ -42,9 +44,28 @@ def choose_progress(*, parallel: bool = False) -> Iterator[Progress]:
     elif not console.is_terminal:
         yield PlainProgress()
     else:
-        texts = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}")
-        with Bars(*texts, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console) as bars:
+        with make_bars(console) as bars:
             yield LiveProgress(bars)
+
+
+def make_bars(console: Console, **options: Any) -> Bars:
+    """Return bars with what each run does, and with its times."""
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), _Times()
+    return Bars(*columns, console=console, speed_estimate_period=_SPEED_S, **options)
+
+
+class _Times(ProgressColumn):
+    """How long a run has been at work and about how long its task still takes; of a complete run how long it took."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        """Return the times of a bar."""
+        elapsed = timedelta(seconds=int(task.elapsed or 0.0))
+        if task.stop_time is not None:
+            return Text(str(elapsed))
+        left = task.time_remaining if task.remaining else None
+        return Text(f"{elapsed} elapsed, {'-:--:--' if left is None else timedelta(seconds=int(left))} left")
 
 
 def is_first_process() -> bool:
@@ -58,6 +79,10 @@ class PlainProgress(Progress):
 
     _last: float = field(default_factory=time.monotonic, init=False)
     _steps: int = field(default=0, init=False)
+
+    def preparing(self, what: str) -> None:
+        """Show what happens before the runs."""
+        self._say(what)
 
     def started(self, run: str, steps: int) -> None:
         """Show that a run begins."""
@@ -98,6 +123,12 @@ class LiveProgress(Progress):
     bars: Bars
     _lines: dict[str, TaskID] = field(default_factory=dict, init=False)
     _finished: dict[str, str] = field(default_factory=dict, init=False)
+    _preparing: TaskID | None = field(default=None, init=False)
+
+    def preparing(self, what: str) -> None:
+        """Show what happens before the runs, in a bar that the first of them replaces."""
+        self._end_preparing()
+        self._preparing = self.bars.add_task(what, total=None, state="")
 
     def started(self, run: str, steps: int) -> None:
         """Show that a run begins."""
@@ -122,7 +153,13 @@ class LiveProgress(Progress):
         self.bars.stop_task(line)
         self._finished[run] = summary
 
+    def _end_preparing(self) -> None:
+        if self._preparing is not None:
+            self.bars.remove_task(self._preparing)
+            self._preparing = None
+
     def _line(self, run: str) -> TaskID:
+        self._end_preparing()
         if run not in self._lines:
             if self._finished and len(self._lines) >= self.bars.console.height - 1:
                 first = next(iter(self._finished))
@@ -166,6 +203,10 @@ class TableProgress(Progress):
         self.units = self.units_left = 0
         self._last, self._console = time.monotonic(), console
         self.live = Live(console=console, get_renderable=self.table, refresh_per_second=2, transient=True)
+
+    def preparing(self, what: str) -> None:
+        """Say what happens before the runs."""
+        self.say(what)
 
     def opened(self, engine: str, units: int) -> None:
         """Show how many units there are."""

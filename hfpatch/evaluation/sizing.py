@@ -26,7 +26,7 @@ _SAMPLE_TOKENS = {"cpu": 1 << 14}  # of the base's sample of each task
 _SAMPLE_TOKENS_ELSEWHERE = 1 << 18
 _BATCHES = 4  # that are timed
 _FEWEST, _MOST = 20, 400  # documents of a sample, where there is time
-_ENOUGH = 8  # documents, below which their variance is not estimated
+ENOUGH = 8  # documents, below which their variance is not estimated
 _FIRST = 1 / 8  # of a batch, that is timed first
 
 
@@ -179,7 +179,7 @@ def documents_within(asked: TaskRequests, each_s: float, seconds: float, device:
     size = max(1, asked.tokens // asked.documents)
     wanted = max(_FEWEST, min(_MOST, _SAMPLE_TOKENS.get(device, _SAMPLE_TOKENS_ELSEWHERE) // size))
     number = min(asked.documents, wanted, int(seconds / each_s) if each_s else wanted)
-    return number if number >= min(_ENOUGH, asked.documents) else 0
+    return number if number >= min(ENOUGH, asked.documents) else 0
 
 
 def base_spread(

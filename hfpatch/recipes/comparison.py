@@ -94,6 +94,13 @@ class ModelSettings(Section):
         """All settings but the name, as `hfpatch.surgery.bases.load_base` takes them."""
         return self.model_dump(exclude={"name"})
 
+    @property
+    def loading_text(self) -> str:
+        """What takes place while it is loaded, as progress shows it."""
+        bits = 8 if self.load_in_8bit else 4 if self.load_in_4bit else None
+        how = f" in {bits} bits" if bits else ", whose weights are dequantised" * self.full_name.endswith(".gguf")
+        return f"loading {self.full_name}{how}"
+
     def describe(self) -> dict[str, Any]:
         """Return the settings of loading that are not at their defaults, without name, revision and dtype."""
         return self.model_dump(mode="json", exclude={"name", "revision", "dtype"}, exclude_defaults=True)

@@ -113,6 +113,11 @@ class DataSettings(TextSource):
             found.append(DataSettings(**source.model_dump(exclude={"weight"}), **given, held_out=share or None))
         return found
 
+    @property
+    def named(self) -> str:
+        """The sources, as messages name them."""
+        return ", ".join(source.source for source in self.mixture or (self,))
+
     def describe_text(self) -> dict[str, Any]:
         """Return the settings that decide the tokens, but not their layout in blocks."""
         return self.model_dump(mode="json", include=set(_TEXT))

@@ -27,10 +27,10 @@ def forecast_document(found: Forecast) -> Document:
     """Return the page of ``hfpatch plan``."""
     device = found.provenance.get("device", "this machine")
     whole_steps = all(kind.step_share in (None, 1.0) for kind in found.kinds.values())
-    bound = "at most" if whole_steps else "or more, as only parts of steps were run"
+    bound = "" if whole_steps else " or more, as only parts of steps were run"
     headline = (
-        f"{found.name} on {found.model['name']}: about {duration(found.seconds)} on {device}, and "
-        f"{memory(found.memory_bytes)} of memory {bound}."
+        f"{found.name} on {found.model['name']}: about {duration(found.seconds)} on {device}, and about "
+        f"{memory(found.memory_bytes)} of memory{bound}."
     )
     blocks: tuple[Block, ...] = (
         Text(headline, style="headline"),

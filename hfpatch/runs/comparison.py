@@ -71,7 +71,7 @@ def compare(
     else:
         session = ComparisonSession(plan, progress, resumed_clock(out))
         with closing(make_engine(engine or EngineSettings())) as executor:
-            executor.connect()
+            executor.connect(session.progress)
             with open_runs(session, resume=resume, holder=executor.holder):
                 with session.throttle:
                     executor.execute(session)

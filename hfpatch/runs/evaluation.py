@@ -118,7 +118,9 @@ def _evaluate(
     decides = settings.model_dump(mode="json", exclude={*_NOT_IDENTITY, "limit"})
     variants.identity |= {"settings": {**decides, "tasks": list(settings.tasks)}}
     ranks.on_first(check_output, output, variants.identity)
+    progress.preparing("reading the tasks")
     selection = select(settings, data_dir)
+    variants.progress = progress
     variants.identity[_LIMITS] = selection.limits
     variants.prepare(settings)
     ranks.on_first(check_output, output, variants.identity)

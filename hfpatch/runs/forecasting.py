@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from hfpatch.runs.progress import Progress
 from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.processes import start_processes
+
+_LATE_S = 10.0
+"""How much longer than asked for measuring may take without a word."""
 
 
 def forecast(
@@ -48,6 +52,12 @@ def forecast(
     comparisons = len(matches) * sum(spread.sd is not None for spread in spreads.values())
     warnings = [f"{caution}." for caution in setup.cautions]
     warnings += [f"{name} is left out: {reason}." for name, reason in setup.left_out.items()]
+    if measured.taken_s > seconds + _LATE_S:
+        warnings.insert(
+            0,
+            f"Measuring took {measured.taken_s:.0f} s and not {seconds:g} s: a first part of each task and kind of "
+            "method is always run, and this machine is slow or busy; the times are those of a machine as busy as now.",
+        )
     for name, each in asked.items():
         spread, document_s = spreads.get(name), measured.timed[name].seconds / max(1, each.documents)
         warnings += [f"{name}: {each.windows}."] if each.windows else []
@@ -56,7 +66,7 @@ def forecast(
         elif spread is None:
             warnings.append(
                 f"{name}: what differences it can show is not known: a document takes {document_s:.2g} s here; "
-                "--seconds gives more time for measuring."
+                f"--seconds {math.ceil(measured.enough_s / 10) * 10} would be enough."
             )
         elif spread.sd is None:
             warnings.append(f"{name}: what differences of {spread.metric} it can show is not known: it is no mean.")

@@ -19,6 +19,7 @@ from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.run import scorer_options
 from hfpatch.evaluation.selection import select
 from hfpatch.evaluation.sizing import (
+    ENOUGH,
     Spread,
     TaskRequests,
     Timed,
@@ -67,6 +68,8 @@ class Measured:
         timed: how long the base takes for each task.
         spreads: how documents vary under the base, of the tasks where that was measured.
         kinds: the times and the memory of each kind of method.
+        taken_s: how long measuring took.
+        enough_s: in how many seconds the spreads of all tasks would have been measured as well.
     """
 
     setup: ComparisonSetup
@@ -74,6 +77,8 @@ class Measured:
     timed: dict[str, Timed] = field(default_factory=dict)
     spreads: dict[str, Spread] = field(default_factory=dict)
     kinds: dict[str, MeasuredKind] = field(default_factory=dict)
+    taken_s: float = 0.0
+    enough_s: float = 0.0
 
     @property
     def words(self) -> str:
@@ -141,14 +146,15 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
 
     Args:
         recipe: the comparison.
-        seconds: for the base on each task, a step of each kind of method, and the spreads; loading comes on top.
+        seconds: for the base on each task, a step of each kind of method, and the spreads; loading comes on top. A
+            first batch of each task and a block of each kind are always run, however long they take.
         progress: called at each measurement.
         spread: whether to score documents of each task with the base, too.
 
     Raises:
         HfpatchError: if the recipe cannot be run.
     """
-    setup = set_up(recipe)
+    setup = set_up(recipe, progress=progress)
     recipe, base, largest = setup.recipe, setup.base, dict[str, str]()
     for name, method in setup.methods.items():  # that of each kind with the most parameters
         other = largest.setdefault(kind_of(method), name)
@@ -161,7 +167,8 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
         scorer = HfpatchLM(base.model, **scorer_options(base.tokenizer, recipe.evaluation))
     found = Measured(setup, collect_requests(*given, chosen))
     weights = (_SCORE + spread * _SPREAD) * len(found.asked) + _STEP * max(1, len(largest) - 1)
-    end = time.perf_counter() + seconds
+    begun = time.perf_counter()
+    end, spread_s = begun + seconds, [0.0]
 
     def share(kind: str, what: str, weight: float) -> float:
         """Return a measurement's share of the seconds that are left, and show how many are left."""
@@ -182,6 +189,7 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
             left = share(BASE, f"documents of {name}", _SPREAD)
             if asked.encoded and not asked.generated:
                 each = found.timed[name].seconds / asked.documents
+                spread_s.append(each * min(ENOUGH, asked.documents))
                 if documents := documents_within(asked, each, left, base.model.device.type):
                     found.spreads[name] = base_spread(*given, chosen.only(name, documents))
 
@@ -204,6 +212,10 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
             found.kinds[kind] = MeasuredKind(
                 method=name, evaluation_s=scored, evaluation_memory_bytes=memory + added, **step
             )
+    found.taken_s = time.perf_counter() - begun
+    # the first spread has the smallest share of what the base's times leave
+    shares = len(found.asked) + _STEP / _SPREAD * max(1, len(largest) - 1)
+    found.enough_s = found.taken_s + shares * max(spread_s)
     return found
 
 

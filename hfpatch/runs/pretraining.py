@@ -90,6 +90,7 @@ class PretrainingSession(Session):
         assert not isinstance(self.plan.recipe, Recipe)
         out, recipe = self.plan.out, self.plan.recipe
         check_data_dir(recipe.data_dir)
+        self.progress.preparing(f"reading and tokenising {recipe.data.named}")
         with start_processes().local_main_process_first():  # the others read its cache
             tokenizer = recipe_tokenizer(recipe)
             splits = load_splits(

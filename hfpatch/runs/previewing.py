@@ -94,7 +94,7 @@ def preview(
     """
     check_folder(out, recipe, resume=resume, part=variant)
     with closing(make_engine(engine or EngineSettings())) as executor:
-        executor.connect()
+        executor.connect(progress)
         devices = executor.at_once
     plan = plan_pretraining(recipe, out, variant) if isinstance(recipe, StudyRecipe) else plan_comparison(recipe, out)
     # Trainings by the median step of finished ones; a trial of tuning and a final run take the same time a step

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 class Progress:
     """Callbacks for each event, which do nothing; the command line overrides them to show progress."""
 
+    def preparing(self, what: str) -> None:
+        """Called when something begins that may take long before any run, such as loading the base."""
+
     def opened(self, engine: str, units: int) -> None:
         """Called before runs are started on several workers, with the engine and the number of open units."""
 

@@ -25,6 +25,7 @@ from hfpatch.recipes.training import with_steps
 from hfpatch.recipes.tuning import trial_training
 from hfpatch.runs.identity import Identity, identify_base, identify_data, identify_training
 from hfpatch.runs.plan import PlannedRun
+from hfpatch.runs.progress import Progress
 from hfpatch.runs.tuning import Tuning
 from hfpatch.support.code import hash_code
 from hfpatch.support.cpu import MatmulLibrary
@@ -167,17 +168,19 @@ class ComparisonSetup:
             )
 
 
-def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
+def set_up(recipe: Recipe, tuning: Tuning | None = None, progress: Progress | None = None) -> ComparisonSetup:
     """Load what the recipe names and try each method on the base, so that a mistake shows before any training.
 
     Args:
         recipe: the recipe.
         tuning: its trials. Where they are of one method and there are none, as in `train` without tuning, the tasks are
             not loaded: documents of the tasks are then trained on, and `compare` refuses such a folder.
+        progress: called at each step.
 
     Raises:
         HfpatchError: if the base, the data or the tasks cannot be loaded, or a method does not fit the base.
     """
+    progress = progress or Progress()
     check_data_dir(recipe.data_dir)
     check_trackers(recipe.training.report_to)
     validate_methods(recipe.methods)
@@ -186,10 +189,12 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
             "model.device_map says where one process puts the base, and there are "
             f"{PartialState().num_processes}, each with a device of its own; leave it out, or start one process"
         )
+    progress.preparing(recipe.model.loading_text)
     base = load_base(recipe.model.name, **recipe.model.loading)
     check_place(base, PartialState().device)
     check_tokenizer(base.model, base.tokenizer)
     of_base = identify_base(base)
+    progress.preparing("trying every method on the base")
     methods = {name: build_method(base.model, recipe.methods, name) for name in recipe.methods}
     recipe, left_out = _without_unreachable(recipe, methods)
     methods = {name: methods[name] for name in recipe.methods}
@@ -200,7 +205,9 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
         from hfpatch.evaluation.selection import select
         from hfpatch.evaluation.tasks import task_documents
 
+        progress.preparing("reading the documents of the tasks")
         tasks = task_documents(select(recipe.evaluation, recipe.data_dir).tasks)
+    progress.preparing(f"reading and tokenising {recipe.data.named}")
     with PartialState().local_main_process_first():  # the others find the tokens in the cache
         splits = load_splits(
             recipe.data,

@@ -84,7 +84,7 @@ def pretrain_study(
     check_start(plan, resume=resume)
     session = StudySession(plan, progress)
     with closing(make_engine(engine or EngineSettings())) as executor:
-        executor.connect()
+        executor.connect(session.progress)
         with open_runs(session, resume=resume, holder=executor.holder):
             with session.throttle:
                 executor.execute(session)

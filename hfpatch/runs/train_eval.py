@@ -42,7 +42,7 @@ class ComparisonSession(Session):
         """Load the base and the data, and try each method on the base."""
         recipe, part = self.plan.recipe, self.plan.part
         assert isinstance(recipe, Recipe)
-        self.setup = set_up(recipe, Tuning(self.plan.tuning, part and recipe.tuned_at(part)))
+        self.setup = set_up(recipe, Tuning(self.plan.tuning, part and recipe.tuned_at(part)), self.progress)
 
     def record(self, unit: Unit) -> None:
         """Note that a unit is complete; a training changes nothing in results.json until it is evaluated."""

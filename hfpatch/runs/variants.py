@@ -26,6 +26,7 @@ from hfpatch.nn.matmul import choose_library
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.runs.identity import describe_base
+from hfpatch.runs.progress import Progress
 from hfpatch.sites import count_values
 from hfpatch.support.cpu import pinned_library
 from hfpatch.support.files import hash_values, sha256_file
@@ -100,6 +101,7 @@ class Variants(ABC):
         model: the facts that results give of the base, or of the first model; `prepare` finds them.
         models: those of each whole model, by label; `prepare` finds them.
         computed: how the scores are computed, where that is the same for all variants; `prepare` finds it.
+        progress: called when a model is loaded.
 
     Raises:
         HfpatchError: if the processes cannot meet, or the placement does not go with their number.
@@ -114,6 +116,7 @@ class Variants(ABC):
         placement.check(self.ranks.count)
         self.models: dict[str, dict[str, Any]] = {}
         self.computed: dict[str, Any] = {}
+        self.progress = Progress()
         self.variants, self._placement = variants, placement
         self._loaded: tuple[ModelSettings, Base] | None = None
 
@@ -182,6 +185,7 @@ class Variants(ABC):
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+            self.progress.preparing(model.loading_text)
             loading, processes = model.loading, self.ranks.count
             if self._placement.device_map is not None:
                 loading["device_map"] = self._placement.device_map

@@ -1,6 +1,8 @@
 """What `hfpatch plan` says before a comparison is run."""
 
+import itertools
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -99,10 +101,27 @@ def test_without_time_it_works_from_a_part_of_everything(tmp_path, monkeypatch):
     assert all(each.step_s > 0 for each in steps)
     assert all(0 < task.timed < task.tokens / 4 for task in found.tasks.values())
     assert {task.sampled for task in found.tasks.values()} == {0}
-    assert sum("--seconds gives more time" in warning for warning in found.warnings) == 2
+    unknown = [re.search(r"--seconds (\d+)0 would be enough", warning) for warning in found.warnings]
+    assert sum(each is not None for each in unknown) == 2
     assert "25% of a step" in found.assumptions[0]
     assert found.seconds > 0
     assert ("base", "a part of tinyworld_text, about 0 s left") in shown
+
+
+def test_what_takes_longer_than_asked_for_is_said_and_how_long_is_enough(monkeypatch):
+    """On a machine where every look at the clock is 7 s later than the one before."""
+    now = itertools.count(step=7.0)
+    monkeypatch.setattr("hfpatch.runs.measuring.time.perf_counter", lambda: next(now))
+    recipe = make_recipe(methods={name: METHODS[name] for name in ("baseline", "pre_projection")})
+    found = forecast(recipe, seconds=20)
+    assert re.match(r"Measuring took \d+ s and not 20 s: ", found.warnings[0])
+    assert {task.sampled for task in found.tasks.values()} == {0}
+    enough = {int(n) for warning in found.warnings for n in re.findall(r"--seconds (\d+) would", warning)}
+    monkeypatch.undo()
+    assert len(enough) == 1
+    found = forecast(recipe, seconds=enough.pop())
+    assert all(task.sampled for task in found.tasks.values())
+    assert not [warning for warning in found.warnings if "Measuring took" in warning or "--seconds" in warning]
 
 
 def test_a_part_is_scaled_to_the_whole(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hfpatch.runs.locks import Holder
+from hfpatch.runs.progress import Progress
 from hfpatch.runs.session import Session
 
 
@@ -20,8 +21,11 @@ class Engine:
     holder: Holder | None = None
     at_once = 1
 
-    def connect(self) -> None:
+    def connect(self, progress: Progress | None = None) -> None:
         """Find the devices that the runs ask for, before anything is written.
+
+        Args:
+            progress: called where that takes long.
 
         Raises:
             HfpatchError: if they are not there.

@@ -23,6 +23,7 @@ from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.worker import Scored, read_scored
 from hfpatch.runs.locks import Holder, new_holder, take_back
 from hfpatch.runs.plan import MEASURING, Unit, training_steps
+from hfpatch.runs.progress import Progress
 from hfpatch.runs.session import Session
 from hfpatch.training.interruption import Terminated, watch_sigterm
 from hfpatch.training.processes import CPU_ONLY, start_processes
@@ -62,7 +63,7 @@ class Parallel(Engine):
     _threads: int | None = field(default=None, init=False)
     _cpu_only: str | None = field(default=None, init=False)
 
-    def connect(self) -> None:
+    def connect(self, progress: Progress | None = None) -> None:
         """Find the devices; they are left to the workers, and this process computes like one of them on the CPU."""
         if PartialState().num_processes > 1:
             raise HfpatchError("--jobs and --ray start processes of their own; leave out the launcher")
@@ -70,6 +71,8 @@ class Parallel(Engine):
             os.environ[CPU_ONLY] = self._cpu_only = "true"
             PartialState._reset_state()
             start_processes()
+        if progress is not None and self.settings.ray is not None:
+            progress.preparing(f"starting or joining Ray ({self.settings.ray})")
         self.workers.connect()
         self.at_once = self.workers.room()
         self._threads = torch.get_num_threads()
@@ -154,6 +157,7 @@ class _Dispatch:
         """Execute all units that can be."""
         self._sort()
         self.session.progress.opened(self.workers.describe(), self.open)
+        self.session.progress.preparing("workers start: each loads its libraries and the base")
         try:
             with watch_sigterm() as sigterm:
                 while self.open:
