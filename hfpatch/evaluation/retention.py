@@ -158,7 +158,12 @@ def compare_points(
 
 
 def kept_of(
-    records: Mapping[str, Runs], *, tasks: Mapping[str, TaskResult], baseline: str, methods: Sequence[str]
+    records: Mapping[str, Runs],
+    *,
+    tasks: Mapping[str, TaskResult],
+    baseline: str,
+    methods: Sequence[str],
+    comparisons: Sequence[Comparison] = (),
 ) -> list[KeptAnswers]:
     """Return the answers kept, gained and lost by each method, for every task whose answers are right or wrong.
 
@@ -167,7 +172,9 @@ def kept_of(
         tasks: the base's result of each task.
         baseline: the method that is the base.
         methods: the others; methods without records are left out.
+        comparisons: those of the records; shares of a task whose documents they take in groups have no interval.
     """
+    in_groups = {one.task for one in comparisons if one.clusters is not None}
     reader, found = Reader(), []
     (base,) = records[baseline].values()
     for method in methods:
@@ -178,7 +185,8 @@ def kept_of(
                 continue
             values = {run: np.asarray(each) for run, each in reader.read_runs(result, metric, [base, *runs]).items()}
             if all(np.isin(each, (0.0, 1.0)).all() for each in values.values()):
-                table, grouped = np.stack([values[run] for run in runs]), result.clusters is not None
+                grouped = result.clusters is not None or task in in_groups
+                table = np.stack([values[run] for run in runs])
                 found.append(kept_answers(method, task, values[base], table, grouped=grouped))
     return found
 
@@ -194,7 +202,8 @@ def kept_again(folder: str | Path) -> list[KeptAnswers]:
         return []
     scores = results.methods[results.baseline].runs[0].evaluation
     records = published_runs(Path(folder))
-    return kept_of(records, tasks=scores, baseline=results.baseline, methods=results.others)
+    given: Any = {"methods": results.others, "comparisons": results.comparisons}
+    return kept_of(records, tasks=scores, baseline=results.baseline, **given)
 
 
 def retention_again(folder: str | Path) -> list[RetentionPoint]:

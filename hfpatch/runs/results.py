@@ -60,7 +60,7 @@ def collect(setup: ComparisonSetup, out: Path, clock: Clock, *, complete: bool) 
         given: dict[str, Any] = {"tasks": of_base, "baseline": baseline}
         compared = _compared(recipe, methods)
         comparisons = compare_records(records, references=compared, aggregations=aggregations, **given)
-        kept = kept_of(records, methods=recipe.trained, **given)
+        kept = kept_of(records, methods=recipe.trained, comparisons=comparisons, **given)
     results = ComparisonResults(
         name=recipe.name,
         description=recipe.description,

@@ -10,6 +10,7 @@ from scipy.stats import t as student
 from hfpatch.evaluation import compare, dependence
 from hfpatch.evaluation.comparison import find_dependent
 from hfpatch.evaluation.dependence import LEVEL, Dependence, Neighbours, find_dependence, residuals
+from hfpatch.evaluation.retention import kept_of
 from hfpatch.results import load_results
 from hfpatch.results.cautions import dependence_cautions
 from hfpatch.results.records import published_runs, read_values
@@ -168,6 +169,20 @@ def test_a_comparison_takes_runs_of_neighbours_or_the_declared_groups(tmp_path):
     assert find_dependent(true, tasks={"t": grouped}, **against) == {}
     assert find_dependent(runs, tasks={"t": result}, **against).keys() == {"t"}
     assert not list(dependence_cautions([other], {"t"}))
+
+
+def test_shares_of_dependent_documents_have_no_interval(tmp_path):
+    right = np.random.default_rng(8).permutation([1.0] * 60 + [0.0] * 60)
+    answers = np.where(np.arange(120) // 20 % 2, right, 1.0)  # the wrong ones of every second twenty are won
+    runs = {"baseline": {0: write_record(tmp_path / "baseline", "t", "acc", right.tolist())}}
+    runs["it"] = {0: write_record(tmp_path / "it", "t", "acc", answers.tolist())}
+    given = {"tasks": {"t": task_result("t", "acc")}, "baseline": "baseline"}
+    made = compare(runs, references={"it": ["baseline"]}, **given)
+    assert made[0].clusters.run is not None
+    (plain,), (grouped,) = (kept_of(runs, methods=["it"], comparisons=each, **given) for each in ([], made))
+    assert (plain.kept, plain.won) == (grouped.kept, grouped.won)
+    assert np.isfinite(plain.won_low)
+    assert not np.isfinite(grouped.won_low)
 
 
 def test_too_few_runs_get_no_verdict(tmp_path):
