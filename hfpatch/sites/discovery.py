@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from hfpatch.errors import HfpatchError
-from hfpatch.sites.family import Family, family_of, how_to_declare, load_plugins
+from hfpatch.sites.family import Family, families_of, family_of, how_to_declare, load_plugins
 from hfpatch.sites.modules import base_model, has_module, submodule, text_config, unwrapped
 from hfpatch.sites.site import AttentionSite, joined, read_site
-from hfpatch.sites.structure import block_lists, read_family
+from hfpatch.sites.structure import CROSS, attention_paths, block_lists, read_family
 
 
 @dataclass(frozen=True)
@@ -21,20 +23,46 @@ class Survey:
     """The attention sites of a model, block by block.
 
     Args:
-        sites: the attention sites, first block first.
-        skipped: the blocks without attention: index of the block -> its mixer.
-        blocks: the path of every block, from the model, by index.
+        sites: the attention sites of the language model, first block first; of a model without one, of all its towers.
+        skipped: the blocks there without attention: index of the block -> its mixer.
+        blocks: the path of every block there, from the model, by index.
+        others: the sites of the other towers, such as encoders and vision towers; their blocks are counted on.
+        other_blocks: the paths of these blocks.
+        unknown: the attentions that are no such site, cross-attention or of an unknown form: path -> what they are.
     """
 
     sites: list[AttentionSite]
     skipped: dict[int, str]
     blocks: list[str]
+    others: list[AttentionSite] = field(default_factory=list)
+    other_blocks: list[str] = field(default_factory=list)
+    unknown: dict[str, str] = field(default_factory=dict)
+
+    def with_others(self) -> Survey:
+        """Return the survey of all towers as one."""
+        return replace(
+            self,
+            sites=[*self.sites, *self.others],
+            blocks=[*self.blocks, *self.other_blocks],
+            others=[],
+            other_blocks=[],
+        )
+
+
+@dataclass(frozen=True)
+class _BlockList:
+    """A list of blocks: its path, its declaration or None, and the configuration of the model that it is part of."""
+
+    path: str
+    family: Family | None
+    config: Any
 
 
 def find_sites(model: nn.Module) -> list[AttentionSite]:
-    """Return the attention site of every block, first block first; blocks without attention have none.
+    """Return the attention site of every block of the language model, first block first; blocks without have none.
 
-    Works on a plain model, one with adapters, and a ``PeftModel``; paths are those of the plain model.
+    Of a model without a language model, those of all its towers. Works on a plain model, one with adapters, and a
+    ``PeftModel``; paths are those of the plain model.
 
     Raises:
         HfpatchError: if the model has no attention, is of no declared family and of no common structure, or does not
@@ -44,7 +72,7 @@ def find_sites(model: nn.Module) -> list[AttentionSite]:
 
 
 def survey(model: nn.Module) -> Survey:
-    """Return the attention sites of a model and the blocks that have none.
+    """Return the attention sites of a model, the blocks that have none, and the attentions that are none.
 
     Raises:
         HfpatchError: as :func:`find_sites`.
@@ -53,42 +81,123 @@ def survey(model: nn.Module) -> Survey:
     if not hasattr(getattr(base, "config", None), "model_type"):
         raise HfpatchError(f"{type(base).__name__} is not a transformers model: it has no config.model_type")
     load_plugins()
-    config, family = text_config(base), family_of(base.config.model_type)
-    sites: list[AttentionSite] = []
-    skipped: dict[int, str] = {}
+    every = _block_lists(base)
+    main, failed = _main_lists(base, family_of(base.config.model_type), every)
+    sites, skipped, blocks = _read(base, main, 0) if main else ([], {}, [])
+    if not sites:
+        kinds = ", ".join(sorted({type(module).__name__ for _, module in _attentions(base)}))
+        found = f"blocks without self-attention of a known form ({kinds})" if kinds else "no attention"
+        found = f"no softmax attention in any of its {len(skipped)} blocks" if skipped else found
+        raise HfpatchError(f"{type(base).__name__} has {found}; {how_to_declare(base.config.model_type)}")
+    others: list[AttentionSite] = []
+    other_blocks: list[str] = []
+    for one in every:
+        if one.path not in (*(each.path for each in main), *failed):
+            try:
+                more, _, named = _read(base, [one], len(blocks) + len(other_blocks))
+            except HfpatchError as error:
+                failed[one.path] = str(error)
+            else:
+                others, other_blocks = [*others, *more], [*other_blocks, *named]
+    known = [site.path for site in (*sites, *others)] + [blocks[layer] for layer in skipped]
+    unknown: dict[str, str] = {}
+    for path, module in _attentions(base):
+        if not _overlap(path, known) and not _overlap(path, unknown):
+            unknown[path] = _kind(path, module, failed)
+    return Survey(sites, skipped, blocks, others, other_blocks, unknown)
 
-    # The text tower: the decoder; where that is the model itself, or something without blocks (some models call their
-    # head so), the base model
+
+def _main_lists(
+    base: Any, family: Family | None, every: Sequence[_BlockList]
+) -> tuple[list[_BlockList], dict[str, str]]:
+    """Return the lists of blocks of the language model; of a model without one, all that can be read.
+
+    Beside them, why the others cannot, by path.
+    """
+    prefix, tower = _text_tower(base)
+    if family is not None:
+        paths = family.layers if isinstance(family.layers, tuple) else (family.layers,)
+        for path in paths:
+            submodule(tower, path, of=f"family {family.name!r}")
+        return [_BlockList(joined(prefix, path), family, text_config(base)) for path in paths], {}
+    inside = [replace(one, config=text_config(base)) for one in every if prefix and one.path.startswith(f"{prefix}.")]
+    if inside and _is_language_model(base, inside[0], prefix):
+        return inside, {}
+    readable: list[_BlockList] = []
+    failed: dict[str, str] = {}
+    for one in every:
+        try:
+            _read(base, [one], 0)
+            readable.append(one)
+        except HfpatchError as error:
+            failed[one.path] = str(error)
+            if len(every) == 1:
+                raise
+    return readable, failed
+
+
+def _text_tower(base: Any) -> tuple[str, nn.Module]:
+    """Return the path and the module of the text tower.
+
+    That is the decoder; where that is the model itself, or something without blocks (some models call their head so),
+    the base model.
+    """
     candidates = [base.get_decoder() if hasattr(base, "get_decoder") else base]
     candidates += [getattr(base, name, base) for name in ("base_model", "model")]
-    towers = (c for c in candidates if c is not base and any(isinstance(m, nn.ModuleList) for m in c.modules()))
+    modules = (c for c in candidates if isinstance(c, nn.Module) and c is not base)
+    towers = (c for c in modules if any(isinstance(m, nn.ModuleList) for m in c.modules()))
     tower = next(towers, base)
-    prefix = next((name for name, module in base.named_modules() if module is tower), "")
+    return next((name for name, module in base.named_modules() if module is tower), ""), tower
 
-    # The blocks, and what runs them all
-    if family is None:
-        lists = tuple(block_lists(tower))
-        if len(lists) != 1:
-            several = f"blocks with attention in several lists ({', '.join(lists)})"
-            structure = several if lists else "no blocks of a known structure"
-            raise HfpatchError(f"{type(base).__name__} has {structure}; {how_to_declare(base.config.model_type)}")
-    else:
-        lists = family.layers if isinstance(family.layers, tuple) else (family.layers,)
-    of = f"family {family.name!r}" if family else type(tower).__name__
+
+def _is_language_model(base: nn.Module, blocks: _BlockList, prefix: str) -> bool:
+    """Return whether the text tower is a language model, and not a decoder of images or one of several encoders."""
+    block = next(iter(base.get_submodule(blocks.path).children()))
+    attention = next((block.get_submodule(path) for path in attention_paths(block)), None)
+    causal = getattr(attention, "is_causal", False)  # those of T5 and its like do not say
+    return bool(causal) or has_module(base.get_submodule(prefix), "embed_tokens")
+
+
+def _block_lists(base: nn.Module) -> list[_BlockList]:
+    """Return the lists of blocks of all towers: those that are declared, and those of a known structure."""
+    found: list[_BlockList] = []
+    owners = {name: module for name, module in base.named_modules() if isinstance(module, PreTrainedModel)}
+    for at, owner in owners.items():
+        for family in families_of(owner.config.model_type):
+            start = joined(at, family.tower or "")
+            for path in family.layers if isinstance(family.layers, tuple) else (family.layers,):
+                full = joined(start, path)
+                if has_module(base, full) and full not in [blocks.path for blocks in found]:
+                    found.append(_BlockList(full, family, owner.config))
+    declared = [f"{blocks.path}." for blocks in found]
+    for path in block_lists(base):
+        if not f"{path}.".startswith(tuple(declared)):
+            owner = owners[max((at for at in owners if not at or path.startswith(f"{at}.")), key=len)]
+            found.append(_BlockList(path, None, owner.config))
+    order = {name: index for index, (name, _) in enumerate(base.named_modules())}
+    return sorted(found, key=lambda blocks: order[blocks.path])
+
+
+def _read(base: Any, lists: Sequence[_BlockList], first: int) -> tuple[list[AttentionSite], dict[int, str], list[str]]:
+    """Return the sites in lists of blocks, the blocks without attention, and the paths of all; counted from ``first``.
+
+    Raises:
+        HfpatchError: if a block is not as it is declared, or of no known structure.
+    """
+    sites: list[AttentionSite] = []
+    skipped: dict[int, str] = {}
     blocks = [
-        (joined(prefix, path, name), block)
-        for path in lists
-        for name, block in submodule(tower, path, of=of).named_children()
+        (joined(each.path, name), block, each)
+        for each in lists
+        for name, block in base.get_submodule(each.path).named_children()
     ]
-    holders = [path.split(".")[:-2] for path, _ in blocks]  # lists of blocks are not called, what holds them all is
+    holders = [path.split(".")[:-2] for path, _, _ in blocks]  # lists of blocks are not called, what holds them all is
     common = itertools.takewhile(lambda names: len(set(names)) == 1, zip(*holders, strict=False))
     path_around = ".".join(names[0] for names in common)
     around = path_around, base.get_submodule(path_around)
-
-    # The attention modules of each block
-    for layer, (path, block) in enumerate(blocks):
+    for layer, (path, block, each) in enumerate(blocks, first):
         try:
-            declared = family or read_family(block)
+            declared = each.family or read_family(block)
         except HfpatchError as error:
             raise HfpatchError(f"{error}; {how_to_declare(base.config.model_type)}") from error
         if declared is None or not _has_attention(declared, block):
@@ -96,14 +205,31 @@ def survey(model: nn.Module) -> Survey:
             continue
         count = len(declared.attention) if isinstance(declared.attention, tuple) else 1
         sites += [
-            read_site(declared, config, block, at=path, layer=layer, around=around, number=n) for n in range(count)
+            read_site(declared, each.config, block, at=path, layer=layer, around=around, number=n) for n in range(count)
         ]
-    if not sites:
-        raise HfpatchError(
-            f"{type(base).__name__} has no softmax attention in any of its {len(skipped)} blocks; "
-            + how_to_declare(base.config.model_type)
-        )
-    return Survey(sites, skipped, [path for path, _ in blocks])
+    return sites, skipped, [path for path, _, _ in blocks]
+
+
+def _attentions(base: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules with parameters that call themselves attention, by path."""
+    for path, module in base.named_modules():
+        if (
+            re.search(r"(Attention|Attn)(?!\w*(Residual|Output|Norm|Gate))", type(module).__name__)
+            and next(module.parameters(), None) is not None
+        ):
+            yield path, module
+
+
+def _overlap(path: str, known: Iterable[str]) -> bool:
+    """Return whether a module is one of the others, around one or inside one."""
+    return any(f"{path}.".startswith(f"{one}.") or f"{one}.".startswith(f"{path}.") for one in known)
+
+
+def _kind(path: str, module: nn.Module, failed: Mapping[str, str]) -> str:
+    if CROSS.search(path) or CROSS.search(type(module).__name__):
+        return "cross-attention"
+    why = next((why for at, why in failed.items() if path.startswith(f"{at}.")), "")
+    return f"{type(module).__name__}, {why.partition(';')[0] or 'of an unknown form'}"
 
 
 Refusal = Callable[[AttentionSite], "str | None"]

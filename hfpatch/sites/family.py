@@ -24,8 +24,10 @@ class Family:
     Args:
         name: name of the family.
         model_types: the ``config.model_type`` values that it covers.
-        layers: path of the list of blocks, from the text tower ``model.get_decoder()``; several where blocks are in
-            several lists.
+        layers: path of the list of blocks, from the tower; several where blocks are in several lists.
+        tower: path of the tower, from the model of these types; it reads that model's configuration. None: the text
+            tower ``model.get_decoder()``. Another model inside it, such as a vision tower with a configuration of its
+            own, is declared by its own type instead. Further families may declare further towers of a type.
         attention: path of the attention module, from a block; its hidden state is its argument ``hidden_states`` or
             the first one. Several where a block holds several.
         qkv: where query, key and value are computed; see :mod:`hfpatch.sites.layouts`.
@@ -55,6 +57,7 @@ class Family:
     attention: str | tuple[str, ...]
     qkv: Layout
     output: str | None
+    tower: str | None = None
     exit: str | None = None
     factor: Factor | None = None
     entries: tuple[str, ...] = ()
@@ -75,7 +78,10 @@ NO_WEIGHTS = "none without trust_remote_code=True"
 """The file of weights in an export's configuration; transformers refuses it in a line that shows it."""
 
 DECLARED: dict[str, Family] = {}
-"""The families by model type."""
+"""The families of text towers by model type."""
+
+TOWERS: dict[str, tuple[Family, ...]] = {}
+"""The families of the other towers by model type."""
 
 WITHOUT_ATTENTION: dict[str, str] = {}
 """The reason why models of some types have no attention branch that can be patched."""
@@ -88,13 +94,19 @@ def register_family(family: Family) -> None:
         HfpatchError: if one of its model types is covered already.
     """
     for model_type in family.model_types:
-        if model_type in DECLARED:
+        if family.tower is not None:
+            if any(other.tower == family.tower for other in TOWERS.get(model_type, ())):
+                raise HfpatchError(f"tower {family.tower!r} of model type {model_type!r} is declared already")
+        elif model_type in DECLARED:
             raise HfpatchError(
                 f"model type {model_type!r} is declared already, by family {DECLARED[model_type].name!r}"
             )
         if model_type in WITHOUT_ATTENTION:
             raise HfpatchError(f"model type {model_type!r} is declared already: {WITHOUT_ATTENTION[model_type]}")
-    DECLARED.update(dict.fromkeys(family.model_types, family))
+    if family.tower is None:
+        DECLARED.update(dict.fromkeys(family.model_types, family))
+    else:
+        TOWERS.update({model_type: (*TOWERS.get(model_type, ()), family) for model_type in family.model_types})
 
 
 @functools.cache
@@ -129,6 +141,12 @@ def family_of(model_type: str) -> Family | None:
     if model_type in WITHOUT_ATTENTION:
         raise HfpatchError(f"models of type {model_type!r} cannot be patched: {WITHOUT_ATTENTION[model_type]}")
     return DECLARED.get(model_type)
+
+
+def families_of(model_type: str) -> tuple[Family, ...]:
+    """Return the declared families of all towers of a model type."""
+    text = DECLARED.get(model_type)
+    return (*TOWERS.get(model_type, ()), *([] if text is None else [text]))
 
 
 def how_to_declare(model_type: str) -> str:

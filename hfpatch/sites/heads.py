@@ -15,6 +15,8 @@ from hfpatch.sites.modules import has_module, submodule
 QUERY_NORMS = ("q_norm", "q_layernorm", "query_layernorm", "q_b_norm")
 KEY_NORMS = {"q_norm": "k_norm", "q_layernorm": "k_layernorm", "query_layernorm": "key_layernorm"}
 SHARED_NORM = "qk_norm"
+HEAD_SIZES = ("head_dim", "head_size", "attention_head_size", "key_value_proj_dim")
+HEAD_COUNTS = ("num_heads", "n_heads", "num_attention_heads")
 NORMED_AFTER_ROTATION = {  # attention classes that norm queries and keys after RoPE
     "HunYuanDenseV1Attention",
     "HunYuanMoEV1Attention",
@@ -78,14 +80,15 @@ class QueryHeads:
 def query_heads(attention: nn.Module, config: Any, projections: Mapping[str, Projection]) -> QueryHeads | None:
     """Return the query heads of an attention module; None where no projection computes the query of whole heads."""
     width = projections["query"].columns.size if "query" in projections else 0
-    sizes = (getattr(attention, name, None) for name in ("head_dim", "head_size"))
-    size = next((size for size in sizes if isinstance(size, int) and width % size == 0), None)
-    own = getattr(attention, "num_heads", None)
+    sizes = (getattr(attention, name, None) for name in HEAD_SIZES)
+    size = next((size for size in sizes if isinstance(size, int) and size and width % size == 0), None)
+    named = (getattr(attention, name, None) for name in HEAD_COUNTS)
+    own = next((number for number in named if isinstance(number, int)), None)
     if size is not None:  # what the attention module says comes before its config
-        count: int | None = width // size
+        count: Any = width // size
     else:
-        count = own if isinstance(own, int) else getattr(config, "num_attention_heads", None)
-    if not width or not count or width % count:
+        count = own or getattr(config, "num_attention_heads", None)
+    if not width or not isinstance(count, int) or not count or width % count:  # a list has a number for each stage
         return None
     norm = next((name for name in QUERY_NORMS if has_norm(attention, name)), None)
     return QueryHeads(count, norm, type(attention).__name__ in NORMED_WITH_HEADS_FIRST)

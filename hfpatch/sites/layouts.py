@@ -121,6 +121,11 @@ def gated(*, query: str = "q_proj", key: str = "k_proj", value: str = "v_proj") 
     return partial(gated_columns, query=query, key=key, value=value)
 
 
+def equal_parts(path: str, *, order: tuple[str, ...] = TARGETS, groups: int = 1) -> Layout:
+    """One projection with, for each of ``groups`` groups, one part for every target, in this order and equally wide."""
+    return partial(equal_columns, path=path, order=order, groups=groups)
+
+
 def latent(attention: nn.Module, config: Any) -> Projections:
     """Multi-head latent attention: q_a_proj, a norm, q_b_proj; or one q_proj where the query has no latent.
 
@@ -176,6 +181,13 @@ def grouped_columns(attention: nn.Module, config: Any, path: str, groups: int | 
     k = divide(width, g + 2, path)
     spans = {"query": (0, g), "key": (g, 1), "value": (g + 1, 1)}
     return {t: Projection(path, Columns(groups, width, start * k, n * k)) for t, (start, n) in spans.items()}
+
+
+def equal_columns(attention: nn.Module, config: Any, path: str, order: tuple[str, ...], groups: int) -> Projections:
+    """Return the columns of equal parts, see :func:`equal_parts`."""
+    width = divide(out_features(attention, path), groups, path)
+    part = divide(width, len(order), path)
+    return {t: Projection(path, Columns(groups, width, i * part, part)) for i, t in enumerate(order)}
 
 
 def head_counts(config: Any) -> tuple[int, int]:

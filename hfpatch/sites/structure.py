@@ -1,75 +1,89 @@
 """Reading the attention branch from the structure of a block, for types without a declaration.
 
-It supports only common forms (separate projections or multi-head latent attention, norms with unambiguous names);
-anything else has to be declared.
+It supports the common forms of self-attention: separate projections of queries, keys and values, one projection for
+all three, or multi-head latent attention. Where the branch joins the residual stream is read in the source of the
+block, see :mod:`hfpatch.sites.joining`. Anything else has to be declared.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
-from operator import attrgetter
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites.family import Family
-from hfpatch.sites.layouts import latent, out_features, separate
-from hfpatch.sites.modules import features, has_module, submodule, unwrapped
+from hfpatch.sites.joining import Unclear, follow_branch, follow_input
+from hfpatch.sites.layouts import TARGETS, Layout, equal_parts, latent, separate
+from hfpatch.sites.modules import features, has_module, is_linear, submodule, unwrapped
 from hfpatch.sites.site import joined
 
 STRUCTURAL = "read from the structure"
-OUTPUTS = ("o_proj", "out_proj", "dense", "Wo")
-OTHER_MIXERS = re.compile(r"Linear|Delta|Lightning|Mamba|Conv|Recurrent|Cross|Vision|Audio")
-OTHER_PATHS = re.compile(r"cross|encoder_att|vision|visual|image|audio|speech")
-
-# The norms of a block, by name, and which of them the branch passes before it joins the residual stream.
-EXITS: dict[frozenset[str], str | None] = {
-    frozenset(norms): exit_
-    for norms, exit_ in [
-        # before attention and before the MLP, or one for both in parallel blocks
-        (("input_layernorm",), None),
-        (("input_layernorm", "post_attention_layernorm"), None),
-        (("input_layernorm", "pre_feedforward_layernorm"), None),
-        (("input_layernorm", "pre_ff_layernorm"), None),
-        (("attention_layernorm", "feedforward_layernorm"), None),
-        (("operator_norm", "ffn_norm"), None),
-        (("attn_norm", "mlp_norm"), None),
-        (("ln_1",), None),
-        (("norm",), None),
-        # decoders of encoder-decoder models, whose norms are before or after
-        (("self_attn_layer_norm", "final_layer_norm"), None),
-        (("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"), None),
-        # around attention and around the MLP
-        (
-            ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
-            "post_attention_layernorm",
-        ),
-        (
-            ("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm"),
-            "post_attention_layernorm",
-        ),
-        (
-            ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
-            "post_self_attn_layernorm",
-        ),
-        (("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"), "post_operator_norm"),
-        # only after them
-        (("post_attention_layernorm", "post_feedforward_layernorm"), "post_attention_layernorm"),
-    ]
-}
+SEPARATE = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("query_proj", "key_proj", "value_proj"),
+    ("q", "k", "v"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("linear_q", "linear_k", "linear_v"),
+)
+FUSED = ("qkv", "Wqkv", "qkv_proj", "att_proj")
+QUERIES = {*FUSED, "q_a_proj"}.union(names[0] for names in SEPARATE)
+OUTPUTS = (
+    "o_proj", "out_proj", "dense", "Wo", "proj", "projection", "projection_layer", "output_projection", "o", "out_lin",
+    "linear_out", "post",
+)  # fmt: skip
+OTHER_MIXERS = re.compile(r"Linear|Delta|Lightning|Mamba|Conv(?!Bert)|Recurrent|Cross")
+CROSS = re.compile(r"cross|encoder_att|encdec|enc_dec", re.IGNORECASE)
+IN_THIRDS = re.compile(r"\b3, *(?:self\.)?(?:num_|n_)?(?:attention_)?heads?\b|\bchunk\(3\b|\bsplit\(self\.\w+, dim=2\)")
+"""In the source of an attention: the columns of one projection are all queries, then all keys, then all values."""
 
 
-def block_lists(tower: nn.Module) -> list[str]:
-    """Return the paths of the outermost lists of blocks with attention, from the text tower."""
-    found: list[str] = []
-    for path, module in tower.named_modules():
-        if not isinstance(module, nn.ModuleList) or OTHER_PATHS.search(path):
-            continue
-        inside = any(path.startswith(f"{outer}.") for outer in found)
-        if not inside and any(next(_attention_paths(block), None) for block in module):
-            found.append(path)
-    return found
+@dataclass(frozen=True)
+class Form:
+    """How an attention module computes queries, keys and values; paths are from that module.
+
+    Args:
+        qkv: the layout.
+        projections: the projections, by target.
+        output: the output projection; None where another module holds it.
+        unknown: why the columns of query, key and value are not known; empty if they are.
+    """
+
+    qkv: Layout
+    projections: dict[str, str]
+    output: str | None
+    unknown: dict[str, str] = field(default_factory=dict)
+
+
+def block_lists(root: nn.Module, at: str = "") -> Iterator[str]:
+    """Yield the paths of the lists of blocks with self-attention, from the model.
+
+    A list of lists of equal blocks, the stages of a hierarchy, is none itself.
+    """
+    for name, child in root.named_children():
+        path = joined(at, name)
+        if isinstance(child, nn.ModuleList | nn.Sequential) and any(map(has_attention, child)) and not _stages(child):
+            if not any(_form(item) for item in child):
+                yield path
+        else:
+            yield from block_lists(child, path)
+
+
+def has_attention(block: nn.Module) -> bool:
+    """Return whether a block contains self-attention of a known form."""
+    return next(attention_paths(block), None) is not None
+
+
+def attention_paths(block: nn.Module) -> Iterator[str]:
+    """Yield the paths of the self-attention modules of known forms in a block, from it."""
+    for path, module in block.named_modules():
+        if path and not CROSS.search(path) and not OTHER_MIXERS.search(type(module).__name__) and _form(module):
+            yield path
 
 
 def read_family(block: nn.Module) -> Family | None:
@@ -78,49 +92,128 @@ def read_family(block: nn.Module) -> Family | None:
     Raises:
         HfpatchError: if the structure is ambiguous; the message says where.
     """
-    paths = list(_attention_paths(block))
+    paths = list(attention_paths(block))
     if not paths:
         return None
     if len(paths) > 1:
         raise HfpatchError(f"{type(block).__name__} contains several attention modules ({', '.join(paths)})")
     attention = submodule(block, paths[0], of=type(block).__name__)
-    output = next(name for name in OUTPUTS if has_module(attention, name))
-    norms = frozenset(name for name, _ in block.named_children() if re.search(r"norm|^ln_\d", name))
-    if norms not in EXITS:
-        raise HfpatchError(
-            f"{type(block).__name__} has the norms {', '.join(sorted(norms)) or '(none)'}, which do not show where the "
-            "attention branch joins the residual stream"
-        )
-    is_latent = _is_latent(attention)
-    if not is_latent:
-        query, value = out_features(attention, "q_proj"), features(unwrapped(getattr(attention, output)))[0]
-        if query != value:
-            raise HfpatchError(
-                f"{type(attention).__name__}: q_proj has {query} columns but {output} reads {value}, so that some of "
-                "them may be something else than the query"
-            )
-    return Family(
+    form = _form(attention)
+    assert form is not None
+    refusals = {**form.unknown, **_misread(attention, form)}
+    family = Family(
         name=STRUCTURAL,
         model_types=(),
         layers="",
         attention=paths[0],
-        qkv=latent if is_latent else separate(),
-        output=output,
-        exit=EXITS[norms],
-        factor=attrgetter("residual_multiplier") if hasattr(block, "residual_multiplier") else None,
+        qkv=form.qkv,
+        output=form.output,
+        refusals=refusals,
+    )
+    try:
+        branch = follow_branch(block, paths[0], None if form.output is None else f"{paths[0]}.{form.output}")
+    except Unclear as error:
+        return replace(family, refusals={**refusals, "content_skip": str(error), "branch": str(error)})
+    why = f"before the branch joins the residual stream, {branch.changed}" if branch.changed else ""
+    output = submodule(block, joined(paths[0], form.output) if form.output else branch.end, of=paths[0])
+    read = features(unwrapped(submodule(attention, next(iter(form.projections.values())), of=paths[0])))[0]
+    if is_linear(unwrapped(output)) and (width := features(unwrapped(output))[1]) != read:
+        why = f"the branch is {width} wide, and the attention's input {read}"
+    if why:
+        return replace(family, refusals={**refusals, "content_skip": why, "branch": why})
+    inside = branch.end.startswith(f"{paths[0]}.")  # the attention adds the residual itself, to its own input
+    return replace(
+        family,
+        exit=None if branch.end == paths[0] else branch.end,
+        entries=tuple(dict.fromkeys(form.projections.values())) if inside else (),
+        factor=None if branch.factor == 1 else lambda block: branch.factor,
     )
 
 
-def _attention_paths(block: nn.Module, *, depth: int = 2, at: str = "") -> Iterator[str]:
-    for name, child in block.named_children():
-        path = joined(at, name)
-        if OTHER_PATHS.search(name) or OTHER_MIXERS.search(type(child).__name__):
+def _misread(attention: nn.Module, form: Form) -> dict[str, str]:
+    """Return what cannot be changed where queries, keys and values do not read the attention's input itself."""
+    kind, everything = type(attention).__name__, ("pre_projection", "content_skip", *TARGETS, "temperature")
+    for target, path in form.projections.items():
+        try:
+            read = follow_input(attention, path)
+        except Unclear as error:
+            return dict.fromkeys((*TARGETS, "temperature"), str(error))
+        if read is None:
+            return dict.fromkeys(everything, f"{kind} has several inputs, and the {target} does not read the first")
+        if read.added:
+            return dict.fromkeys(everything, f"{kind} adds {read.added} to what the {target} reads")
+        if read.end:
+            return dict.fromkeys(everything, f"{kind} reads the {target} through {read.end}, not from its input itself")
+    return {}
+
+
+def _stages(blocks: Any) -> bool:
+    """Return whether the items of a list are stages, which hold lists of equal blocks."""
+    return any(
+        isinstance(inner, nn.ModuleList | nn.Sequential)
+        and len({type(item) for item in inner}) == 1
+        and any(has_attention(item) for item in inner)
+        for item in blocks
+        for inner in item.modules()
+    )
+
+
+def _form(module: nn.Module) -> Form | None:
+    """Return how a module computes attention; None if it is none of a known form."""
+    if not QUERIES & module._modules.keys():
+        return None
+    output = next((path for name in OUTPUTS if (path := _linear(module, name))), None)
+    if _is_latent(module) and output:
+        query = "q_a_proj" if has_module(module, "q_a_proj") else "q_proj"  # that reads the hidden state
+        return Form(latent, {"query": query}, output)
+    for names in SEPARATE:
+        paths = [path for name in names if (path := _linear(module, name)) is not None]
+        if len(paths) < len(names):
             continue
-        own = all(has_module(child, target) for target in ("q_proj", "k_proj", "v_proj"))
-        if (own or _is_latent(child)) and any(has_module(child, output) for output in OUTPUTS):
-            yield path
-        elif depth > 1 and not isinstance(child, nn.ModuleList):
-            yield from _attention_paths(child, depth=depth - 1, at=path)
+        query, key, value = paths
+        widths = [features(unwrapped(submodule(module, path, of=path))) for path in (query, key, value)]
+        if len({read for read, _ in widths}) > 1:  # of two inputs
+            return None
+        # Where some columns may be something else than the query, such as a gate
+        mixed = widths[2][1] if output is None else features(unwrapped(submodule(module, output, of=output)))[0]
+        unknown = _others_beside(module, names)
+        if widths[0][1] != mixed:
+            why = f"{type(module).__name__}: {query} has {widths[0][1]} columns, and the output reads {mixed}"
+            unknown |= dict.fromkeys(TARGETS, f"{why}, so that some of them may be something else than the query")
+        qkv = separate(query=query, key=key, value=value)
+        return Form(qkv, dict(zip(TARGETS, (query, key, value), strict=True)), output, unknown)
+    for path in filter(None, (_linear(module, name) for name in FUSED)):
+        inputs, columns = features(unwrapped(submodule(module, path, of=path)))
+        mixed = inputs if output is None else features(unwrapped(submodule(module, output, of=output)))[0]
+        if columns != 3 * mixed:
+            return None
+        known = IN_THIRDS.search(inspect.getsource(type(unwrapped(module))))
+        why = f"{type(module).__name__} does not show the order of the columns of {path}"
+        unknown = {} if known else dict.fromkeys(TARGETS, why)
+        return Form(equal_parts(path), dict.fromkeys(TARGETS, path), output, unknown)
+    return None
+
+
+def _others_beside(module: nn.Module, names: tuple[str, ...]) -> dict[str, str]:
+    """Return why query, key or value has more than one projection, such as another one for global tokens."""
+    found = {}
+    for target, name in zip(TARGETS, names, strict=True):
+        others = [
+            n
+            for n, child in module.named_children()
+            if n != name and is_linear(unwrapped(child)) and re.search(rf"(?:^|_){name}_|_{name}$", n)
+        ]
+        if others:
+            found[target] = f"{type(module).__name__} computes the {target} by {', '.join(others)}, too"
+    return found
+
+
+def _linear(module: nn.Module, name: str) -> str | None:
+    """Return the path of a linear module called so, possibly in a module of its own."""
+    for path in (name, f"{name}.linear"):
+        if has_module(module, path) and is_linear(unwrapped(submodule(module, path, of=path))):
+            return path
+    return None
 
 
 def _is_latent(module: nn.Module) -> bool:

@@ -34,7 +34,7 @@ from hfpatch.tuners.adapters import (
 from hfpatch.tuners.checks import refusing_wrong_values, require_fitting, require_sound
 from hfpatch.tuners.config import MethodConfig, drawn_as, method_name, with_python_values
 from hfpatch.tuners.contracts import require_adapter_name
-from hfpatch.tuners.model import unreached_layers
+from hfpatch.tuners.model import left_out, unreached_layers
 from hfpatch.tuners.quantised import keep_unpacked
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -148,6 +148,7 @@ class PatchSummary:
         base: parameters of the model without adapters.
         per_layer: added parameters by index of the block; -1 for those outside the blocks.
         skipped: blocks that a method for all layers left out: index and reason.
+        left_out: the attentions outside the towers that hfpatch's methods change, by tower or kind.
     """
 
     trainable: int
@@ -155,6 +156,7 @@ class PatchSummary:
     base: int
     per_layer: dict[int, int]
     skipped: dict[int, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         rows, left_out = self._table()
@@ -178,7 +180,8 @@ class PatchSummary:
         by_reason: dict[str, list[str]] = {}
         for layer, reason in self.skipped.items():
             by_reason.setdefault(reason, []).append(str(layer))
-        return rows, [f"left out: {len(layers)} ({', '.join(layers)}): {why}" for why, layers in by_reason.items()]
+        left_out = [f"left out: {len(layers)} ({', '.join(layers)}): {why}" for why, layers in by_reason.items()]
+        return rows, left_out + [f"left out: {what}: {why}" for what, why in self.left_out.items()]
 
 
 def patch_summary(model: nn.Module) -> PatchSummary:
@@ -197,6 +200,7 @@ def patch_summary(model: nn.Module) -> PatchSummary:
         base=sum(count_values(p) for p in base_parameters(model).values()),
         per_layer=dict(sorted(per_layer.items())),
         skipped=skipped,
+        left_out=left_out(model) if any(isinstance(config, MethodConfig) for config in stack(model).values()) else {},
     )
 
 

@@ -89,7 +89,7 @@ def base_modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Mod
 def block_finder(model: nn.Module) -> Callable[[str], int]:
     """Return a function from the name of a module or parameter to the index of its block; -1 outside the blocks."""
     try:
-        blocks = {f".{path}.": index for index, path in enumerate(survey(model).blocks)}
+        blocks = {f".{path}.": index for index, path in enumerate(survey(model).with_others().blocks)}
     except HfpatchError:  # LoRA and its like also go into models whose attention is not declared
         return block_of
     return lambda name: next((index for path, index in blocks.items() if path in f".{name}."), -1)

@@ -14,7 +14,7 @@ RESIDUAL = "residual"
 
 def hidden_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Return the hidden state ``(batch, seq, hidden)``: the keyword ``hidden_states`` or the first argument."""
-    hidden: Tensor = kwargs[HIDDEN] if HIDDEN in kwargs else args[0]
+    hidden: Tensor = kwargs[HIDDEN] if HIDDEN in kwargs else next(iter((*args, *kwargs.values())))
     return hidden
 
 

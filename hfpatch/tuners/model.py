@@ -222,6 +222,8 @@ def changed_sites(model: nn.Module, config: MethodConfig) -> list[AttentionSite]
         HfpatchError: if a layer or module that it names does not exist or does not take the method, or none is left.
     """
     found = survey(model)
+    if chosen_modules(config) is not None:  # they may name attentions of any tower
+        found = found.with_others()
     sites = named_sites(found.sites, config)
     layers, named = wanted_layers(found.sites, config), {site.name for site in sites}
     refused = _refused(sites, config, sites, layers)
@@ -240,7 +242,7 @@ def _sites_in(state_dict: dict[str, Tensor], model: nn.Module, config: MethodCon
         HfpatchError: if there are none, or layers that share tensors are others than the configuration's.
     """
     has = {key.split(f".{config.spec.child}.")[0] for key in state_dict if f".{config.spec.child}." in key}
-    sites = [site for site in survey(model).sites if site.host_path in has]
+    sites = [site for site in survey(model).with_others().sites if site.host_path in has]
     if config.spec.shares:  # some of their layers may have no tensors
         chosen = changed_sites(model, config)
         sites = [site for site in chosen if site.host_path in has or site is chosen[0]]
@@ -257,9 +259,34 @@ def _sites_in(state_dict: dict[str, Tensor], model: nn.Module, config: MethodCon
 def unreached_layers(model: nn.Module, config: MethodConfig) -> dict[int, str]:
     """Return the blocks that a configuration for all layers leaves out: index of the block -> reason."""
     found = survey(model)
-    refused = _refused(found.sites, config, named_sites(found.sites, config), wanted_layers(found.sites, config))
-    reasons = {site.layer: refused[site.name] for site in found.sites if site.name in refused}
+    every = found.with_others() if chosen_modules(config) is not None else found
+    named = named_sites(every.sites, config)
+    towers = {site.around_path for site in named}
+    refused = _refused(every.sites, config, named, wanted_layers(every.sites, config))
+    changed = [site for site in every.sites if site.around_path in towers]
+    reasons = {site.layer: refused[site.name] for site in changed if site.name in refused}
     return dict(sorted({**found.skipped, **reasons}.items()))
+
+
+def left_out(model: nn.Module) -> dict[str, str]:
+    """Return the attentions that no method of the model's stack changes, by tower or module: what is there, and why.
+
+    Blocks of a tower that is changed are in :func:`unreached_layers`.
+    """
+    found = survey(model)
+    by_tower: dict[str, list[AttentionSite]] = {}
+    for site in (*found.sites, *found.others):
+        by_tower.setdefault(site.around_path, []).append(site)
+    rows = {
+        tower or "the model": f"{len(sites)} self-attentions, such as {sites[0].path}, which target_modules can name"
+        for tower, sites in by_tower.items()
+        if not any(isinstance(child, MethodLayer) for site in sites for child in site.host.children())
+    }
+    by_kind: dict[str, list[str]] = {}
+    for path, kind in found.unknown.items():
+        by_kind.setdefault(kind, []).append(path)
+    never = "which cannot be changed"
+    return rows | {kind: f"{len(paths)}, such as {paths[0]}, {never}" for kind, paths in by_kind.items()}
 
 
 def _refused(

@@ -143,6 +143,6 @@ def _small(name: str, value: Any, total: int, layers: Sequence[int]) -> Any:
         return type(value)(0)
     if name.endswith(("token_id", "_index")) and isinstance(value, int):
         return min(value, VOCABULARY - 1)
-    if name in SWITCHES and value == 0:
-        return value
+    if isinstance(value, list | tuple) or (name in SWITCHES and value == 0):
+        return value  # one size for each stage of a hierarchy
     return SIZES.get(name, value)

@@ -54,6 +54,14 @@ SIZES = {
     "attn_layer_offset": 1,
     "expert_layer_period": 2,
     "expert_layer_offset": 1,
+    # encoders, vision and speech
+    "dim": 64, "embed_dim": 64, "d_embed": 64, "encoder_hidden_size": 64, "out_hidden_size": 64, "output_dim": 64,
+    "output_hidden_size": 64, "projection_dim": 64, "text_embed_dim": 64, "vision_embed_dim": 64,
+    "vision_hidden_size": 64, "d_kv": 16, "d_ff": 96, "hidden_dim": 96, "mlp_dim": 96, "depth": LAYERS,
+    "n_layers": LAYERS, "image_size": 32, "patch_size": 8, "temporal_patch_size": 1, "num_frames": 4,
+    "num_mel_bins": 16, "max_source_positions": 64, "num_codevector_groups": 2, "codevector_dim": 16,
+    "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "context_length": 64, "prediction_length": 8,
+    "num_queries": 6, "num_query_tokens": 6,
     # positions and windows
     "max_position_embeddings": 64, "n_positions": 64, "n_ctx": 64, "max_seq_len": 64, "max_target_positions": 64,
     "sliding_window": 32, "sliding_window_size": 32, "window_size": 32, "attention_window_size": 32,

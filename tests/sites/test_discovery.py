@@ -7,6 +7,7 @@ import torch
 from families import FEW, make_model
 from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from torch import nn
+from transformers import PreTrainedModel
 
 from hfpatch import PreProjectionConfig, patch
 from hfpatch.errors import HfpatchError
@@ -23,7 +24,10 @@ def declarations(monkeypatch):
 def undeclared(case="llama", model_type="made_up"):
     model = make_model(case)
     config = model.config.to_dict()
-    model.config = types.SimpleNamespace(**{**config, "model_type": model_type, "num_key_value_heads": 2})
+    made_up = types.SimpleNamespace(**{**config, "model_type": model_type, "num_key_value_heads": 2})
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.config = made_up
     return model
 
 

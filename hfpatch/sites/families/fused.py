@@ -7,14 +7,11 @@ from torch import nn
 
 from hfpatch.sites.family import Family, register_family
 from hfpatch.sites.layouts import (
-    Columns,
-    Projection,
     Projections,
     concatenated,
     concatenated_columns,
-    divide,
+    equal_parts,
     grouped_columns,
-    out_features,
     per_head,
 )
 
@@ -31,13 +28,6 @@ def multi_query(attention: nn.Module, config: Any, path: str) -> Projections:
     return grouped_columns(attention, config, path)
 
 
-def equal_parts(attention: nn.Module, config: Any, path: str, order: tuple[str, ...], groups: int = 1) -> Projections:
-    """Read ``groups`` groups of columns, in each one part for every target, in this order."""
-    width = divide(out_features(attention, path), groups, path)
-    part = divide(width, len(order), path)
-    return {t: Projection(path, Columns(groups, width, i * part, part)) for i, t in enumerate(order)}
-
-
 FAMILIES = (
     # DBRX: norms and residual are in a wrapper; QKV concatenated, clamped afterwards
     Family(
@@ -51,7 +41,7 @@ FAMILIES = (
     # GPT and GPT-2: QKV concatenated in a Conv1D, whose weight is stored as (in, out)
     Family(
         name="gpt2",
-        model_types=("gpt2", "gpt-sw3", "openai-gpt"),
+        model_types=("gpt2", "gpt-sw3", "imagegpt", "openai-gpt"),
         layers="h",
         attention="attn",
         qkv=concatenated("c_attn"),
@@ -128,7 +118,7 @@ FAMILIES = (
         model_types=("codegen",),
         layers="h",
         attention="attn",
-        qkv=partial(equal_parts, path="qkv_proj", order=("query", "value", "key"), groups=4),
+        qkv=equal_parts("qkv_proj", order=("query", "value", "key"), groups=4),
         output="out_proj",
     ),
     # JetMoE: a mixture of attention heads; each token's queries are computed by the experts it is sent to
@@ -137,7 +127,7 @@ FAMILIES = (
         model_types=("jetmoe",),
         layers="layers",
         attention="self_attention",
-        qkv=partial(equal_parts, path="kv_proj", order=("key", "value")),
+        qkv=equal_parts("kv_proj", order=("key", "value")),
         output=None,
         refusals={"query": "queries are computed by a mixture of experts, not by one projection"},
     ),

@@ -103,10 +103,10 @@ FAMILIES = (
         output="o_proj",
         refusals={"earlier": "a block runs several times in a forward pass, each with a cache of its own"},
     ),
-    # XLM: no blocks, but parallel lists of attentions, norms and feed-forward layers
+    # XLM and FlauBERT: no blocks, but parallel lists of attentions, norms and feed-forward layers
     Family(
         name="xlm",
-        model_types=("xlm",),
+        model_types=("xlm", "flaubert"),
         layers="attentions",
         attention="",
         qkv=separate(query="q_lin", key="k_lin", value="v_lin"),

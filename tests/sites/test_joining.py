@@ -1,0 +1,230 @@
+"""Where the branch joins the residual stream, and what the projections read, in the source of made-up blocks."""
+
+import pytest
+import torch
+from torch import nn
+
+from hfpatch.sites.joining import Unclear, follow_branch, follow_input
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.o_proj, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, hidden_states, other=None):
+        query = self.q_proj(hidden_states).view(*hidden_states.shape[:-1], 2, 2)
+        return self.o_proj(query.flatten(-2)), None
+
+
+class WithResidual(Attention):
+    def forward(self, hidden_states):
+        return self.norm(hidden_states + self.o_proj(self.q_proj(hidden_states)))
+
+
+class Output(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.dropout, self.norm = nn.Linear(4, 4), nn.Dropout(0.1), nn.LayerNorm(4)
+
+    def forward(self, hidden_states, input_tensor):
+        hidden_states = self.dropout(self.dense(hidden_states))
+        return self.norm(hidden_states + input_tensor)
+
+
+class Block(nn.Module):
+    scale = 0.5
+    windows = 0
+
+    def __init__(self, attention=Attention):
+        super().__init__()
+        self.attention, self.output, self.norm, self.mlp = attention(), Output(), nn.LayerNorm(4), nn.Linear(4, 4)
+        self.gain, self.drop_path, self.layers = (
+            nn.Parameter(torch.ones(4)),
+            nn.Identity(),
+            nn.ModuleList([nn.Linear(4, 4)]),
+        )
+
+
+class PreNorm(Block):
+    def forward(self, x):
+        attended, _ = self.attention(self.norm(x))
+        x = x + nn.functional.dropout(attended, 0.1, self.training)
+        return x + self.mlp(x)
+
+
+class Sandwich(Block):
+    def forward(self, x):
+        residual = x
+        x = self.attention(x)[0]
+        x = self.norm(x)
+        x += residual
+        return x
+
+
+class InAnotherModule(Block):
+    def forward(self, x):
+        outputs = self.attention(x)
+        attended = self.output(outputs[0], x)
+        return (attended,) + outputs[1:]  # noqa: RUF005 as BERT has it
+
+
+class Scaled(Block):
+    def forward(self, x):
+        return x + self.attention(x)[0] / self.scale
+
+
+class BehindAFactor(Block):
+    def forward(self, x):
+        attended = self.gain * self.attention(x)[0]
+        return self.drop_path(attended) + x
+
+
+class Elementwise(Block):
+    def forward(self, x):
+        return x + self.gain * self.attention(x)[0]
+
+
+class InWindows(Block):
+    def forward(self, x):
+        attended = self.attention(x.view(-1, 2, 4))[0].view(x.shape)
+        return x + self.drop_path(attended)
+
+
+class BySwitch(Block):
+    def forward(self, x, windows=None):
+        attended = self.attention(x)[0]
+        if self.windows > 0:
+            attended = attended.view(-1)
+        if windows is not None:
+            x = self.mlp(x)
+        return self.add(x, attended)
+
+    def add(self, stream, branch):
+        return torch.add(stream, branch)
+
+
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, residual, branch):
+        beta = self.weight.sigmoid()
+        return (1 - beta) * residual + beta * branch
+
+
+class Gated(Block):
+    def __init__(self):
+        super().__init__()
+        self.gate = Gate()
+
+    def forward(self, x):
+        return self.gate(x, self.attention(x)[0])
+
+
+class Inside(Block):
+    def forward(self, x):
+        return self.mlp(self.attention(x))
+
+
+class Lost(Block):
+    def forward(self, x):
+        return self.mlp(self.attention(x)[0])
+
+
+@pytest.mark.parametrize(
+    ("block", "end", "factor", "changed"),
+    [
+        (PreNorm(), "attention", 1, ""),
+        (Sandwich(), "norm", 1, ""),
+        (InAnotherModule(), "output.dense", 1, ""),
+        (Scaled(), "attention", 2, ""),
+        (BehindAFactor(), "drop_path", 1, ""),
+        (Elementwise(), "attention", 1, "self.gain multiplies it"),
+        (InWindows(), "attention", 1, "view() rearranges it"),
+        (BySwitch(), "attention", 1, ""),
+        (Gated(), "attention", 1, "beta multiplies it"),
+        (Inside(WithResidual), "attention.o_proj", 1, ""),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
+)
+def test_the_end_of_the_branch(block, end, factor, changed):
+    branch = follow_branch(block, "attention", "attention.o_proj")
+    assert (branch.end, branch.factor, branch.changed) == (end, factor, changed)
+    if not changed:
+        assert torch.allclose(arriving(block.eval(), end), torch.tensor(float(factor)), atol=1e-5)
+
+
+@torch.no_grad()
+def arriving(block, end):
+    """Return how the stream, where a module reads it or the block returns it, moves by a 1 added at the end."""
+    x, streams = torch.randn(2, 3, 4), []
+    for module in block.modules():
+        if isinstance(module, nn.LayerNorm | nn.Linear) and module is not block.get_submodule(end):
+            module.register_forward_pre_hook(lambda module, args: streams.append(args[0].clone()))
+    block.register_forward_hook(lambda module, args, out: streams.append(first(out)))
+    block(x)
+    plain = streams.copy()
+    streams.clear()
+    with_one = block.get_submodule(end).register_forward_hook(
+        lambda module, args, out: out + 1 if isinstance(out, torch.Tensor) else (out[0] + 1, *out[1:])
+    )
+    block(x)
+    with_one.remove()
+    return next(b - a for a, b in zip(plain, streams, strict=True) if not torch.equal(a, b))
+
+
+def first(out):
+    return out if isinstance(out, torch.Tensor) else out[0]
+
+
+def test_a_switch_of_the_block_decides():
+    block = BySwitch()
+    block.windows = 2
+    assert follow_branch(block, "attention", "attention.o_proj").changed == "view() rearranges it"
+
+
+def test_a_branch_that_joins_nothing_is_unclear():
+    with pytest.raises(Unclear, match="does not show where the branch joins"):
+        follow_branch(Lost(), "attention", "attention.o_proj")
+
+
+class Positional(Attention):
+    def forward(self, hidden_states, positions):
+        return self.o_proj(self.q_proj(hidden_states + positions))
+
+
+class Normed(Attention):
+    def forward(self, hidden_states):
+        return self.o_proj(self.q_proj(self.norm(hidden_states)))
+
+
+class OfAnother(Attention):
+    def forward(self, hidden_states, states):
+        return self.o_proj(self.q_proj(states))
+
+
+class CrossToo(Attention):
+    def forward(self, hidden_states, states=None):
+        if states is not None:  # noqa: SIM108
+            query = self.q_proj(states)
+        else:
+            query = self.q_proj(hidden_states)
+        return self.o_proj(query)
+
+
+class NotCalled(Attention):
+    def forward(self, hidden_states):
+        return nn.functional.linear(hidden_states, self.q_proj.weight)
+
+
+def test_what_a_projection_reads():
+    read = follow_input(Attention(), "q_proj")
+    assert (read.end, read.added) == ("", "")
+    assert follow_input(Positional(), "q_proj").added == "positions"
+    assert follow_input(Normed(), "q_proj").end == "norm"
+    assert follow_input(OfAnother(), "q_proj") is None
+    assert follow_input(CrossToo(), "q_proj").end == ""
+    with pytest.raises(Unclear, match=r"NotCalled\.forward does not call q_proj"):
+        follow_input(NotCalled(), "q_proj")
