@@ -249,7 +249,9 @@ def select_sites(
     if layers is None:
         chosen = [site for site in found.sites if refusal(site) is None]
         if not chosen:
-            raise HfpatchError(f"no layer of this model can be changed: {refusal(found.sites[0])}")
+            why = f"no layer of this model can be changed: {refusal(found.sites[0])}"
+            hint = f"; target_modules can name other towers, such as {found.others[0].path}" if found.others else ""
+            raise HfpatchError(why + hint)
         return chosen
     wanted = [layers] if isinstance(layers, int) else sorted(set(layers))
     if not wanted:

@@ -109,12 +109,12 @@ def follow_input(attention: nn.Module, projection: str) -> Branch | None:
     Raises:
         Unclear: with the reason, if it is not called in the source.
     """
-    reads: list[Any] = []
+    reads: list[Branch | None] = []
     first = next(iter(inspect.signature(unwrapped(attention).forward).parameters))
     _Reader(attention, projection, reads=reads).call(unwrapped(attention).forward, "", [], {first: Branch("")})
     if not reads:
         raise Unclear(f"{type(attention).__name__}.forward does not call {projection}")
-    return next((read for read in reads if not isinstance(read, Branch) or read.end or read.added), reads[0])
+    return next((read for read in reads if read is None or read.end or read.added), reads[0])
 
 
 @dataclass
@@ -127,7 +127,7 @@ class _Reader:
     block: nn.Module
     source: str
     depth: int = 0
-    reads: list[Any] | None = None
+    reads: list[Branch | None] | None = None
 
     def run(self, at: str) -> Any:
         """Follow the ``forward`` of the module at a path, whose arguments are no branch."""
@@ -215,7 +215,7 @@ class _Frame:
         known = self.known(node.test)
         if known is not None:
             return self.statements(node.body if known else node.orelse)
-        reads: list[list[Any]] = [[], []]
+        reads: list[list[Branch | None]] = [[], []]
         ways = [self.way(body, inside) for body, inside in zip((node.body, node.orelse), reads, strict=True)]
         if self.reader.reads is not None:  # one way may be cross-attention's
             own = [read for way in reads for read in way if isinstance(read, Branch)]
@@ -234,7 +234,7 @@ class _Frame:
             self.names[name] = _merged([names.get(name) for names in going_on])
         return None
 
-    def way(self, body: list[ast.stmt], reads: list[Any]) -> tuple[_Joined | _Returned | None, Names]:
+    def way(self, body: list[ast.stmt], reads: list[Branch | None]) -> tuple[_Joined | _Returned | None, Names]:
         reader = self.reader if self.reader.reads is None else replace(self.reader, reads=reads)
         frame = replace(self, reader=reader, names=dict(self.names))
         try:
@@ -300,7 +300,7 @@ class _Frame:
         if isinstance(value, Branch):
             if isinstance(index, ast.Constant):
                 return value if index.value == 0 else None
-            return None if isinstance(index, ast.Slice) else replace(value, moved="it is cut")
+            return None if isinstance(index, ast.Slice) else replace(value, moved="its positions are sliced")
         if isinstance(value, tuple) and isinstance(index, ast.Constant) and isinstance(index.value, int):
             return value[index.value] if -len(value) <= index.value < len(value) else None
         return None
@@ -374,7 +374,8 @@ class _Frame:
         source = self.reader.source
         if path == source:
             if self.reader.reads is not None:
-                self.reader.reads.append(next(iter((*args, *kwargs.values())), None))
+                read = next(iter((*args, *kwargs.values())), None)
+                self.reader.reads.append(read if isinstance(read, Branch) else None)
             return Branch(path)
         module = unwrapped(self.reader.block.get_submodule(path))
         if branch is None:

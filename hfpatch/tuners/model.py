@@ -88,9 +88,14 @@ class MethodModel(BaseTuner):
         message = f"{config.spec.label}: {count:,} parameters added, {share:.2%} of the base's {total:,}"
         if is_large:
             message += "; hfpatch.sized(config, model, parameters='1%') returns a configuration of any size"
-        if message not in _LOGGED:
-            _LOGGED.add(message)
-            _logger.log(logging.WARNING if is_large else logging.INFO, message)
+        said = [(logging.WARNING if is_large else logging.INFO, message)]
+        if given is None and (others := left_out(model)):  # nobody has chosen what is left out
+            reasons = "; ".join(f"{what}: {why}" for what, why in others.items())
+            said.append((logging.WARNING, f"{config.spec.label}: left out: {reasons}"))
+        for level, line in said:
+            if line not in _LOGGED:
+                _LOGGED.add(line)
+                _logger.log(level, line)
 
     def _check_target_module_exists(self, peft_config: Any, key: str) -> Any:  # type: ignore[override]
         found = check_target_module_exists(peft_config, key)

@@ -12,6 +12,7 @@ import hfpatch
 from hfpatch import HfpatchError, PreProjectionConfig
 from hfpatch.sites import Family, find_sites, register_family, separate, survey
 from hfpatch.sites import family as registry
+from hfpatch.tuners import model as tuner
 from hfpatch.twins import shrink
 
 IDS = torch.arange(3, 19).reshape(2, 8)
@@ -122,8 +123,12 @@ def add_formula(model, attention, exit_, tensors):
     model.get_submodule(exit_).register_forward_hook(leave)
 
 
-def test_the_default_is_the_language_model_and_what_is_left_out_is_said():
+def test_the_default_is_the_language_model_and_what_is_left_out_is_said(caplog, monkeypatch):
+    monkeypatch.setattr(tuner, "_LOGGED", set())
     model = hfpatch.patch(tiny(BartConfig()), PreProjectionConfig())
+    (line,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "left out: encoder: 2 self-attentions" in line
+    assert "cross-attention: 2" in line
     summary = hfpatch.patch_summary(model)
     assert [*summary.per_layer] == [0, 1]
     assert summary.left_out["encoder"].startswith("2 self-attentions, such as encoder.layers.0.self_attn")
