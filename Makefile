@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart smollm2 test test-slow test-processors lint format types hooks docs reference package core bench architectures peft-methods vllm vllm-throughput oldest clean
+.PHONY: help install quickstart smollm2 test test-slow test-processors lint format types hooks docs reference package core deepspeed bench architectures peft-methods vllm vllm-throughput oldest clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9.%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -107,6 +107,19 @@ core:  ## install the core alone, from its wheel, into a fresh environment and r
 	$(VENV)-core/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --no-deps $(TORCH_INDEX) torch
 	$(VENV)-core/bin/python -m pip install --quiet --no-compile --constraint constraints.txt build/core/hfpatch-*.whl
 	$(VENV)-core/bin/python .ci/core.py
+
+deepspeed: install $(VENV)-deepspeed/.installed  ## train under DeepSpeed with two processes on CPUs and compare (2 minutes)
+	$(BIN)/python -m pytest tests/training/test_deepspeed.py
+
+# DeepSpeed and what it needs besides; all else comes from the environment beside it.
+PACKAGES_OF = $$($(1)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+
+$(VENV)-deepspeed/.installed: $(VENV)/.installed
+	$(BIN)/python -m venv $(VENV)-deepspeed
+	echo "import site; site.addsitedir('$(call PACKAGES_OF,$(VENV))')" > $(call PACKAGES_OF,$(VENV)-deepspeed)/beside.pth
+	DS_BUILD_OPS=0 $(VENV)-deepspeed/bin/python -m pip install --quiet --no-deps \
+		deepspeed==0.19.8 einops==0.8.2 hjson==3.1.0 msgpack ninja==1.13.2 py-cpuinfo==9.0.0
+	touch $@
 
 architectures: install  ## try every method on every architecture and write docs/architectures.md (about 7 minutes)
 	TRANSFORMERS_VERBOSITY=error PYTHONPATH=tests $(BIN)/python -m architectures.table

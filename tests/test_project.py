@@ -45,7 +45,9 @@ def test_one_address_of_the_repository(project):
     files = [*ROOT.glob("*.*"), *(ROOT / ".github").rglob("*.*"), *(ROOT / "docs").glob("*.*")]
     texts = {path.name: path.read_text(encoding="utf-8") for path in files if path.is_file()}
     named = {
-        (name, url) for name, text in texts.items() for url in re.findall(r"https://github\.com/[\w-]+/[\w-]+", text)
+        (name, url)
+        for name, text in texts.items()
+        for url in re.findall(r"https://github\.com/[\w-]+/[\w-]+(?![\w-]|/(?:issues|pull)/\d)", text)
     }
     assert {name for name, _ in named} >= {"pyproject.toml", "mkdocs.yml", "CITATION.cff", "SECURITY.md", "config.yml"}
     assert {url for _, url in named} == {home}

@@ -127,6 +127,7 @@ def observer(kinds: set, kill: int | None = None):
         nonlocal count
         if module.training:
             kinds.update(type(parameter.data).__name__ for parameter in module.parameters())
+            kinds.update("ZeRO-3" for parameter in module.parameters() if hasattr(parameter, "ds_id"))
             count += 1
             if count == kill:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -38,7 +38,7 @@ from hfpatch.training.optim import build_optimizer, build_scheduler, trainable_p
 from hfpatch.training.processes import is_set, start_processes
 from hfpatch.training.records import StepRecord, summarise
 from hfpatch.training.run import Run, check_run, open_folder
-from hfpatch.training.sharding import FSDP, configure_deepspeed, under_deepspeed, whole, whole_afterwards
+from hfpatch.training.sharding import FSDP, configure_deepspeed, whole, whole_afterwards
 from hfpatch.training.trackers import Trackers, check_trackers
 from hfpatch.training.validation import autocast_context, mean_loss
 
@@ -63,15 +63,6 @@ def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResu
     speed_limit = tokens_per_s_at_most(model, PartialState(), run.settings.autocast)
     reset_peak_memory()
     if run.start < run.plan.steps and not run.state.ended_early:
-        # DeepSpeed does not show the optimiser's state or the gradients.
-        if run.checkpoint is not None and (under_deepspeed() or not run.checkpoint.resumable):
-            raise HfpatchError(
-                f"{run.checkpoint.folder}: a run under DeepSpeed cannot be resumed, as the optimiser's state stays "
-                "inside DeepSpeed; start it again, or use FSDP2, which can be resumed"
-            )
-        if under_deepspeed() and (run.on_bad_loss == "skip" or run.settings.save_every is not None):
-            key = "save_every" if run.settings.save_every is not None else "on_bad_loss=skip"
-            raise HfpatchError(f"training.{key} does not work under DeepSpeed; leave it out, or use FSDP2")
         with whole_afterwards(model) as trained, prepared(trained, run), watch_sigterm() as sigterm:
             loop = TrainingLoop(trained, run, speed_limit)
             loop.train(sigterm)

@@ -23,6 +23,7 @@ from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings, held_out_mistak
 from hfpatch.training.checkpoint import Checkpoint, newest_checkpoint, remove_old
 from hfpatch.training.diagnostics import DiagnosticsFile
 from hfpatch.training.records import LoopState, MetricsFile, StepRecord
+from hfpatch.training.sharding import under_deepspeed
 
 
 @dataclass
@@ -175,8 +176,8 @@ def open_folder(run: Run, *, resume: bool) -> None:
     """Find the checkpoint to continue from; only the first process changes the folder.
 
     Raises:
-        HfpatchError: if it holds a run that is not to be resumed or is another one, or the processes see different
-            folders or data.
+        HfpatchError: if it holds a run that is not to be resumed or is another one, the processes see different folders
+            or data, or DeepSpeed cannot do what is asked; the run in the folder is then as it was.
     """
     state = PartialState()
     if not resume and run.metrics.path.exists():
@@ -189,6 +190,28 @@ def open_folder(run: Run, *, resume: bool) -> None:
     run.checkpoint = newest_checkpoint(run.checkpoints, run.identity)
     if run.checkpoint is not None:
         run.state = run.checkpoint.state
+
+    # Processes that see another checkpoint or other data, as machines without a shared folder would.
+    seen = gather_object([(run.start, run.blocks.sha256, run.plan.sha256)])
+    for what, values in zip(("checkpoint", "training blocks", "batch plan"), zip(*seen, strict=True), strict=True):
+        if len(set(values)) > 1:
+            raise HfpatchError(
+                f"the processes see different things ({what}: {', '.join(sorted({str(value) for value in values}))}); "
+                f"every machine must see the same {run.folder} and the same data"
+            )
+
+    # DeepSpeed does not show the optimiser's state or the gradients
+    if run.start < run.plan.steps and not run.state.ended_early:
+        if run.checkpoint is not None and (under_deepspeed() or not run.checkpoint.resumable):
+            raise HfpatchError(
+                f"{run.checkpoint.folder}: a run under DeepSpeed cannot be resumed, as the optimiser's state stays "
+                "inside DeepSpeed; start it again, or use FSDP2, which can be resumed"
+            )
+        if under_deepspeed() and (run.on_bad_loss == "skip" or run.settings.save_every is not None):
+            key = "save_every" if run.settings.save_every is not None else "on_bad_loss=skip"
+            raise HfpatchError(f"training.{key} does not work under DeepSpeed; leave it out, or use FSDP2")
+
+    # Only now is anything changed
     if state.is_main_process:
         if run.start:  # a kill may have come before old ones were removed
             keep = run.settings.keep_checkpoints
@@ -201,14 +224,3 @@ def open_folder(run: Run, *, resume: bool) -> None:
         run.diagnostics.truncate(run.start, diagnosed)
     state.wait_for_everyone()
     run.records = run.metrics.read()
-
-    # Processes that see another checkpoint or other data, as machines without a shared folder would.
-    if state.num_processes == 1:
-        return
-    seen = gather_object([(run.start, run.blocks.sha256, run.plan.sha256)])
-    for what, values in zip(("checkpoint", "training blocks", "batch plan"), zip(*seen, strict=True), strict=True):
-        if len(set(values)) > 1:
-            raise HfpatchError(
-                f"the processes see different things ({what}: {', '.join(sorted({str(value) for value in values}))}); "
-                f"every machine must see the same {run.folder} and the same data"
-            )

@@ -1,4 +1,4 @@
-"""What DeepSpeed would do, on a stand-in of its interface; FSDP2 itself runs in test_processes."""
+"""What DeepSpeed would do, on a stand-in; it runs itself in test_deepspeed, and FSDP2 in test_processes."""
 
 import os
 import sys
@@ -90,8 +90,10 @@ def test_a_run_does_not_go_on_under_deepspeed(patched, tmp_path, monkeypatch):
     run(patched(), tmp_path, save_every=2, keep_checkpoints=2)
     next((tmp_path / "checkpoints").glob("step-00000004")).rename(tmp_path / "last")
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    steps = (tmp_path / "metrics.jsonl").read_bytes()
     with pytest.raises(HfpatchError, match=r"step-00000002: a run under DeepSpeed cannot be resumed"):
         run(patched(), tmp_path, resume=True)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == steps
 
 
 def run(model, folder, **values):
