@@ -94,6 +94,8 @@ class TokenBlocks:
         parts: the sources that the rows are from, one after the other; none if there is one.
         owners: (blocks, block_size) int32, the document that each token is from, -1 in padding; None where it is not
             kept, as for text to train on.
+        groups: (documents,) int32, the group of each document, counted from 0; None where each is one by itself, or
+            ``owners`` is not kept.
         added: (pieces,) int32, how many tokens each piece begins with that the document does not have there; None if
             the tokenizer puts none at a document's start.
     """
@@ -109,6 +111,7 @@ class TokenBlocks:
     learned: Mask | JoinedRows | None = None
     parts: tuple[Part, ...] = ()
     owners: npt.NDArray[np.int32] | None = None
+    groups: npt.NDArray[np.int32] | None = None
     added: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
@@ -297,9 +300,13 @@ def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> Toke
         shapes = [(len(each), each.block_size) for each in blocks]
         masks = [np.True_ if each.learned is None else np.asarray(each.learned) for each in blocks]
         learned = JoinedRows([np.broadcast_to(mask, shape) for mask, shape in zip(masks, shapes, strict=True)])
-    owners = None
+    owners = groups = None
     known = [each.owners for each in blocks if each.owners is not None]
     if len(known) == len(blocks):
+        if any(each.groups is not None for each in blocks):
+            named = [np.arange(each.documents) if each.groups is None else each.groups for each in blocks]
+            starts_at = np.cumsum([0, *(int(own.max()) + 1 for own in named[:-1])])
+            groups = np.concatenate([own + at for own, at in zip(named, starts_at, strict=True)]).astype(np.int32)
         firsts = np.cumsum([0, *(int(own.max()) + 1 for own in known[:-1])])
         moved = [np.where(own < 0, own, own + first) for own, first in zip(known, firsts, strict=True)]
         owners = np.concatenate(moved).astype(np.int32)
@@ -325,6 +332,7 @@ def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> Toke
         learned=learned,
         parts=parts,
         owners=owners,
+        groups=groups,
         added=added,
     )
 

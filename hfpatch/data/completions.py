@@ -210,13 +210,17 @@ def tokenize_completions(
     Raises:
         HfpatchError: as :class:`Completions`, or if the template refuses a conversation, or no example is left.
     """
-    completions, found = Completions(tokenizer, settings), False
+    completions, found, given = Completions(tokenizer, settings), False, 0
     for batch in batches(documents):
-        kept = [example for example in completions.encode(batch) if len(example.ids) > 1]
+        encoded = completions.encode(batch)
+        places = np.array([place for place, example in enumerate(encoded) if len(example.ids) > 1], np.int64)
+        kept = [encoded[place] for place in places.tolist()]
         found = found or bool(kept)
         stream = join_rows([example.ids for example in kept], tokenizer)
         learned = np.fromiter(chain.from_iterable(example.learned for example in kept), np.bool_, len(stream.tokens))
-        yield replace(stream, learned=learned, digests=Digests.of([example.digests for example in kept]))
+        digests = Digests.of([example.digests for example in kept])
+        yield replace(stream, learned=learned, digests=digests, kept=given + places)
+        given += len(batch)
     if not found:
         raise HfpatchError("no example has two tokens, so no token is predicted; choose another data.source")
     if completions.template is not None:

@@ -56,16 +56,18 @@ class Digests:
         kept = np.isin(self.documents, places)
         return Digests(self.values[kept], self.documents[kept], self.whole[kept])
 
-    def repeated(self, count: int) -> Flags:
-        """Return which of ``count`` documents equal another one."""
-        order = np.lexsort((~self.whole, self.documents, self.values))  # a document's whole before its parts
-        values, documents, whole = self.values[order], self.documents[order], self.whole[order]
+    def repeated(self, groups: npt.NDArray[np.int64]) -> Flags:
+        """Return which documents equal one of another group; ``groups`` (documents,) is the group of each."""
+        order = np.lexsort((~self.whole, groups[self.documents], self.values))  # of a group wholes before parts
+        values, own, whole = self.values[order], groups[self.documents][order], self.whole[order]
         first = np.ones(len(order), np.bool_)
-        first[1:] = (values[1:] != values[:-1]) | (documents[1:] != documents[:-1])
-        values, documents, whole = values[first], documents[first], whole[first]
-        _, group, having = np.unique(values, return_inverse=True, return_counts=True)
-        being = np.bincount(group, weights=whole)
-        return np.isin(np.arange(count), documents[np.where(whole, having[group] > 1, being[group] > 0)])
+        first[1:] = (values[1:] != values[:-1]) | (own[1:] != own[:-1])
+        _, number = np.unique(values, return_inverse=True)
+        having = np.bincount(number[first])  # groups with each value, and with a document that is it
+        being = np.bincount(number[first], weights=whole[first])
+        of_own = whole[first][np.cumsum(first) - 1]  # whether the entry's group has such a document
+        elsewhere = np.where(whole, having[number] > 1, being[number] > of_own)
+        return np.isin(np.arange(len(groups)), self.documents[order][elsewhere])
 
     def among(self, others: Digests, count: int) -> Flags:
         """Return which of ``count`` documents equal one of ``others``."""

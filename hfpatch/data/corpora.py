@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hfpatch.data.readers import SUFFIXES, read_rows
-from hfpatch.data.rows import Rows
+from hfpatch.data.rows import Document, Rows
 from hfpatch.errors import HfpatchError, first_line, nearest
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.sources import SplitPart, split_parts
@@ -41,7 +41,7 @@ class Corpus:
         unread: the columns that are not read; known once the documents have been read.
     """
 
-    read: Callable[[], Iterator[str]]
+    read: Callable[[], Iterator[Document]]
     digest: Callable[[], str]
     revision: str | None = None
     cacheable: bool = True
@@ -65,14 +65,16 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
         if settings.source not in _TINYWORLD:
             there = f"{nearest(settings.source, _TINYWORLD)}; there is {' and '.join(_TINYWORLD)}"
             raise HfpatchError(f"data.source {settings.source}: no such text{there}")
-        if settings.format != "text" or settings.split != "train":
-            key = "format" if settings.format != "text" else "split"
-            raise HfpatchError(f"data.{key}: {settings.source} is plain text of one split; leave data.{key} out")
+        if settings.format != "text" or settings.split != "train" or settings.group is not None:
+            key = next(key for key in ("format", "split", "group") if settings.changed((key,)))
+            raise HfpatchError(
+                f"data.{key}: {settings.source} is plain text of one split without groups; leave data.{key} out"
+            )
         from hfpatch.tinyworld import language
 
         split: Literal["base", "shifted"] = "base" if settings.source == "tinyworld/base" else "shifted"
-        read = partial(language.documents, split, count=settings.max_documents, seed=0)
-        return Corpus(read, lambda: _digest(read()), cacheable=False)
+        made = partial(language.documents, split, count=settings.max_documents, seed=0)
+        return Corpus(lambda: map(Document, made()), lambda: _digest(made()), cacheable=False)
 
     # Local files.
     if settings.is_token_file:
@@ -118,17 +120,17 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
     return _hub(settings, missing)
 
 
-def filtered_documents(corpus: Corpus, settings: DataSettings) -> Iterator[str]:
+def filtered_documents(corpus: Corpus, settings: DataSettings) -> Iterator[Document]:
     """Yield the documents of a corpus that have at least ``min_characters``, at most ``max_documents``.
 
     Raises:
         HfpatchError: if there is none.
     """
-    long_enough = (text for text in corpus.read() if len(text.strip()) >= settings.min_characters)
+    long_enough = (document for document in corpus.read() if len(document.text.strip()) >= settings.min_characters)
     count = 0
-    for text in islice(long_enough, settings.max_documents):
+    for document in islice(long_enough, settings.max_documents):
         count += 1
-        yield text
+        yield document
     if count == 0:
         raise HfpatchError(
             f"data.source {settings.source}: no document has {settings.min_characters} characters; "
@@ -137,20 +139,20 @@ def filtered_documents(corpus: Corpus, settings: DataSettings) -> Iterator[str]:
 
 
 def documents(settings: DataSettings, *, data_dir: Path | None = None) -> Iterator[str]:
-    """Yield the filtered documents of ``settings``, see :func:`open_corpus`."""
-    return filtered_documents(open_corpus(settings, data_dir), settings)
+    """Yield the texts of the filtered documents of ``settings``, see :func:`open_corpus`."""
+    return (document.text for document in filtered_documents(open_corpus(settings, data_dir), settings))
 
 
 def _local(parts: list[tuple[list[Path], SplitPart]], settings: DataSettings) -> Corpus:
     """Return the documents of the files of each split, one split after the other."""
     rows = Rows.of(settings)
 
-    def read() -> Iterator[str]:
-        for files, part in parts:
+    def read() -> Iterator[Document]:
+        for number, (files, part) in enumerate(parts):
             name = str(files[0]) if len(files) == 1 else settings.source
             total = sum(1 for file in files for _ in read_rows(file, rows)) if part.is_relative else _FAR
             every_row = chain.from_iterable(read_rows(file, rows) for file in files)
-            yield from rows.documents(islice(every_row, *part.bounds(total)), name)
+            yield from rows.documents(islice(every_row, *part.bounds(total)), name, number)
 
     def digest() -> str:
         found = []
@@ -183,13 +185,14 @@ def _saved(path: Path, settings: DataSettings) -> Corpus:
         table = splits[part.name]
         tables.append(table if part.is_whole else table.select(range(*part.bounds(len(table)))))
 
-    def read() -> Iterator[str]:
-        return chain.from_iterable(_table_documents(table, rows, str(path)) for table in tables)
+    def read() -> Iterator[Document]:
+        for number, table in enumerate(tables):
+            yield from _table_documents(table, rows, str(path), number)
 
-    return Corpus(read, lambda: _digest(read()), unread=rows.unread)
+    return Corpus(read, lambda: _digest_documents(read()), unread=rows.unread)
 
 
-def _table_documents(table: Any, rows: Rows, name: str) -> Iterator[str]:
+def _table_documents(table: Any, rows: Rows, name: str, part: int = 0) -> Iterator[Document]:
     """Yield the documents of a `datasets` table, or of a stream whose columns are not known before it is read."""
     from datasets.exceptions import DatasetsError
 
@@ -202,7 +205,7 @@ def _table_documents(table: Any, rows: Rows, name: str) -> Iterator[str]:
 
     columns = rows.select_columns(name, table.column_names) if table.column_names else None
     try:
-        yield from rows.documents(numbered(), name)
+        yield from rows.documents(numbered(), name, part)
     except (DatasetsError, OSError) as error:
         raise HfpatchError(
             f"{name}: cannot be read beyond row {number} ({first_line(error)}); check the network"
@@ -240,11 +243,15 @@ def _hub(settings: DataSettings, copy: Path | None) -> Corpus:
             commit = huggingface_hub.dataset_info(settings.source, revision=settings.revision).sha
     return Corpus(
         read,
-        lambda: commit or _digest(read()),
+        lambda: commit or _digest_documents(read()),
         revision=commit or settings.revision,
         cacheable=commit is not None or not settings.streaming,
         unread=rows.unread,
     )
+
+
+def _digest_documents(documents: Iterable[Document]) -> str:
+    return _digest(part for document in documents for part in document if part is not None)
 
 
 def _digest(texts: Iterable[str]) -> str:

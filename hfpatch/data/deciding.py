@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from hfpatch.data.copies import LONG, Digester, Digests, Flags, Values
 from hfpatch.data.corpora import Corpus, filtered_documents
+from hfpatch.data.rows import count_groups
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
 
@@ -32,7 +34,18 @@ class TaskDocument(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidates:
-    """The documents of one source: which are ``usable`` to decide, which equal a task's text, and how many to take."""
+    """The documents of one source.
+
+    Attributes:
+        source: its name.
+        digests: of the documents.
+        usable: (documents,) which have something to predict.
+        tasks: (documents,) which equal a text of a task.
+        held_out: how many groups to hold out.
+        tuning: how many groups to tune on.
+        groups: (documents,) the group of each; None where each is one by itself.
+        read: digests of the documents and of what is read of them after cutting; None if nothing is cut.
+    """
 
     source: str
     digests: Digests
@@ -40,6 +53,8 @@ class Candidates:
     tasks: Flags
     held_out: int = 0
     tuning: int = 0
+    groups: Places | None = None
+    read: Digests | None = None
 
 
 @dataclass(frozen=True)
@@ -51,50 +66,85 @@ class Chosen:
     tuning: Places = field(default_factory=lambda: NONE)
 
 
-def choose_documents(sources: Sequence[Candidates], excluded: Values, *, seed: int = 0) -> list[Chosen]:
-    """Choose documents to hold out and to tune on: of each source, ones that equal no other document.
+def choose_documents(
+    sources: Sequence[Candidates], excluded: Values, *, seed: int = 0
+) -> tuple[list[Chosen], list[str]]:
+    """Choose groups of documents to hold out and to tune on, drawn over the whole text of each source, see `draw`.
 
-    They are drawn over the whole text, see `draw`. Documents for tuning have none of the digests ``excluded``. Text of
-    tasks is not trained on.
+    A group has a document at least that occurs in no other group. Its documents that do occur in others, or of which
+    the same is read after cutting, decide nothing and are not trained on; nor do documents for tuning that have one of
+    the digests ``excluded``. Text of tasks is not trained on.
+
+    Returns:
+        the documents of each source, and a sentence for each use that leaves out documents of its groups.
 
     Raises:
         HfpatchError: if there are too few, or none would be left to train on.
     """
     counts = [len(source.usable) for source in sources]
-    repeated, found = np.zeros(sum(counts), np.bool_), []
+    firsts = np.cumsum([0, *counts])
+    groups = [
+        np.arange(count) if each.groups is None else each.groups for each, count in zip(sources, counts, strict=True)
+    ]
+    every = np.concatenate([own + first for own, first in zip(groups, firsts, strict=False)])
+    repeated = read_alike = np.zeros(len(every), np.bool_)
     if any(source.held_out or source.tuning for source in sources):
-        repeated = Digests.join([source.digests for source in sources], counts).repeated(sum(counts))
-    for source, own in zip(sources, np.split(repeated, np.cumsum(counts)[:-1]), strict=True):
-        usable, count = source.usable & ~own, len(own)
-        known = source.digests.documents[np.isin(source.digests.values, excluded)]
-        taken: list[Places] = []
+        repeated = Digests.join([source.digests for source in sources], counts).repeated(every)
+        read_alike = Digests.join([source.read or source.digests for source in sources], counts).repeated(every)
+    found, told = [], list[str]()
+    for source, own, first in zip(sources, groups, firsts, strict=False):
+        count = len(own)
+        part = slice(first, first + count)
+        usable, alike = source.usable & ~repeated[part], read_alike[part]
+        known = np.isin(np.arange(count), source.digests.documents[np.isin(source.digests.values, excluded)])
+        unit, total = ("documents", count) if source.groups is None else ("groups", len(np.unique(own)))
+        taken, chosen = np.zeros(count, np.bool_), list[Places]()
         for key, wanted, before, also in (
             ("data.held_out", source.held_out, 0, ""),
             ("tuning.held_out", source.tuning, source.held_out, " and in none of the tasks"),
         ):
-            if wanted and before + wanted >= count:
+            if wanted and before + wanted >= total:
                 both = f", data.held_out {before}" if before else ""
                 raise HfpatchError(
-                    f"{key} is {wanted}{both} and there are {count} documents, so none is left to train on; hold fewer "
+                    f"{key} is {wanted}{both} and there are {total} {unit}, so none is left to train on; hold fewer "
                     f"out or take more documents ({source.source})"
                 )
-            places = np.flatnonzero(usable)
-            if len(places) < wanted:
+            good = usable & ~taken & ~(known & bool(also))
+            free = in_order(own[good])
+            if len(free) < wanted:
                 raise HfpatchError(
-                    f"{key} is {wanted}, and of {count} documents only {len(places)} occur once in the text{also}; "
+                    f"{key} is {wanted}, and of {total} {unit} only {len(free)} occur once in the text{also}; "
                     f"hold fewer out or take more documents ({source.source})"
                 )
-            taken.append(draw(places, wanted, seed=(seed, len(taken))))
-            usable[[*taken[-1], *known]] = False
-        deciding = np.concatenate(taken)
-        train = np.setdiff1d(np.flatnonzero(~source.tasks), deciding)
+            run = RUN if source.groups is None else 1
+            inside = np.isin(own, draw(free, wanted, seed=(seed, len(chosen)), run=run))
+            kept = np.flatnonzero(inside & good & ~alike)
+            if wanted and not len(kept):
+                raise HfpatchError(
+                    f"{key}: what is read of each chosen document of {source.source} after cutting is read of others, "
+                    "too; use longer blocks (data.block_size), or score more tokens (data.scored_tokens)"
+                )
+            if out := int(inside.sum()) - len(kept):
+                told.append(
+                    f"{key}: {out} of {inside.sum()} documents of the chosen {unit} of {source.source} occur "
+                    "elsewhere, too, or have nothing to predict, and are left out"
+                )
+            chosen.append(kept)
+            taken |= inside
+        train = np.flatnonzero(~source.tasks & ~taken)
         if not len(train):
             raise HfpatchError(
-                f"{source.source}: all {len(source.tasks) - len(deciding)} documents to train on are in the tasks, "
+                f"{source.source}: all {count - int(taken.sum())} documents to train on are in the tasks, "
                 "too, so none is left; train on another text, or leave the tasks out"
             )
-        found.append(Chosen(train, *taken))
-    return found
+        found.append(Chosen(train, *chosen))
+    return found, told
+
+
+def in_order(groups: Places) -> Places:
+    """Return each group once, in the order of their first documents."""
+    _, places = np.unique(groups, return_index=True)
+    return groups[np.sort(places)]
 
 
 def draw(places: Places, count: int, *, seed: Sequence[int], run: int = RUN) -> Places:
@@ -119,7 +169,11 @@ def draw(places: Places, count: int, *, seed: Sequence[int], run: int = RUN) -> 
 
 
 def digest_tasks(
-    tasks: Mapping[str, Iterable[TaskDocument]], digester: Digester, *, with_ids: bool = False
+    tasks: Mapping[str, Iterable[TaskDocument]],
+    digester: Digester,
+    *,
+    with_ids: bool = False,
+    cuts: Collection[int] = (),
 ) -> tuple[dict[str, Digests], Values]:
     """Return digests of the texts, by task, that are not trained on, and of all texts, which are not tuned on.
 
@@ -127,7 +181,8 @@ def digest_tasks(
     lines of `LONG` characters. A training document that contains such a text or line is a copy, too, if only one
     document of the task has it, unlike an instruction.
 
-    With ``with_ids`` token ids are compared, too, which token files need.
+    With ``with_ids`` token ids are compared, too, which token files need. ``cuts`` are the lengths in tokens, without
+    what begins a document, to which documents are cut before a model reads them; long texts are then compared so, too.
     """
     said: dict[str, list[tuple[set[str], set[str]]]] = {name: [] for name in tasks}
     for name, given in tasks.items():
@@ -143,6 +198,10 @@ def digest_tasks(
         encoded = digester.tokenizer(list(known), add_special_tokens=False, verbose=False)["input_ids"]
         for digests, ids in zip(known.values(), encoded, strict=True):
             digests.append(digester.ids(ids))
+    long = [text for text in known if len(text.encode()) > min(cuts, default=sys.maxsize)]  # a token has a byte or more
+    for text in long:
+        ids = digester.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        known[text] += [digester.ids(ids[:cut]) for cut in cuts if len(ids) > cut]
     copies = {}
     for name, documents in said.items():
         having = Counter(part for _, parts in documents for part in parts)
@@ -177,9 +236,10 @@ def tokenizer_documents(sources: Sequence[tuple[Corpus, DataSettings]]) -> Itera
     if any(settings.held_out for _, settings in sources):
         digester, candidates = Digester(), []
         for corpus, settings in sources:
-            told = []
-            for text in filtered_documents(corpus, settings):
+            told, names = [], []
+            for text, group in filtered_documents(corpus, settings):
                 told.append([(digester.text(text), True)])
+                names.append(group)
                 if not settings.append_eos and len(text.split()) < 2:
                     raise HfpatchError(
                         f"data.append_eos is false, and {settings.source} has a document of one word "
@@ -187,10 +247,16 @@ def tokenizer_documents(sources: Sequence[tuple[Corpus, DataSettings]]) -> Itera
                         "by data.min_characters, or set data.append_eos=true"
                     )
             nothing = np.zeros(len(told), np.bool_)
+            groups = None if settings.group is None else count_groups(names)
             candidates.append(
-                Candidates(settings.source, Digests.of(told), ~nothing, nothing, held_out=settings.held_out or 0)
+                Candidates(
+                    settings.source, Digests.of(told), ~nothing, nothing, held_out=settings.held_out or 0, groups=groups
+                )
             )
-        chosen = choose_documents(candidates, NOTHING, seed=sources[0][1].seed)
-        held_out = [set(each.held_out.tolist()) for each in chosen]
+        chosen, _ = choose_documents(candidates, NOTHING, seed=sources[0][1].seed)
+        held_out = [
+            set(range(len(each.usable))) - set(own.train.tolist()) for each, own in zip(candidates, chosen, strict=True)
+        ]
     for (corpus, settings), places in zip(sources, held_out, strict=True):
-        yield from (text for place, text in enumerate(filtered_documents(corpus, settings)) if place not in places)
+        documents = enumerate(filtered_documents(corpus, settings))
+        yield from (document.text for place, document in documents if place not in places)

@@ -22,10 +22,12 @@ class Documents:
     Attributes:
         hashes: 16 hex digits for each, over its tokens in the blocks and which of them are predicted.
         bytes: (documents,) int64, the UTF-8 bytes of the text of its predicted tokens.
+        groups: (documents,) int32, the group of each, counted from 0; None where each is one by itself.
     """
 
     hashes: list[str]
     bytes: npt.NDArray[np.int64]
+    groups: npt.NDArray[np.int32] | None = None
 
 
 def describe_documents(blocks: TokenBlocks, tokenizer: PreTrainedTokenizerBase) -> Documents:
@@ -56,4 +58,4 @@ def describe_documents(blocks: TokenBlocks, tokenizer: PreTrainedTokenizerBase) 
                     )
                     size = len(text.rstrip(_PARTIAL).encode("utf-8"))
                     sizes[document] += size if number % 2 else -size
-    return Documents([digest.hexdigest()[:16] for digest in digests], sizes)
+    return Documents([digest.hexdigest()[:16] for digest in digests], sizes, blocks.groups)

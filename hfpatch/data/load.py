@@ -21,6 +21,7 @@ from hfpatch.data.copies import Digester, Digests, Flags
 from hfpatch.data.corpora import filtered_documents, open_corpus
 from hfpatch.data.deciding import (
     NONE,
+    RUN,
     Candidates,
     Chosen,
     TaskDocument,
@@ -28,6 +29,7 @@ from hfpatch.data.deciding import (
     copies_of_tasks,
     digest_tasks,
     draw,
+    in_order,
 )
 from hfpatch.data.token_file import TokenFile, open_token_file, write_token_file
 from hfpatch.data.tokenizer import hash_tokenizer, start_of_document
@@ -45,10 +47,11 @@ from hfpatch.support.files import (
 )
 from hfpatch.support.folders import is_writable
 
-_CACHE_FORMAT = 7
+_CACHE_FORMAT = 8
 _MEASURED = 2  # in the seed of the draw, after those of held-out and tuning documents
+_LONG_BLOCK = 64  # tokens of a block that is a text by itself; shorter ones may be common phrases
 _TOKENS = "tokens.bin"
-_OPTIONAL = ("learned", "owners", "added")
+_OPTIONAL = ("learned", "owners", "groups", "added")
 _ARRAYS = ("rows", "sizes", "offsets", *_OPTIONAL)
 _SCALARS = ("layout", "documents", "source", "revision", "sha256")
 _DAMAGED = "{}: the cached tokens cannot be read ({}) and are made again"
@@ -130,9 +133,13 @@ def load_splits(
     # Documents of the tasks, to hold out and to tune on.
     shares = split_by_weight(tuning, settings.weights)
     with_ids, cautions = any(part.is_token_file for part in parts), list[str]()
-    copies, told = digest_tasks(tasks or {}, Digester(tokenizer), with_ids=with_ids)
-    candidates = [_candidates(*each, copies, cautions) for each in zip(texts, parts, shares, strict=True)]
-    chosen = choose_documents(candidates, told, seed=settings.seed)
+    cuts = {size - len(start_of_document(tokenizer)) for size in set.union(*_cuts(parts))}
+    copies, told = digest_tasks(tasks or {}, Digester(tokenizer), with_ids=with_ids, cuts=cuts)
+    decides = bool(tasks or tuning or settings.held_out)
+    read = [_read_digests(text, parts, tokenizer) if decides else text.file.digests for text in texts]
+    candidates = [_candidates(*each, copies, cautions) for each in zip(texts, read, parts, shares, strict=True)]
+    chosen, left_out = choose_documents(candidates, told, seed=settings.seed)
+    cautions += left_out
     for caution in cautions:
         warnings.warn(caution, stacklevel=2)
 
@@ -161,11 +168,16 @@ def load_splits(
 
 
 def _candidates(
-    text: _Text, settings: DataSettings, tuning: int, tasks: Mapping[str, Digests], cautions: list[str]
+    text: _Text,
+    read: Digests,
+    settings: DataSettings,
+    tuning: int,
+    tasks: Mapping[str, Digests],
+    cautions: list[str],
 ) -> Candidates:
     """Return the documents of one source; add a sentence to ``cautions`` if tasks have some of them."""
     count = len(text.file)
-    found, counts = copies_of_tasks(text.file.digests, count, tasks) if tasks else (np.zeros(count, np.bool_), {})
+    found, counts = copies_of_tasks(read, count, tasks) if tasks else (np.zeros(count, np.bool_), {})
     if counts:
         those = ", ".join(f"{name} {number}" for name, number in counts.items())
         cautions.append(
@@ -178,7 +190,14 @@ def _candidates(
             "in it is not known"
         )
     return Candidates(
-        settings.source, text.file.digests, _usable(text, settings), found, settings.held_out or 0, tuning
+        settings.source,
+        text.file.digests,
+        _usable(text, settings),
+        found,
+        held_out=settings.held_out or 0,
+        tuning=tuning,
+        groups=text.file.groups,
+        read=read,
     )
 
 
@@ -191,25 +210,59 @@ def _choose_measured(
     data_dir: Path | None,
     cache_dir: Path | None,
 ) -> tuple[_Text, Chosen]:
-    """Return a text and its documents to measure: ``held_out`` of them, or all, without those of other ``uses``."""
-    text = _load_text(settings, tokenizer, data_dir, cache_dir)
+    """Return a text and its documents to measure: of ``held_out`` groups, or all, without those of other ``uses``.
+
+    Documents are compared as they are read, cut to the blocks of either text.
+    """
+    text, reading = _load_text(settings, tokenizer, data_dir, cache_dir), [settings, *(each for _, each, _ in used)]
     digests = [
-        text.file.digests.take(np.concatenate([getattr(chosen, use) for use in uses])) for text, _, chosen in used
+        _read_digests(other, reading, tokenizer).take(np.concatenate([getattr(chosen, use) for use in uses]))
+        for other, _, chosen in used
     ]
-    told = Digests.join(digests, [len(each.file) for each, _, _ in used])
-    known = text.file.digests.among(told, len(text.file))
+    own, count = _read_digests(text, reading, tokenizer), len(text.file)
+    known = own.among(Digests.join(digests, [len(each.file) for each, _, _ in used]), count)
     shared = f"of {settings.source} are in the text that is trained or tuned on, too"
     if known.all():
-        raise HfpatchError(f"{key}: all {len(known)} documents {shared}; evaluate on another text")
+        raise HfpatchError(f"{key}: all {count} documents {shared}; evaluate on another text")
     if known.any():
-        warnings.warn(
-            f"{key}: {known.sum()} of {len(known)} documents {shared}, and are not evaluated on", stacklevel=3
-        )
-    places = np.flatnonzero(~known)
-    if settings.held_out is not None and settings.held_out < len(places):
-        usable = np.flatnonzero(~known & _usable(text, settings) & ~text.file.digests.repeated(len(known)))
-        places = draw(usable, min(settings.held_out, len(usable)), seed=(settings.seed, _MEASURED))
-    return text, Chosen(train=NONE, held_out=places)
+        warnings.warn(f"{key}: {known.sum()} of {count} documents {shared}, and are not evaluated on", stacklevel=3)
+    groups = np.arange(count) if text.file.groups is None else text.file.groups
+    good = ~known & _usable(text, settings)
+    if settings.held_out is None or settings.held_out >= len(in_order(groups[~known])):
+        return text, Chosen(train=NONE, held_out=np.flatnonzero(~known))
+    good &= ~own.repeated(groups)
+    free = in_order(groups[good])
+    run = RUN if text.file.groups is None else 1
+    inside = draw(free, min(settings.held_out, len(free)), seed=(settings.seed, _MEASURED), run=run)
+    return text, Chosen(train=NONE, held_out=np.flatnonzero(good & np.isin(groups, inside)))
+
+
+def _cuts(reading: Sequence[DataSettings]) -> tuple[set[int], set[int]]:
+    """Return the lengths in tokens of what is read of a longer document, and of the blocks in which it goes on."""
+    goes_on = [each.format == "text" and each.layout != "padded" for each in reading]
+    firsts = {each.block_size for each, more in zip(reading, goes_on, strict=True) if not more}
+    firsts |= {each.scored_tokens for each in reading if each.scored_tokens is not None}
+    return firsts, {
+        each.block_size for each, more in zip(reading, goes_on, strict=True) if more and each.block_size >= _LONG_BLOCK
+    }
+
+
+def _read_digests(text: _Text, reading: Sequence[DataSettings], tokenizer: PreTrainedTokenizerBase) -> Digests:
+    """Return the digests of documents and of what is read of them after cutting, in each way of ``reading``.
+
+    Of longer documents that is the first tokens, where no more is read or scored, and each whole block where they go on
+    in the next one. So documents count as equal that differ only beyond what is read, or have a long block in common.
+    """
+    digester, added, found = Digester(tokenizer), len(start_of_document(tokenizer)), list[list[tuple[int, bool]]]()
+    (firsts, blocks), file = _cuts(reading), text.file
+    for begin, length in zip(file.stream.begins.tolist(), file.stream.lengths.tolist(), strict=True):
+        pieces = [(0, size) for size in firsts | blocks if size < length]
+        for size in blocks:
+            pieces += [(at, size - added) for at in range(size, length - size + added + 1, size - added)]
+        ids = file.stream.tokens[begin : begin + length]
+        found.append([(digester.ids(ids[at : at + size]), True) for at, size in pieces])
+    cut = Digests.of(found)
+    return Digests(*(np.concatenate([getattr(each, name) for each in (file.digests, cut)]) for name in vars(cut)))
 
 
 def _usable(text: _Text, settings: DataSettings) -> Flags:
@@ -305,7 +358,7 @@ def _build(
             stream = file.stream.take(places)
             if name != "train" and settings.scored_tokens is not None:
                 stream = replace(stream, lengths=np.minimum(stream.lengths, settings.scored_tokens))
-            blocks[name] = blocks_from_stream(
+            made = blocks_from_stream(
                 stream,
                 named,
                 pad_token_id=pad,
@@ -315,6 +368,10 @@ def _build(
                 with_owners=name == "held_out",
                 sha256=f"{file.info.dtype} {file.info.sha256}",
             )
+            if name == "held_out" and file.groups is not None:
+                groups = np.unique(file.groups[places], return_inverse=True)[1].astype(np.int32)
+                made = replace(made, groups=groups)
+            blocks[name] = made
     return blocks
 
 

@@ -7,10 +7,14 @@ Every document is one string, so that all are filtered, held out and compared al
 from __future__ import annotations
 
 import json
+import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.sources import COLUMNS, Format, TextSource
@@ -18,6 +22,13 @@ from hfpatch.recipes.sources import COLUMNS, Format, TextSource
 ASSISTANT = "assistant"
 FOR_TEMPLATE = ("tools", "chat_template_kwargs")
 """Optional columns that the chat template gets beside the messages, as in TRL."""
+
+
+class Document(NamedTuple):
+    """A document as one string, and the name of its group; None where it is a group by itself."""
+
+    text: str
+    group: str | None = None
 
 
 @dataclass(frozen=True)
@@ -28,38 +39,51 @@ class Rows:
         format: the format of rows.
         columns: the columns that are read, in the order of :data:`hfpatch.recipes.sources.COLUMNS`.
         template: the text around a prompt, ``{}`` in its place.
+        group: the column that names each row's group.
+        beginning: what the text of a group's first row matches.
         unread: the other columns that were found.
     """
 
     format: Format = "text"
     columns: tuple[str, ...] = ("text",)
     template: str = "{}"
+    group: str | None = None
+    beginning: re.Pattern[str] | None = None
     unread: set[str] = field(default_factory=set, compare=False)
 
     @classmethod
     def of(cls, settings: TextSource) -> Rows:
         """Return how the rows of a recipe's source are read."""
         columns = tuple(getattr(settings, name) for name in COLUMNS[settings.format])
-        return cls(settings.format, columns, settings.prompt_template)
+        pattern = settings.group_beginning
+        beginning = None if pattern is None else re.compile(pattern)
+        group = settings.group if pattern is None else None
+        return cls(settings.format, columns, settings.prompt_template, group, beginning)
 
-    def documents(self, rows: Iterable[tuple[str, dict[str, Any]]], source: str) -> Iterator[str]:
+    def documents(self, rows: Iterable[tuple[str, dict[str, Any]]], source: str, part: int = 0) -> Iterator[Document]:
         """Yield the document of each row; rows with a null, or without text to learn, are left out, with a warning.
 
-        Messages name the ``source`` and the place that is given with each row.
+        Messages name the ``source`` and the place that is given with each row. ``part`` is the number of the split,
+        whose first row begins a group.
 
         Raises:
             HfpatchError: if a column of a row is missing or of another format, or every row is left out.
         """
-        found, skipped = False, 0
+        found, skipped, begun = False, 0, 0
         left_out = " or ".join(map(repr, self.columns)) + " is null"
         left_out += " or has no assistant's message" if self.format == "messages" else ""
         try:
             for place, row in rows:
                 if (document := self._document(row, place)) is None:
                     skipped += 1
-                else:
-                    found = True
-                    yield document
+                    continue
+                found, group = True, None
+                if self.beginning is not None:
+                    begun += self.beginning.match(document) is not None
+                    group = f"{part}:{begun}"
+                elif self.group is not None and row[self.group] is not None:
+                    group = str(row[self.group])
+                yield Document(document, group)
         finally:
             if found and skipped:
                 warnings.warn(f"{source}: left out {skipped} rows whose {left_out}", stacklevel=1)
@@ -74,7 +98,9 @@ class Rows:
             HfpatchError: if one is missing, naming it, with the columns that exist.
         """
         there = list(found)
-        for key, name in zip(COLUMNS[self.format], self.columns, strict=True):
+        wanted = [*zip(COLUMNS[self.format], self.columns, strict=True)]
+        wanted += [("group", self.group)] if self.group is not None else []
+        for key, name in wanted:
             if name not in there:
                 listed = ", ".join(there) or "none"
                 formats = {"messages": {"messages"}, "prompt_completion": {"prompt", "completion"}}
@@ -84,7 +110,7 @@ class Rows:
                     f"set data.{key}{meant}"
                 )
         optional = FOR_TEMPLATE if self.format != "text" else ()
-        read = [name for name in there if name in self.columns or name in optional]
+        read = [name for name in there if name in self.columns or name in optional or name == self.group]
         self.unread.update(set(there).difference(read))
         return read
 
@@ -130,6 +156,13 @@ class Rows:
         except (TypeError, ValueError) as error:
             raise HfpatchError(f"{place}: a message is no JSON ({error}); correct or remove the row") from error
         return _valid(text, place, next(iter(document)))
+
+
+def count_groups(names: Sequence[str | None]) -> npt.NDArray[np.int64]:
+    """Return the group of each document from its name; without one, a document is a group by itself."""
+    numbers: dict[str | int, int] = {}
+    keys = (place if name is None else name for place, name in enumerate(names))
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
 def _text(value: object, place: str, column: str) -> str:

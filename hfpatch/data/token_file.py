@@ -2,14 +2,14 @@
 
 ``NAME.bin`` has only the ids, documents one after the other, as little-endian uint16 or uint32, like nanoGPT's
 train.bin. ``NAME.json`` beside it is a :class:`TokenFileInfo`, ``NAME.safetensors`` has the ``lengths`` of the
-documents and their digests, see :mod:`hfpatch.data.copies`. Where a part of each document is learned, ``NAME.learned``
-has a byte for each id, 1 or 0.
+documents, their digests, see :mod:`hfpatch.data.copies`, and the ``groups`` that they come in, if any. Where a part of
+each document is learned, ``NAME.learned`` has a byte for each id, 1 or 0.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hfpatch.data.completions import tokenize_completions
 from hfpatch.data.copies import Digester, Digests
+from hfpatch.data.rows import Document, count_groups
 from hfpatch.data.tokenizer import (
     Integers,
     TokenArray,
@@ -78,11 +79,19 @@ class TokenFileInfo(Section):
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A token file mapped into memory: its documents, their digests, and its sidecar."""
+    """A token file mapped into memory.
+
+    Attributes:
+        stream: its documents.
+        digests: their digests.
+        info: its sidecar.
+        groups: (documents,) int64, the group of each document, counted from 0; None where each is one by itself.
+    """
 
     stream: TokenStream
     digests: Digests
     info: TokenFileInfo
+    groups: Integers | None = None
 
     def __len__(self) -> int:
         """How many documents there are."""
@@ -91,7 +100,7 @@ class TokenFile:
 
 def write_token_file(
     path: Path,
-    documents: Iterable[str],
+    documents: Iterable[Document],
     tokenizer: PreTrainedTokenizerBase,
     settings: DataSettings,
     *,
@@ -108,12 +117,20 @@ def write_token_file(
         HfpatchError: if the file exists or cannot be written, or no token is predicted.
     """
     check_free(path)
+    names, grouped = list[str | None](), settings.group is not None
+
+    def texts() -> Iterator[str]:
+        for document in documents:
+            if grouped:
+                names.append(document.group)
+            yield document.text
+
     if settings.format == "text":
-        parts = tokenize_in_parts(documents, tokenizer, append_eos=settings.append_eos)
+        parts = tokenize_in_parts(texts(), tokenizer, append_eos=settings.append_eos)
     else:
-        parts = tokenize_completions(documents, tokenizer, settings, unread)
+        parts = tokenize_completions(texts(), tokenizer, settings, unread)
     digest, tokens, count = hashlib.sha256(), 0, 0
-    lengths, digests, learned = [], [], None
+    lengths, digests, kept, learned = [], [], list[int](), None
     with ExitStack() as files:
         stream = files.enter_context(files.enter_context(atomic_file(path)).open("wb"))
         if settings.format != "text":
@@ -125,6 +142,8 @@ def write_token_file(
             if learned is not None and part.learned is not None:
                 learned.write(part.learned.tobytes())
             lengths.append(part.lengths)
+            if grouped and part.kept is not None:
+                kept += part.kept.tolist()
             digests.append(part.digests or Digests.of([]))
             tokens, count = tokens + len(part.tokens), count + len(part.lengths)
             if on_part is not None:
@@ -134,6 +153,7 @@ def write_token_file(
         tokenizer,
         np.concatenate(lengths),
         Digests.join(digests, list(map(len, lengths))),
+        count_groups([names[place] for place in kept]) if grouped else None,
         tokens=tokens,
         end_of_text=tokenizer.eos_token_id if settings.append_eos else None,
         **settings.model_dump(include={"source", "config", "split"}),
@@ -196,6 +216,7 @@ def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> Token
         tokenizer,
         lengths,
         Digests.of(digests),
+        None,
         tokens=len(tokens),
         end_of_text=end if len(lengths) > 1 or tokens[-1] == end else None,
         source=path.name,
@@ -204,10 +225,15 @@ def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> Token
 
 
 def _write_descriptions(
-    path: Path, tokenizer: PreTrainedTokenizerBase, lengths: Integers, digests: Digests, **facts: Any
+    path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    lengths: Integers,
+    digests: Digests,
+    groups: Integers | None,
+    **facts: Any,
 ) -> TokenFileInfo:
     with atomic_file(path.with_suffix(DOCUMENTS)) as temporary:
-        save_file({"lengths": lengths, **vars(digests)}, temporary)
+        save_file({"lengths": lengths, **vars(digests), **({} if groups is None else {"groups": groups})}, temporary)
     facts |= {
         "documents": len(lengths),
         "dtype": token_dtype(tokenizer).name,
@@ -263,12 +289,12 @@ def open_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile
                 f"{path.name}, or make both again (hfpatch tokenize)"
             )
     arrays = load_file(path.with_suffix(DOCUMENTS))
-    lengths = arrays.pop("lengths")
+    lengths, groups = arrays.pop("lengths"), arrays.pop("groups", None)
     learned = None
     if info.learned_sha256 is not None:
         learned = np.memmap(path.with_suffix(LEARNED), dtype=np.bool_, mode="r")
     tokens: TokenArray = np.memmap(path, dtype=dtype, mode="r")
-    return TokenFile(TokenStream(tokens, lengths, learned), Digests(**arrays), info)
+    return TokenFile(TokenStream(tokens, lengths, learned), Digests(**arrays), info, groups)
 
 
 def check_free(path: Path) -> None:

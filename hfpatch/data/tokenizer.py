@@ -33,6 +33,7 @@ class TokenStream:
         learned: (total,) which tokens the loss counts; None if it counts all.
         starts: (documents,) int64, where each begins; None if they follow one another.
         digests: of the documents; None if they are not known.
+        kept: (documents,) int64, which of the texts that were given they are; None if that is not known.
     """
 
     tokens: TokenArray
@@ -40,6 +41,7 @@ class TokenStream:
     learned: npt.NDArray[np.bool_] | None = None
     starts: Integers | None = None
     digests: Digests | None = None
+    kept: Integers | None = None
 
     @property
     def begins(self) -> Integers:
@@ -48,7 +50,7 @@ class TokenStream:
 
     def take(self, places: Integers) -> TokenStream:
         """Return the documents at these places, in their order; no token is copied."""
-        return replace(self, lengths=self.lengths[places], starts=self.begins[places], digests=None)
+        return replace(self, lengths=self.lengths[places], starts=self.begins[places], digests=None, kept=None)
 
     def ranges(self) -> list[tuple[int, int]]:
         """Return the start and end of each stretch of documents that follow one another."""
@@ -75,7 +77,7 @@ def tokenize_in_parts(
     Raises:
         HfpatchError: if an end-of-text token is wanted and the tokenizer has none, or no document is left.
     """
-    eos, digester, found = end_of_text(tokenizer, append=append_eos), Digester(tokenizer), False
+    eos, digester, found, given = end_of_text(tokenizer, append=append_eos), Digester(tokenizer), False, 0
     for batch in batches(documents):
         # What tokenizer(batch)["input_ids"] is; a backend in Rust then computes no offsets and masks.
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -90,12 +92,13 @@ def tokenize_in_parts(
         for row in rows:
             if eos is not None and (not row or row[-1] != eos):
                 row.append(eos)
-        kept = [(text, row) for text, row in zip(batch, rows, strict=True) if len(row) > 1]
+        kept = [place for place, row in enumerate(rows) if len(row) > 1]
         found = found or bool(kept)
-        stream = join_rows([row for _, row in kept], tokenizer)
+        stream = join_rows([rows[place] for place in kept], tokenizer)
         parts = np.split(stream.tokens, stream.begins[1:])
-        digests = [digester.document(text, part) for (text, _), part in zip(kept, parts, strict=False)]
-        yield replace(stream, digests=Digests.of(digests))
+        digests = [digester.document(batch[place], part) for place, part in zip(kept, parts, strict=False)]
+        yield replace(stream, digests=Digests.of(digests), kept=given + np.array(kept, np.int64))
+        given += len(batch)
     if not found:
         raise HfpatchError("no document has two tokens, so no token is predicted; choose another data.source")
 

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from hfpatch.data.documents import Documents
+from hfpatch.evaluation.clusters import count_groups, grouped
 from hfpatch.evaluation.comparison import Runs, compare, find_dependent
-from hfpatch.evaluation.metrics import Array, Metric, metric_named, ratio_error
+from hfpatch.evaluation.metrics import Array, Metric, metric_named
 from hfpatch.evaluation.reading import Reader
+from hfpatch.evaluation.stats import over_documents
 from hfpatch.results.folder import load_results
 from hfpatch.results.low_noise import BITS_PER_BYTE
-from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
+from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN, Clusters
 from hfpatch.results.records import hash_documents, published_runs
 from hfpatch.results.retention import AGREEMENT, FORGETTING, KL, RETENTION, kept_answers
 from hfpatch.results.schema import Comparison, KeptAnswers, RetentionPoint, TaskResult
@@ -78,19 +80,24 @@ def _text_result(
 ) -> TaskResult:
     """Return the scores by measures (name -> higher is better), the first one primary, and write the records.
 
-    ``rows`` has the values of each record by the document's index.
+    ``rows`` has the values of each record by the document's index. Where documents come in groups, each record has the
+    group as its ``cluster``, and standard errors are those over groups.
     """
     hashes = [documents.hashes[place] for place in rows]
+    groups = None if documents.groups is None else grouped([f"{documents.groups[place]}" for place in rows])
+    units = len(rows) if groups is None else count_groups(groups)
     if records_dir is not None:
-        named = zip(rows.items(), hashes, strict=True)
-        lines = (json.dumps({"doc_id": place, "doc_hash": digest, **row}) for (place, row), digest in named)
+        clusters: Any = [{}] * len(rows) if groups is None else [{"cluster": str(group)} for group in groups.tolist()]
+        named = zip(rows.items(), hashes, clusters, strict=True)
+        lines = (json.dumps({"doc_id": place, "doc_hash": digest, **own, **row}) for (place, row), digest, own in named)
         write_text(records_dir / f"{task}.jsonl", "".join(f"{line}\n" for line in lines))
     scores, errors = {}, {}
     for name, higher in measures.items():
         metric, values = metric_named(name, higher_is_better=higher), [row[name] for row in rows.values()]
         scores[name] = metric.overall(values)
-        if len(values) > 1:
-            errors[name] = ratio_error(*metric.ratio_terms(values))
+        if units > 1:
+            terms = metric.ratio_terms(values)
+            errors[name] = over_documents(*terms, groups=groups if units < len(values) else None).error
     return TaskResult(
         task=task,
         n=len(rows),
@@ -104,6 +111,7 @@ def _text_result(
         tokens_sha256=data,
         task_sha256=hash_values([task, *measures]),
         version="1",
+        clusters=None if groups is None else Clusters(column="data.group", groups=units),
     )
 
 

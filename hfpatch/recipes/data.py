@@ -37,11 +37,11 @@ class DataSettings(TextSource):
     """``packed`` fills each block with several documents, attention kept inside each; ``padded`` pads one document
     a block; ``stream`` cuts blocks from one stream of all documents, wherever they end, attention crossing them."""
     held_out: Annotated[NonNegativeInt | None, AfterValidator(lambda count: count or None)] = None
-    """Keep so many of the documents that occur once out of training and measure the loss on them; None or 0 keeps none.
-    Of a mixture each source gives its share by weight."""
+    """Keep so many groups of documents out of training and measure the loss on them; None or 0 keeps none. Without
+    ``group`` these are documents that occur once. Of a mixture each source gives its share by weight."""
     seed: NonNegativeInt = 0
-    """The seed by which held-out, tuning and retention documents are drawn over the whole text. The seeds of training
-    leave it as it is."""
+    """The seed by which groups of held-out, tuning and retention text are drawn over the whole of it. The seeds of
+    training leave it as it is."""
     scored_tokens: Annotated[int, Field(ge=2)] | None = None
     """Score at most the first so many tokens of a held-out, tuning or retention document; None scores all."""
     append_eos: bool = True

@@ -24,8 +24,8 @@ class RetentionSettings(Section):
     """Texts by name, each with the keys of ``data`` that say where a text is. Without any, a tinyworld base has the
     language that it was trained on."""
     documents: PositiveInt = 200
-    """So many documents of each text, drawn over the whole of it by ``data.seed``; all if it has fewer. Of a text that
-    is streamed or generated, and has no ``max_documents``, the first ones."""
+    """So many groups of documents (``group``) of each text, drawn over the whole of it by ``data.seed``; all if it has
+    fewer. Of a text that is streamed or generated, and has no ``max_documents``, the first ones."""
     block_size: Annotated[int, Field(ge=2, le=2**24)] | None = None
     """Tokens in a row; None takes ``data.block_size``."""
     tasks: tuple[str, ...] | None = None

@@ -22,6 +22,10 @@ COLUMNS: dict[Format, tuple[str, ...]] = {
 }
 """The settings that name the columns of each format."""
 
+WIKITEXT = "wikitext"
+"""The ``group`` of WikiText: an article begins with a line such as ``= Title =``."""
+_BEGINNINGS = {WIKITEXT: r"^\s*= [^=\n][^\n]* =\s*(\n|$)"}
+
 _SPLIT = re.compile(
     r"(?P<name>[^\[\]()+]+)(\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?(\((?P<rounding>closest|pct1_dropremainder)\))?"
 )
@@ -95,6 +99,10 @@ class TextSource(Section):
     """The column of the completion: text, or a list of messages."""
     prompt_template: str = "{}"
     """The text around each prompt that is text, whose place is ``{}``: ``"Question: {}\\nAnswer:"``."""
+    group: str | None = None
+    """What makes several documents one group, the independent unit: a column with the name of each row's group, or a
+    regular expression beginning with ``^`` that the text of a group's first row matches, or ``wikitext`` for the lines
+    of WikiText's articles. Documents that decide are chosen by whole groups; None takes each document as a group."""
     max_documents: PositiveInt | None = None
     """Take only the first documents that pass the filter; None takes all."""
     streaming: bool = False
@@ -119,6 +127,15 @@ class TextSource(Section):
                 raise ValueError(
                     f"data.{idle[0]} is of data.format={format_}, and data.format is {self.format}; change one of them"
                 )
+        if self.group is not None and self.group_beginning is not None:
+            if self.format != "text":
+                raise ValueError(
+                    f"data.group is {self.group!r}, which groups texts, and data.format is {self.format}; name a column"
+                )
+            try:
+                re.compile(self.group_beginning)
+            except re.error as error:
+                raise ValueError(f"data.group is {self.group!r}, no regular expression ({error})") from None
         if self.prompt_template.count("{}") != 1:
             raise ValueError(
                 f"data.prompt_template is {self.prompt_template!r}; write {{}} once, where the prompt goes"
@@ -128,6 +145,12 @@ class TextSource(Section):
                 f"data.prompt_template is of data.format=prompt_completion, and data.format is {self.format}"
             )
         return self
+
+    @property
+    def group_beginning(self) -> str | None:
+        """The regular expression that the first text of a group matches; None where a column names groups, or none."""
+        pattern = _BEGINNINGS.get(self.group or "", self.group or "")
+        return pattern if pattern.startswith("^") else None
 
     @property
     def is_token_file(self) -> bool:

@@ -34,8 +34,8 @@ class TuningSettings(Section):
     steps: PositiveInt | None = None
     """Optimiser steps of a trial; None takes ``training.steps``."""
     held_out: PositiveInt = 256
-    """So many documents are taken away from the training text, and the loss on them decides. Each of them occurs once
-    in the text and in no task. They are drawn over the whole text by ``data.seed``."""
+    """So many groups of documents (``data.group``) are taken away from the training text, and the loss on them decides.
+    Each document occurs once in the text and in no task. They are drawn over the whole text by ``data.seed``."""
     extend: NonNegativeInt = 2
     """Where a method's best rate is the lowest or the highest, up to so many more rates on that side, for every
     method."""

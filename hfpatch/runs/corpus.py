@@ -50,7 +50,7 @@ def recipe_tokenizer(recipe: PretrainRecipe | StudyRecipe) -> PreTrainedTokenize
     text: list[Any] = ["without what is held out", recipe.data.seed]
     for corpus, part in corpora:
         text += [corpus.digest(), corpus.revision, part.max_documents, part.min_characters]
-        text += [part.text_column, part.held_out, part.config, part.split]
+        text += [part.text_column, part.held_out, part.config, part.split, part.group]
     text.append(size)
     kept = cache_folder("tokens") / f"tokenizer-{hashlib.sha256(json.dumps(text).encode()).hexdigest()[:32]}"
     if not kept.is_dir():

@@ -94,13 +94,13 @@ def test_a_slice_is_that_of_datasets(tmp_path, split, kind):
         values["source"] = str(tmp_path / "saved")
     settings = DataSettings(**values)
     corpus = open_corpus(settings, tmp_path)
-    assert list(corpus.read()) == expected
+    assert [each.text for each in corpus.read()] == expected
     whole = open_corpus(settings.model_copy(update={"split": "train"}), tmp_path)
     assert (corpus.digest() == whole.digest()) == (split in ("train", "train[:]"))
     if kind in ("saved_dict", "data_dir"):
         write_jsonl(tmp_path / "set" / "test.jsonl", texts[0])
         both = open_corpus(settings.model_copy(update={"split": f"{split}+test"}), tmp_path)
-        assert list(both.read()) == [*expected, texts[0]]
+        assert [each.text for each in both.read()] == [*expected, texts[0]]
         assert both.digest() not in (corpus.digest(), whole.digest())
 
 
@@ -203,7 +203,7 @@ def test_a_streamed_data_set_is_read_as_far_as_needed(monkeypatch, columns):
     monkeypatch.setattr(huggingface_hub, "dataset_info", lambda source, revision: SimpleNamespace(sha=commit))
     settings = DataSettings(source="owner/set", streaming=True, max_documents=2)
     corpus = open_corpus(settings)
-    assert list(filtered_documents(corpus, settings)) == ["one", "two"]
+    assert list(filtered_documents(corpus, settings)) == [("one", None), ("two", None)]
     assert (corpus.revision, corpus.digest(), corpus.cacheable) == (commit, commit, True)
     assert calls[0]["streaming"] is True
     monkeypatch.setattr(huggingface_hub, "dataset_info", fail_offline)

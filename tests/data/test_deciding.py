@@ -1,6 +1,7 @@
 """The documents that decide: they occur once, in no task, and nothing that they say is trained on."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 
 from hfpatch.data.blocks import IGNORE
 from hfpatch.data.copies import Digester, Digests
-from hfpatch.data.corpora import open_corpus
+from hfpatch.data.corpora import filtered_documents, open_corpus
 from hfpatch.data.deciding import (
     NOTHING,
     Candidates,
@@ -25,6 +26,7 @@ from hfpatch.data.deciding import (
     tokenizer_documents,
 )
 from hfpatch.data.load import load_splits
+from hfpatch.data.rows import Document
 from hfpatch.data.token_file import describe_token_file, write_token_file
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
@@ -70,13 +72,13 @@ def task(*texts, read=()):
 def test_documents_are_drawn_that_occur_once_and_in_no_task():
     tasks = task("A long article.\ndocument number 14 tells of things\nIt ends.", TEXTS[16])
     _, said = digest_tasks(tasks, Digester())
-    (chosen,) = choose_documents([candidates(TEXTS, held_out=1, tuning=6)], said)
+    ((chosen,), _) = choose_documents([candidates(TEXTS, held_out=1, tuning=6)], said)
     once = without(range(20), [4, 9, 15, 17])
     assert chosen.held_out.tolist() == drawn(once, 1)
     free = [place for place in once if place not in (14, 16, *chosen.held_out)]  # 16 is a task's, 14 a line of one
     assert chosen.tuning.tolist() == drawn(free, 6, use=1)
     assert chosen.train.tolist() == without(range(20), [*chosen.held_out, *chosen.tuning])
-    (other,) = choose_documents([candidates(TEXTS, held_out=6)], NOTHING, seed=5)
+    ((other,), _) = choose_documents([candidates(TEXTS, held_out=6)], NOTHING, seed=5)
     assert other.held_out.tolist() == drawn(once, 6, seed=5) != drawn(once, 6)
 
 
@@ -112,7 +114,7 @@ def test_what_tasks_say_is_found_by_task_and_short_or_shared_parts_are_not():
     assert np.flatnonzero(found).tolist() == [0, 1, 3, 4, 6, 9, 11]
     assert counts == {"read": 4, "lines": 3}
     plain = Candidates("here", Digests.of(documents), np.ones(len(documents), bool), found)
-    (chosen,) = choose_documents([plain], NOTHING)
+    ((chosen,), _) = choose_documents([plain], NOTHING)
     assert chosen.train.tolist() == [2, 5, 7, 8, 10]
 
 
@@ -128,7 +130,7 @@ def test_a_token_file_without_ends_is_named(tmp_path, tokenizer):
     texts, cautions = [story(n) for n in range(9)], []
     for ends in (True, False):
         file = tmp_path / f"{ends}.bin"
-        write_token_file(file, texts, tokenizer, DataSettings(layout="stream", append_eos=ends))
+        write_token_file(file, map(Document, texts), tokenizer, DataSettings(layout="stream", append_eos=ends))
         for suffix in (".json", ".safetensors"):
             file.with_suffix(suffix).unlink()
         describe_token_file(file, tokenizer)
@@ -324,27 +326,49 @@ def row_of(numbers, form, spaced):
     }[form]
 
 
+def head(number, size):
+    """Return more than ``size`` tokens that some long documents begin with."""
+    return " ".join(story(10_000 + 100 * number + part) for part in range(2 + size // 60))
+
+
+def long_row(kind, number, tail, size):
+    """Return a row whose first tokens, more than a block has, others have too; its last words no other has."""
+    text = f"{head(number, size)} {story(20_000 + tail)}"
+    chat = [SYSTEM, {"role": "user", "content": "Go on."}], [{"role": "assistant", "content": text}]
+    return {
+        "text": {"text": text},
+        "messages": {"messages": [*chat[0], *chat[1]]},
+        "prompt_completion": {"prompt": "Tell of it: ", "completion": text},
+        "chat": {"prompt": chat[0], "completion": chat[1]},
+    }[kind]
+
+
 FORMS = {
     "text": ["text"],
     "messages": ["messages", "short"],
     "prompt_completion": ["prompt_completion", "told"],
     "chat": ["chat_completion"],
 }
+LONG = {"text": 0, "messages": 10, "chat": 10, "prompt_completion": 20}
 SEEDS = 10
+EXPECTED = ("occur once", "do not fill", "all ", "a token to learn", "use longer blocks")
 SPLITS = ["train", "train[:60%]", "train[40%:]", "train[:-2]", "train[3:]"]
 
 
-def make_source(draw, folder, tokenizer, layout, number):
+def make_source(draw, folder, tokenizer, layout, number, size):
     """Write a source of a dozen rows, some of which are copies of others in some form, and say how it is read."""
     kind = draw.choice(["text"] if layout == "stream" else list(FORMS))
     pool = [*range(60), *range(100 * number, 100 * number + 40)]
     pairs = zip(draw.choices(pool, k=16), draw.choices(pool, k=16), strict=True)
     rows = [row_of(pair, draw.choice(FORMS[kind]), draw.random() < 0.3) for pair in pairs]
+    if size >= 64 or layout == "padded":  # long documents, which others equal in what is read of them alone
+        rows += [long_row(kind, LONG[kind] + draw.randrange(6), 100 * number + place, size) for place in range(5)]
+        draw.shuffle(rows)
     path = folder / f"{number}.jsonl"
     found = {"source": write_rows(path, rows)}
     if layout == "stream" and draw.random() < 0.5:
         file = path.with_suffix(".bin")
-        write_token_file(file, [row["text"] for row in rows], tokenizer, DataSettings(layout="stream"))
+        write_token_file(file, map(Document, [row["text"] for row in rows]), tokenizer, DataSettings(layout="stream"))
         if draw.random() < 0.5:  # as another tool would leave it
             file.with_suffix(".json").unlink()
             file.with_suffix(".safetensors").unlink()
@@ -374,8 +398,8 @@ def test_no_window_of_what_decides_is_trained_on(tokenizer, tmp_path, layout, be
     for seed in range(SEEDS):
         draw, folder = random.Random(f"{seed} {layout} {begun}"), tmp_path / str(seed)
         folder.mkdir()
-        made = [make_source(draw, folder, chat, layout, number) for number in range(draw.randint(1, 3))]
-        size = draw.choice([20, 60] if layout == "stream" else [100, 400])
+        size = draw.choice([20, 64] if layout == "stream" else [100, 140, 400])
+        made = [make_source(draw, folder, chat, layout, number, size) for number in range(draw.randint(1, 3))]
         common = {"layout": layout, "block_size": size, "held_out": draw.randint(0, 3)}
         mixture = {"mixture": [{**source, "weight": draw.choice([1.0, 2.0])} for source in made]}
         chosen = DataSettings(**(mixture if len(made) > 1 else made[0]), **common)
@@ -386,20 +410,22 @@ def test_no_window_of_what_decides_is_trained_on(tokenizer, tmp_path, layout, be
         }
         evaluation = None
         if draw.random() < 0.5:
-            evaluation = DataSettings(**make_source(draw, folder, chat, layout, 7), layout=layout, block_size=size)
+            evaluation = DataSettings(
+                **make_source(draw, folder, chat, layout, 7, size), layout=layout, block_size=size
+            )
         try:
             given = {"tuning": tuning, "tasks": tasks, "evaluation": evaluation}
             splits = load_splits(chosen, chat, **given, cache_dir=folder / "cache")
         except HfpatchError as error:
-            if not any(part in str(error) for part in ("occur once", "do not fill", "all ", "a token to learn")):
+            if not any(part in str(error) for part in EXPECTED):
                 raise
             continue
         trained, deciding = windows(splits.train, learned=False), windows(splits.tuning, learned=True)
-        assert splits.tuning.documents == tuning
+        assert splits.tuning.documents <= tuning
         assert not deciding & windows_of_texts(told, chat), seed
         if splits.held_out is not None:
             deciding |= windows(splits.held_out, learned=True)
-            assert evaluation or splits.held_out.documents == chosen.held_out
+            assert evaluation or splits.held_out.documents <= chosen.held_out
         deciding |= windows_of_texts(told, chat)
         assert not deciding & trained, seed
         left_out += len(splits.cautions)
@@ -410,3 +436,140 @@ def test_no_window_of_what_decides_is_trained_on(tokenizer, tmp_path, layout, be
 def windows_of_texts(texts, tokenizer, size=12):
     rows = [tokenizer(text)["input_ids"] for text in texts]
     return {tuple(row[start : start + size]) for row in rows for start in range(len(row) - size + 1)}
+
+
+# Groups
+
+
+def article(number, lines):
+    return [
+        f" = Title {number} = \n",
+        " = = Early life = = \n",
+        *(f"Line {number} {line}: {story(line)}" for line in lines),
+    ]
+
+
+def test_groups_are_whole_in_every_use_and_what_others_have_too_is_left_out(tmp_path, tokenizer):
+    """Lines of articles, whose headings are too short to be read; a part's heading is in all, line 3 of 7 in 8, too."""
+    articles = [article(number, range(2 + number % 3)) for number in range(20)]
+    articles[8].append(articles[7][2])
+    lines = [line for each in articles for line in each]
+    source = write_rows(tmp_path / "a.jsonl", [{"text": line} for line in lines])
+    counts = {"held_out": 4, "tuning": 3}
+    settings = DataSettings(
+        source=source, group="wikitext", min_characters=14, block_size=96, layout="padded", held_out=4, seed=1
+    )
+    with pytest.warns(UserWarning, match="occur elsewhere, too") as warned:
+        splits = load_splits(settings, tokenizer, tuning=3)
+    again = load_splits(settings, tokenizer, tuning=3, cache_dir=tmp_path / "cache")
+    cached = load_splits(settings, tokenizer, tuning=3, cache_dir=tmp_path / "cache")
+    held_out = drawn_groups(range(20), 4, seed=1)
+    tuning = drawn_groups([number for number in range(20) if number not in held_out], 3, use=1, seed=1)
+    rest = [number for number in range(20) if number not in (*held_out, *tuning)]
+    for name, numbers in (("held_out", held_out), ("tuning", tuning), ("train", rest)):
+        blocks = getattr(splits, name)
+        expected = [line for number in numbers for line in articles[number][2:]]
+        if name == "train":  # the headings of parts are trained on
+            expected = [line for number in numbers for line in articles[number][1:]]
+        elif {7, 8} & set(numbers):
+            expected = [line for line in expected if line != articles[7][2]]
+        texts = [tokenizer.decode(blocks.rows[row][blocks.rows[row] != 0]) for row in range(len(blocks))]
+        assert texts == expected, name
+        assert getattr(again, name).sha256 == getattr(cached, name).sha256 == blocks.sha256
+    owners = [number for number in held_out for line in articles[number][2:] if line != articles[7][2]]
+    for found in (splits, again, cached):
+        assert [held_out[group] for group in found.held_out.groups] == owners
+    assert splits.tuning.groups is splits.train.groups is None
+    said = [str(each.message) for each in warned if "occur elsewhere" in str(each.message)]
+    assert [text.partition(":")[0] for text in said] == ["data.held_out", "tuning.held_out"]
+    assert said == list(splits.cautions)
+    for (name, count), text in zip(counts.items(), said, strict=True):
+        left_out = count + sum({7, 8} & set(held_out if name == "held_out" else tuning) != set() for _ in range(1))
+        assert f" {left_out} of " in text
+
+
+def drawn_groups(groups, count, **given):
+    """Return which groups are chosen: one in each stratum."""
+    groups = list(groups)
+    generator, found = np.random.default_rng([given.get("seed", 0), given.get("use", 0)]), []
+    for place in range(count):
+        low, high = len(groups) * place // count, len(groups) * (place + 1) // count
+        found.append(groups[low + int(generator.integers(high - low))])
+    return found
+
+
+@pytest.mark.parametrize("kind", ["messages", "mixture", "token_file", "splits"])
+def test_groups_of_every_kind_of_source(tmp_path, chat, kind):
+    """A column, also of conversations and with gaps; a split begins a group; a token file keeps its groups."""
+    texts = {"train": [story(n) for n in range(24)], "test": [story(n) for n in range(24, 48)]}
+    data = tmp_path / "set"
+    data.mkdir()
+    for split, own in texts.items():
+        rows = [
+            {"text": text, "by": None if n > 20 else n % 7, **row_of((n, n), "messages", False)}
+            for n, text in enumerate(own)
+        ]
+        write_rows(data / f"{split}.jsonl", rows)
+    common = {"layout": "padded", "block_size": 400, "held_out": 3}
+    one = {"source": str(data / "train.jsonl"), "group": "by"}
+    chosen = {
+        "messages": {**one, "format": "messages"},
+        "mixture": {"mixture": [one, {"source": str(data / "test.jsonl")}]},
+        "token_file": {"source": str(tmp_path / "a.bin")},
+        "splits": {"source": "x/set", "split": "train+test", "group": "^"},
+    }[kind]
+    if kind == "token_file":
+        settings, common["layout"] = DataSettings(**one, layout="stream"), "stream"
+        documents = filtered_documents(open_corpus(settings), settings)
+        write_token_file(tmp_path / "a.bin", documents, chat, settings)
+        with pytest.raises(ValueError, match=r"data.group sets how text is read"):
+            DataSettings(**chosen, **common, group="by")
+    if kind == "splits":
+        chosen["group"] = f"^{texts['train'][0]}|{texts['train'][12]}|{texts['test'][20]}"  # of 12, 12, 20 and 4 lines
+        common["held_out"] = 1
+    found = load_splits(DataSettings(**chosen, **common), chat, data_dir=tmp_path)
+    groups = found.held_out.groups.tolist()
+    train, held_out = told(found.train, chat), told(found.held_out, chat)
+    every = [*texts["train"], *(texts["test"] if kind in ("mixture", "splits") else [])]
+    assert [text in train for text in every] == [text not in held_out for text in every] or kind == "token_file"
+    sizes = sorted(np.bincount(groups).tolist())
+    if kind == "splits":
+        assert sizes in ([12], [20], [4])
+    elif (
+        kind == "mixture"
+    ):  # by weight two of the groups and one of the documents of the other source, or the other way
+        assert len(sizes) == 3
+        assert sizes[0] == 1
+    else:
+        assert set(sizes) <= {1, 3}
+        assert len(sizes) == 3
+
+
+def test_a_tokenizer_is_not_trained_on_held_out_groups(tmp_path, tokenizer):
+    lines = [line for number in range(9) for line in article(number, range(3))]
+    source = write_rows(tmp_path / "a.jsonl", [{"text": line} for line in lines])
+    settings = DataSettings(source=source, group="wikitext", layout="padded", block_size=96, held_out=3)
+    found = list(tokenizer_documents([(open_corpus(settings), settings)]))
+    kept = drawn_groups(range(9), 3)
+    assert found == [line for number in range(9) if number not in kept for line in article(number, range(3))]
+
+
+@given(st.data())
+def test_no_use_of_documents_splits_a_group(data):
+    groups = np.array(data.draw(st.lists(st.integers(0, 8), min_size=12, max_size=40)))
+    texts = data.draw(st.lists(st.integers(0, 30), min_size=len(groups), max_size=len(groups)))
+    names, groups = np.unique(groups, return_inverse=True)
+    held_out, tuning = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))
+    source = replace(candidates([f"text {n}" for n in texts], held_out, tuning), groups=groups)
+    try:
+        ((chosen,), _) = choose_documents([source], NOTHING, seed=data.draw(st.integers(0, 5)))
+    except HfpatchError:
+        return
+    uses = [set(groups[each].tolist()) for each in (chosen.train, chosen.held_out, chosen.tuning)]
+    assert sum(map(len, uses)) == len(set.union(*uses))
+    assert (len(uses[1]), len(uses[2])) == (held_out, tuning)
+    assert chosen.train.tolist() == [n for n, group in enumerate(groups) if group in uses[0]]
+    assert len(names) > held_out + tuning
+    for place in (*chosen.held_out, *chosen.tuning):
+        others = [other for other, text in enumerate(texts) if text == texts[place]]
+        assert {groups[other] for other in others} == {groups[place]}

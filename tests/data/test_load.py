@@ -22,6 +22,7 @@ from hfpatch.data.blocks import IGNORE
 from hfpatch.data.deciding import TaskDocument
 from hfpatch.data.load import load_blocks, load_splits
 from hfpatch.data.plan import draw_evaluation, draw_plan, draw_plans
+from hfpatch.data.rows import Document
 from hfpatch.data.token_file import write_token_file
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
@@ -120,7 +121,7 @@ def test_every_row_begins_as_a_document_does(tmp_path, tokenizer, texts, layout,
         template = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", backend.token_to_id("<bos>"))])
         backend.post_processor = template
         chosen = type(tokenizer)(tokenizer_object=backend, bos_token="<bos>", eos_token="<|endoftext|>")
-    source = write_rows(tmp_path / "a.jsonl", [{"text": f"{text} {n}"} for n in range(3) for text in texts])
+    source = write_rows(tmp_path / "a.jsonl", [{"text": f"{n} {text}"} for n in range(3) for text in texts])
     other = write_rows(tmp_path / "b.jsonl", [{"text": f"Again: {text}"} for text in texts])
     settings = DataSettings(source=source, block_size=9, layout=layout, held_out=2)
     given = {"tuning": 2, "retained": {"other": DataSettings(source=other, block_size=9, layout=layout)}}
@@ -382,7 +383,7 @@ def test_token_files_mix(tokenizer, tmp_path):
     sources = []
     for name in "ab":
         settings = DataSettings(source="x", layout="stream")
-        write_token_file(tmp_path / f"{name}.bin", words(name, 9), tokenizer, settings)
+        write_token_file(tmp_path / f"{name}.bin", map(Document, words(name, 9)), tokenizer, settings)
         sources.append({"source": str(tmp_path / f"{name}.bin")})
     made = load_splits(DataSettings(mixture=sources, layout="stream", block_size=16, held_out=2), tokenizer)
     text = tokenizer.decode(np.concatenate(list(made.train.rows)))

@@ -20,7 +20,7 @@ from hfpatch.errors import HfpatchError
 
 
 def read_documents(path, rows):
-    return rows.documents(read_rows(path, rows), str(path))
+    return (document.text for document in rows.documents(read_rows(path, rows), str(path)))
 
 
 def read(path, text_column="text"):

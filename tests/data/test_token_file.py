@@ -22,6 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from hfpatch.data import token_file
 from hfpatch.data.blocks import IGNORE, collate
 from hfpatch.data.load import load_blocks, load_splits
+from hfpatch.data.rows import Document
 from hfpatch.data.token_file import describe_token_file, open_token_file, write_token_file
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
@@ -31,7 +32,9 @@ from hfpatch.recipes.data import DataSettings
 @pytest.fixture
 def written(tmp_path, texts, tokenizer):
     path = tmp_path / "made" / "train.bin"
-    write_token_file(path, texts, tokenizer, DataSettings(source="owner/set", config="c"), revision="f" * 40)
+    write_token_file(
+        path, map(Document, texts), tokenizer, DataSettings(source="owner/set", config="c"), revision="f" * 40
+    )
     return path
 
 
@@ -76,7 +79,7 @@ def make_gapped(largest):
 def test_the_largest_id_decides_how_wide_ids_are(tmp_path, largest, dtype):
     words, tokenizer, path = ["mill lamp river", "river mill"], make_gapped(largest), tmp_path / "made.bin"
     ids = [1, largest - 1, largest, 0, largest, 1, 0]
-    info = write_token_file(path, words, tokenizer, DataSettings())
+    info = write_token_file(path, map(Document, words), tokenizer, DataSettings())
     assert (info.dtype, info.vocabulary_size) == (dtype, largest + 1)
     assert np.fromfile(path, dtype=np.dtype(dtype)).tolist() == ids
     assert load_blocks(settings(path, block_size=7), tokenizer)[0]["input_ids"].tolist() == ids
@@ -89,7 +92,7 @@ def test_an_id_that_the_vocabulary_does_not_have_is_not_cut_to_size(tmp_path, mo
     tokenizer = make_gapped(65537)
     monkeypatch.setattr(type(tokenizer), "get_vocab", lambda self: {"mill": 60000})
     with pytest.raises(HfpatchError, match="gives the id 65537, beyond 60000, the largest of its vocabulary"):
-        write_token_file(tmp_path / "made.bin", ["mill river"], tokenizer, DataSettings())
+        write_token_file(tmp_path / "made.bin", map(Document, ["mill river"]), tokenizer, DataSettings())
     assert not list(tmp_path.iterdir())
 
 
@@ -148,7 +151,7 @@ def test_held_out_documents_of_a_stream_are_drawn_over_it(append_eos, words, dat
     size = 3
     with TemporaryDirectory() as folder:
         path = Path(folder) / "a.bin"
-        info = write_token_file(path, texts, tokenizer, DataSettings(append_eos=append_eos))
+        info = write_token_file(path, map(Document, texts), tokenizer, DataSettings(append_eos=append_eos))
         assert info.end_of_text == (0 if append_eos else None)
         splits = load_splits(settings(path, held_out=held_out, block_size=size), tokenizer)
         whole = load_splits(settings(path, block_size=size), tokenizer).train
@@ -166,7 +169,7 @@ def test_the_hash_follows_tokens_block_size_and_part(written, texts, tokenizer):
     chosen = [{}, {"block_size": 9}, {"held_out": 1}, {"held_out": 2}]
     assert len({load_blocks(settings(written, **values), tokenizer).sha256 for values in chosen}) == 4
     other = written.with_name("other.bin")
-    write_token_file(other, texts[::-1], tokenizer, DataSettings(source="owner/set"))
+    write_token_file(other, map(Document, texts[::-1]), tokenizer, DataSettings(source="owner/set"))
     assert load_blocks(settings(other), tokenizer).sha256 != load_blocks(settings(written), tokenizer).sha256
 
 
@@ -178,7 +181,7 @@ def test_memory_is_bounded_whatever_the_text(tmp_path, tokenizer, monkeypatch):
     def peak(documents):
         path = tmp_path / f"{documents}.bin"
         tracemalloc.start()
-        info = write_token_file(path, (document for _ in range(documents)), tokenizer, DataSettings())
+        info = write_token_file(path, map(Document, (document for _ in range(documents))), tokenizer, DataSettings())
         blocks = load_blocks(settings(path, block_size=64), tokenizer)
         used = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -199,21 +202,21 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, tokenizer):
         raise HfpatchError("data set owner/set: cannot be read beyond row 0")
 
     with pytest.raises(HfpatchError, match="beyond row 0"):
-        write_token_file(tmp_path / "a.bin", broken(), tokenizer, DataSettings())
+        write_token_file(tmp_path / "a.bin", map(Document, broken()), tokenizer, DataSettings())
     with pytest.raises(HfpatchError, match="no document has two tokens"):
-        write_token_file(tmp_path / "a.bin", ["e"], tokenizer, DataSettings(append_eos=False))
+        write_token_file(tmp_path / "a.bin", map(Document, ["e"]), tokenizer, DataSettings(append_eos=False))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_written_over(written, texts, tokenizer):
     before = written.read_bytes()
     with pytest.raises(HfpatchError, match=r"train\.bin: exists already"):
-        write_token_file(written, texts[:1], tokenizer, DataSettings())
+        write_token_file(written, map(Document, texts[:1]), tokenizer, DataSettings())
     written.rename(written.with_name("moved.bin"))
     with pytest.raises(HfpatchError, match=r"train\.json: exists already"):
-        write_token_file(written, texts[:1], tokenizer, DataSettings())
+        write_token_file(written, map(Document, texts[:1]), tokenizer, DataSettings())
     with pytest.raises(HfpatchError, match=r"train\.tokens: the name of a token file must end with \.bin"):
-        write_token_file(written.with_suffix(".tokens"), texts[:1], tokenizer, DataSettings())
+        write_token_file(written.with_suffix(".tokens"), map(Document, texts[:1]), tokenizer, DataSettings())
     assert written.with_name("moved.bin").read_bytes() == before
 
 
@@ -276,7 +279,7 @@ def test_a_file_of_another_tool_is_described_and_then_used(tmp_path, text_file, 
     told, of_text = [], settings(text_file)
     monkeypatch.setattr("hfpatch.data.tokenizer._BATCH_CHARACTERS", 1)
     ours = write_token_file(
-        tmp_path / "ours.bin", texts, tokenizer, of_text, on_part=lambda *counts: told.append(counts)
+        tmp_path / "ours.bin", map(Document, texts), tokenizer, of_text, on_part=lambda *counts: told.append(counts)
     )
     assert told == [(count, len(flat(texts[:count], tokenizer))) for count in range(1, 5)]
     assert info.sha256 == ours.sha256

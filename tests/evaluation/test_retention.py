@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from scipy import stats
 
 from hfpatch.data.documents import Documents
 from hfpatch.evaluation.retention import compare_points, retained_result
+from hfpatch.results.parts import Clusters
 from hfpatch.results.records import write_values
 from hfpatch.results.schema import RetentionPoint
 
@@ -68,3 +70,39 @@ def test_differences_have_intervals_over_documents_and_seeds(tmp_path):
     half = math.hypot(stats.t.ppf(0.975, DOCUMENTS - 1) * of_documents, stats.t.ppf(0.975, 2) * of_seeds)
     one = found[1].comparison(TASK, "kl")
     assert (one.difference, one.low, one.high) == pytest.approx((ratio, ratio - half, ratio + half))
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_differences_on_a_text_in_groups_vary_over_groups(tmp_path, grouped):
+    """The jackknife that leaves out one group at a time, here of one or two documents, from the records' clusters."""
+    names = np.arange(DOCUMENTS) * 2 // 3
+    told = replace(documents(), groups=names.astype(np.int32) if grouped else None)
+    base = retained_result(TASK, changes(0, base=True), told, tmp_path / "base")
+    folder = tmp_path / "lora"
+    found = retained_result(TASK, changes(1), told, folder)
+    for place in (tmp_path / "base", folder):
+        write_values(place, [TASK])
+    (point,) = compare_points(
+        [RetentionPoint(method="lora", scale=1.0)],
+        {"baseline": {0: tmp_path / "base"}, "lora": {0: folder}},
+        texts={TASK: base},
+        held_out=None,
+        baseline="baseline",
+    )
+    kl, tokens = changes(1)[:, 3], changes(1)[:, 0]
+    units = [names == name for name in np.unique(names)] if grouped else [np.arange(DOCUMENTS) == n for n in range(30)]
+    count, ratio = len(units), kl.sum() / tokens.sum()
+    without = np.array([kl[~unit].sum() / tokens[~unit].sum() for unit in units])
+    error = math.sqrt((count - 1) / count * ((without - ratio) ** 2).sum())
+    one = point.comparison(TASK, "kl")
+    rows = [json.loads(line) for line in (folder / f"{TASK}.jsonl").read_text().splitlines()]
+    if grouped:
+        assert base.clusters == found.clusters == one.clusters == Clusters(column="data.group", groups=count)
+        assert [row["cluster"] for row in rows] == [str(name) for name in names]
+        assert found.stderr["kl"] == pytest.approx(error)
+        half = stats.t.ppf(0.975, count - 1) * error
+        assert (one.low, one.high) == pytest.approx((ratio - half, ratio + half))
+    else:
+        assert base.clusters is one.clusters is None
+        assert not any("cluster" in row for row in rows)
+        assert found.stderr["kl"] == pytest.approx(error, rel=0.1)  # the jackknife and the delta method

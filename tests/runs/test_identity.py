@@ -468,7 +468,7 @@ KEYS = {
         "mixture": [{"source": f"tinyworld/{name}", "weight": 1.0} for name in ("base", "shifted")],
         "chat_template": (MESSAGES, "chat.jinja"),
         "min_characters": 5, "block_size": 64, "layout": "padded", "held_out": 4, "append_eos": False,
-        "seed": 1, "scored_tokens": 9,
+        "seed": 1, "scored_tokens": 9, "group": ({"source": "notes.jsonl"}, "title"),
     },
     "training": {
         "steps": 90, "epochs": 1.5, "batch_size": 8, "micro_batch_size": 4, "lr": 1e-3,

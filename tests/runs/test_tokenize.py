@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from hfpatch.__main__ import main
 from hfpatch.data.corpora import Corpus
 from hfpatch.data.load import load_blocks
+from hfpatch.data.rows import Document
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import PretrainRecipe, load_pretrain_or_study
 from hfpatch.runs import pretrain, tokenize
@@ -65,7 +66,9 @@ def test_a_trained_tokenizer_is_kept_for_one_configuration_and_split_of_a_hub_co
     texts = {(None, "train"): "abab", ("other", "train"): "cdcd", (None, "test"): "efef"}
 
     def open_commit(settings, data_dir):  # the digest of a hub data set is its commit
-        return Corpus(lambda: iter([texts[settings.config, settings.split] * 99]), lambda: "0" * 40, revision="0" * 40)
+        return Corpus(
+            lambda: iter([Document(texts[settings.config, settings.split] * 99)]), lambda: "0" * 40, revision="0" * 40
+        )
 
     monkeypatch.setattr("hfpatch.runs.corpus.open_corpus", open_commit)
     for (config, split), text in texts.items():
