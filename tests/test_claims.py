@@ -1,7 +1,7 @@
 """Claims about methods in README.md and results/README.md are verdicts of the committed results.
 
-A claim is a comment behind its sentence, ``RUN: METHOD < OTHER, METHOD = OTHER on TASK``: worse, no difference shown,
-or with ``>`` better.
+A claim is a comment behind its sentence, ``RUN: METHOD < OTHER, METHOD ? OTHER on TASK``: worse, undecided, with ``>``
+better, with ``=`` equivalent or kept, with ``/`` not tested.
 """
 
 import re
@@ -13,7 +13,7 @@ from hfpatch import load_results
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "results/README.md", "docs/what-a-real-model-shows.md")
-MEANING = {"<": "worse", "=": "no difference shown", ">": "better"}
+MEANING = {"<": "worse", "=": "same", ">": "better", "?": "undecided", "/": "not tested"}
 CLAIM = re.compile(r"<!-- ([\w-]+): (.+?)\s+on\s+(\w+)\s*-->", re.DOTALL)
 
 
@@ -27,7 +27,7 @@ def claims():
 @pytest.mark.parametrize(("run", "method", "sign", "other", "task"), list(claims()))
 def test_a_claim_is_a_verdict(run, method, sign, other, task):
     verdicts = load_results(ROOT / "results" / run).verdicts
-    found = {each.verdict for each in verdicts if (each.method, each.other, each.task) == (method, other, task)}
+    found = {each.tone for each in verdicts if (each.method, each.other, each.task) == (method, other, task)}
     assert found == {MEANING[sign]}
 
 

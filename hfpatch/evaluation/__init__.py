@@ -13,10 +13,10 @@ from hfpatch.results.schema import Comparison, TaskResult
 from hfpatch.support.lazy import lazy_names, needing_lab
 
 if TYPE_CHECKING:
-    from hfpatch.evaluation.comparison import check_comparable, compare, compare_again
+    from hfpatch.evaluation.again import compare_again
+    from hfpatch.evaluation.comparison import check_comparable, compare
     from hfpatch.evaluation.known_scores import check_known_scores, unknown_base
     from hfpatch.evaluation.model import HfpatchLM
-    from hfpatch.evaluation.retention import kept_again, retention_again
     from hfpatch.evaluation.run import all_aggregations, evaluate
     from hfpatch.evaluation.tasks import load_tasks
 
@@ -30,19 +30,17 @@ __all__ = [
     "compare",
     "compare_again",
     "evaluate",
-    "kept_again",
     "load_tasks",
-    "retention_again",
     "unknown_base",
 ]
 
 _HOMES = {
     "HfpatchLM": "model",
+    "compare_again": "again",
     "load_tasks": "tasks",
     **dict.fromkeys(("all_aggregations", "evaluate"), "run"),
-    **dict.fromkeys(("check_comparable", "compare", "compare_again"), "comparison"),
+    **dict.fromkeys(("check_comparable", "compare"), "comparison"),
     **dict.fromkeys(("check_known_scores", "unknown_base"), "known_scores"),
-    **dict.fromkeys(("kept_again", "retention_again"), "retention"),
 }
 
 with needing_lab():

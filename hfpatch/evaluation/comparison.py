@@ -26,10 +26,9 @@ from hfpatch.evaluation.stats import (
     paired_accuracies,
     paired_permutation,
 )
-from hfpatch.results.folder import load_results
 from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE
-from hfpatch.results.records import published_runs
 from hfpatch.results.schema import Clusters, Comparison, TaskResult
+from hfpatch.results.verdicts import within
 
 RESAMPLES = 200
 
@@ -134,31 +133,6 @@ def compare(
         low_noise += [_compare(method, reference, each, runs, reader, dependent) for each in others]
     broken = {(one.method, one.reference, one.task) for one in low_noise if not math.isfinite(one.difference)}
     return found + [one for one in low_noise if (one.method, one.reference, one.task) not in broken]
-
-
-def compare_again(folder: str | Path) -> list[Comparison]:
-    """Compute the paired differences of a comparison again, from ``values.safetensors`` in its folder.
-
-    Neighbouring documents make a unit where they do in its results.
-
-    ``folder`` is that of ``hfpatch compare``, or a published copy, without the runs' folders or a model. Measures that
-    are no mean or ratio of the documents' values, such as BLEU, are left out.
-
-    Raises:
-        HfpatchError: if the folder has no results or no values.
-    """
-    folder = Path(folder)
-    results = load_results(folder)
-    references: dict[str, list[str]] = {}
-    for each in results.comparisons:
-        others = references.setdefault(each.method, [])
-        others += [] if each.reference in others else [each.reference]
-    base = results.methods[results.baseline].runs[0] if results.baseline is not None else None
-    scores = {} if base is None else base.evaluation
-    stored = [(one.task, one.clusters) for one in results.comparisons if one.clusters is not None]
-    dependent = {task: Neighbours(each.run, each.p or 0.0) for task, each in stored if each.run is not None}
-    given: dict[str, Any] = {"tasks": scores, "references": references, "baseline": results.baseline or "baseline"}
-    return compare(published_runs(folder), dependent=dependent, **given)
 
 
 def _pairs(
@@ -303,11 +277,14 @@ def _compare(
         seeds=len(runs.method),
         difference=metric.shift(base, difference),
         test=f"none ({why})",
+        reference_score=base if metric.aggregate is None and not metric.exponential else None,
+        log_ratio=metric.exponential or None,
     )
     if tested is None:
         return comparison
+    low, high = within(comparison, *ends)
     test = tested.test if groups is None else tested.test.replace("documents", "groups of documents")
-    found = {"low": ends[0], "high": ends[1], "p": tested.p, "test": test, "errors": errors}
+    found = {"low": low, "high": high, "p": tested.p, "test": test, "errors": errors}
     return comparison.model_copy(update=found)
 
 

@@ -21,7 +21,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, chi2, norm
 
 from hfpatch.evaluation.stats import FEWEST_DOCUMENTS, Estimate, Part
-from hfpatch.results.verdicts import ALPHA, POWER
+from hfpatch.results.decision import ALPHA, POWER
 
 MOST_DOCUMENTS = 10**8
 MOST_SEEDS = 1000

@@ -18,10 +18,9 @@ from hfpatch.evaluation.comparison import Runs, compare, find_dependent
 from hfpatch.evaluation.metrics import Array, Metric, metric_named
 from hfpatch.evaluation.reading import Reader
 from hfpatch.evaluation.stats import over_documents
-from hfpatch.results.folder import load_results
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN, Clusters
-from hfpatch.results.records import hash_documents, published_runs
+from hfpatch.results.records import hash_documents
 from hfpatch.results.retention import AGREEMENT, FORGETTING, KL, RETENTION, kept_answers
 from hfpatch.results.schema import Comparison, KeptAnswers, RetentionPoint, TaskResult
 from hfpatch.support.files import hash_values, write_text
@@ -197,37 +196,3 @@ def kept_of(
                 table = np.stack([values[run] for run in runs])
                 found.append(kept_answers(method, task, values[base], table, grouped=grouped))
     return found
-
-
-def kept_again(folder: str | Path) -> list[KeptAnswers]:
-    """Compute ``kept`` of a comparison's results again, from ``values.safetensors`` in its folder.
-
-    Raises:
-        HfpatchError: if the folder has no results or no values.
-    """
-    results = load_results(folder)
-    if results.baseline is None:
-        return []
-    scores = results.methods[results.baseline].runs[0].evaluation
-    records = published_runs(Path(folder))
-    given: Any = {"methods": results.others, "comparisons": results.comparisons}
-    return kept_of(records, tasks=scores, baseline=results.baseline, **given)
-
-
-def retention_again(folder: str | Path) -> list[RetentionPoint]:
-    """Compute the points of a comparison's retention again, from ``values.safetensors`` in its folder.
-
-    Raises:
-        HfpatchError: if the folder has no results or no values.
-    """
-    results = load_results(folder)
-    if results.retention is None or results.baseline is None:
-        return []
-    base = results.methods[results.baseline].runs[0]
-    return compare_points(
-        results.retention.points,
-        published_runs(Path(folder)),
-        texts=base.retention or {},
-        held_out=base.evaluation.get(HELD_OUT),
-        baseline=results.baseline,
-    )

@@ -15,7 +15,7 @@ import scipy  # its parts are imported where they are first used
 
 from hfpatch.evaluation.clusters import Groups, group_sums
 from hfpatch.evaluation.metrics import Array, ratio_error
-from hfpatch.results.verdicts import ALPHA, reach
+from hfpatch.results.decision import ALPHA, reach
 
 FEWEST_DOCUMENTS = 20
 """With fewer documents, or groups of them, no difference is tested: below this the intervals have no known coverage."""

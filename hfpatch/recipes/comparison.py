@@ -13,12 +13,13 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.budgets import Budget, budget_of, family_of, is_budget, points_of, with_points
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.recipes.questions import QuestionSettings, questions_mistake
 from hfpatch.recipes.retention import RetentionSettings, retention_mistake
 from hfpatch.recipes.sizes import NO_SIZE, SIZES
 from hfpatch.recipes.strict import SEED_LIMIT, Dtype, ExpandedPath, PathText, Section, explain, load_as, read_override
@@ -136,6 +137,12 @@ class Recipe(Section):
     rewind: tuple[float, ...] = ()
     """Numbers by which the change of every trained patch is multiplied, such as ``[0.25, 0.5, 0.75]``. Each is measured
     on held-out text and ``retention``, and the text of tuning chooses one of them or 1."""
+    questions: QuestionSettings = QuestionSettings()
+    """What the comparison is to decide: the primary questions."""
+    margin: dict[str, PositiveFloat | None] = Field(default_factory=dict)
+    """The differences that do not matter, by task or measure (``{nats_per_token: 0.02, lambada_openai: 0.07}``), in
+    their units. Without it: 0.02 ``nats_per_token``, 0.01 ``bits_per_byte`` (on tinyworld bases 0.005) and 0.01
+    ``accuracy``. null claims signs alone."""
     data_dir: ExpandedPath | None = None
     """A folder that holds local copies of hub data sets, relative to the working directory."""
     baseline: str = "baseline"
@@ -165,6 +172,7 @@ class Recipe(Section):
             or _methods_mistake(self)
             or (self.tuning and (tuning_mistake(self.tuning, training, data, trained) or self.trial_mistake()))
             or retention_mistake(self.retention, self.model.name, data, tasks)
+            or questions_mistake(self)
         )
         if mistake:
             raise ValueError(mistake)
@@ -227,6 +235,11 @@ class Recipe(Section):
                 raise HfpatchError(f"--methods: {name} has the rate of {other} (tuning.at), which is left out; add it")
         labels = {name: label for name, label in self.labels.items() if name in kept}
         changed = {**self.model_dump(mode="json"), "methods": kept, "labels": labels}
+        gain, keep = self.questions.gain, self.questions.keep
+        if gain is not None and gain.pairs is not None:
+            changed["questions"]["gain"]["pairs"] = [pair for pair in gain.pairs if kept.keys() >= set(pair)]
+        if keep is not None and keep.methods is not None:
+            changed["questions"]["keep"]["methods"] = [name for name in keep.methods if name in kept]
         if self.tuning is not None:
             grid = self.tuning.grid.items()
             owners = {None, *kept}

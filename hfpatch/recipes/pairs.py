@@ -107,17 +107,13 @@ def references(recipe: Recipe) -> dict[str, list[str]]:
     3. where there is none of these, and it is not matched itself, the method named ``lora``.
 
     A control itself is compared with the baseline and the LoRAs of its match group; a LoRA with the baseline alone, as
-    the others are compared with it.
+    the others are compared with it. Pairs that ``questions.gain`` names come last.
     """
-    methods, controls = recipe.methods, controls_of(recipe.methods)
-    anchors = {name: {str(part["match"]) for part in parts if "match" in part} for name, parts in methods.items()}
-    loras = [name for name, parts in methods.items() if is_lora(parts)]
-    found = {}
+    methods, controls, gain = recipe.methods, controls_of(recipe.methods), recipe.questions.gain
+    anchors, found = _anchors(methods), {}
     for name, parts in methods.items():
-        others = [lora for lora in loras if lora != name and in_one_group(anchors, name, lora)]
-        if is_lora(parts):
-            others = []
-        elif kind_of(parts) not in CONTROLS:
+        others = loras_of(recipe, name)
+        if not is_lora(parts) and kind_of(parts) not in CONTROLS:
             others = [*(other for other in methods if name in anchors[other]), *others]
             if kind_of(parts) == "nonlinear_query":
                 linear = [other for other, theirs in methods.items() if kind_of(theirs) == LINEAR_QUERY]
@@ -126,9 +122,23 @@ def references(recipe: Recipe) -> dict[str, list[str]]:
             if not others and "lora" in methods and not all("match" in part for part in parts):
                 others = ["lora"]
             others += [control.name for control in controls.get(name, [])]
+        others += [other for method, other in (gain.pairs if gain is not None else None) or () if method == name]
         if name != recipe.baseline:
-            found[name] = [recipe.baseline, *dict.fromkeys(others)]
+            found[name] = list(dict.fromkeys([recipe.baseline, *others]))
     return found
+
+
+def loras_of(recipe: Recipe, method: str) -> list[str]:
+    """Return the LoRAs of a method's match group, in the order of the recipe; none of a LoRA itself."""
+    methods, anchors = recipe.methods, _anchors(recipe.methods)
+    if is_lora(methods[method]):
+        return []
+    return [name for name, parts in methods.items() if is_lora(parts) and in_one_group(anchors, method, name)]
+
+
+def _anchors(methods: Mapping[str, Parts]) -> dict[str, set[str]]:
+    """Return the methods and budgets that each method is matched to."""
+    return {name: {str(part["match"]) for part in parts if "match" in part} for name, parts in methods.items()}
 
 
 def left_out_of_pairs(whole: Recipe, some: Recipe) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Tone = Literal["better", "worse", "mixed", "no difference shown", "not tested"]
+Tone = Literal["better", "worse", "mixed", "same", "undecided", "not tested"]
 Fact = tuple[str, str]
 """A label and its value."""
 

@@ -103,7 +103,7 @@ def _compared(results: EvaluationResults) -> tuple[Table, ...]:
     several = results.of_models
     headings = {
         **({"model": False, "compared with": False} if several else {"patch": False}),
-        **{"task": False, "difference": True, "simultaneous": True, "p (Holm)": True, "detectable": True},
+        **{"task": False, "difference": True, "corrected": True, "p (Holm)": True, "detectable": True},
         "verdict": False,
     }
     decided = {(each.method, each.other, each.task, each.metric) for each in results.verdicts}
@@ -117,26 +117,26 @@ def _compared(results: EvaluationResults) -> tuple[Table, ...]:
     for each, other in found:
         verdict = each if isinstance(each, Verdict) else None
         tested = verdict is not None and verdict.p_corrected is not None
-        visible = verdict.smallest_visible if verdict is not None else None
+        visible = verdict.detectable if verdict is not None else None
         cells: list[str | Cell] = [each.method, *([other] if several else [])]
         cells += [
             Cell((each.task, f"{each.metric}, n = {documents_text(each.n, each.clusters)}")),
             Cell((signed(each.difference, 4), interval(each.low, each.high, 4) if math.isfinite(each.low) else "")),
-            interval(verdict.simultaneous_low, verdict.simultaneous_high, 4) if verdict and tested else NOTHING,
+            interval(verdict.corrected_low, verdict.corrected_high, 4) if verdict and tested else NOTHING,
             p_text(verdict.p_corrected) if verdict else NOTHING,
             NOTHING if visible is None else significant(visible, 2),
         ]
         if verdict is None:
             rows.append(Row((*cells, "no verdict"), faint=True))
         else:
-            words = f"{verdict.verdict} ({verdict.why})" if verdict.why else verdict.verdict
-            rows.append(Row((*cells, Cell((words,), verdict.verdict))))
+            words = f"{verdict.outcome} ({verdict.why})" if verdict.why else verdict.outcome
+            rows.append(Row((*cells, Cell((words,), verdict.tone))))
     title = "Differences between the models" if several else "Differences from the base"
     family = max((each.family for each in results.verdicts), default=0)
     caption = (
         f"{'Model minus the one it is compared with' if several else 'Patch minus base'} in the metric's own unit with "
         "its plain 95 % interval, paired by document. One measure decides each task, by a test corrected by Holm's "
-        f"method over all {'pairs' if several else 'patches'} and tasks ({family} tests); the simultaneous interval "
+        f"method over all {'pairs' if several else 'patches'} and tasks ({family} tests); the corrected interval "
         "belongs to its verdict. Detectable: what a corrected test finds in about four of five cases."
     )
     columns = tuple(Column(heading, number=number) for heading, number in headings.items())

@@ -76,15 +76,15 @@ def change_of(results: ComparisonResults, found: Verdict | Comparison, *, plain:
     other = found.other if isinstance(found, Verdict) else found.reference
     ends, visible = (found.low, found.high), None
     if isinstance(found, Verdict):
-        visible = found.smallest_visible
-        ends = ends if plain else (found.simultaneous_low, found.simultaneous_high)
+        visible = found.detectable
+        ends = ends if plain else (found.corrected_low, found.corrected_high)
     values = results.values(other, found.task, found.metric) if found.task in results.tasks else []
     scale = scale_in(results, found.task, found.metric)
     return change(found.difference, *ends, visible, scale=scale, reference=fmean(values) if values else None)
 
 
 def gain_of(results: ComparisonResults, verdict: Verdict, *, plain: bool = False) -> Change | None:
-    """Return a difference as a gain, above 0 is better, with its simultaneous interval; None if nothing is known."""
+    """Return a difference as a gain, above 0 is better, with its corrected interval; None if nothing is known."""
     if math.isnan(verdict.difference):
         return None
     found = change_of(results, verdict, plain=plain)
@@ -92,14 +92,26 @@ def gain_of(results: ComparisonResults, verdict: Verdict, *, plain: bool = False
 
 
 def verdict_text(results: ComparisonResults, verdict: Verdict) -> str:
-    """Return a verdict in words: with why nothing was tested, or that the reference is at floor or at chance."""
-    if verdict.why:
-        return f"{verdict.verdict} ({verdict.why})"
+    """Return a verdict in words: with its margin, why nothing was tested or decided, and what would decide it."""
+    said = outcome_text(verdict)
     info = results.tasks.get(verdict.task)
-    if verdict.verdict == "no difference shown" and info is not None and verdict.metric == info.primary:
+    if verdict.tone == "undecided" and not verdict.why and info is not None and verdict.metric == info.primary:
         level = level_at(results, verdict.other, verdict.task)
-        return f"{verdict.verdict} ({verdict.other} {level})" if level else verdict.verdict
-    return verdict.verdict
+        return f"{said} ({verdict.other} {level})" if level else said
+    return said
+
+
+def outcome_text(verdict: Verdict) -> str:
+    """Return an outcome in words: ``equivalent within 0.02``, ``undecided (needs 7 seeds)``."""
+    said: str = verdict.outcome
+    if verdict.margin is not None:
+        said = said.replace("less than the margin", f"less than {verdict.margin:g}")
+        said += f" within {verdict.margin:g}" if verdict.tone == "same" else ""
+    needs = [f"{verdict.seeds_needed} seeds"] if verdict.seeds_needed is not None else []
+    if verdict.documents_needed is not None:
+        needs.append(f"{verdict.documents_needed:,} {'documents' if verdict.clusters is None else 'groups'}")
+    why = verdict.why or (f"needs {' or '.join(needs)}" if needs else "")
+    return f"{said} ({why})" if why else said
 
 
 def signed(value: float, digits: int) -> str:

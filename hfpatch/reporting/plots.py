@@ -21,6 +21,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
+from hfpatch.reporting.document import Tone
 from hfpatch.reporting.numbers import Change, Scale, signed, significant
 from hfpatch.reporting.theme import BAND, BLUE, GREY, INK, MUTED, PAPER, VERMILLION, Style, shade, short, to_svg
 
@@ -28,10 +29,11 @@ Floats = NDArray[np.float64]
 
 COLUMNS = 4  # of panels, and of entries of a key
 LARGEST = 1e30  # larger values are drawn at the edge, as infinities are
-_VERDICTS = {  # colour, marker and the face of the marker
+TONES: dict[Tone, tuple[str, str, str]] = {  # colour, marker and the face of the marker
     "better": (BLUE, "o", BLUE),
     "worse": (VERMILLION, "D", VERMILLION),
-    "no difference shown": (GREY, "o", PAPER),
+    "same": (INK, "s", INK),
+    "undecided": (GREY, "o", PAPER),
     "not tested": (GREY, "x", GREY),
 }
 _SHADES = 48  # from 49 on, matplotlib turns a colour bar into a picture
@@ -109,7 +111,7 @@ class Interval:
     """
 
     change: Change
-    verdict: str
+    verdict: Tone
     single: Sequence[float] = ()
     plain: tuple[float, float] | None = None
 
@@ -125,7 +127,7 @@ def forest(
     """
     ax.set_xlim(*((-limit, limit) if higher_is_better else (limit, -limit)))
     for y, row in rows.items():
-        change, (colour, marker, face) = row.change, _VERDICTS[row.verdict]
+        change, (colour, marker, face) = row.change, TONES[row.verdict]
         if change.smallest_visible is not None and not math.isnan(change.smallest_visible):
             seen = min(change.smallest_visible, limit)
             ax.barh(y, 2 * seen, 0.62, -seen, color=BAND, zorder=1)
@@ -159,11 +161,11 @@ def side_column(ax: Axes, heading: str, texts: Sequence[str], offset: int) -> No
     ax.annotate(heading, (1.0, 1.0), (offset, 6), "axes fraction", "offset points", ha="right", color=MUTED)
 
 
-def verdict_key(figure: Figure, verdicts: Iterable[str], *, bar: bool = False) -> None:
+def verdict_key(figure: Figure, verdicts: Iterable[Tone], *, bar: bool = False) -> None:
     """Put the key of a forest below the panels; ``bar``: with the grey bars."""
     handles: list[Line2D | Patch] = []
     for verdict in verdicts:
-        colour, marker, face = _VERDICTS[verdict]
+        colour, marker, face = TONES[verdict]
         look: dict[str, Any] = {"color": colour, "marker": marker, "markerfacecolor": face}
         handles.append(Line2D([], [], linewidth=1.8, label=verdict, **look))
     if bar:

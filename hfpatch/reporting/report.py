@@ -35,7 +35,7 @@ from hfpatch.results.schema import ComparisonResults, EvaluationResults, StudyRe
 from hfpatch.support.files import atomic_file, printable, write_text
 
 _HEADLINE = (
-    "Gains are against the frozen base, in brackets the simultaneous 95 % intervals of their verdicts; × is the number "
+    "Gains are against the frozen base, in brackets the corrected intervals of their verdicts; × is the number "
     "of trainable parameters over that of the LoRA named; – stands for what was not measured."
 )
 _RUN_FILES = ("results.json", "recipe.yaml")

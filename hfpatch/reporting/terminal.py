@@ -8,7 +8,7 @@ from rich.text import Text as Styled
 
 from hfpatch.reporting import document as doc
 
-_COLOURS = {"better": "green", "worse": "red", **dict.fromkeys(("no difference shown", "not tested"), "dim")}
+_COLOURS = {"better": "green", "worse": "red", "same": "cyan", **dict.fromkeys(("undecided", "not tested"), "dim")}
 
 
 def print_document(document: doc.Document) -> None:

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, computed_field
 
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.recipes import pairs
 from hfpatch.recipes.budgets import family_of
+from hfpatch.recipes.pairs import Question, by_question, is_lora
 from hfpatch.results.frontier import Frontier
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import (
@@ -27,13 +27,14 @@ from hfpatch.results.parts import (
     TrainResult,
     Values,
 )
-from hfpatch.results.retention import KeptAnswers, Retention, Rewound
+from hfpatch.results.retention import RETENTION, KeptAnswers, Retention, Rewound
 from hfpatch.results.tables import Tabular
-from hfpatch.results.verdicts import Measure, Pairs, Verdict, deciding, judge
+from hfpatch.results.verdicts import Look, Measure, Pairs, PrimaryQuestion, Verdict, deciding, judge, judge_primary
 
 AnyPart = TypeVar("AnyPart", bound=Part)
 
 
+_OF_TEXT = Measure(BITS_PER_BYTE, RETENTION[BITS_PER_BYTE])  # decides a text that should be kept
 MATCHED = 0.01
 """Share by which two parameter counts may differ and still count as matched, where no size was solved for."""
 
@@ -308,9 +309,11 @@ class ComparisonResults(Tabular):
         tuning: the trials of every method and the chosen values; None where nothing was tuned.
         tasks: the metric and the documents of each task.
         methods: each method with its runs.
-        questions: the pairs that each question compares, as the recipe declares them, before anything has run.
+        questions: the primary questions, as the recipe declares them before anything has run.
+        margin: the largest difference that does not matter, by task and measure.
+        pairs: all pairs that are compared, by secondary question.
         comparisons: the paired differences by every measure; empty until the comparison is complete.
-        verdicts: the verdict of each pair on each task, by the measure that decides it.
+        verdicts: the verdict of each pair on each task and text, by the measure that decides it: primary ones first.
         retention: the changes on text that training should not change; None where the recipe names none.
         kept: the right answers that each method kept and won; None where an older version did not have them.
         warnings: the cautions.
@@ -336,7 +339,9 @@ class ComparisonResults(Tabular):
     evaluation: Values = Field(default_factory=dict)
     tasks: dict[str, Task] = Field(default_factory=dict)
     methods: dict[str, Method] = Field(default_factory=dict)
-    questions: dict[pairs.Question, list[tuple[str, str]]] = Field(default_factory=dict)
+    questions: list[PrimaryQuestion] = Field(default_factory=list)
+    margin: dict[str, float] = Field(default_factory=dict)
+    pairs: dict[Question, list[tuple[str, str]]] = Field(default_factory=dict)
     comparisons: list[Comparison] = Field(default_factory=list)
     retention: Retention | None = None
     kept: list[KeptAnswers] | None = None
@@ -348,20 +353,31 @@ class ComparisonResults(Tabular):
     @computed_field  # type: ignore[prop-decorator]
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """The verdict of each pair on each task: the one list that every report reads."""
+        """The verdict of each pair on each task and text: the one list that every report reads, primary ones first."""
         if self.joined is not None:
             return self.joined
-        asked: Pairs = self.questions
-        if not asked:  # a file that declares none: the pairs that were compared
-            loras = {name for name, method in self.methods.items() if pairs.is_lora(method.parts)}
+        secondary: Pairs = self.pairs
+        if not secondary:  # a file that declares none: the pairs that were compared
             made = dict.fromkeys((each.method, each.reference) for each in self.comparisons)
-            asked = pairs.by_question(made, self.baseline, loras)
-        return judge(self.comparisons, asked, self.deciding, self._why_not)
+            secondary = by_question(made, self.baseline, self._loras)
+        changes = self.retention.changes if self.retention is not None else []
+        texts = dict.fromkeys(self.retention.texts if self.retention is not None else (), _OF_TEXT)
+
+        found = list[Verdict]()
+        looks, measures = [Look([*self.comparisons, *changes])], self.deciding | texts
+        diverged = {name: method.diverged for name, method in self.methods.items()}
+        for asked in self.questions:
+            given: Values = {"why_not": self._why_not, "diverged": diverged}
+            found += judge_primary(asked, looks, measures, self.margin, **given)
+        primary = {(each.method, each.other, each.task) for each in found}
+        found += judge(self.comparisons, secondary, self.deciding, self._why_not, without=primary)
+        of_base = list(dict.fromkeys((each.method, each.reference) for each in changes))
+        return found + judge(changes, {"retention": of_base}, texts, without=primary)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
         """Return a copy, without the cached comparisons of the original."""
         copy = super().model_copy(update=update, deep=deep)
-        for name in ("_index", "_decided", "deciding", "verdicts"):
+        for name in ("_index", "_decided", "_loras", "deciding", "verdicts"):
             copy.__dict__.pop(name, None)
         return copy
 
@@ -399,8 +415,7 @@ class ComparisonResults(Tabular):
             update["tuning"] = self.tuning.model_copy(update={"trials": trials, "chosen": chosen})
         if self.retention is not None:
             of_kept = [point for point in self.retention.points if point.method in kept]
-            verdicts = [each for each in self.retention.verdicts if each.method in kept]
-            update["retention"] = self.retention.model_copy(update={"points": of_kept, "joined": verdicts})
+            update["retention"] = self.retention.model_copy(update={"points": of_kept})
         if self.frontier is not None:
             lines = [
                 line.model_copy(update={"points": [point for point in line.points if point in kept]})
@@ -442,8 +457,7 @@ class ComparisonResults(Tabular):
             for point in self.retention.points:
                 own = [_renamed(each, new, "method", "reference") for each in point.comparisons]
                 points.append(_renamed(point, new, "method").model_copy(update={"comparisons": own}))
-            verdicts = [_renamed(each, new, "method", "other") for each in self.retention.verdicts]
-            update["retention"] = self.retention.model_copy(update={"points": points, "joined": verdicts})
+            update["retention"] = self.retention.model_copy(update={"points": points})
         if self.frontier is not None:
             families, lines = {}, []
             for line in self.frontier.lines:
@@ -507,13 +521,26 @@ class ComparisonResults(Tabular):
         """Return the verdict of a pair on a task; None where no question compares the pair."""
         return self._decided.get((method, other, task))
 
-    def answers(self, question: pairs.Question, method: str | None = None) -> list[Verdict]:
-        """Return the verdicts on a question, of one method or of all, on the tasks that the results have."""
-        return [
-            each
-            for each in self.verdicts
-            if each.question == question and method in (None, each.method) and each.task in self.tasks
-        ]
+    @property
+    def primary(self) -> list[Verdict]:
+        """The verdicts of the primary questions."""
+        return [each for each in self.verdicts if each.role == "primary"]
+
+    def answers(self, question: Question, method: str | None = None) -> list[Verdict]:
+        """Return the verdicts on pairs of a kind, primary and secondary, of one method or of all.
+
+        ``retention`` are those on texts that should be kept, all others those on tasks that the results have.
+        """
+        found = []
+        for each in self.verdicts:
+            kind = each.question
+            if each.role == "primary" and each.task not in self.tasks:
+                kind = "retention"
+            elif each.role == "primary":
+                kind = next(iter(by_question([(each.method, each.other)], self.baseline, self._loras)))
+            if kind == question and method in (None, each.method) and (kind == "retention" or each.task in self.tasks):
+                found.append(each)
+        return found
 
     @cached_property
     def deciding(self) -> dict[str, Measure]:
@@ -528,6 +555,8 @@ class ComparisonResults(Tabular):
         """Say why a pair was not compared on a task."""
         if not self.complete:
             return "the run is not complete"
+        if task not in self.tasks and (self.retention is None or task not in self.retention.texts):
+            return "not measured"
         for name in (method, other):
             if name in self.methods and self.methods[name].all_diverged:
                 return f"{name} diverged"
@@ -535,6 +564,10 @@ class ComparisonResults(Tabular):
             (each.method, each.reference, each.task) == (method, other, task) for each in self.comparisons
         )
         return "not all values are finite" if other_measures else "not compared"
+
+    @cached_property
+    def _loras(self) -> set[str]:
+        return {name for name, method in self.methods.items() if is_lora(method.parts)}
 
     @cached_property
     def _index(self) -> dict[tuple[str, str | None, str, str], Comparison]:

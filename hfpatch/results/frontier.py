@@ -80,7 +80,7 @@ def against_reference(results: ComparisonResults, line: FrontierLine) -> dict[st
     found: dict[str, Verdict] = {}
     for point in line.points:
         made = (results.verdict(point, frontier.task, other) for other in reference.points)
-        known = [each for each in made if each is not None and each.verdict != "not tested"]
+        known = [each for each in made if each is not None and each.tone != "not tested"]
         found |= {point: known[0]} if known else {}
     return found
 
@@ -105,12 +105,15 @@ def sentence(results: ComparisonResults, line: FrontierLine) -> str:
 
 def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict]) -> str:
     """Say at which budgets a method is ahead of the reference, and at which behind."""
-    places: dict[str, list[str]] = {"better": [], "worse": [], "no difference shown": []}
+    places: dict[str, list[str]] = {"better": [], "worse": [], "same": [], "undecided": []}
     for point, verdict in verdicts.items():
-        places[verdict.verdict].append(budget_in(point))
-    better, worse, neither = places.values()
+        places[verdict.tone].append(budget_in(point))
+    better, worse, same, undecided = places.values()
+    neither = [*same, *undecided]
     if not better and not worse:
-        return f"shows no difference from {name} at any budget"
+        if same and undecided:
+            return f"is equivalent to {name} at {listed(same)}, undecided at {listed(undecided)}"
+        return f"is {'equivalent to' if same else 'undecided against'} {name} at every budget"
     if not neither and not (better and worse):
         return f"is {'ahead of' if better else 'behind'} {name} at every budget"
     if better and worse and not neither:
@@ -123,9 +126,9 @@ def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict
             (size, gain), (larger, other_gain) = crossed[0]
             crossing = int(float(f"{size * (larger / size) ** (gain / (gain - other_gain)):.1e}"))
             first = next(iter(verdicts.values()))
-            side, other = ("ahead of", "behind") if first.verdict == "better" else ("behind", "ahead")
+            side, other = ("ahead of", "behind") if first.tone == "better" else ("behind", "ahead")
             return f"is {side} {name} below {crossing:,} parameters, {other} above"
-    said = {f"ahead of {name}": better, f"behind {name}": worse, "shows no difference": neither}
+    said = {f"ahead of {name}": better, f"behind {name}": worse, f"equivalent to {name}": same, "undecided": undecided}
     return f"is {listed([f'{words} at {listed(budgets)}' for words, budgets in said.items() if budgets])}"
 
 

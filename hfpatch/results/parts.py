@@ -16,11 +16,11 @@ from pydantic import (
     model_serializer,
 )
 
+from hfpatch.recipes.questions import HELD_OUT as HELD_OUT  # the task of the loss on documents kept out of training
+
 SCHEMA: Literal[2] = 2
 """The version of the layout; a file of another one is refused."""
 
-HELD_OUT = "held_out_text"
-"""The task under which results have the loss on the documents that ``data.held_out`` keeps out of training."""
 NATS_PER_TOKEN = "nats_per_token"
 """Its metric: of a document the pair (log-likelihood, tokens); the score is ``-Σ log-likelihood / Σ tokens``."""
 
@@ -288,9 +288,11 @@ class Comparison(Part):
             perplexity those of the mean log ratio.
         choices: how many times as many points the one was chosen from as the other; the interval and ``p`` are
             corrected for it. None is once.
+        reference_score: the reference's score, mean over seeds; None of metrics that are no mean or ratio.
+        log_ratio: True where ``errors`` are those of the mean log ratio, as of a perplexity; else None.
     """
 
-    written_if_set = frozenset({"clusters", "choices"})
+    written_if_set = frozenset({"clusters", "choices", "reference_score", "log_ratio"})
 
     method: str
     reference: str
@@ -306,3 +308,5 @@ class Comparison(Part):
     test: str
     errors: list[tuple[float, float]] = Field(default_factory=list)
     choices: int | None = None
+    reference_score: Measured = None
+    log_ratio: bool | None = None

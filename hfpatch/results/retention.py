@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from hfpatch.results.decision import ALPHA, reach
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import Comparison, High, Low, Measured, Number, Part, TaskResult, Values
-from hfpatch.results.verdicts import ALPHA, Measure, Verdict, judge, reach
 
 KL, AGREEMENT, FORGETTING = "kl", "top1_agreement", "forgetting"
 RETENTION = {BITS_PER_BYTE: False, KL: False, AGREEMENT: True, FORGETTING: False}
@@ -62,24 +62,17 @@ class Retention(Part):
         texts: the source, documents, tokens and hash of each text, by the name of its scores.
         tasks: the tasks whose right answers should be kept.
         points: each method, at each scale of its patch; the scales of a method ascending.
-        joined: the verdicts of a whole comparison, where this has some of its methods or other names.
     """
 
     texts: dict[str, Values] = Field(default_factory=dict)
     tasks: list[str] = Field(default_factory=list)
     points: list[RetentionPoint] = Field(default_factory=list)
-    joined: list[Verdict] | None = Field(default=None, exclude=True)
 
     @property
-    def verdicts(self) -> list[Verdict]:
-        """The verdict on each method on each text, by bits per byte: one question, over which it is corrected."""
-        if self.joined is not None:
-            return self.joined
+    def changes(self) -> list[Comparison]:
+        """The differences of the methods at the full scale of their patches, from which verdicts follow."""
         own = [point for point in self.points if point.scale == 1]
-        made = [each for point in own for each in point.comparisons if each.task in self.texts]
-        pairs = dict.fromkeys((each.method, each.reference) for each in made)
-        measure = Measure(BITS_PER_BYTE, RETENTION[BITS_PER_BYTE])
-        return judge(made, {"retention": list(pairs)}, dict.fromkeys(self.texts, measure))
+        return [each for point in own for each in point.comparisons if each.task in self.texts]
 
     def of(self, method: str) -> list[RetentionPoint]:
         """Return the points of a method, scales ascending."""

@@ -39,13 +39,14 @@ from hfpatch.results.parts import (
 from hfpatch.results.retention import KeptAnswers, Retention, RetentionPoint, Rewound
 from hfpatch.results.study import AtStep, Diagnostic, Improvement, Loss, Row, StudyResults, StudyRun, Variant
 from hfpatch.results.tables import Tabular
-from hfpatch.results.verdicts import Measure, Verdict, deciding, judge
+from hfpatch.results.verdicts import Measure, PrimaryQuestion, Verdict, deciding, judge
 
 __all__ = [
     "SCHEMA", "AtStep", "Choice", "Clusters", "Comparison", "ComparisonResults", "Curve", "Diagnostic",
     "EvaluatedVariant", "EvaluationResults", "FewShot", "GroupResult", "Improvement", "KeptAnswers", "LayerSeries",
-    "LeftOut", "Loss", "Method", "Parameters", "Results", "Retention", "RetentionPoint", "Rewound", "Row", "Run",
-    "StudyResults", "StudyRun", "Task", "TaskResult", "Trial", "Tuning", "Variant", "Verdict", "json_schema",
+    "LeftOut", "Loss", "Method", "Parameters", "PrimaryQuestion", "Results", "Retention", "RetentionPoint", "Rewound",
+    "Row", "Run", "StudyResults", "StudyRun", "Task", "TaskResult", "Trial", "Tuning", "Variant", "Verdict",
+    "json_schema",
 ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, computed_field, model_validator
 
+from hfpatch.results.decision import ALPHA, reach
 from hfpatch.results.parts import SCHEMA, Comparison, Part, TrainResult, Values
 from hfpatch.results.tables import Tabular
 from hfpatch.results.verdicts import Measure, Verdict, judge
@@ -169,7 +170,7 @@ class StudyResults(Tabular):
                 high=math.inf if found.high is None else found.high,
                 p=found.p if tested else None,
                 test="paired t over seeds" if tested else f"none ({why})",
-                errors=[(1.0, seeds - 1)] if seeds > 1 else [],
+                errors=_errors(found, seeds),
                 choices=found.choices,
             )
             made.append(comparison)
@@ -230,3 +231,10 @@ class StudyResults(Tabular):
         shared = sorted(base.loss.values.keys() & row.loss.values.keys())
         known = {seed: (base.loss.values[seed], row.loss.values[seed]) for seed in shared}
         return {seed: (there - here) / there for seed, (there, here) in known.items() if there}
+
+
+def _errors(found: Improvement, seeds: int) -> list[tuple[float, float]]:
+    """Return the standard error over seeds that an interval shows, and its degrees of freedom."""
+    if seeds < 2 or found.low is None or found.high is None:
+        return []
+    return [((found.high - found.low) / 2 / float(reach([(1.0, seeds - 1)], ALPHA / found.choices)), seeds - 1)]

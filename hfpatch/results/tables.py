@@ -66,7 +66,7 @@ class Tabular(Part):
                     for task in results.tasks:
                         metric = results.deciding[task].metric
                         mean, made = results.mean(name, task, metric), results.verdict(name, task, results.baseline)
-                        shown = mean if made is None or mean is None else f"{mean:.4g} ({made.verdict})"
+                        shown = mean if made is None or mean is None else f"{mean:.4g} ({made.outcome})"
                         row[f"{task} ({metric})"] = shown
                     rows.append(row)
             case "pretraining":

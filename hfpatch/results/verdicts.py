@@ -1,47 +1,78 @@
-"""The verdicts of a comparison: one question, one measure, one test, one verdict for each pair and task.
+"""The verdicts of a comparison: what each pair decides on each task, primary questions first.
 
-Every report reads this list and tests nothing itself. The questions and their pairs are fixed by the recipe:
+Every report reads this list and tests nothing itself.
 
-    base     does a method change the base, on each task and text? (what is forgotten is read from these, too)
-    lora     is it better than the LoRA of its match group?
-    parts    what carries its effect: all other pairs that the recipe declares
-    models   of whole models: does one differ from another?
+**Primary questions** are declared before the run (``questions`` in the recipe; :mod:`hfpatch.recipes.questions`):
+
+    gain     is a method better than another one, by default the LoRA of its size?
+    keep     does it keep what the base could do?
+
+Each has m tests: its pairs times its tasks, counted as declared, also where one could not be made. A pair is decided at
+the level ``a = α/m`` (Bonferroni, α = 5 %), with a margin δ for its task or measure, by the rules of
+:mod:`hfpatch.results.decision`: better, worse, equivalent, kept, lost, or undecided with the fewest seeds, or
+documents, that would decide it in 80 % of cases at the difference seen. So any false claim of a question has a
+probability of at most 5 %, of both together at most 10 %. It is not Holm's method, because a pair can be claimed in two
+ways: after true equivalences a step down would test others at too high a level. A measure without a margin claims signs
+alone.
+
+With **looks** the seeds grow until pairs are decided. Look k tests at the level ``a = α w_k / m``, where ``Σ w_k = 1``
+(a union bound over looks); a pair has the outcome, the difference and the interval of the look that decided it, else
+those of the last one.
+
+A pair with fewer than two paired seeds is undecided. A method with a diverged seed can be neither better nor equivalent
+nor kept, as what is left is the better part of it.
+
+**Secondary**, exploratory: everything else that is compared, by question:
+
+    base         does a method change the base, on each task and text?
+    lora         is it better than a LoRA of its match group?
+    parts        what carries its effect: all other pairs that the recipe declares
+    models       of whole models: does one differ from another?
+    retention    does it change text that training should not change?
+
+Each is one family, corrected by Holm's method, of signs alone: with p-values in ascending order, the k-th of m is
+rejected where all before it are and ``p < α/(m - k + 1)``. What is not rejected is *not decided*, which says nothing. A
+corrected interval is that of the level ``1 - α/m``; where a later step of Holm's rejects, its end near 0 is that of the
+level ``1 - α/(m - k + 1)``. It leaves out 0 exactly where the verdict is better or worse. (No finite intervals both
+cover together and do that: Holm's method spends all of α on signs; Guilbaud 2008, Biometrical Journal 50, 678.)
 
 One measure decides a task: bits per byte of the right answer, or of the text, where documents have log-likelihoods (one
 unit, the lowest noise, defined for choices and texts alike), else the task's primary metric, such as the nats per token
 of held-out text. Other measures are shown with plain intervals and have no verdict.
 
-Each question is one family of m tests, of all its pairs and tasks, corrected by Holm's method: with p-values in
-ascending order, the k-th is rejected where all before it are and ``p < α/(m - k + 1)``, α = 5 %. A simultaneous
-interval is that of the level ``1 - α/m``: all intervals of a family together cover with 95 % (Bonferroni). It leaves
-out 0 exactly where the verdict is better or worse: where only a later step of Holm's rejects, its end near 0 is that of
-the level ``1 - α/(m - k + 1)``, and the sign holds with the error rate of the verdicts. (No finite intervals do both
-with 95 % together: Holm's method spends all of α on signs; Guilbaud 2008, Biometrical Journal 50, 678.)
+No interval leaves what is possible: bits per byte are not below 0, and shares are between 0 and 1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from hfpatch.recipes.pairs import Question
+from hfpatch.results.decision import ALPHA, POWER, Decided, Design, decide_gain, decide_keep, reach
 from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE, is_share
 from hfpatch.results.parts import Clusters, Comparison, High, Low, Number, Part
 
-ALPHA = 0.05
-POWER = 0.80
-Outcome = Literal["better", "worse", "no difference shown", "not tested"]
+Outcome = Literal[Decided, "not decided", "not tested"]
+Role = Literal["primary", "secondary"]
 Pairs = Mapping[Question, Sequence[tuple[str, str]]]
-"""The method and the other of every pair that a question compares."""
-_MEASURED = ("difference", "low", "high", "p", "n", "clusters", "seeds", "test")
-QUESTIONS: dict[Question, str] = {
+"""The method and the other of every pair that a secondary question compares."""
+BETTER = ("better", "better by less than the margin")
+WORSE = ("worse", "worse by less than the margin", "lost", "lost by less than the margin")
+SAME = ("equivalent", "kept")
+QUESTIONS: dict[str, str] = {
+    "gain": "is it better?",
+    "keep": "does it keep what the base could do?",
     "base": "does it change the base?",
     "lora": "is it better than LoRA?",
     "parts": "what carries its effect?",
     "models": "do the models differ?",
     "retention": "does it keep what the base knew?",
 }
+_MEASURED = ("difference", "low", "high", "p", "n", "clusters", "seeds", "test")
+_LOWEST = {BITS_PER_BYTE: 0.0}
+"""The least possible score by a measure."""
 
 
 class Measure(NamedTuple):
@@ -51,56 +82,114 @@ class Measure(NamedTuple):
     higher_is_better: bool
 
 
+class PrimaryQuestion(Part):
+    """A primary question, as it was declared.
+
+    Attributes:
+        question: ``gain`` or ``keep``.
+        pairs: the method and the other of each pair.
+        on: the tasks and texts, by the names of their scores.
+        changed: what the recipe asked when results existed already, in words; "" where it was declared before them.
+    """
+
+    question: Literal["gain", "keep"]
+    pairs: list[tuple[str, str]]
+    on: list[str]
+    changed: str = ""
+
+    @property
+    def tests(self) -> int:
+        """How many tests it has, m."""
+        return len(self.pairs) * len(self.on)
+
+
 class Verdict(Part):
     """The verdict on one pair on one task.
 
     Attributes:
+        role: ``primary``, or ``secondary`` and exploratory.
         question: the question that it answers.
+        outcome: what is decided; ``why`` says why nothing was tested, or what keeps a primary pair undecided.
         method, other: the pair.
         task: the task.
         metric: the measure that decides the task.
-        verdict: the outcome of the corrected test; ``why`` says why nothing was tested.
         difference: method minus other, in the metric's own unit; NaN where nothing was measured.
         low, high: ends of the plain 95 % interval, of this difference alone.
-        simultaneous_low, simultaneous_high: ends of the interval that belongs to the verdict.
+        corrected_low, corrected_high: ends of the interval at ``level``, which belongs to the outcome.
         p: two-sided p-value of no difference, by ``test``; None where nothing was tested.
-        p_corrected: ``p`` corrected by Holm's method over the family.
-        family: how many tests the family has.
+        p_corrected: ``p`` corrected over the question: times m, or by Holm's method.
+        level: one minus the level of the corrected interval, of this pair alone.
+        family: how many tests the question has, m.
+        margin: the largest difference that does not matter; None where only signs are claimed.
         n: documents.
         clusters: the groups that they come in, if any.
         seeds: seeds of the method.
-        smallest_visible: the true difference that is found with a probability of about 80 % by a test at the level
-            α/m, the first that Holm's correction asks for; None where there is none.
+        test: the name of the test.
+        detectable: the true difference that such a test finds with a probability of 80 %.
+        margin_detectable: the margin within which it would find equal methods equivalent as often.
+        seeds_needed: the fewest seeds that would decide an undecided pair with 80 % at the difference seen; None where
+            it is decided, or none would.
+        documents_needed: the same with more documents, or groups of them, and the seeds that there are.
+        changed: what is said of a question that was changed when results existed already.
     """
 
-    written_if_set = frozenset({"clusters"})
+    written_if_set = frozenset(
+        {"clusters", "level", "margin", "detectable", "margin_detectable", "seeds_needed", "documents_needed"}
+    )
 
-    question: Question
+    role: Role = "secondary"
+    question: str
+    outcome: Outcome = "not tested"
+    why: str = ""
     method: str
     other: str
     task: str
     metric: str
     higher_is_better: bool
-    verdict: Outcome = "not tested"
-    why: str = ""
     difference: Number = math.nan
     low: Low = -math.inf
     high: High = math.inf
-    simultaneous_low: Low = -math.inf
-    simultaneous_high: High = math.inf
+    corrected_low: Low = -math.inf
+    corrected_high: High = math.inf
     p: float | None = None
     p_corrected: float | None = None
+    level: float | None = None
     family: int = 0
+    margin: float | None = None
     n: int = 0
     clusters: Clusters | None = None
     seeds: int = 0
     test: str = ""
-    smallest_visible: float | None = None
+    detectable: float | None = None
+    margin_detectable: float | None = None
+    seeds_needed: int | None = None
+    documents_needed: int | None = None
+    changed: str = ""
 
     @property
     def is_found(self) -> bool:
-        """Whether the test found a difference."""
-        return self.verdict in ("better", "worse")
+        """Whether a difference was found, of whatever size."""
+        return self.outcome in BETTER or self.outcome in WORSE
+
+    @property
+    def tone(self) -> Literal["better", "worse", "same", "undecided", "not tested"]:
+        """The outcome in one of five groups, as reports colour it."""
+        for tone, outcomes in (("better", BETTER), ("worse", WORSE), ("same", SAME)):
+            if self.outcome in outcomes:
+                return tone  # type: ignore[return-value]
+        return "not tested" if self.outcome == "not tested" else "undecided"
+
+
+class Look(NamedTuple):
+    """The comparisons of one look at growing seeds, and its part of the level: all parts add up to 1."""
+
+    comparisons: Iterable[Comparison]
+    part: float = 1.0
+
+
+def look_parts(seeds: Sequence[int]) -> list[float]:
+    """Return the part of the level that each look has, in proportion to its number of seeds."""
+    return [count / sum(seeds) for count in seeds]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -110,18 +199,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         corrected[index] = largest
     return corrected
-
-
-def reach(parts: Iterable[tuple[Any, float]], p: float) -> Any:
-    """Return half the length of the interval at level 1 - p: ``sqrt(Σ (t(1 - p/2, f) · error)²)``.
-
-    Args:
-        parts: the standard error (or an array of many) and the degrees of freedom f of each source of variation.
-        p: one minus the level.
-    """
-    from scipy.special import stdtrit
-
-    return sum((stdtrit(freedom, p / 2) * error) ** 2 for error, freedom in parts) ** 0.5
 
 
 def deciding(primary: Mapping[str, Measure], measured: Iterable[tuple[str, str]]) -> dict[str, Measure]:
@@ -136,37 +213,176 @@ def deciding(primary: Mapping[str, Measure], measured: Iterable[tuple[str, str]]
     return {task: bits if task in low_noise else measure for task, measure in primary.items()}
 
 
+def margin_for(margins: Mapping[str, float], task: str, metric: str) -> float | None:
+    """Return the margin of a task, else of its measure, by name or ``accuracy`` of a share; None where it has none."""
+    names = (task, metric, metric.partition(",")[0], *(["accuracy"] if is_share(metric) else []))
+    return next((margins[name] for name in names if name in margins), None)
+
+
+def judge_primary(
+    asked: PrimaryQuestion,
+    looks: Sequence[Look],
+    measures: Mapping[str, Measure],
+    margins: Mapping[str, float],
+    *,
+    why_not: Callable[[str, str, str], str] = lambda method, other, task: "not compared",
+    diverged: Mapping[str, Collection[int]] | None = None,
+) -> list[Verdict]:
+    """Return the verdict of every pair of a primary question on every task.
+
+    Args:
+        asked: the question.
+        looks: the paired differences at each look, in their order; without looks one.
+        measures: the measure that decides each task.
+        margins: by task and measure.
+        why_not: says why a pair was not compared on a task.
+        diverged: the seeds of each method that diverged.
+    """
+    made = [{(one.method, one.reference, one.task, one.metric): one for one in look.comparisons} for look in looks]
+    found = []
+    for method, other in asked.pairs:
+        for task in asked.on:
+            measure = measures.get(task)
+            drafts = list[Verdict]()
+            for known, look in zip(made, looks, strict=True):
+                one = None if measure is None else known.get((method, other, task, measure.metric))
+                if one is None and drafts:  # it got no more seeds
+                    continue
+                drafts.append(_decided(asked, measure, one, ALPHA * look.part / asked.tests, margins, diverged or {}))
+                if drafts[-1].outcome not in ("undecided", "not tested"):
+                    break
+            update = {"method": method, "other": other, "task": task}
+            last = drafts[-1].model_copy(update=update)
+            if last.n == 0:
+                last = last.model_copy(update={"why": why_not(method, other, task)})
+            found.append(last)
+    return found
+
+
+def _decided(
+    asked: PrimaryQuestion,
+    measure: Measure | None,
+    one: Comparison | None,
+    level: float,
+    margins: Mapping[str, float],
+    diverged: Mapping[str, Collection[int]],
+) -> Verdict:
+    """Return the verdict on a primary pair at a level, without its names."""
+    known: dict[str, Any] = {"role": "primary", "question": asked.question, "changed": asked.changed}
+    known |= {"method": "", "other": "", "task": "", **(measure or Measure("", True))._asdict()}
+    known |= {"family": asked.tests, "level": level}
+    if one is None:
+        return Verdict(**known)
+    margin = margin_for(margins, one.task, one.metric)
+    known |= {key: getattr(one, key) for key in _MEASURED} | {"margin": margin}
+    if one.p is None:
+        return Verdict(**known, why=one.test.removeprefix("none (").removesuffix(")"))
+    low, high = interval_at(one, level)
+    known |= {"corrected_low": low, "corrected_high": high, "p_corrected": min(1.0, asked.tests * one.p)}
+    if len(one.errors) < 2 or "not paired" in one.test:
+        why = "one seed" if one.seeds == 1 else "fewer than two paired seeds"
+        return Verdict(**known, why=why, outcome="undecided")
+
+    sides = [_turned(ends, one, known["higher_is_better"]) for ends in ((low, high), interval_at(one, 2 * level))]
+    size = margin or 0.0
+    outcome = decide_gain(sides[0], sides[1], size) if asked.question == "gain" else decide_keep(sides[1], size)
+    why = ""
+    for name, wins in ((one.method, (*BETTER, *SAME)), (one.reference, (*WORSE, "equivalent"))):
+        if (lost := diverged.get(name)) and outcome in wins:
+            several = f"seeds {', '.join(map(str, sorted(lost)))}" if len(lost) > 1 else f"seed {next(iter(lost))}"
+            outcome, why = "undecided", f"{several} of {name} diverged"
+    design = Design.of(one.errors)
+    known |= {"detectable": _of_measure(one, design.smallest_difference(level))}
+    known |= {"margin_detectable": _of_measure(one, design.smallest_margin(level))}
+    if outcome == "undecided" and not why:
+        effect = one.difference if known["higher_is_better"] else -one.difference
+        unit = _unit(one)
+        given = (asked.question, effect / unit, level, size / unit)
+        units = one.n if one.clusters is None else one.clusters.groups
+        known |= {"seeds_needed": design.seeds_for(*given, above=one.seeds)}
+        known |= {"documents_needed": design.documents_for(*given, above=units)}
+    return Verdict(**known, outcome=outcome, why=why)
+
+
+def _turned(ends: tuple[float, float], one: Comparison, higher_is_better: bool) -> tuple[float, float]:
+    """Return an interval in which above 0 is better."""
+    return ends if higher_is_better else (-ends[1], -ends[0])
+
+
+def _unit(one: Comparison) -> float:
+    """Return how many units of the metric one unit of the errors is, which of a perplexity are of its logarithm.
+
+    The upper end of its interval is ``unit · (exp(reach) - 1)`` above the difference.
+    """
+    if not one.log_ratio or not one.errors or not math.isfinite(one.high):
+        return 1.0
+    grown = math.expm1(float(reach(one.errors, ALPHA / (one.choices or 1))))
+    return (one.high - one.difference) / grown if grown > 0 else 1.0
+
+
+def _of_measure(one: Comparison, value: float) -> float | None:
+    """Return a value in units of the errors in those of the metric; None where it is not possible or not finite."""
+    value *= _unit(one)
+    return value if math.isfinite(value) and not (is_share(one.metric) and value > 1) else None
+
+
+def interval_at(one: Comparison, level: float) -> tuple[float, float]:
+    """Return the interval of a difference at the level ``1 - level``, from its errors, within what is possible."""
+    above = one.difference > 0
+    return within(one, one.difference - _side(one, above, level), one.difference + _side(one, not above, level))
+
+
+def within(one: Comparison, low: float, high: float) -> tuple[float, float]:
+    """Return the part of an interval that is possible: where the reference's score is known, of the method's score."""
+    share, base = is_share(one.metric), one.reference_score
+    lowest = 0.0 if share else _LOWEST.get(one.metric)
+    if share:
+        low, high = max(low, -1.0), min(high, 1.0)
+    if base is not None and lowest is not None:
+        low = min(max(low, lowest - base), one.difference)
+    if base is not None and share:
+        high = max(min(high, 1.0 - base), one.difference)
+    return low, high
+
+
 def judge(
     comparisons: Iterable[Comparison],
     pairs: Pairs,
     measures: Mapping[str, Measure],
     why_not: Callable[[str, str, str], str] = lambda method, other, task: "not compared",
+    *,
+    without: Collection[tuple[str, str, str]] = (),
 ) -> list[Verdict]:
-    """Return the verdict of every pair on every task.
+    """Return the secondary verdict of every pair on every task.
 
     Args:
         comparisons: the paired differences; those by other measures than the deciding one are left aside.
         pairs: the pairs of each question, as they were declared.
         measures: the measure that decides each task.
         why_not: says why a pair was not compared on a task.
+        without: the method, the other and the task of each pair that a primary question decides.
     """
     made = {(each.method, each.reference, each.task, each.metric): each for each in comparisons}
     found: list[Verdict] = []
     for question, declared in pairs.items():
         # Every pair on every task, without a verdict
         drafts = []
-        for method, other in declared:
-            for task, measure in measures.items():
-                one = made.get((method, other, task, measure.metric))
-                known = {} if one is None else {key: getattr(one, key) for key in _MEASURED}
-                if one is None:
-                    known["why"] = why_not(method, other, task)
-                elif one.p is None:
-                    known["why"] = one.test.removeprefix("none (").removesuffix(")")
-                named = {"question": question, "method": method, "other": other, "task": task}
-                drafts.append((Verdict(**named, **measure._asdict(), **known), one))
+        for method, other, task, measure in (
+            (*pair, task, measure)
+            for pair in declared
+            for task, measure in measures.items()
+            if (*pair, task) not in without
+        ):
+            one = made.get((method, other, task, measure.metric))
+            known = {} if one is None else {key: getattr(one, key) for key in _MEASURED}
+            if one is None:
+                known["why"] = why_not(method, other, task)
+            elif one.p is None:
+                known["why"] = one.test.removeprefix("none (").removesuffix(")")
+            named = {"question": question, "method": method, "other": other, "task": task}
+            drafts.append((Verdict(**named, **measure._asdict(), **known), one))
 
-        # Holm's method over the testable ones, and the simultaneous intervals
+        # Holm's method over the testable ones, and the corrected intervals
         tested = [(place, one) for place, (_, one) in enumerate(drafts) if one is not None and one.p is not None]
         corrected = holm([one.p or 0.0 for _, one in tested])
         for rank, index in enumerate(sorted(range(len(tested)), key=lambda each: tested[each][1].p or 0.0)):
@@ -177,53 +393,51 @@ def judge(
             near = ALPHA / (len(tested) - rank) if rejected and (one.p or 0.0) >= far else far  # its step in Holm's
             low = one.difference - _side(one, above, near if above else far)
             high = one.difference + _side(one, not above, far if above else near)
-            if is_share(one.metric):
-                low, high = max(low, -1.0), min(high, 1.0)
-            verdict: Outcome = "no difference shown"
+            low, high = within(one, low, high)
+            outcome: Outcome = "not decided"
             if rejected:
-                verdict = "better" if above == draft.higher_is_better else "worse"
-            update: dict[str, Any] = {"verdict": verdict, "p_corrected": corrected[index], "family": len(tested)}
-            update |= {"simultaneous_low": low, "simultaneous_high": high, "smallest_visible": _visible(one, far)}
+                outcome = "better" if above == draft.higher_is_better else "worse"
+            update: dict[str, Any] = {"outcome": outcome, "p_corrected": corrected[index], "family": len(tested)}
+            update |= {"corrected_low": low, "corrected_high": high, "level": far, "detectable": _visible(one, far)}
             drafts[place] = draft.model_copy(update=update), one
         found += [draft for draft, _ in drafts]
     return found
 
 
 def _side(one: Comparison, towards_zero: bool, level: float) -> float:
-    """Return how far the interval of a level reaches to one side: the plain interval's, in proportion.
+    """Return how far the interval of a level reaches to one side.
 
-    Towards 0 it reaches 0 exactly where the test does not reject at that level, also where the test is an exact one,
-    whose p-value Student's t of the interval only approximates.
+    It is the reach of the errors; where these do not give the plain interval, the plain interval's in proportion. It
+    reaches 0 exactly where the test does not reject at that level, also of an exact test, whose p-value Student's t
+    only approximates.
     """
-    side = one.difference - one.low if (one.difference > 0) == towards_zero else one.high - one.difference
+    down = (one.difference > 0) == towards_zero
+    side = one.difference - one.low if down else one.high - one.difference
     size, p = abs(one.difference), one.p or 0.0
     errors = _errors(one)
-    reached = side * _stretch(one, errors, level)
+    if one.log_ratio or _errors_give_it(one):
+        half = float(reach(errors, level / (one.choices or 1)))
+        reached = _unit(one) * (-math.expm1(-half) if down else math.expm1(half)) if one.log_ratio else half
+    else:
+        reached = side * _stretch(one, errors, level)
     if not towards_zero or size == 0 or (p < level) == (reached < size):
         return reached
     exact = _stretch(one, errors, p)
     return size * (_stretch(one, errors, level) / exact if exact else 1.0)
 
 
+def _errors_give_it(one: Comparison) -> bool:
+    """Return whether the plain interval is the one of the errors; one of its ends may be cut to what is possible."""
+    if not any(error for error, _ in one.errors):
+        return False
+    half = float(reach(one.errors, ALPHA / (one.choices or 1)))
+    return any(math.isclose(side, half, rel_tol=1e-6) for side in (one.difference - one.low, one.high - one.difference))
+
+
 def _stretch(one: Comparison, errors: Sequence[tuple[float, float]], level: float) -> float:
     """Return how many times as long as the plain interval that of another level is."""
     choices = one.choices or 1
     return float(reach(errors, level / choices) / reach(errors, ALPHA / choices))
-
-
-def shrinks_with(one: Comparison, family: int, seeds: int) -> float | None:
-    """Return how many times as large the smallest detectable difference would be with another number of seeds.
-
-    It is reach(α/m) + reach(2 (1 - power)), where the seeds' error is σ/√S with S - 1 degrees of freedom. None where
-    that part of the error is not known.
-    """
-    if len(one.errors) != 2 or one.seeds < 2:
-        return None
-    documents, (error, _) = one.errors
-    other = [documents, (error * math.sqrt(one.seeds / seeds), seeds - 1)]
-    levels = (ALPHA / family, 2 * (1 - POWER))
-    now, then = (sum(float(reach(parts, level)) for level in levels) for parts in (one.errors, other))
-    return then / now if now else None
 
 
 def _errors(one: Comparison) -> Sequence[tuple[float, float]]:
@@ -247,12 +461,13 @@ def _errors(one: Comparison) -> Sequence[tuple[float, float]]:
 
 
 def _visible(one: Comparison, level: float) -> float | None:
-    """Return the smallest detectable difference at a level: ``reach(level) + reach(2 (1 - power))``."""
-    errors = _errors(one)
-    half = (one.high - one.low) / 2
-    if not math.isfinite(half):
-        return None
-    visible = half * (_stretch(one, errors, level) + _stretch(one, errors, 2 * (1 - POWER)))
-    if one.test == "McNemar exact":  # so many documents must change one way
+    """Return the difference that a test at a level finds in 80 % of cases."""
+    if one.errors and any(error for error, _ in one.errors):
+        visible = _of_measure(one, Design.of(one.errors).smallest_difference(level / (one.choices or 1)))
+    else:
+        errors, half = _errors(one), (one.high - one.low) / 2
+        found = half * (_stretch(one, errors, level) + _stretch(one, errors, 2 * (1 - POWER)))
+        visible = found if math.isfinite(found) and not (is_share(one.metric) and found > 1) else None
+    if visible is not None and one.test == "McNemar exact":  # so many documents must change one way
         visible = max(visible, math.ceil(math.log2(2 / level)) / one.n)
-    return None if is_share(one.metric) and visible > 1 else visible
+    return visible

@@ -10,8 +10,8 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.power import ASSUMED
 from hfpatch.evaluation.sizing import Spread, TaskRequests, Timed
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.results.decision import ALPHA, POWER
 from hfpatch.results.forecast import Detectable, Forecast, PlannedMethod, PlannedTask
-from hfpatch.results.verdicts import ALPHA, POWER
 from hfpatch.runs.measuring import SECONDS, kind_of, measure
 from hfpatch.runs.plan import plan_comparison
 from hfpatch.runs.progress import Progress

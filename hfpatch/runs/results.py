@@ -17,12 +17,22 @@ from hfpatch.evaluation.selection import select
 from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pairs import Question, by_question, is_lora, references
+from hfpatch.recipes.questions import margins_of
 from hfpatch.results.cautions import comparison_cautions
 from hfpatch.results.frontier import Exchange, Frontier, FrontierLine
 from hfpatch.results.identity import facts_of_base
 from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.records import write_published
-from hfpatch.results.schema import ComparisonResults, LayerSeries, Method, Parameters, Rewound, Run, Task
+from hfpatch.results.schema import (
+    ComparisonResults,
+    LayerSeries,
+    Method,
+    Parameters,
+    PrimaryQuestion,
+    Rewound,
+    Run,
+    Task,
+)
 from hfpatch.results.series import mean_curve, mean_series
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.identity import check_measured
@@ -85,7 +95,11 @@ def collect(setup: ComparisonSetup, out: Path, clock: Clock, *, complete: bool) 
         evaluation=settings["evaluation"],
         tasks={task: Task.model_validate(score.to_json()) for task, score in scores.items()},
         methods=methods,
-        questions=_questions(recipe),
+        questions=[
+            PrimaryQuestion(question=each.name, pairs=list(each.pairs), on=list(each.on)) for each in setup.questions
+        ],
+        margin=margins_of(recipe),
+        pairs=_pairs(recipe),
         comparisons=comparisons,
         retention=collect_retention(setup, out, methods, complete=complete),
         kept=kept,
@@ -140,8 +154,8 @@ def form_of(parts: Sequence[Mapping[str, Any]]) -> str | None:
     return None
 
 
-def _questions(recipe: Recipe) -> dict[Question, list[tuple[str, str]]]:
-    """Return the pairs of each question, all that the recipe declares."""
+def _pairs(recipe: Recipe) -> dict[Question, list[tuple[str, str]]]:
+    """Return the pairs of each secondary question, all that the recipe declares."""
     declared = [(name, other) for name, others in references(recipe).items() for other in others]
     loras = [name for name, parts in recipe.methods.items() if is_lora(parts)]
     return by_question(declared, recipe.baseline, loras)
@@ -225,5 +239,5 @@ def compares_what_it_should(recipe: Recipe, results: ComparisonResults) -> bool:
         recipe = recipe.only([name for name in recipe.trained if name not in results.left_out])
     due = {(name, other) for name, others in _compared(recipe, results.methods).items() for other in others}
     made = {(each.method, each.reference) for each in results.comparisons}
-    same = made == due and results.questions == _questions(recipe) and results.kept is not None
+    same = made == due and results.pairs == _pairs(recipe) and results.kept is not None
     return not results.tasks or same

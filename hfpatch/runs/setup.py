@@ -21,6 +21,7 @@ from hfpatch.nn.matmul import choose_library
 from hfpatch.recipes.budgets import TOLERANCE, budget_in, family_of
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import point_name
+from hfpatch.recipes.questions import Asked, asked
 from hfpatch.recipes.training import with_steps
 from hfpatch.recipes.tuning import trial_training
 from hfpatch.runs.identity import Identity, identify_base, identify_data, identify_training
@@ -64,6 +65,7 @@ class ComparisonSetup:
         left_out: methods of the recipe that reach no size near their budget, with the reason; ``recipe``, ``methods``
             and ``sizes`` are without them.
         retained: the texts of ``retention``, by name.
+        tasks: each task, and whether it scores whole texts.
     """
 
     recipe: Recipe
@@ -80,6 +82,12 @@ class ComparisonSetup:
     cautions: tuple[str, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
     retained: Mapping[str, TokenBlocks] = field(default_factory=dict)
+    tasks: Mapping[str, bool] = field(default_factory=dict)
+
+    @cached_property
+    def questions(self) -> list[Asked]:
+        """The primary questions of the comparison."""
+        return asked(self.recipe, {name: size.trainable for name, size in self.sizes.items()}, self.tasks)
 
     def recipe_of(self, run: PlannedRun) -> Recipe:
         """Return the recipe of one run: a trial's with its values, a final run's with the chosen ones."""
@@ -199,14 +207,16 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None, progress: Progress | No
     recipe, left_out = _without_unreachable(recipe, methods)
     methods = {name: methods[name] for name in recipe.methods}
     sizes = _check_methods(recipe, base, methods)
-    tasks = None
+    tasks, are_texts = None, dict[str, bool]()
     measured = recipe.retention if tuning is None or tuning.part is None else None
     if tuning is None or tuning.part is None or recipe.tuning is not None:
         from hfpatch.evaluation.selection import select
         from hfpatch.evaluation.tasks import task_documents
 
         progress.preparing("reading the documents of the tasks")
-        tasks = task_documents(select(recipe.evaluation, recipe.data_dir).tasks)
+        selected = select(recipe.evaluation, recipe.data_dir).tasks
+        tasks = task_documents(selected)
+        are_texts = {name: task.OUTPUT_TYPE == "loglikelihood_rolling" for name, task in selected.items()}
     progress.preparing(f"reading and tokenising {recipe.data.named}")
     with PartialState().local_main_process_first():  # the others find the tokens in the cache
         splits = load_splits(
@@ -247,6 +257,7 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None, progress: Progress | No
         cautions=splits.cautions,
         left_out=left_out,
         retained=splits.retained,
+        tasks=are_texts,
     )
 
 

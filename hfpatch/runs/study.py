@@ -17,8 +17,8 @@ from hfpatch.evaluation.stats import Estimate, over_seeds
 from hfpatch.models.plan import describe_query
 from hfpatch.recipes.models import split_architecture
 from hfpatch.recipes.pretraining import StudyRecipe
+from hfpatch.results.decision import ALPHA
 from hfpatch.results.schema import AtStep, Improvement, Loss, Row, StudyResults, StudyRun, Variant
-from hfpatch.results.verdicts import ALPHA
 from hfpatch.runs.engines import make_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.locks import hold_shared

@@ -579,8 +579,8 @@ def test_eval_compares_several_patches_with_one_base(capsys, tmp_path, two_patch
     assert same == pytest.approx(base)
     assert spoilt["acc"] < base["acc"] - 0.3
     same, spoilt = found["verdicts"]
-    assert (same["method"], same["difference"], same["verdict"]) == ("same-patch", 0, "no difference shown")
-    assert (spoilt["verdict"], spoilt["metric"], spoilt["family"]) == ("worse", "bits_per_byte", 2)
+    assert (same["method"], same["difference"], same["outcome"]) == ("same-patch", 0, "not decided")
+    assert (spoilt["outcome"], spoilt["metric"], spoilt["family"]) == ("worse", "bits_per_byte", 2)
     assert [(each["method"], each["metric"]) for each in found["comparisons"]] == [
         (patch, metric) for metric in ("acc", "bits_per_byte") for patch in ("same-patch", "spoilt-patch")
     ]
@@ -637,7 +637,7 @@ def test_eval_compares_whole_models(capsys, tmp_path):
         "gpt-neox": "tinyworld/gpt-neox", "gpt2": "tinyworld/gpt2",
     }  # fmt: skip
     assert [(one["method"], one["reference"]) for one in found["comparisons"][:2]] == [("gpt2", "gpt-neox")] * 2
-    assert found["verdicts"][0]["verdict"] == "worse"
+    assert found["verdicts"][0]["outcome"] == "worse"
     assert found["comparisons"][1]["clusters"]["column"] == "passage"
     assert main(["report", str(out)]) == 0
     again = capsys.readouterr().out

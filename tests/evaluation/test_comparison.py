@@ -51,18 +51,18 @@ def test_one_seed(records):
     assert quiz.high - quiz.low == pytest.approx(2 * 1.972 * math.sqrt((18 / 202 - (14 / 202) ** 2) / 201), rel=1e-3)
     assert novel.difference == pytest.approx(after - before)
     assert (novel.n, novel.test) == (40, "paired permutation of log ratios")
-    assert {one.verdict for one in judged([quiz, novel])} == {"better"}
+    assert {one.outcome for one in judged([quiz, novel])} == {"better"}
     assert novel.low < novel.difference < novel.high < 0
     for comparison in (quiz, novel):
         assert Comparison.model_validate_json(json.dumps(comparison.to_json())) == comparison
-    # the smallest visible difference, by Student's t at 0.975 and 0.8, with 201 and with 39 degrees of freedom
-    assert judged([quiz])[0].smallest_visible == pytest.approx(
-        (1.97184 + 0.84339) * math.sqrt((18 / 202 - (14 / 202) ** 2) / 201), rel=1e-3
+    # the smallest visible difference, by Student's t at 0.975 and a known error
+    assert judged([quiz])[0].detectable == pytest.approx(
+        (1.97184 + 0.84162) * math.sqrt((18 / 202 - (14 / 202) ** 2) / 201), rel=1e-3
     )
-    ratio_error = judged([novel])[0].smallest_visible / before / (2.02269 + 0.85114)
+    ratio_error = judged([novel])[0].detectable / before / (2.02269 + 0.84162)
     assert ratio_error == pytest.approx(0.02 / math.sqrt(40), rel=0.3)
     turned = compare(runs, tasks=TASKS, references={"baseline": ["method"]})
-    assert [verdict.verdict for verdict in judged(turned)] == ["worse", "worse"]
+    assert [verdict.outcome for verdict in judged(turned)] == ["worse", "worse"]
     gone = compare(runs | {"gone": {}}, tasks=TASKS, references={"method": ["baseline", "gone"], "gone": ["baseline"]})
     assert {(one.method, one.reference) for one in gone} == {("method", "baseline")}
 
@@ -131,11 +131,11 @@ def test_equal_models_show_no_difference(records):
     for comparison in (quiz, novel):
         assert comparison.difference == 0
         (verdict,) = judged([comparison])
-        assert (comparison.p, verdict.p_corrected, verdict.verdict) == (1, 1, "no difference shown")
+        assert (comparison.p, verdict.p_corrected, verdict.outcome) == (1, 1, "not decided")
     assert (novel.low, novel.high) == (0, 0)
     assert quiz.high == -quiz.low  # some might have changed
     assert quiz.high == pytest.approx(1.972 * math.sqrt(2 / 202 / 201), rel=1e-3)
-    assert judged([quiz])[0].smallest_visible == pytest.approx(6 / 200)
+    assert judged([quiz])[0].detectable == pytest.approx(6 / 200)
 
 
 def test_several_seeds_share_the_baselines_single_run(tmp_path):
@@ -150,7 +150,7 @@ def test_several_seeds_share_the_baselines_single_run(tmp_path):
     assert (found.seeds, found.test) == (3, "paired t over seeds and documents")
     assert found.difference == pytest.approx(np.mean([values.mean() - base.mean() for values in tables]))
     assert found.low < found.difference < found.high
-    assert judged([found])[0].verdict == "better"
+    assert judged([found])[0].outcome == "better"
 
 
 def test_runs_are_paired_by_seed(tmp_path):
@@ -192,7 +192,7 @@ def test_direction_of_an_unknown_metric_comes_from_the_task(tmp_path):
         task = {"odd": result("odd", "surprise", higher)}
         (found,) = compare(runs, tasks=task, references={"a": ["b"]})
         (decided,) = judged([found], {"odd": Measure("surprise", higher)})
-        assert (found.test, decided.verdict) == ("paired permutation", verdict)
+        assert (found.test, decided.outcome) == ("paired permutation", verdict)
         assert found.difference == pytest.approx(0.2)
 
 
@@ -202,7 +202,7 @@ def test_too_few_documents_get_no_verdict(tmp_path, documents, seeds):
     runs["a"] = {seed: write(tmp_path / f"a{seed}", "quiz", "acc", [1.0] * documents) for seed in range(seeds)}
     (found,) = compare(runs, tasks={"quiz": TASKS["quiz"]}, references={"a": ["baseline"]})
     assert (found.difference, found.test) == (1, "none (too few documents)")
-    assert [(one.verdict, one.why) for one in judged([found])] == [("not tested", "too few documents")]
+    assert [(one.outcome, one.why) for one in judged([found])] == [("not tested", "too few documents")]
     assert (found.low, found.high) == (-math.inf, math.inf)
     assert found.p is None
 
@@ -231,7 +231,7 @@ def test_what_no_difference_could_show_is_not_called_visible(tmp_path):
         runs["a"][seed] = write(tmp_path / f"a{seed}", "quiz", "acc", np.where(np.arange(120) < right, 1.0, base))
     (found,) = compare(runs, tasks={"quiz": TASKS["quiz"]}, references={"a": ["baseline"]})
     (one,) = judged([found])
-    assert (found.low, found.high, one.smallest_visible, one.verdict) == (-1, 1, None, "no difference shown")
+    assert (found.low, found.high, one.detectable, one.outcome) == (-0.5, 0.5, None, "not decided")  # base 0.5
 
 
 @pytest.mark.parametrize(("seeds", "control"), [(2, 0), (3, 0), (3, 1)])

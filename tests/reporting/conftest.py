@@ -25,7 +25,7 @@ TASKS = {
     "tinyworld_endings": {"primary": "acc_norm", "higher_is_better": True, "n": 200},
     "tinyworld_text": {"primary": "word_perplexity", "higher_is_better": False, "n": 60},
 }
-FREEDOM, T = 100, 1.983972  # Student's t of 0.975
+FREEDOM, T = 100, 1.9839715185235513  # Student's t of 0.975
 HOSTILE = '<script>alert("1")</script> | `$\\frac{x}$` *b* & _c_\n# x \u0000\ud800'
 
 
@@ -78,11 +78,11 @@ def example():
     ]
     comparisons = [
         comparison(skip, "tinyworld_cloze", 0.05, 0.03, "better", p=0.001),
-        comparison(skip, "tinyworld_endings", 0.015, 0.05, "no difference shown"),
+        comparison(skip, "tinyworld_endings", 0.015, 0.05, "not decided"),
         comparison(skip, "tinyworld_text", -2.4, 0.6, "better"),
-        comparison(lora, "tinyworld_cloze", 0.015, 0.03, "no difference shown"),
-        comparison(lora, "tinyworld_endings", -0.005, 0.05, "no difference shown"),
-        comparison(lora, "tinyworld_text", -1.0, 0.5, "no difference shown", p=0.02),
+        comparison(lora, "tinyworld_cloze", 0.015, 0.03, "not decided"),
+        comparison(lora, "tinyworld_endings", -0.005, 0.05, "not decided"),
+        comparison(lora, "tinyworld_text", -1.0, 0.5, "not decided", p=0.02),
         comparison(skip, "tinyworld_text", -1.4, 0.57, "better", reference=lora, p=0.003),
     ]
     identity = {name: f"{place}" * 64 for place, name in enumerate(OF_BASE) if name != "base_weights"}

@@ -24,7 +24,7 @@ def test_a_report_puts_each_patchs_results_in_its_card(run_dir):
     folders = [patch_of(run_dir, "lora", seed) for seed in (0, 1)]
     write_report(run_dir)
     first, second = ((folder / "README.md").read_text() for folder in folders)
-    assert "| tinyworld_cloze | acc | 400 | 40.0 % | 41.0 % | +1.5 [−2.6, 5.6] points | no difference shown |" in first
+    assert "| tinyworld_cloze | acc | 400 | 40.0 % | 41.0 % | +1.5 [−2.6, 5.6] points | not decided |" in first
     assert "| 42.0 % |" in second
     for said in ("tinyworld/shifted, 2,000 documents", "Trained parameters: 81,920", "Seed: 0", "Batch plan, seed 0"):
         assert said in first

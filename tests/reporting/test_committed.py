@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hfpatch.evaluation import compare_again, kept_again
+from hfpatch.evaluation import compare_again
 from hfpatch.reporting import write_report
 from hfpatch.results import load_results
 
@@ -40,8 +40,9 @@ def test_every_committed_difference_follows_from_the_documents(folder):
     def place(one):
         return one.method, one.reference, one.task, one.metric
 
-    again = {place(one): one for one in compare_again(folder)}
-    committed = {place(one): one for one in load_results(folder).comparisons}
+    computed, results = compare_again(folder), load_results(folder)
+    again = {place(one): one for one in computed.comparisons}
+    committed = {place(one): one for one in results.comparisons}
     assert again
     assert again.keys() == committed.keys()
     for key, one in committed.items():
@@ -50,6 +51,7 @@ def test_every_committed_difference_follows_from_the_documents(folder):
             expected = value if value is None else pytest.approx(value, rel=1e-6, abs=1e-9)
             assert getattr(again[key], name) == expected, (key, name)
         assert (again[key].n, again[key].seeds, again[key].test) == (one.n, one.seeds, one.test)
-    for one, kept in zip(kept_again(folder), load_results(folder).kept, strict=True):
+    for one, kept in zip(computed.kept, results.kept, strict=True):
         assert (one.method, one.task, one.right, one.wrong) == (kept.method, kept.task, kept.right, kept.wrong)
         assert (one.kept, one.won) == pytest.approx((kept.kept, kept.won))
+    assert [each.outcome for each in computed.verdicts] == [each.outcome for each in results.verdicts]

@@ -45,17 +45,17 @@ def floored(build, raw, compared):
     """The example with a base that has 0 of 400 right on the first task; one method is better there, one is not."""
     for run in raw["methods"]["baseline"]["runs"].values():
         run["evaluation"][CLOZE] = task_result(CLOZE, 0.0, stderr=0.0)
-    lora = compared("pre_projection_skip", CLOZE, 0.0, 0.001, "no difference shown", reference="lora")
+    lora = compared("pre_projection_skip", CLOZE, 0.0, 0.001, "not decided", reference="lora")
     raw["comparisons"].insert(4, lora)
     return build(raw)
 
 
 def test_nothing_found_at_floor_says_so(floored):
     found = {(row.cells[0].lines, row.keys["task"][0]): str(row.cells[-1]) for row in difference_table(floored).rows}
-    assert found[("lora", "baseline"), CLOZE] == "no difference shown (baseline at floor)"
+    assert found[("lora", "baseline"), CLOZE] == "not decided (baseline at floor)"
     assert found[("pre_projection_skip", "baseline"), CLOZE] == "better"  # one wherever the base is
-    assert found[("lora", "baseline"), ENDINGS] == "no difference shown"
-    assert found[("pre_projection_skip", "lora"), CLOZE] == "no difference shown"  # LoRA is not at floor
+    assert found[("lora", "baseline"), ENDINGS] == "not decided"
+    assert found[("pre_projection_skip", "lora"), CLOZE] == "not decided"  # LoRA is not at floor
     assert score_table(floored).columns[2].notes[-1] == "base at floor"
 
 

@@ -47,7 +47,7 @@ def shown(ax, markers):
 @pytest.mark.parametrize("higher_is_better", [True, False])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_what_is_outside_a_forest_is_an_arrow_with_its_number(ax, sign, higher_is_better):
-    inside = plots.Interval(Change(1.0, -1.0, 9.0, 2.0, Scale.RAW), "no difference shown", single=[0.5, 1.5])
+    inside = plots.Interval(Change(1.0, -1.0, 9.0, 2.0, Scale.RAW), "undecided", single=[0.5, 1.5])
     outside = plots.Interval(Change(sign * 70.0, sign * 70 - 1, sign * 70 + 1, None, Scale.RELATIVE), "better")
     unknown = plots.Interval(Change(2.0, math.nan, math.nan, math.nan, Scale.RAW), "not tested")
     rows = {0: inside, 1: outside, 3: unknown}

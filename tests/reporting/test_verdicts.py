@@ -95,9 +95,9 @@ def test_no_two_statements_disagree_in_any_rendering(tmp_path, printed, seed):
     results = load_results(folder)
     report = write_report(folder)
     page, text = report.html.read_text(), report.markdown.read_text()
-    made = [row for row in read_csv(report.csv.read_text()) if row["verdict"]]
-    statements = [("load_results", (v.method, v.other, v.task), v.verdict) for v in results.verdicts]
-    statements += [("csv", (row["method"], row["other"], row["task"]), row["verdict"]) for row in made]
+    made = [row for row in read_csv(report.csv.read_text()) if row["outcome"]]
+    statements = [("load_results", (v.method, v.other, v.task), v.outcome) for v in results.verdicts]
+    statements += [("csv", (row["method"], row["other"], row["task"]), row["outcome"]) for row in made]
     pairs = {"html": html_rows(page, "differences") if made else []}
     pairs["markdown"] = markdown_rows(text, "## Paired differences") if made else []
     for source, lines in pairs.items():
@@ -108,22 +108,24 @@ def test_no_two_statements_disagree_in_any_rendering(tmp_path, printed, seed):
     statements += [("explorer", (entry.method, "baseline", task), entry.verdict) for entry, task in gains]
     write_json(folder / "results.json", results.to_json())  # as a run writes it
     again = load_results(folder)
-    statements += [("written", (v.method, v.other, v.task), v.verdict) for v in again.verdicts]
+    statements += [("written", (v.method, v.other, v.task), v.outcome) for v in again.verdicts]
     first = results.first_task
     headline = markdown_rows(text, "## Answer") if "| method | gain" in text else []
     statements += [("headline", (line[0][0], "baseline", first), line[1][-1]) for line in headline if line[1] != ["–"]]
     by_pair = {}  # (method, other, task) -> verdict -> the renderings that say it
     for source, key, verdict in statements:
-        by_pair.setdefault(key, {}).setdefault(re.sub(r" \(.*", "", verdict), []).append(source)
+        by_pair.setdefault(key, {}).setdefault(
+            re.sub(r" \(.*", "", verdict).replace("not decided", "undecided"), []
+        ).append(source)
     for key, verdicts in by_pair.items():
         assert len(verdicts) == 1, (key, verdicts)
     for row in made:  # a claim needs a test
-        tested = row["verdict"] != "not tested"
+        tested = row["outcome"] != "not tested"
         assert tested == bool(row["p_corrected"])
-        leaves_out = bool(row["simultaneous_low"]) and (
-            float(row["simultaneous_low"]) > 0 or float(row["simultaneous_high"]) < 0
+        leaves_out = bool(row["corrected_low"]) and (
+            float(row["corrected_low"]) > 0 or float(row["corrected_high"]) < 0
         )
-        assert leaves_out == (row["verdict"] in ("better", "worse"))
+        assert leaves_out == (row["outcome"] in ("better", "worse"))
     known = {(row["method"], row["other"], row["task"]): row for row in made}
     _check_words(headline, known, results, first)
     _check_sentence(next(line for line in text.splitlines() if line.startswith(("Of ", "No "))), known, results, first)
@@ -150,7 +152,7 @@ def _check_words(headline, known, results, first):
             for outcome, clause in re.findall(
                 r"(better|worse) on (.*?)(?=, worse on|, sizes differ|; |$)", " ".join(cell)
             ):
-                mine = [row for row in rows if row["verdict"] == outcome]
+                mine = [row for row in rows if row["outcome"] == outcome]
                 said = re.findall(r"(?: and |, )?([^()]+) \(([^)]*)\)", clause)
                 metrics = {metric for _, each in said for metric in each.split(", ")}
                 assert metrics == {row["metric"].replace("_", " ") for row in mine}
@@ -160,19 +162,19 @@ def _check_words(headline, known, results, first):
                 else:
                     names = [name for each, _ in said for name in re.split(r", | and ", each)]
                     assert sorted(names) == sorted(row["task"] for row in mine)
-            if "no difference shown" in " ".join(cell):
-                assert {row["verdict"] for row in rows} <= {"no difference shown", "not tested"}
+            if "not decided" in " ".join(cell):
+                assert {row["outcome"] for row in rows} <= {"not decided", "not tested"}
 
 
 def _check_sentence(sentence, known, results, first):
     """Every count of the sentence is that of the rows."""
     if not sentence.startswith("Of "):
-        assert not any(row["verdict"] in ("better", "worse") for row in known.values())
+        assert not any(row["outcome"] in ("better", "worse") for row in known.values())
         return
     loras = [name for name, each in results.methods.items() if each.parts == LORA]
 
     def methods(other, tasks, outcome):
-        return len({m for (m, o, t), row in known.items() if (o == other and t in tasks and row["verdict"] == outcome)})
+        return len({m for (m, o, t), row in known.items() if (o == other and t in tasks and row["outcome"] == outcome)})
 
     def count(pattern, part):
         found = re.search(pattern, part)

@@ -32,7 +32,7 @@ def test_where_the_better_method_changes_is_said_where_all_is_found():
     results = frontier_example()
     turning = line_of(results, "turning")
     assert sentence(results, turning) == (
-        "is ahead of lora at 1k, behind lora at 100k and shows no difference at 10k; its exchange rate cannot be told "
+        "is ahead of lora at 1k, behind lora at 100k and undecided at 10k; its exchange rate cannot be told "
         "(they reach no common gain)"
     )
     two = turning.model_copy(update={"points": ["turning@1k", "turning@100k"]})

@@ -62,17 +62,19 @@ def test_the_verdicts_are_corrected_over_methods_and_texts_by_bits_per_byte():
     ]
     points.append(point("a", 0.5, comparisons=[change("a", 0.1, 1e-9)]))
     found = Retention(texts={TEXT: {}, other: {}}, points=points)
-    corrected = {(each.method, each.task): each.p_corrected for each in found.verdicts}
+    method = Method(parameters=Parameters(trainable=0, added=0, base=0))
+    trained = method.model_copy(update={"parts": [{"type": "lora"}]})
+    methods = {"baseline": method, **dict.fromkeys("ab", trained)}
+    whole = ComparisonResults(name="any", methods=methods, retention=found)
+    corrected = {(each.method, each.task): each.p_corrected for each in whole.verdicts}
     assert corrected == {
         ("b", TEXT): pytest.approx(0.08), ("b", other): pytest.approx(0.08), ("a", TEXT): pytest.approx(0.08),
         ("a", other): pytest.approx(0.5),
     }  # fmt: skip
-    assert {each.family for each in found.verdicts} == {4}
-    assert {each.question for each in found.verdicts} == {"retention"}
-    method = Method(parameters=Parameters(trainable=0, added=0, base=0))
-    whole = ComparisonResults(name="any", methods=dict.fromkeys("ab", method), retention=found)
-    kept = whole.only(["a"]).retention
-    assert [each.p_corrected for each in kept.verdicts] == [corrected["a", TEXT], corrected["a", other]]
+    assert {each.family for each in whole.answers("retention")} == {4}
+    some = whole.only(["a"])
+    assert [each.p_corrected for each in some.answers("retention")] == [corrected["a", TEXT], corrected["a", other]]
+    kept = some.retention
     assert Retention.model_validate(json.loads(json.dumps(kept.to_json()))).points == kept.points
 
 

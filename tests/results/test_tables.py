@@ -68,7 +68,7 @@ def test_the_other_tables_of_a_comparison(comparison):
     assert len(pairs) == 7
     assert pairs.iloc[0][["method", "reference", "difference"]].tolist() == [SKIP, "baseline", 0.05]
     verdicts = comparison.to_pandas("verdicts")
-    assert verdicts.iloc[0][["question", "method", "other", "verdict"]].tolist() == ["base", SKIP, "baseline", "better"]
+    assert verdicts.iloc[0][["question", "method", "other", "outcome"]].tolist() == ["base", SKIP, "baseline", "better"]
     assert len(verdicts) == 3 * 3  # three pairs on three tasks
     assert comparison.to_pandas("trials").chosen.sum() == 2
     curves = comparison.to_pandas("curves")
@@ -90,7 +90,7 @@ def test_a_study_and_an_evaluation(evaluated):  # noqa: F811
     assert scores[scores.model == "one"].groups.tolist() == [300, 300]
     assert not scores.is_group.any()
     assert len(evaluated.to_pandas("comparisons")) == 3
-    assert evaluated.to_pandas("verdicts").verdict.tolist() == ["worse", "not tested"]
+    assert evaluated.to_pandas("verdicts").outcome.tolist() == ["worse", "not tested"]
 
 
 def test_groups_of_tasks_are_rows_of_their_own(evaluated):  # noqa: F811

@@ -6,9 +6,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from hfpatch.evaluation.stats import Estimate, Part
 from hfpatch.recipes.pairs import by_question
+from hfpatch.results.decision import Design
 from hfpatch.results.parts import Comparison
-from hfpatch.results.verdicts import Measure, deciding, judge, shrinks_with
+from hfpatch.results.verdicts import (
+    Look,
+    Measure,
+    PrimaryQuestion,
+    deciding,
+    interval_at,
+    judge,
+    judge_primary,
+    look_parts,
+)
 
 BITS = Measure("bits_per_byte", False)
 
@@ -49,15 +60,14 @@ def test_a_verdict_is_holms_and_its_interval_leaves_out_0_exactly_where_it_is_on
     rejected = holm_reference([one.p for one in made])
     for i, (each, one) in enumerate(zip(found, made, strict=True)):
         assert each.is_found == (i in rejected)
-        assert each.verdict == ("no difference shown" if i not in rejected else "better" if sizes[i] < 0 else "worse")
-        assert (each.simultaneous_low > 0 or each.simultaneous_high < 0) == each.is_found
+        assert each.outcome == ("not decided" if i not in rejected else "better" if sizes[i] < 0 else "worse")
+        assert (each.corrected_low > 0 or each.corrected_high < 0) == each.is_found
         assert each.family == len(made)
         far = stats.t.ppf(1 - 0.025 / len(made), one.errors[0][1])  # Bonferroni's quantile
-        ends = [each.simultaneous_low, each.simultaneous_high]
+        ends = [each.corrected_low, each.corrected_high]
         assert max(abs(end - each.difference) for end in ends) == pytest.approx(far, rel=1e-6)
         assert (each.low, each.high) == (one.low, one.high)
-        visible = far + stats.t.ppf(0.8, one.errors[0][1])
-        assert each.smallest_visible == pytest.approx(visible, rel=1e-6)
+        assert each.detectable == pytest.approx(far + stats.norm.ppf(0.8), rel=1e-3)  # its error is known
 
 
 def test_intervals_cover_all_true_differences_together_and_signs_are_rarely_wrong():
@@ -69,10 +79,10 @@ def test_intervals_cover_all_true_differences_together_and_signs_are_rarely_wron
         noise = 0.6 * rng.normal(size=family) + 0.8 * rng.normal()
         found = judged([comparison(f"m{i}", d, 1.0, 1e6) for i, d in enumerate(true + noise)])
         covered += all(
-            each.simultaneous_low <= value <= each.simultaneous_high for each, value in zip(found, true, strict=True)
+            each.corrected_low <= value <= each.corrected_high for each, value in zip(found, true, strict=True)
         )
         wrong += any(
-            each.is_found and (value == 0 or (value < 0) != (each.verdict == "better"))
+            each.is_found and (value == 0 or (value < 0) != (each.outcome == "better"))
             for each, value in zip(found, true, strict=True)
         )
     error = 3 * math.sqrt(0.05 * 0.95 / runs)
@@ -86,14 +96,14 @@ def test_an_exact_test_decides_where_its_p_is_not_that_of_the_interval(p, differ
     made = [comparison("a", difference, 1.0, 100.0, p=p, test="McNemar exact"), comparison("b", 0.1, 1.0, 100.0)]
     first, _ = judged(made)
     assert first.is_found == (2 * p < 0.05)
-    assert (first.simultaneous_low > 0) == first.is_found
+    assert (first.corrected_low > 0) == first.is_found
 
 
 def test_results_without_errors_get_the_quantile_that_explains_interval_and_p():
     made = comparison("a", 5.0, 1.0, 7.0)
     other = comparison("b", 0.1, 1.0, 7.0)
     known, guessed = (judged([one, other])[0] for one in (made, made.model_copy(update={"errors": []})))
-    assert guessed.simultaneous_low == pytest.approx(known.simultaneous_low, rel=1e-4)
+    assert guessed.corrected_low == pytest.approx(known.corrected_low, rel=1e-4)
 
 
 def test_what_was_not_tested_says_why_and_counts_in_no_family():
@@ -101,7 +111,7 @@ def test_what_was_not_tested_says_why_and_counts_in_no_family():
     made = [few, comparison("a", -9.0, 1.0, 9.0)]
     pairs = {"base": [("few", "base"), ("gone", "base"), ("a", "base")]}
     found = judge(made, pairs, {"text": BITS}, lambda method, *_: f"{method} diverged")
-    assert [(each.verdict, each.why, each.family) for each in found] == [
+    assert [(each.outcome, each.why, each.family) for each in found] == [
         ("not tested", "too few documents", 0),
         ("not tested", "gone diverged", 0),
         ("better", "", 1),
@@ -117,7 +127,7 @@ def test_questions_are_families_of_their_own():
 def test_no_difference_of_shares_is_larger_than_1():
     made = comparison("a", 0.1, 0.3, 1.0, metric="acc")
     (found,) = judge([made], {"base": [("a", "base")]}, {"text": Measure("acc", True)})
-    assert (found.simultaneous_low, found.simultaneous_high, found.smallest_visible) == (-1.0, 1.0, None)
+    assert (found.corrected_low, found.corrected_high, found.detectable) == (-1.0, 1.0, None)
 
 
 def test_one_measure_decides_a_task_and_others_do_not_count():
@@ -126,17 +136,107 @@ def test_one_measure_decides_a_task_and_others_do_not_count():
     assert measures == {"quiz": BITS, "story": Measure("bleu", True)}
     made = [comparison("a", -9.0, 1.0, 9.0, task="quiz"), comparison("a", -9.0, 1.0, 9.0, task="quiz", metric="acc")]
     (quiz, _) = judge(made, {"base": [("a", "base")]}, measures)
-    assert (quiz.metric, quiz.family, quiz.verdict) == ("bits_per_byte", 1, "better")
+    assert (quiz.metric, quiz.family, quiz.outcome) == ("bits_per_byte", 1, "better")
 
 
-def test_more_seeds_make_the_smallest_detectable_difference_smaller_by_the_formula():
-    made = comparison("m", 0.1, 0.02, 2, errors=[(0.01, 399.0), (0.02, 2.0)])
+GAIN = PrimaryQuestion(question="gain", pairs=[("a", "lora"), ("b", "lora")], on=["text"])
 
-    def visible(seeds):
-        error = 0.02 * (3 / seeds) ** 0.5
-        sides = ((1 - 0.025 / 12), 0.8)
-        return sum(((stats.t.ppf(q, 399) * 0.01) ** 2 + (stats.t.ppf(q, seeds - 1) * error) ** 2) ** 0.5 for q in sides)
 
-    assert shrinks_with(made, 12, 5) == pytest.approx(visible(5) / visible(3))
-    assert shrinks_with(made, 12, 3) == pytest.approx(1)
-    assert shrinks_with(made.model_copy(update={"errors": []}), 12, 5) is None
+def paired(method, difference, *, seeds=5, error=0.004, **more):
+    """A difference over seeds and 200 documents by bits per byte; lower is better."""
+    errors = [(0.003, 199.0), (error, seeds - 1.0)]
+    half = np.hypot(*(stats.t.ppf(0.975, freedom) * each for each, freedom in errors))
+    known = {"low": difference - half, "high": difference + half, "errors": errors, "other": "lora"}
+    known["p"] = Estimate(difference, [Part(*each) for each in errors if each[1]]).p
+    return comparison(method, difference, error, seeds - 1, **{"seeds": seeds, **known, **more})
+
+
+def primary(asked=GAIN, *made, margins={"bits_per_byte": 0.02}, **more):  # noqa: B006
+    return judge_primary(asked, [Look(made)], {"text": BITS, "quiz": BITS}, margins, **more)
+
+
+def test_a_primary_pair_is_decided_at_its_part_of_the_level():
+    one, two = primary(GAIN, paired("a", -0.05), paired("b", 0.001, error=0.002))
+    for each, error in ((one, 0.004), (two, 0.002)):
+        half = math.hypot(stats.t.ppf(1 - 0.05 / 4, 199) * 0.003, stats.t.ppf(1 - 0.05 / 4, 4) * error)
+        assert (each.level, each.family, each.role, each.margin) == (0.025, 2, "primary", 0.02)
+        assert each.corrected_high - each.difference == pytest.approx(half)
+        assert each.difference - each.corrected_low == pytest.approx(half)
+        assert each.p_corrected == min(1, 2 * each.p)
+    assert (one.outcome, two.outcome) == ("better", "equivalent")
+    assert one.seeds_needed is None
+
+
+def test_an_undecided_pair_says_what_would_decide_it():
+    (each, missing) = primary(GAIN, paired("a", -0.03, error=0.012), why_not=lambda method, *_: f"{method} is gone")
+    assert each.outcome == "undecided"
+    design = Design((0.003, 199), (0.012, 4), known=4)
+    assert design.with_seeds(each.seeds_needed).decides("gain", 0.03, 0.025, 0.02) >= 0.8
+    assert design.with_seeds(each.seeds_needed - 1).decides("gain", 0.03, 0.025, 0.02) < 0.8
+    assert each.documents_needed is None  # the seeds vary too much
+    assert (missing.outcome, missing.why) == ("not tested", "b is gone")
+
+
+@pytest.mark.parametrize(
+    ("made", "diverged", "outcome", "why"),
+    [
+        (paired("a", -0.05, seeds=1, errors=[(0.003, 199.0)]), {}, "undecided", "one seed"),
+        (paired("a", -0.05, test="t over documents (paired) and seeds (not paired)"), {}, "undecided",
+         "fewer than two paired seeds"),
+        (paired("a", -0.05), {"a": {3: 10}}, "undecided", "seed 3 of a diverged"),
+        (paired("a", 0.001, error=0.001), {"lora": {0: 9, 2: 9}}, "undecided", "seeds 0, 2 of lora diverged"),
+        (paired("a", -0.05), {"lora": {0: 9}}, "better", ""),
+        (paired("a", 0.05), {"a": {0: 9}}, "worse", ""),
+    ],
+)  # fmt: skip
+def test_what_one_seed_or_a_diverged_one_leaves_open(made, diverged, outcome, why):
+    asked = GAIN.model_copy(update={"pairs": [("a", "lora")]})
+    (each,) = primary(asked, made, diverged=diverged)
+    assert (each.outcome, each.why) == (outcome, why)
+
+
+def test_what_is_kept_is_decided_on_every_task_against_the_base():
+    asked = PrimaryQuestion(question="keep", pairs=[("a", "base")], on=["text", "quiz"])
+    made = [paired("a", 0.003, other="base", error=0.001), paired("a", 0.09, other="base", task="quiz")]
+    text, quiz = primary(asked, *made)
+    assert [(text.outcome, text.level), (quiz.outcome, quiz.level)] == [("kept", 0.025), ("lost", 0.025)]
+    assert [each.margin for each in primary(asked, *made, margins={"quiz": 0.2, "bits_per_byte": 0.01})] == [0.01, 0.2]
+    assert primary(asked, *made, margins={})[0].outcome == "undecided"  # signs alone
+
+
+def test_at_looks_a_pair_has_the_outcome_of_the_one_that_decided_it():
+    parts = look_parts([4, 6, 10])
+    assert parts == [0.2, 0.3, 0.5]
+    asked = GAIN.model_copy(update={"pairs": [("a", "lora"), ("b", "lora")]})
+    looks = [[paired("a", -0.06, seeds=4), paired("b", -0.02, seeds=4, error=0.02)],
+             [paired("a", -0.01, seeds=6), paired("b", -0.06, seeds=6)],
+             [paired("b", -0.01, seeds=10)]]  # fmt: skip
+    given = [Look(made, part) for made, part in zip(looks, parts, strict=True)]
+    one, two = judge_primary(asked, given, {"text": BITS}, {})
+    assert [(one.outcome, one.seeds, one.difference), (two.outcome, two.seeds)] == [("better", 4, -0.06), ("better", 6)]
+    assert [one.level, two.level] == pytest.approx([0.05 * 0.2 / 2, 0.05 * 0.3 / 2])
+
+
+def test_no_interval_leaves_what_is_possible():
+    share = comparison("a", 0.05, 0.1, 3.0, metric="acc", reference_score=0.9)
+    bits = comparison("a", -0.05, 0.1, 3.0, reference_score=0.2, task="text")
+    found = judge([share, bits], {"base": [("a", "base")]}, {"text": BITS})[0]
+    assert found.corrected_low == pytest.approx(-0.2)
+    low, high = interval_at(share, 0.05)
+    assert (high, low) == (pytest.approx(0.1), pytest.approx(0.05 - stats.t.ppf(0.975, 3) * 0.1))
+
+
+def test_a_perplexity_has_the_interval_of_its_logarithm():
+    errors, ratio, base = [(0.02, 99.0), (0.05, 4.0)], -0.3, 20.0
+
+    def reach(p):
+        return math.hypot(*(stats.t.ppf(1 - p / 2, freedom) * error for error, freedom in errors))
+
+    def shifted(log):
+        return base * math.expm1(log)
+
+    ends = {"low": shifted(ratio - reach(0.05)), "high": shifted(ratio + reach(0.05))}
+    known = {"errors": errors, "log_ratio": True, **ends}
+    known["p"] = Estimate(ratio, [Part(*each) for each in errors]).p
+    made = comparison("a", shifted(ratio), 1.0, 4.0, metric="word_perplexity", **known)
+    assert interval_at(made, 0.01) == pytest.approx((shifted(ratio - reach(0.01)), shifted(ratio + reach(0.01))))

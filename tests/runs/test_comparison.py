@@ -235,15 +235,17 @@ def test_every_declared_pair_is_compared_and_each_question_has_a_verdict_for_eve
         *(("tinyworld_cloze", "bits_per_byte"), ("tinyworld_text", "bits_per_byte")),
     }
     assert {each["seeds"] for each in made} == {2}
-    assert results["questions"] == {
+    gain = {"question": "gain", "pairs": [["pre_projection", "lora"]], "on": ["tinyworld_text"], "changed": ""}
+    assert results["questions"] == [gain]
+    assert results["pairs"] == {
         "base": [["pre_projection", "baseline"], ["lora", "baseline"]],
         "lora": [["pre_projection", "lora"]],
     }
     found = {(each["question"], each["method"], each["task"]): each for each in results["verdicts"]}
     assert len(found) == 3 * 2
     assert {each["metric"] for each in found.values()} == {"bits_per_byte"}
-    said = {(each["verdict"], each["why"], each["family"]) for each in found.values()}
-    assert said == {("not tested", "too few documents", 0)}  # eight
+    said = {(each["outcome"], each["why"], each["family"]) for each in found.values()}
+    assert said == {("not tested", "too few documents", family) for family in (0, 1)}  # eight; a primary one counts
 
 
 def test_every_method_sees_the_same_batches_and_begins_at_the_loss_of_the_base(straight):
@@ -460,7 +462,7 @@ def test_one_seed_of_two_that_diverges_is_left_out_of_the_comparison(recipe, tmp
     assert seeds[("lora", "baseline")] == 1
     assert seeds[("pre_projection", "baseline")] == 2
     shutil.rmtree(tmp_path / "out" / "runs")
-    assert compare_again(tmp_path / "out") == load_results(tmp_path / "out").comparisons
+    assert compare_again(tmp_path / "out").comparisons == load_results(tmp_path / "out").comparisons
 
 
 def test_a_run_whose_skipped_updates_have_not_saved_it_counts_as_diverged(model_folder, tmp_path):

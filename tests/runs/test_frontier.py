@@ -78,9 +78,9 @@ def test_a_budget_more_trains_only_what_is_new(two, read, tmp_path):
     assert lora[0].exchange is None
     assert all(line.exchange is not None for line in others if line.method != "lora")
     pairs = [("pre@192", "lora@192"), ("pre@480", "lora@480")]
-    assert after.questions["lora"] == pairs
+    assert after.pairs["lora"] == pairs
     tested = [each for each in after.answers("lora") if each.task == "held_out_text"]
-    assert [each.family for each in tested] == [len(pairs)] * len(pairs)  # Holm's correction is over all budgets
+    assert [(each.role, each.family) for each in tested] == [("primary", len(pairs))] * len(pairs)
     assert json.loads((out / "results.json").read_text())["frontier"]["reference"] == "lora"
 
 

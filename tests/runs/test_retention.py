@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from hfpatch import load_patch, load_results, scale_patch, unpatch
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import compare_again, kept_again, retention_again
+from hfpatch.evaluation import compare_again
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.forecast import MeasuredKind
 from hfpatch.runs import compare
@@ -119,14 +119,20 @@ def test_results_have_every_point_and_can_be_computed_again(grown, tmp_path):
     table = results.to_pandas("retention")
     assert len(table) == sum(len(point.comparisons) for point in retention.points)
     assert set(table.method[table.chosen]) == {"pre", "lora"}
-    assert "retention" not in {each.question for each in results.verdicts}
+    kept = [each for each in results.primary if each.question == "keep"]
+    assert {(each.method, each.task) for each in kept} == {
+        (method, task) for method in ("pre", "lora") for task in (TASK, "tinyworld_cloze")
+    }
+    assert {(each.family, each.margin) for each in kept} == {(4, 0.01)}
     assert TASK not in results.tasks
     for name in ("results.json", "values.safetensors"):
         shutil.copy(out / name, tmp_path)
-    assert retention_again(tmp_path) == retention.points
-    assert kept_again(tmp_path) == results.kept
     assert {(each.method, each.task) for each in results.kept} == {(m, "tinyworld_cloze") for m in ("pre", "lora")}
-    assert compare_again(tmp_path) == results.comparisons
+    again = compare_again(tmp_path)
+    assert again.retention.points == retention.points
+    assert again.kept == results.kept
+    assert again.comparisons == results.comparisons
+    assert again.verdicts == results.verdicts
 
 
 def test_a_run_at_once_is_the_same(grown, model_folder, tmp_path):

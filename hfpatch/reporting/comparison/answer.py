@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
 from hfpatch.errors import listed
 from hfpatch.recipes import pairs
@@ -19,11 +18,13 @@ from hfpatch.reporting.numbers import (
     measured,
     metric_text,
     metrics_text,
+    outcome_text,
     ratio,
 )
 from hfpatch.results.comparison import MATCHED
+from hfpatch.results.decision import ALPHA, reach
 from hfpatch.results.schema import ComparisonResults
-from hfpatch.results.verdicts import ALPHA, Verdict, reach, shrinks_with
+from hfpatch.results.verdicts import Verdict
 
 _MOST_NAMED = 2
 _FEW_SEEDS = 5
@@ -89,14 +90,14 @@ def answer(results: ComparisonResults) -> str:
         return "There is no method to compare with a baseline."
     if not results.comparisons:
         why = "No paired comparison was made" if results.complete else "The run is not complete; nothing is tested yet"
-        return f"{why}, so no difference is shown."
+        return f"{why}, so nothing is decided."
     # on the first task
     known, task = [line.first for line in lines if line.first is not None], results.first_task
     said = f"none was tested against {results.baseline}"
     if task is not None and known:
         where = f"{task} ({metric_text(results.deciding[task].metric)})"
-        better, worse = (sum(each.verdict == outcome for each in known) for outcome in ("better", "worse"))
-        if all(each.verdict == "not tested" for each in known):
+        better, worse = (sum(each.tone == outcome for each in known) for outcome in ("better", "worse"))
+        if all(each.tone == "not tested" for each in known):
             said += f" on {where}"
         else:
             losing = f" and {worse} {'is' if worse == 1 else 'are'} worse" if worse else ""
@@ -104,29 +105,31 @@ def answer(results: ComparisonResults) -> str:
             said += f" than {results.baseline} on {where}{losing}"
     clauses = [f"Of {len(lines)} method{'s' * (len(lines) != 1)}, {said}"]
     # on the other tasks
-    others = [[each for each in line.others if each.verdict != "not tested"] for line in lines]
+    others = [[each for each in line.others if each.tone != "not tested"] for line in lines]
     every = [each for tested in others for each in tested]
     if every:
         tasks, metrics = len({each.task for each in every}), metrics_text(each.metric for each in every)
         where = f"the {f'{tasks} other tasks' if tasks > 1 else 'other task'} ({metrics})"
         any_of = " on at least one" if tasks > 1 else ""
-        outcomes = [{each.verdict for each in tested} for tested in others]
+        outcomes = [{each.tone for each in tested} for tested in others]
         counts = [(sum(outcome in each for each in outcomes), outcome) for outcome in ("better", "worse")]
         parts = [f"{many} {'are' if many > 1 else 'is'} {outcome}{any_of}" for many, outcome in counts if many]
-        clauses.append(f"on {where} " + (listed(parts) or "no difference is shown"))
+        clauses.append(f"on {where} " + (listed(parts) or "none is found to differ"))
     # against LoRA
     is_lora = {name: pairs.is_lora(method.parts) for name, method in results.methods.items()}
     against = [line.against for line in lines if not is_lora[line.method]]
-    compared = [[each for each in verdicts if each.verdict != "not tested"] for verdicts in against]
+    compared = [[each for each in verdicts if each.tone != "not tested"] for verdicts in against]
     if compared and any(is_lora.values()):
         known_ones = [tested for tested in compared if tested]
         if known_ones:
-            outcomes = [{each.verdict for each in tested} for tested in known_ones]
+            outcomes = [{each.tone for each in tested} for tested in known_ones]
             better, worse = (sum(outcome in each for each in outcomes) for outcome in ("better", "worse"))
-            same, untested = sum(tone_of(each) == "no difference shown" for each in known_ones), compared.count([])
+            same, undecided = (sum(tone_of(each) == tone for each in known_ones) for tone in ("same", "undecided"))
+            untested = compared.count([])
             parts = [f"{better} {'are' if better > 1 else 'is'} better" if better else "none is shown to be better"]
             parts += [f"{worse} {'is' if worse == 1 else 'are'} worse"] if worse else []
-            parts += [f"for {same} no difference is shown"] if same else []
+            parts += [f"{same} {'is' if same == 1 else 'are'} equivalent"] if same else []
+            parts += [f"{undecided} {'is' if undecided == 1 else 'are'} undecided"] if undecided else []
             parts += [f"{untested} {'was' if untested == 1 else 'were'} not tested"] if untested else []
             metrics = metrics_text(each.metric for tested in known_ones for each in tested)
             clauses.append(f"against LoRA ({metrics}) {listed(parts)}")
@@ -137,10 +140,10 @@ def answer(results: ComparisonResults) -> str:
 
 def tone_of(verdicts: Sequence[Verdict]) -> Tone:
     """Return the tone of several verdicts together: ``mixed`` is better on one task and worse on another."""
-    said = {each.verdict for each in verdicts}
+    said = {each.tone for each in verdicts}
     if {"better", "worse"} <= said:
         return "mixed"
-    tones: tuple[Tone, ...] = ("better", "worse", "no difference shown")
+    tones: tuple[Tone, ...] = ("better", "worse", "undecided", "same")
     return next((tone for tone in tones if tone in said), "not tested")
 
 
@@ -167,16 +170,17 @@ def are_matched(results: ComparisonResults, one: str, other: str) -> bool:
 def summary(verdicts: Sequence[Verdict]) -> str:
     """Return on which tasks, and by which measures, a method is better and on which it is worse."""
     parts = []
-    tested = [each for each in verdicts if each.verdict != "not tested"]
+    tested = [each for each in verdicts if each.tone != "not tested"]
     for outcome in ("better", "worse"):
-        side = [each for each in tested if each.verdict == outcome]
+        side = [each for each in tested if each.tone == outcome]
         several = f"{len(side)} of {len(tested)} tasks ({metrics_text(each.metric for each in side)})"
         if side:
             parts.append(f"{outcome} on {measured(side) if len(side) <= _MOST_NAMED else several}")
     if parts:
         return ", ".join(parts)
     if tested:
-        return f"no difference shown ({metrics_text(each.metric for each in tested)})"
+        primary = [f"{outcome_text(each)} on {measured([each])}" for each in tested if each.role == "primary"]
+        return "; ".join(primary) or f"not decided ({metrics_text(each.metric for each in tested)})"
     reasons = ", ".join(dict.fromkeys(each.why for each in verdicts if each.why))
     return f"not tested ({reasons})" if reasons else "not tested"
 
@@ -192,7 +196,7 @@ def headline_table(results: ComparisonResults) -> Table:
         unit = {Scale.POINTS: "points of ", Scale.RELATIVE: "% lower "}.get(scale, "")
         notes = f"{unit}{metric}", f"n = {count(results.tasks[first].n)}"
         cells = [
-            Cell((change_text(gain, unit=False), made.verdict), made.verdict) if made and gain else NOTHING
+            Cell((change_text(gain, unit=False), made.outcome), made.tone) if made and gain else NOTHING
             for made, gain in gains
         ]
         table.append((Column(f"gain on {first}", notes, number=True, tip=_GAIN), cells))
@@ -226,7 +230,7 @@ def headline_table(results: ComparisonResults) -> Table:
     return replace(whole, heading=False, narrow=tuple(halves))
 
 
-_GAIN = "The difference to the baseline, above 0 is better, with the simultaneous 95 % interval of its verdict."
+_GAIN = "The difference to the baseline, above 0 is better, with the corrected interval of its verdict."
 _SIZE = "Trainable parameters, and how many times those of the LoRA that the method is compared with."
 _LORA = "The corrected paired tests against the LoRA of the method's match group, each by the measure of its task."
 
@@ -241,15 +245,7 @@ def uncovered(results: ComparisonResults) -> Iterator[str]:
     elif seeds < _FEW_SEEDS:
         t = reach([(1.0, seeds - 1)], ALPHA)
         only = "only huge differences" if seeds == 2 else "only large differences"
-        made = {(each.method, each.reference, each.task, each.metric): each for each in results.comparisons}
-        tested = [each for each in results.verdicts if each.family and each.seeds == seeds]
-        found = ((made[each.method, each.other, each.task, each.metric], each.family) for each in tested)
-        factors = [factor for one, family in found if (factor := shrinks_with(one, family, _FEW_SEEDS)) is not None]
-        more = ""
-        if factors:
-            times = f"about {median(factors):.2f} times as large"
-            more = f" With {_FEW_SEEDS} seeds the smallest that can show would be {times}."
-        yield f"Seeds: {seeds}, so Student's t is {t:.1f}; where results vary from seed to seed, {only} can show.{more}"
+        yield f"Seeds: {seeds}, so Student's t is {t:.1f}; where results vary from seed to seed, {only} can show."
     if results.tuning is not None:
         yield f"Choice of the rate: made with one seed ({results.tuning.seed}); another may choose another rate."
     if seeds > 1:

@@ -10,7 +10,7 @@ from statistics import fmean
 from hfpatch.errors import listed
 from hfpatch.recipes.pairs import Control, controls_of
 from hfpatch.reporting.document import Column, Finding, Findings, Row, Section, Table, Text, Tone
-from hfpatch.reporting.numbers import NOTHING, Scale, count, decimal, metric_text, scale_of
+from hfpatch.reporting.numbers import NOTHING, Scale, count, decimal, metric_text, scale_of, verdict_text
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.schema import ComparisonResults
@@ -74,7 +74,7 @@ def attribution(results: ComparisonResults) -> Iterator[Section]:
     rows, findings = [], []
     for name, controls in groups.items():
         made = [results.verdict(name, task, results.baseline) for task in tasks]  # numbers: table of differences
-        cells = [NOTHING if each is None else each.verdict for each in made]
+        cells = [NOTHING if each is None else verdict_text(results, each) for each in made]
         rows.append(Row((name, "all", count(results.methods[name].trainable), *cells), strong=True))
         known: dict[str, list[tuple[Control, Share]]] = {}
         for control in controls:
@@ -121,7 +121,7 @@ def share(results: ComparisonResults, method: str, control: str, task: str) -> S
     """
     pairs = [(method, results.baseline), (control, results.baseline), (method, control)]
     made = [results.verdict(one, task, other) for one, other in pairs]
-    if made[0] is None or made[1] is None or made[0].verdict != "better":
+    if made[0] is None or made[1] is None or made[0].tone != "better":
         return None
     estimates = []  # a gain, larger is better, and the reach of its plain interval; of a perplexity of its logarithm
     for each in made:

@@ -38,7 +38,7 @@ _FIGURES = {
         "Differences to the baseline",
         "Differences",
         "Differences to the baseline, to the right is better; thick lines are plain 95 % intervals, thin ones the "
-        "simultaneous intervals of the verdicts.",
+        "corrected intervals of the verdicts.",
     ),
     "retention": ("Learning against forgetting", "Forgetting", CAPTION),
     "quality": (
@@ -72,7 +72,7 @@ _LEGEND = (
     "difference shown: the test finds none, which does not prove that there is none.",
     "One measure decides a task: bits per byte of the right answer or the text, else its primary metric. Bits per byte "
     "of right answers also see style; whether wrong answers gained too is in the margin, which has no verdict.",
-    "[Intervals] of gains are simultaneous: all of a question cover with 95 %. More in docs/fair-comparison.md.",
+    "[Intervals] of gains are corrected: all of a question cover with 95 %. More in docs/fair-comparison.md.",
 )
 
 

@@ -67,7 +67,7 @@ def prominent(results: ComparisonResults) -> ComparisonResults:
 def differences(results: ComparisonResults, *, title: bool = False) -> Figure | None:
     """Draw the verdicts against the baseline, a panel a task; None where none was made.
 
-    The thin line is the simultaneous interval of the verdict, the thick one the plain interval. With ``title`` the
+    The thin line is the corrected interval of the verdict, the thick one the plain interval. With ``title`` the
     figure can be shown alone.
     """
     results = prominent(results)
@@ -94,7 +94,7 @@ def differences(results: ComparisonResults, *, title: bool = False) -> Figure | 
         for y, each in known.items():
             plain = change_of(results, each)
             change = change_of(results, each, plain=False)
-            rows[y] = plots.Interval(change, each.verdict, plain=(plain.low, plain.high))
+            rows[y] = plots.Interval(change, each.tone, plain=(plain.low, plain.high))
         measure, changes = results.deciding[task], [row.change for row in rows.values()]
         # to the farthest end of an interval, but not to that of an outlier
         sizes = [(abs(change.low), abs(change.high), abs(change.difference)) for change in changes]
@@ -108,8 +108,7 @@ def differences(results: ComparisonResults, *, title: bool = False) -> Figure | 
         if i % plots.COLUMNS == plots.COLUMNS - 1 or i == len(tasks) - 1:
             counts = [results.methods[method].trainable for method in methods]
             plots.side_column(ax, "trained", [short_count(count) for count in counts], 46)
-    untested = any(each.verdict == "not tested" for each in made.values())
-    plots.verdict_key(figure, ["better", "worse", "no difference shown", *["not tested"] * untested], bar=True)
+    plots.verdict_key(figure, sorted({each.tone for each in made.values()}, key=list(plots.TONES).index), bar=True)
     return figure
 
 

@@ -68,7 +68,7 @@ def frontier_blocks(results: ComparisonResults, svg: str | None, data: Compariso
             text = NOTHING if gain is None else signed(gain.difference, digits_for(gain))
             if gain is not None and not budget:
                 text += f" ({short_count(results.methods[line.points[0]].trainable)})"
-            cells.append(doc.Cell((text,), tested[point].verdict) if point in tested else text)
+            cells.append(doc.Cell((text,), tested[point].tone) if point in tested else text)
         equal = line.exchange
         if line.method == frontier.reference:
             cells.append("1")

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 
 from hfpatch.recipes.retention import text_of
 from hfpatch.reporting.document import Cell, Column, Row, Sentences, Table
-from hfpatch.reporting.numbers import NOTHING, Change, Scale, change_text, count, decimal, significant, size_text
+from hfpatch.reporting.numbers import (
+    NOTHING,
+    Change,
+    Scale,
+    change_text,
+    count,
+    decimal,
+    outcome_text,
+    significant,
+    size_text,
+)
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.retention import AGREEMENT, KL, RETENTION, Retention, RetentionPoint
@@ -50,13 +60,13 @@ def _changes(results: ComparisonResults, point: RetentionPoint) -> Iterator[str]
     gain = gain_at(results, point)
     if gain is not None:
         decided = results.verdict(point.method, HELD_OUT, results.baseline) if point.scale == 1 else None
-        verb, tested = "gains" if gain.difference <= 0 else "loses", f" ({decided.verdict})" if decided else ""
+        verb, tested = "gains" if gain.difference <= 0 else "loses", f" ({outcome_text(decided)})" if decided else ""
         yield f"{verb} {size_text(_change(gain, -1))} nats per token on held-out text{tested}"
     for task in results.retention.texts if results.retention is not None else ():
         bits, kl = point.comparison(task, BITS_PER_BYTE), point.comparison(task, KL)
         if bits is not None and kl is not None:
             decided = _verdict(results, point, task)
-            verb, tested = "loses" if bits.difference > 0 else "gains", f" ({decided.verdict})" if decided else ""
+            verb, tested = "loses" if bits.difference > 0 else "gains", f" ({outcome_text(decided)})" if decided else ""
             where = f"where its KL from the base is {size_text(_change(kl))} nats per token"
             yield f"{verb} {size_text(_change(bits))} bits per byte on {text_of(task)}{tested}, {where}"
 
@@ -117,7 +127,7 @@ def retention_table(results: ComparisonResults) -> Table:
                 text_of(task),
                 _cell(gain_at(results, point), -1.0),
                 *(_cell(known[metric], 100.0 if metric == AGREEMENT else 1.0) for metric in RETENTION),
-                NOTHING if verdict is None else Cell((verdict.verdict,), verdict.verdict),
+                NOTHING if verdict is None else Cell((outcome_text(verdict),), verdict.tone),
             )
             rows.append(Row(cells, faint=point.scale != 1 and not chosen))
             short.append(Row((Cell((point.method, f"at {cells[1]}, {cells[2]}")), cells[3], cells[5], cells[-1])))
@@ -125,8 +135,7 @@ def retention_table(results: ComparisonResults) -> Table:
     verdicts = Column("verdict", ("bits per byte",))
     narrow = Column("method", ("scale, text",)), Column(*gain, number=True), Column(*kl, number=True), verdicts
     caption = (
-        "Method minus base on the same tokens, with plain 95 % intervals. Verdicts are corrected by Holm over all "
-        "methods and texts."
+        "Method minus base on the same tokens, with plain 95 % intervals. Verdicts are corrected over the question."
     )
     if any(point.scale != 1 for point in retention.points):
         caption += " The other scales of a patch are not trained and have no verdict."
@@ -164,7 +173,4 @@ def _change(one: Comparison, factor: float = 1.0) -> Change:
 
 
 def _verdict(results: ComparisonResults, point: RetentionPoint, task: str) -> Verdict | None:
-    if results.retention is None or point.scale != 1:
-        return None
-    found = (each for each in results.retention.verdicts if (each.method, each.task) == (point.method, task))
-    return next(found, None)
+    return results.verdict(point.method, task, results.baseline) if point.scale == 1 else None

@@ -38,10 +38,13 @@ from hfpatch.tinyworld import DESCRIPTIONS, items
 
 _LONGEST = 120  # characters of an example: the last ones, which have the question
 _MOST_IN_MARKDOWN = 40  # verdicts; of more, Markdown has only differences that were found
-_VERDICTS = ("better", "worse", "no difference shown", "not tested", "no verdict")
+_VERDICTS = ("better", "worse", "same", "undecided", "not tested", "no verdict")
 _SCORES = ("method", "seed", "task", "metric", "value", "stderr", "n", "trainable")
 PLAIN = ("difference", "low", "high", "p", "test")
-DECIDED = ("question", "simultaneous_low", "simultaneous_high", "p_corrected", "family", "smallest_visible", "verdict")
+DECIDED = (
+    *("role", "question", "outcome", "margin", "corrected_low", "corrected_high", "p_corrected", "level", "family"),
+    *("detectable", "margin_detectable", "seeds_needed", "documents_needed", "changed"),
+)
 _OF_PAIR = ("other", *PLAIN, *DECIDED, "why")
 _RESULTS = (*_SCORES, *_OF_PAIR, "groups", "grouped_by")
 
@@ -116,7 +119,7 @@ def difference_table(results: ComparisonResults) -> Table:
     for verdict in decided:
         plain, own = change_of(results, verdict), change_of(results, verdict, plain=False)
         known, tested, visible = verdict.n > 0, verdict.p_corrected is not None, own.smallest_visible
-        keys = {"question": QUESTIONS[verdict.question], "task": verdict.task, "verdicts": verdict.verdict}
+        keys = {"question": QUESTIONS[verdict.question], "task": verdict.task, "verdicts": verdict.tone}
         keys["measure"] = metric_text(verdict.metric)
         cells = (
             Cell((verdict.method, verdict.other)),
@@ -125,7 +128,7 @@ def difference_table(results: ComparisonResults) -> Table:
             interval(own.low, own.high, digits_for(own)) if tested else NOTHING,
             Cell((p_text(verdict.p_corrected), p_text(verdict.p))) if tested else NOTHING,
             NOTHING if visible is None else f"{significant(visible, 2)} {own.scale.value}".strip(),
-            Cell((verdict_text(results, verdict),), verdict.verdict),
+            Cell((verdict_text(results, verdict),), verdict.tone),
         )
         of_filters = {key: (value,) for key, value in keys.items()}
         rows.append(Row(cells, keys=of_filters, page_only=long and not verdict.is_found))
@@ -139,7 +142,7 @@ def difference_table(results: ComparisonResults) -> Table:
         rows.append(Row(without, faint=True, keys=of_filters, page_only=True))
     sizes = {each.question: each.family for each in decided if each.family}
     families = ", ".join(f"{QUESTIONS[question]} {size}" for question, size in sizes.items())
-    left_out = [f"the {absent} without a difference shown"] * bool(absent)
+    left_out = [f"the {absent} without a difference"] * bool(absent)
     left_out += [f"{len(others)} by other measures, which have no verdict"] * bool(others)
     more = f" In Markdown are left out: {', and '.join(left_out)}; the page and figures/differences.csv have all."
     metrics = [*(each.metric for each in decided), *(each.metric for each in others)]
@@ -151,8 +154,8 @@ def difference_table(results: ComparisonResults) -> Table:
             Column("method", ("against",)),
             Column("task", ("measure",), tip="One measure decides a task; the others have no verdict."),
             Column("difference", ("plain 95 % interval",), number=True, tip="Method minus reference."),
-            Column("simultaneous", number=True, tip="The interval of the verdict: all of a question cover together."),
-            Column("p (Holm)", ("p alone",), number=True),
+            Column("corrected", number=True, tip="The interval of the verdict: all of a question cover together."),
+            Column("p corrected", ("p alone",), number=True),
             Column("visible from", number=True, tip="What a corrected test finds in four of five cases."),
             Column("verdict"),
         ),
@@ -279,7 +282,8 @@ def results_csv(runs: Mapping[str, ComparisonResults]) -> str:
 def pairs(results: ComparisonResults) -> Iterator[dict[str, object]]:
     """Yield every paired difference: those with verdicts, then those by measures that decide nothing."""
     for each in results.verdicts:
-        if each.task in results.tasks and each.method in results.methods:
+        known = results.retention.texts if results.retention is not None and each.role == "primary" else ()
+        if (each.task in results.tasks or each.task in known) and each.method in results.methods:
             yield each.to_json()
     for one in results.comparisons:
         if one.task in results.tasks and results.deciding[one.task].metric != one.metric:

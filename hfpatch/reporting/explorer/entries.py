@@ -159,7 +159,7 @@ def _compared(results: ComparisonResults) -> Iterator[Entry]:
                 found = results.verdict(name, task, compared.reference) if primary else None
                 higher = LOW_NOISE.get(metric, info.higher_is_better)
                 gain = _gain(change_of(results, found or compared, plain=not primary), higher)
-                verdict = found.verdict if found else NO_VERDICT
+                verdict = found.tone if found else NO_VERDICT
                 yield Entry(axis, name, **gain, verdict=verdict, seeds=compared.seeds, **costs[name])
             elif primary:
                 yield Entry(axis, name, **absent[name])
@@ -218,7 +218,7 @@ def _variants(study: StudyResults) -> Iterator[Entry]:
         }
         if row is not None and row.improvement is not None:
             gain, seeds = _gain(change_of_study(study, name)), len(study.seed_values(row)) or None
-            yield Entry(axis, name, **gain, verdict=study.verdict(name).verdict, seeds=seeds, **cost)
+            yield Entry(axis, name, **gain, verdict=study.verdict(name).tone, seeds=seeds, **cost)
         else:
             lost = diverged_text(row.diverged) if row is not None else ""
             absent = not_run_text(row.missing) if row is not None and row.missing else ""
@@ -263,13 +263,13 @@ def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
             continue
         base = other.scores[task].metrics.get(metric) if other is not None else None
         higher = LOW_NOISE.get(metric, score.higher_is_better)
-        ends = (compared.low, compared.high) if found is None else (found.simultaneous_low, found.simultaneous_high)
+        ends = (compared.low, compared.high) if found is None else (found.corrected_low, found.corrected_high)
         gain = change(compared.difference, *ends, None, scale=scale_of(metric, higher), reference=base)
         size = (one.model or {}).get("parameters") if results.of_models else one.added
         yield Entry(
             axis,
             label,
             **_gain(gain, higher),
-            verdict=NO_VERDICT if found is None else found.verdict,
+            verdict=NO_VERDICT if found is None else found.tone,
             parameters=size if isinstance(size, int) else None,
         )

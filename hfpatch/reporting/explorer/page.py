@@ -26,10 +26,10 @@ from hfpatch.support.files import write_text
 _READING = (
     "Each panel has one base model, one task with the same documents and prompts, and one metric; where the horizontal "
     "axis is time or memory, one machine too. A gain is the difference to the base of its own run, turned so that up "
-    "is better, with its 95 % interval, the simultaneous one of a verdict; nothing was tested across runs. Verdicts "
-    "are those of the run's own list: one measure decides a task, by a paired test after Holm's correction.",
-    "Blue circles are better, red diamonds worse. Grey is no finding: for hollow circles no difference is shown, "
-    "crosses were not tested or are of a measure that decides nothing.",
+    "is better, with its 95 % interval, the corrected one of a verdict; nothing was tested across runs. Verdicts "
+    "are those of the run's own list: one measure decides a task, by a paired test, corrected over its question.",
+    "Blue circles are better, red diamonds worse, squares the same within the margin. Grey is no finding: hollow "
+    "circles are undecided, crosses were not tested or are of a measure that decides nothing.",
     "The line is the Pareto front of what is shown: the methods that are better after correction and for which no "
     "other one is as good with fewer parameters (or less time, or memory). Where nothing was tested it is dashed. It "
     "uses the points alone: where intervals overlap, the order is not certain.",
@@ -38,7 +38,7 @@ _READING = (
 )
 _KINDS = {"comparison": "comparison", "pretraining": "study", "evaluation": "evaluation"}
 _RUNS = ("run", "kind", "model", "methods", "tasks", "better", "seeds", "started", "commit")
-_VERDICTS = ("better", "worse", "no difference shown", "not tested", "no verdict", "diverged")
+_VERDICTS = ("better", "worse", "same", "undecided", "not tested", "no verdict", "diverged")
 
 
 @dataclass(frozen=True)

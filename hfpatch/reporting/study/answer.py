@@ -27,7 +27,7 @@ from hfpatch.results.schema import Improvement, StudyResults
 _HEADLINE = {
     "better": "better",
     "worse": "worse",
-    "no difference shown": "without a difference shown",
+    "not decided": "not decided",
     "lower": "lower in loss, untested",
     "higher": "higher in loss, untested",
     "not tested": "not compared",
@@ -81,7 +81,7 @@ def change_of(study: StudyResults, name: str) -> Change:
     found = study.verdict(name)
     low, high = found.low, found.high
     if found.p_corrected is not None:
-        low, high = found.simultaneous_low, found.simultaneous_high
+        low, high = found.corrected_low, found.corrected_high
     return Change(100 * found.difference, 100 * low, 100 * high, None, Scale.RELATIVE)
 
 
@@ -108,8 +108,8 @@ def headline(study: StudyResults) -> str:
     named: dict[str, list[str]] = {verdict: [] for verdict in _HEADLINE}
     for name in study.others:
         row, text = study.chosen.get(name), name
-        verdict: str = study.verdict(name).verdict
-        if row is not None and row.improvement is not None and verdict != "no difference shown":
+        verdict: str = study.verdict(name).outcome
+        if row is not None and row.improvement is not None and verdict != "not decided":
             direction = "lower" if row.improvement.mean > 0 else "higher"
             verdict = direction if verdict == "not tested" else verdict
             text = f"{name}: {_size(study, name)} {direction} loss with {share_words(share(study, name))}"
@@ -125,7 +125,7 @@ def headline(study: StudyResults) -> str:
         sentences.append("One seed does not show how much seeds differ, so no variant is called better or worse.")
     elif len(study.seeds) < FEW_SEEDS:
         few = f"{len(study.seeds)} seeds are few"
-        sentences.append(f"{few}: a variant without a difference shown may still differ.")
+        sentences.append(f"{few}: a variant that is not decided may differ.")
     if max(study.tried_counts.values(), default=0) > 1:
         sentences.append("Each is at the best of its points, which was chosen on the evaluation text itself.")
         sentences += filter(None, [uneven_text(study)])
@@ -147,26 +147,26 @@ def findings(study: StudyResults) -> tuple[Finding, ...]:
             if not reasons and (base is None or not base.best):
                 reasons = [f"{study.baseline} has no best point to compare it with yet"]
             why = f": {'; '.join(reasons)}" if reasons else ""
-            made.append(Finding(name, f"was not compared{why}; it has {parameters}.", found.verdict))
+            made.append(Finding(name, f"was not compared{why}; it has {parameters}.", found.tone))
             continue
         improvement = row.improvement
         base_loss = decimal(base.loss.mean, 4) if base is not None and base.loss is not None else NOTHING
         losses = f"({decimal(row.loss.mean, 4)} against {base_loss} nats per token) with {parameters}"
         tested = f"(p = {p_text(found.p)}, after Holm's correction over {found.family} {p_text(found.p_corrected)})"
-        if found.verdict == "not tested":
+        if found.outcome == "not tested":
             size = f"{_size(study, name)} {'lower' if improvement.mean > 0 else 'higher'}"
             clauses = [f"has a validation loss {size} {losses}; not tested ({found.why})"]
-        elif found.verdict == "no difference shown":
-            clauses = [f"no difference shown: {change_text(change_of(study, name))} improvement {losses} {tested}"]
+        elif found.outcome == "not decided":
+            clauses = [f"not decided: {change_text(change_of(study, name))} improvement {losses} {tested}"]
         else:
-            verb = "lowers" if found.verdict == "better" else "raises"
+            verb = "lowers" if found.outcome == "better" else "raises"
             clauses = [f"{verb} the validation loss by {_size(study, name)} {losses} {tested}"]
         if improvement.choices > 1:
             fold = f"{improvement.choices}-fold"
             clauses.append(f"interval and p are corrected {fold}, as one of the two was chosen from more points")
         clauses += [f"it {diverged_text(row.diverged)}"] if row.diverged else []
         clauses += [not_run_text(row.missing)] if row.missing else []
-        made.append(Finding(name, "; ".join(clauses) + ".", found.verdict))
+        made.append(Finding(name, "; ".join(clauses) + ".", found.tone))
     return tuple(made)
 
 

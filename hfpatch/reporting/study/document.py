@@ -26,7 +26,7 @@ _FIGURES = {
     "differences": (
         "Improvement at the end",
         "Improvement over the baseline at the end; to the right is better. Thick lines are plain 95 % intervals over "
-        "seeds, thin ones the simultaneous intervals of the verdicts, small marks the single seeds. To the right of "
+        "seeds, thin ones the corrected intervals of the verdicts, small marks the single seeds. To the right of "
         "the panel: how many more non-embedding parameters than the baseline.",
     ),
     "loss": (

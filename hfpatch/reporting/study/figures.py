@@ -23,7 +23,7 @@ _OUTLIER = 20.0  # times the middle variant's improvement
 _FAR = 1.5  # times the lowest loss of all
 _WIDE = 10.0  # a spread that changes more than so many times is drawn on a logarithmic axis
 _FEW_TICKS = 5  # on the steps of a narrow panel
-_DECIDED = ("simultaneous_low", "simultaneous_high", "p_corrected", "family", "verdict")
+_DECIDED = ("corrected_low", "corrected_high", "p_corrected", "family", "outcome")
 
 
 @report_style()
@@ -57,13 +57,13 @@ def differences(study: StudyResults, *, title: bool = False) -> Figure | None:
         found, values = study.verdict(row.variant), [100 * value for value in study.seed_values(row).values()]
         plain = (100 * found.low, 100 * found.high) if found.p_corrected is not None else None
         single = values if len(values) > 1 else ()
-        drawn[y] = plots.Interval(change_of(study, row.variant), found.verdict, single, plain)
+        drawn[y] = plots.Interval(change_of(study, row.variant), found.tone, single, plain)
     limit = 1.12 * plots.robust_limit((max(_sizes(study, row)) for row in rows), _OUTLIER, median_low)
     plots.forest(ax, [row.variant for row in rows], drawn, limit=limit)
     ax.set_xlabel(f"improvement over {short(study.baseline)}, % of its validation loss\nbetter →")
     more = [f"{signed(100 * share(study, row.variant), 2)} %" for row in rows]
     plots.side_column(ax, "parameters", more, 64)
-    plots.verdict_key(figure, dict.fromkeys(study.verdict(row.variant).verdict for row in rows))
+    plots.verdict_key(figure, dict.fromkeys(study.verdict(row.variant).tone for row in rows))
     return figure
 
 

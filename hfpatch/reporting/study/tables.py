@@ -25,13 +25,13 @@ def main_table(study: StudyResults) -> Table:
     """Build the table of the variants, each at its best point: parameters, loss, improvement, test and cost."""
     points = any(row.point for row in study.chosen.values())
     headings = ("configuration", "query", *(("best point",) if points else ()), "parameters", "to baseline")
-    headings += ("validation loss", "improvement, %", "simultaneous", "verdict", "p", "p (Holm)", "s/step")
+    headings += ("validation loss", "improvement, %", "corrected", "verdict", "p", "p (Holm)", "s/step")
     rows = []
     for name, variant in study.variants.items():
         row, is_baseline = study.chosen.get(name), name == study.baseline
         found = None if is_baseline else study.verdict(name)
         tested = found is not None and found.p_corrected is not None
-        said = f"{found.verdict} ({found.why})" if found and found.why else found.verdict if found else ""
+        said = f"{found.outcome} ({found.why})" if found and found.why else found.outcome if found else ""
         if row is None or row.improvement is None:
             said = diverged_text(row.diverged) if row is not None and row.diverged else "not compared"
         point = NOTHING
@@ -45,8 +45,8 @@ def main_table(study: StudyResults) -> Table:
             NOTHING if is_baseline else f"{signed(100 * share(study, name), 2)} %",
             _loss(row),
             improvement_text(row.improvement if row is not None and not is_baseline else None),
-            interval(100 * found.simultaneous_low, 100 * found.simultaneous_high, 2) if found and tested else NOTHING,
-            "baseline" if found is None else Cell((said,), found.verdict),
+            interval(100 * found.corrected_low, 100 * found.corrected_high, 2) if found and tested else NOTHING,
+            "baseline" if found is None else Cell((said,), found.tone),
             p_text(found.p if found else None),
             p_text(found.p_corrected if found else None),
             _seconds(row, None if is_baseline else study.chosen.get(study.baseline)),
@@ -59,8 +59,8 @@ def main_table(study: StudyResults) -> Table:
         "fixed evaluation blocks after the last step, mean ± standard deviation over seeds. Improvement: (L of the "
         "baseline − L) / L of the baseline, paired by seed, in per cent, with its 95 % interval by Student's t over "
         f"seeds{choices}; above zero is better. Better, worse: a test at 5 % with Holm's correction over all variants, "
-        "to which the simultaneous interval belongs. No difference shown: the test finds none, which does not prove "
-        "that there is none. s/step: the median seconds of an optimiser step, and how many times the baseline's."
+        "to which the corrected interval belongs; what it does not find is not decided. "
+        "s/step: the median seconds of an optimiser step, and how many times the baseline's."
     )
     return Table("main", "Variants", _columns(headings), tuple(rows), caption, heading=False)
 

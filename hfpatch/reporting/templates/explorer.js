@@ -3,7 +3,7 @@
   const root = document.querySelector(".explorer");
   const data = JSON.parse(document.querySelector(".explorer-data").textContent);
   const form = root.querySelector("form");
-  const GREYED = new Set(["no difference shown", "not tested", "no verdict", "diverged"]);
+  const GREYED = new Set(["undecided", "not tested", "no verdict", "diverged"]);
   const MOST_PANELS = 12;
   const MOST_ROWS = 200;
   const MOST_NAMES = 14; // of more points, only the better ones are named
@@ -155,7 +155,8 @@
   const MARKS = {
     better: (x, y) => draw("circle", { class: "mark", cx: x, cy: y, r: 5 }),
     worse: (x, y) => draw("path", { class: "mark", d: `M${x} ${y - 6}l6 6-6 6-6-6z` }),
-    "no difference shown": (x, y) => draw("circle", { class: "mark", cx: x, cy: y, r: 4.5 }),
+    same: (x, y) => draw("rect", { class: "mark", x: x - 4.5, y: y - 4.5, width: 9, height: 9 }),
+    undecided: (x, y) => draw("circle", { class: "mark", cx: x, cy: y, r: 4.5 }),
     cross: (x, y) => draw("path", { class: "mark", d: `M${x - 4} ${y - 4}l8 8m0-8l-8 8` }),
     up: (x, y) => draw("path", { class: "mark", d: `M${x - 5} ${y + 4}h10l-5-9z` }),
     down: (x, y) => draw("path", { class: "mark", d: `M${x - 5} ${y - 4}h10l-5 9z` }),
@@ -253,8 +254,8 @@
     if (unique(runs.map((run) => run.training).filter(Boolean)).length > 1) say(`The ${runs.length} runs trained differently (text, steps or settings); a method may differ between them for that alone.`, "caution");
     if (points.length && !panel.front.length) say("No method is better here, so there is no Pareto front.");
     if (panel.untested) say("Nothing was tested here: there are no intervals, and the dashed line is no finding.", "caution");
-    const noise = points.filter((entry) => entry.verdict === "no difference shown").length;
-    if (noise) say(`${several(noise, "method")} without a difference shown, in grey.`);
+    const noise = points.filter((entry) => entry.verdict === "undecided").length;
+    if (noise) say(`${several(noise, "method")} undecided, in grey.`);
     const names = (left) => unique(left.map((entry) => entry.method)).slice(0, 6).join(", ") + (unique(left.map((entry) => entry.method)).length > 6 ? ", …" : "");
     const without = panel.entries.filter((entry) => entry.gain === null);
     for (const why of unique(without.map((entry) => entry.text))) say(`Not shown, ${why}: ${names(without.filter((entry) => entry.text === why))}.`);

@@ -13,7 +13,7 @@ def rows(results):
     return {str(row.cells[0]): [str(cell) for cell in row.cells[1:]] for row in headline_table(results).rows}
 
 
-def test_the_table_has_the_gain_with_its_simultaneous_interval_the_size_and_the_verdict(results):
+def test_the_table_has_the_gain_with_its_corrected_interval_the_size_and_the_verdict(results):
     half = 3.0 * T6  # per cent of 20
     assert rows(results) == {
         SKIP: [
@@ -23,8 +23,8 @@ def test_the_table_has_the_gain_with_its_simultaneous_interval_the_size_and_the_
             "better on tinyworld_text (word perplexity)",
         ],
         "lora": [
-            f"+5.0 [−0.7, {5 + half * 2.5 / 3:.1f}]\nno difference shown",  # p is 0.02
-            "no difference shown (acc, acc norm)",
+            f"+5.0 [−0.7, {5 + half * 2.5 / 3:.1f}]\nnot decided",  # p is 0.02
+            "not decided (acc, acc norm)",
             "81,920",
             "is a LoRA",
         ],
@@ -38,7 +38,7 @@ def test_worse_is_said_with_its_measure_and_methods_are_ordered_by_gain(build, r
     raw["comparisons"] = [
         compared(SKIP, CLOZE, 0.05, 0.03, "better"),
         compared(SKIP, TEXT, 4.0, 1.0, "worse"),
-        compared("lora", TEXT, 0.1, 1.0, "no difference shown"),
+        compared("lora", TEXT, 0.1, 1.0, "not decided"),
         compared(SKIP, CLOZE, 0.05, 0.02, "better", reference="lora"),
         compared(SKIP, TEXT, 4.0, 1.0, "worse", reference="lora"),
     ]
@@ -71,7 +71,7 @@ def test_too_few_documents_are_said_and_get_no_verdict(build, raw, compared):
 def test_the_control_is_the_matched_lora(build, raw, compared):
     other = {**raw["methods"]["lora"], "match": None, "parameters": {"trainable": 80_001, "added": 0, "base": 0}}
     raw["methods"] = {"near": other, **raw["methods"]}
-    raw["comparisons"].append(compared(SKIP, TEXT, 0.1, 1.0, "no difference shown", reference="near"))
+    raw["comparisons"].append(compared(SKIP, TEXT, 0.1, 1.0, "not decided", reference="near"))
     results = build(raw)
     assert control_for(results, SKIP) == "lora"
     assert control_for(results, "lora") is None
@@ -87,7 +87,7 @@ def test_sizes_that_differ_and_what_diverged_are_said(build, raw):
     assert rows(build(raw))[SKIP][-1].endswith("; 1 of 2 seeds diverged")
     raw["methods"][SKIP]["runs"] = {"1": raw["methods"][SKIP]["runs"]["1"]}
     raw["comparisons"] = [each for each in raw["comparisons"] if each["method"] == "lora"]
-    raw["questions"] = {"base": [[SKIP, "baseline"], ["lora", "baseline"]], "lora": [[SKIP, "lora"]]}
+    raw["pairs"] = {"base": [[SKIP, "baseline"], ["lora", "baseline"]], "lora": [[SKIP, "lora"]]}
     results = build(raw)
     assert rows(results)[SKIP] == [
         "–",

@@ -37,7 +37,7 @@ def test_the_table_has_each_gain_and_rate_and_findings_the_tones_of_their_verdic
     assert rows["turning"][-1] == "cannot be told"
     assert rows["alone"] == ["–", "–", "–", "+0.15 (500)", "3.1 [2.2, 123]"]
     tones = {str(row.cells[0]): [getattr(cell, "tone", None) for cell in row.cells[1:4]] for row in table.rows}
-    assert tones["turning"] == ["better", "no difference shown", "worse"]
+    assert tones["turning"] == ["better", "undecided", "worse"]
     assert tones["lora"] == [None] * 3
 
 

@@ -85,11 +85,11 @@ def test_a_report_has_the_section_where_there_is_retention(kept, build):
 def test_labels_and_a_choice_of_methods_keep_points_and_verdicts(kept, build):
     kept["methods"]["lora"]["label"] = "LoRA"
     results = build(kept)
-    before = results.retention.verdicts
-    labelled = results.labelled().retention
-    assert {each.method for p in labelled.points for each in p.comparisons} == {"LoRA"}
-    assert labelled.verdicts == [each.model_copy(update={"method": "LoRA"}) for each in before]
-    assert results.only(["lora"]).retention.verdicts == before
+    before = results.answers("retention", "lora")
+    labelled = results.labelled()
+    assert {each.method for p in labelled.retention.points for each in p.comparisons} == {"LoRA"}
+    assert labelled.answers("retention", "LoRA") == [each.model_copy(update={"method": "LoRA"}) for each in before]
+    assert results.only(["lora"]).answers("retention") == before
 
 
 def test_answers_are_shown_without_retention_too(raw, build):

@@ -44,10 +44,11 @@ def test_every_difference_is_in_one_table_once(results):
     assert first["method"] == [SKIP, "baseline"]
     assert first["task"] == ["tinyworld_cloze", "acc"]
     assert first["difference"] == ["+5.0 [2.0, 8.0] points"]
-    one, all_six, power = (stats.t.ppf(level, 100) for level in (0.975, 1 - 0.025 / 6, 0.8))
+    one, all_six = (stats.t.ppf(level, 100) for level in (0.975, 1 - 0.025 / 6))
+    power = stats.norm.ppf(0.8)
     half = 3 * all_six / one
-    assert first["simultaneous"] == [f"[{5 - half:.1f}, {5 + half:.1f}]"]
-    assert first["p (Holm)"] == ["0.0050", "0.0010"]  # five are left after the smallest
+    assert first["corrected"] == [f"[{5 - half:.1f}, {5 + half:.1f}]"]
+    assert first["p corrected"] == ["0.0050", "0.0010"]  # five are left after the smallest
     assert first["visible from"] == [f"{3 * (all_six + power) / one:.1f} points"]
     assert first["verdict"] == ["better"]
     assert lines[-1][0] == [SKIP, "lora"]
@@ -120,7 +121,7 @@ def test_the_csv_has_every_number_once_and_says_which_run(results):
     pairs = [row for row in read_csv(text) if not row["value"]]
     assert len(pairs) == 9  # three pairs on three tasks
     assert not any(row["seed"] for row in pairs)
-    assert not any(row["verdict"] for row in rows.values())
+    assert not any(row["outcome"] for row in rows.values())
     row = rows[SKIP, "1", "tinyworld_cloze", "acc"]
     assert (row["value"], row["stderr"], row["n"], row["trainable"]) == ("0.46", "0.02", "400", "80000")
     assert rows["lora", "0", "tinyworld_text", "bits_per_byte"]["stderr"] == ""

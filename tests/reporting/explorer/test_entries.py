@@ -25,7 +25,7 @@ def test_a_gain_is_better_above_zero_in_the_units_of_the_report(results):
     assert (cloze.gain, cloze.low, cloze.high) == pytest.approx((5.0, 5 - half, 5 + half))
     assert (text.gain, text.low, text.high) == pytest.approx((12.0, 12 - half, 12 + half))
     assert (cloze.axis.unit, text.axis.unit) == ("points", "% lower")
-    assert (cloze.verdict, found["lora", TEXT, "word perplexity"].verdict) == ("better", "no difference shown")
+    assert (cloze.verdict, found["lora", TEXT, "word perplexity"].verdict) == ("better", "undecided")
     assert (cloze.parameters, cloze.seconds, cloze.memory, cloze.seeds) == (80_000, 409_600 / 2048, 512 * 2**20, 2)
     assert text.text == f"+12.0 [{12 - half:.1f}, {12 + half:.1f}] %"
     assert cloze.axis.documents == "400 documents"
@@ -82,7 +82,7 @@ def test_a_study_shows_each_variant_at_its_best_point():
             continue
         assert each.gain == pytest.approx(100 * row.improvement.mean)
         assert each.low < 100 * row.improvement.low  # that of three intervals together
-        assert each.verdict == results.verdict(name).verdict
+        assert each.verdict == results.verdict(name).tone
     assert {each.axis.reference for each in found.values()} == {results.baseline}
 
 

@@ -62,7 +62,7 @@ def test_the_forest_has_a_row_a_variant_with_interval_and_seeds(found):
     assert [label.get_text() for label in ax.get_yticklabels()] == ["nonlinear", "identity", "wide"]
     intervals = [tuple(path.vertices[:, 0]) for lines in ax.collections for path in lines.get_paths()]
     told = [found.verdict(name) for name in found.others]
-    together = [(each.simultaneous_low, each.simultaneous_high) for each in told]
+    together = [(each.corrected_low, each.corrected_high) for each in told]
     ends = [pair for each, wide in zip(told, together, strict=True) for pair in (wide, (each.low, each.high))]
     most = max(ax.get_xlim())
     assert intervals == [pytest.approx((max(100 * low, -most), min(100 * high, most))) for low, high in ends]

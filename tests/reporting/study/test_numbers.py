@@ -65,7 +65,7 @@ def test_the_headline_counts_verdicts_and_findings_give_both_losses_and_both_p(f
     assert "not complete" not in told
     assert "few" not in headline(read(without_sweep() | {"seeds": [0, 1, 2, 3, 4]}))
     first, second, third = findings(found)
-    assert (first.tone, second.tone, third.tone) == ("better", "no difference shown", "worse")
+    assert (first.tone, second.tone, third.tone) == ("better", "undecided", "worse")
     p = improvement(LINEAR, NONLINEAR)["p"]
     numbers = (TOGETHER, "4.0179", "4.1000", "0.02 % more", f"p = {p:.4f}", f"{3 * p:.4f}")
     assert all(number in str(first) for number in numbers)
@@ -88,9 +88,9 @@ def test_what_the_correction_takes_away_is_no_difference_shown():
     raw = without_sweep()
     raw["rows"][1]["improvement"] |= {"p": 0.03}
     found = read(raw)
-    assert cells(main_table(found), "verdict")["nonlinear"] == "no difference shown"  # 0.03 * 2 after wide's
+    assert cells(main_table(found), "verdict")["nonlinear"] == "not decided"  # 0.03 * 2 after wide's
     assert cells(main_table(found), "p (Holm)")["nonlinear"] == "0.060"
-    assert found.verdict("nonlinear").simultaneous_low < 0
+    assert found.verdict("nonlinear").corrected_low < 0
 
 
 @settings(max_examples=40, deadline=None)
@@ -100,19 +100,19 @@ def test_no_verdict_without_a_small_p(mean, p):
     raw["rows"][1]["improvement"] = {"mean": mean, "low": mean - 1, "high": mean + 1, "p": p}
     found = read(raw).verdict("nonlinear")
     if p is None:
-        assert found.verdict == "not tested"
+        assert found.outcome == "not tested"
     elif found.p_corrected >= 0.05:
-        assert found.verdict == "no difference shown"
+        assert found.outcome == "not decided"
     else:
-        assert found.verdict == ("better" if mean > 0 else "worse")
-    assert (found.simultaneous_low > 0 or found.simultaneous_high < 0) == found.is_found
+        assert found.outcome == ("better" if mean > 0 else "worse")
+    assert (found.corrected_low > 0 or found.corrected_high < 0) == found.is_found
 
 
 def test_the_main_table_is_that_of_the_paper(found):
     table = main_table(found)
     assert headings(table) == [
         *("configuration", "query", "best point", "parameters", "to baseline", "validation loss", "improvement, %"),
-        *("simultaneous", "verdict", "p", "p (Holm)", "s/step"),
+        *("corrected", "verdict", "p", "p (Holm)", "s/step"),
     ]
     mean, sd = fmean(NONLINEAR.values()), stdev(NONLINEAR.values())
     assert texts(table.rows[0]) == (
@@ -135,7 +135,7 @@ def test_a_narrow_terminal_shows_loss_improvement_and_verdict(found):
     assert headings(table) == [name for name in headings(main_table(found)) if name != "query"]
     assert headings(table.narrow[0]) == ["configuration", "validation loss", "improvement, %", "verdict"]
     assert texts(table.narrow[0].rows[1])[2:] == ("+2.00 [1.75, 2.25]", "better")
-    assert [row.cells[-1].tone for row in table.narrow[0].rows[1:]] == ["better", "no difference shown", "worse"]
+    assert [row.cells[-1].tone for row in table.narrow[0].rows[1:]] == ["better", "undecided", "worse"]
 
 
 def test_the_interval_is_students_over_the_seeds(found):

@@ -1,0 +1,145 @@
+"""The primary questions of a recipe and their margins: what a comparison is to decide, declared before it runs.
+
+Two questions can be asked: ``gain``, is a method better than another one, by default than the LoRA of its size; and
+``keep``, does it keep what the base could do. What they decide, and how, is in :mod:`hfpatch.results.verdicts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from hfpatch.errors import nearest
+from hfpatch.recipes.pairs import loras_of
+from hfpatch.recipes.retention import task_of
+from hfpatch.recipes.strict import Section
+
+if TYPE_CHECKING:
+    from hfpatch.recipes.comparison import Recipe
+
+PrimaryName = Literal["gain", "keep"]
+HELD_OUT = "held_out_text"
+"""The name of the held-out text, where questions and margins name tasks."""
+MARGINS: dict[str, float] = {"nats_per_token": 0.02, "bits_per_byte": 0.01, "accuracy": 0.01}
+"""The margins of measures without one in the recipe: 0.02 nats a token are 2 % of perplexity."""
+TINYWORLD_MARGINS = {**MARGINS, "bits_per_byte": 0.005}
+"""The same for the embedded models."""
+SAME_SIZE = 0.01
+"""The share by which the parameters of two methods of one size may differ."""
+
+
+class GainQuestion(Section):
+    """Is the first method of each pair better than the second?"""
+
+    on: str | None = None
+    """The task, or ``held_out_text``; None takes held-out text, else the first text among the tasks, else the first."""
+    pairs: tuple[tuple[str, str], ...] | None = None
+    """The pairs. None takes each method and the first LoRA of its match group whose size differs by at most 1 %."""
+
+
+class KeepQuestion(Section):
+    """Does each method keep what the base could do?"""
+
+    on: tuple[str, ...] | None = None
+    """Tasks, and texts of ``retention`` by name; None takes the texts and tasks of ``retention``."""
+    methods: tuple[str, ...] | None = None
+    """The methods; None takes all that are trained."""
+
+
+class QuestionSettings(Section):
+    """The primary questions; everything else that a comparison tests is secondary."""
+
+    gain: GainQuestion | None = GainQuestion()
+    """None does not ask it."""
+    keep: KeepQuestion | None = KeepQuestion()
+    """None does not ask it."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A primary question with everything that the recipe leaves to defaults.
+
+    Attributes:
+        name: ``gain`` or ``keep``.
+        pairs: the method and the other of each pair.
+        on: the tasks and texts, by the names of their scores.
+    """
+
+    name: PrimaryName
+    pairs: tuple[tuple[str, str], ...]
+    on: tuple[str, ...]
+
+
+def asked(recipe: Recipe, sizes: Mapping[str, int], tasks: Mapping[str, bool]) -> list[Asked]:
+    """Return the primary questions that have a pair and a task.
+
+    Args:
+        recipe: the recipe.
+        sizes: the trained parameters of each method.
+        tasks: whether each task scores whole texts.
+    """
+    found, settings = [], recipe.questions
+    if settings.gain is not None:
+        pairs = settings.gain.pairs
+        if pairs is None:  # the first LoRA of each method's size
+            of_size = {
+                name: [lora for lora in loras_of(recipe, name) if abs(sizes[lora] / sizes[name] - 1) <= SAME_SIZE]
+                for name in recipe.trained
+            }
+            pairs = tuple((name, loras[0]) for name, loras in of_size.items() if loras)
+        held_out = [HELD_OUT] if recipe.data.held_out is not None else []
+        texts = [task for task, is_text in tasks.items() if is_text]
+        on = settings.gain.on or next(iter([*held_out, *texts, *tasks]), None)
+        pairs = tuple(pair for pair in pairs if set(pair) <= recipe.methods.keys())
+        found.append(Asked("gain", pairs, (on,) if on else ()))
+    if settings.keep is not None:
+        retention, keep = recipe.retention, settings.keep
+        sources = [task_of(name) for name in retention.sources(recipe.model.name)] if retention is not None else []
+        if keep.on is not None:
+            on_all = tuple(task_of(name) if task_of(name) in sources else name for name in keep.on)
+        else:
+            kept = () if retention is None else retention.tasks
+            on_all = (*sources, *(tasks if kept is None else kept))
+        methods = recipe.trained if keep.methods is None else [name for name in keep.methods if name in recipe.methods]
+        found.append(Asked("keep", tuple((name, recipe.baseline) for name in methods), on_all))
+    return [each for each in found if each.pairs and each.on]
+
+
+def margins_of(recipe: Recipe) -> dict[str, float]:
+    """Return the margin of each measure and task that has one: those of the recipe, else the defaults."""
+    defaults = TINYWORLD_MARGINS if recipe.model.name.startswith("tinyworld/") else MARGINS
+    texts = recipe.retention.sources(recipe.model.name) if recipe.retention is not None else {}
+    given = {task_of(name) if name in texts else name: value for name, value in recipe.margin.items()}
+    return {name: value for name, value in {**defaults, **given}.items() if value is not None}
+
+
+def questions_mistake(recipe: Recipe) -> str | None:
+    """Return the mistake in ``questions`` or ``margin``, or None."""
+    held_out = [HELD_OUT] if recipe.data.held_out is not None else []
+    texts = [*recipe.retention.sources(recipe.model.name)] if recipe.retention is not None else []
+    tasks, gain, keep = [*recipe.evaluation.tasks], recipe.questions.gain, recipe.questions.keep
+    if gain is not None and gain.on is not None and gain.on not in (*held_out, *tasks):
+        hint = "; data.held_out takes documents for it" if gain.on == HELD_OUT else nearest(gain.on, tasks)
+        return f"questions.gain.on is {gain.on!r}, which is not among evaluation.tasks{hint}"
+    for pair in (gain.pairs if gain is not None else None) or ():
+        if wrong := next((name for name in pair if name not in recipe.methods), None):
+            return f"questions.gain.pairs names {wrong!r}, which is not among methods{nearest(wrong, recipe.methods)}"
+        if pair[0] == pair[1] or pair[0] == recipe.baseline:
+            return f"questions.gain.pairs has {list(pair)}; name a trained method and another one to compare it with"
+    if gain is not None and gain.pairs is not None and len(set(gain.pairs)) < len(gain.pairs):
+        return "questions.gain.pairs lists a pair twice; name each once"
+    for key, names, known in (
+        ("on", (keep.on if keep is not None else None) or (), [*texts, *map(task_of, texts), *tasks]),
+        ("methods", (keep.methods if keep is not None else None) or (), recipe.trained),
+    ):
+        if wrong := next((name for name in names if name not in known), None):
+            place = "evaluation.tasks and retention.texts" if key == "on" else "the trained methods"
+            return f"questions.keep.{key} names {wrong!r}, which is not among {place}{nearest(wrong, known)}"
+        if len(set(names)) < len(names):
+            return f"questions.keep.{key} lists a name twice; name each once"
+    known = [*MARGINS, *held_out, *texts, *tasks]
+    if wrong := next((name for name in recipe.margin if name not in known), None):
+        more = f"{nearest(wrong, known)}; name a task, a text of retention, {', '.join(MARGINS)}"
+        return f"margin.{wrong} is of no task and no measure{more}"
+    return None

@@ -1,0 +1,247 @@
+"""How a primary difference is decided, and with what probability: pure functions of errors, levels and margins.
+
+A difference ``d`` (above 0 is better) has one or two sources of variation, documents and seeds, each with a standard
+error ``e`` and degrees of freedom ``f``. At level a its interval reaches to both sides
+
+    reach(a) = sqrt(Σ over sources of (t(1 - a/2, f) · e)²)
+
+(Zou & Donner 2008, Statistics in Medicine 27, 1693; see :class:`hfpatch.evaluation.stats.Estimate`). With the margin δ,
+the largest difference that does not matter, and the level a of one pair:
+
+    gain    better, worse        |d| > reach(a)
+            equivalent           |d| + reach(2a) < δ       two one-sided tests (Schuirmann 1987, J. Pharmacokinet.
+            undecided            neither                   Biopharm. 15, 657)
+    keep    kept                 d - reach(2a) > -δ        one-sided, as a method may be better than the base
+            lost                 d + reach(2a) < 0
+            undecided            neither
+
+Where both hold the outcome is better, worse or lost *by less than the margin*. Each of a question's m pairs has
+``a = α/m`` (Bonferroni), or its part of that at a look (:mod:`hfpatch.results.verdicts`).
+
+**Power.** Of a design with S seeds the true error over seeds is σ₁/√S with the estimate ``e₁²·u``, u ~ χ²(f)/f and
+f = S - 1. Where σ₁ itself was estimated with f₀ degrees of freedom, the truth is that estimate over √w, w ~ χ²(f₀)/f₀.
+The probability of a decision is the mean over u and w of that of the normal ``d`` with the variance ``e₁² + e₂²``. Both
+distributions are replaced by equally probable points.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+ALPHA = 0.05
+"""The level of a question: the probability that any of its claims is false."""
+POWER = 0.80
+"""The probability with which a design should decide."""
+MOST_SEEDS = 1000
+MOST_DOCUMENTS = 10**7
+_POINTS = 24
+_DOUBLINGS = 60
+
+Array = NDArray[np.float64]
+Name = Literal["gain", "keep"]
+Decided = Literal[
+    "better",
+    "worse",
+    "equivalent",
+    "better by less than the margin",
+    "worse by less than the margin",
+    "kept",
+    "lost",
+    "lost by less than the margin",
+    "undecided",
+]
+
+
+def reach(parts: Iterable[tuple[Any, float]], p: float) -> Any:
+    """Return half the length of the interval at level 1 - p: ``sqrt(Σ (t(1 - p/2, f) · error)²)``.
+
+    Args:
+        parts: the standard error (or an array of many) and the degrees of freedom f of each source of variation.
+        p: one minus the level.
+    """
+    from scipy.special import stdtrit
+
+    return sum((stdtrit(freedom, p / 2) * error) ** 2 for error, freedom in parts) ** 0.5
+
+
+def decide_gain(sign: tuple[float, float], margin_test: tuple[float, float], margin: float) -> Decided:
+    """Return the outcome of a pair of ``gain``.
+
+    Args:
+        sign: the interval at the level a; above 0 is better.
+        margin_test: the interval at the level 2a.
+        margin: δ, 0 where there is none.
+    """
+    equivalent = -margin < margin_test[0] and margin_test[1] < margin
+    if sign[0] > 0:
+        return "better by less than the margin" if equivalent else "better"
+    if sign[1] < 0:
+        return "worse by less than the margin" if equivalent else "worse"
+    return "equivalent" if equivalent else "undecided"
+
+
+def decide_keep(margin_test: tuple[float, float], margin: float) -> Decided:
+    """Return the outcome of a method of ``keep``, from the interval of its change at the level 2a."""
+    kept = margin_test[0] > -margin
+    if margin_test[1] < 0:
+        return "lost by less than the margin" if kept else "lost"
+    return "kept" if kept else "undecided"
+
+
+@dataclass(frozen=True)
+class Design:
+    """What is known of the errors of one difference in a design of some seeds and documents.
+
+    Attributes:
+        of_documents: the standard error over documents, and its degrees of freedom.
+        of_seeds: the same over seeds; None where seeds play no part.
+        known: the degrees of freedom f₀ of the estimate that ``of_seeds`` comes from; infinite where it is the truth.
+    """
+
+    of_documents: tuple[float, float]
+    of_seeds: tuple[float, float] | None = None
+    known: float = math.inf
+
+    @classmethod
+    def of(cls, errors: Iterable[tuple[float, float]]) -> Design:
+        """Return the design of a difference as it was measured."""
+        documents, *seeds = errors
+        return cls(documents, seeds[0], known=seeds[0][1]) if seeds else cls(documents)
+
+    def with_seeds(self, seeds: int) -> Design:
+        """Return the same with so many paired seeds."""
+        if self.of_seeds is None:
+            return self
+        error, freedom = self.of_seeds
+        return replace(self, of_seeds=(error * math.sqrt((freedom + 1) / seeds), seeds - 1))
+
+    def with_documents(self, documents: int) -> Design:
+        """Return the same with so many documents, or groups; the error over seeds stays, though documents are in it."""
+        error, freedom = self.of_documents
+        return replace(self, of_documents=(error * math.sqrt((freedom + 1) / documents), documents - 1))
+
+    def decides(self, name: Name, effect: float, level: float, margin: float = 0.0) -> float:
+        """Return the probability that a true difference is decided.
+
+        Args:
+            name: the question.
+            effect: the true difference, above 0 is better.
+            level: a, of this pair.
+            margin: δ, 0 where there is none.
+        """
+        error, wide, narrow = self._points(level)
+        return _chance(lambda end: _ndtr((end - effect) / error), name, wide, narrow, margin)
+
+    def finds(self, effect: float, level: float) -> float:
+        """Return the probability that a true difference is found to be one, by a test at ``level``."""
+        error, wide, _ = self._points(level)
+        return float(np.mean(_ndtr((effect - wide) / error) + _ndtr((-effect - wide) / error)))
+
+    def finds_equivalence(self, margin: float, level: float) -> float:
+        """Return the probability that two equal methods are found to be equivalent within ``margin``."""
+        error, _, narrow = self._points(level)
+        return float(np.mean(np.maximum(0.0, 2 * _ndtr((margin - narrow) / error) - 1)))
+
+    def smallest_difference(self, level: float) -> float:
+        """Return the true difference that is found in 80 % of cases."""
+        if self.of_seeds is None:  # the far side is never found
+            error, wide, _ = self._points(level)
+            return float(wide[0] + error[0] * _ndtri(POWER))
+        return self._solve(lambda effect: self.finds(effect, level) - POWER)
+
+    def smallest_margin(self, level: float) -> float:
+        """Return the margin within which equal methods are found to be equivalent in 80 % of cases."""
+        if self.of_seeds is None:
+            error, _, narrow = self._points(level)
+            return float(narrow[0] + error[0] * _ndtri((1 + POWER) / 2))
+        return self._solve(lambda margin: self.finds_equivalence(margin, level) - POWER)
+
+    def seeds_for(self, name: Name, effect: float, level: float, margin: float, *, above: int = 1) -> int | None:
+        """Return the fewest seeds, more than ``above``, that decide a true difference in 80 % of cases, or None."""
+
+        def enough(seeds: int) -> bool:
+            return self.with_seeds(seeds).decides(name, effect, level, margin) >= POWER
+
+        return _fewest(enough, above + 1, MOST_SEEDS) if self.of_seeds is not None else None
+
+    def documents_for(self, name: Name, effect: float, level: float, margin: float, *, above: int = 1) -> int | None:
+        """Return the fewest documents, or groups, more than ``above``, that decide it in 80 % of cases, or None."""
+
+        def enough(documents: int) -> bool:
+            return self.with_documents(documents).decides(name, effect, level, margin) >= POWER
+
+        return _fewest(enough, above + 1, MOST_DOCUMENTS)
+
+    def _points(self, level: float) -> tuple[Array, Array, Array]:
+        """Return at equally probable points the error of the difference, reach(level) and reach(2·level)."""
+        error, freedom = self.of_documents
+        if self.of_seeds is None:
+            parts: list[tuple[Any, float]] = [(np.array([error]), freedom)]
+            total = np.array([error])
+        else:
+            of_seeds, of_freedom = self.of_seeds
+            true = of_seeds / np.sqrt(_chi_square(self.known)[:, None])  # each possible truth is a row
+            parts = [(error, freedom), (true * np.sqrt(_chi_square(of_freedom)[None, :]), of_freedom)]
+            total = np.sqrt(true**2 + error**2)
+        tiny = np.finfo(np.float64).tiny
+        return np.maximum(total, tiny), reach(parts, level), reach(parts, min(1.0, 2 * level))
+
+    def _solve(self, excess: Callable[[float], float]) -> float:
+        from scipy.optimize import brentq
+
+        scale = self.of_documents[0] + (self.of_seeds[0] if self.of_seeds is not None else 0.0)
+        if scale == 0:
+            return 0.0
+        high = scale
+        for _ in range(_DOUBLINGS):
+            if excess(high) >= 0:
+                return float(brentq(excess, 0.0, high, xtol=1e-4 * high))
+            high *= 2
+        return math.inf
+
+
+def _chance(below: Callable[[Array], Array], name: Name, wide: Array, narrow: Array, margin: float) -> float:
+    """Return the mean probability of a decision, where ``below`` is the distribution of the difference."""
+    if name == "keep":
+        undecided = np.maximum(0.0, below(narrow - margin) - below(-narrow))
+    else:
+        inner = np.maximum(0.0, margin - narrow)  # nearer to 0 is equivalent
+        outer = np.maximum(wide, inner)
+        undecided = below(outer) - below(inner) + below(-inner) - below(-outer)
+    return float(1 - np.mean(undecided))
+
+
+def _fewest(enough: Callable[[int], bool], first: int, most: int) -> int | None:
+    if not enough(most):
+        return None
+    return bisect_left(range(most), True, first, key=enough)
+
+
+def _ndtr(values: Array) -> Array:
+    from scipy.special import ndtr
+
+    found: Array = ndtr(values)
+    return found
+
+
+def _ndtri(share: float) -> float:
+    from scipy.special import ndtri
+
+    return float(ndtri(share))
+
+
+def _chi_square(freedom: float) -> Array:
+    """Return equally probable points of a chi-square with ``freedom`` degrees of freedom over these."""
+    from scipy.special import gammaincinv
+
+    if math.isinf(freedom):
+        return np.ones(1)
+    found: Array = gammaincinv(freedom / 2, (np.arange(_POINTS) + 0.5) / _POINTS) * 2 / freedom
+    return found

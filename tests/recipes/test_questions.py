@@ -1,0 +1,90 @@
+"""The primary questions and margins of a recipe."""
+
+import pytest
+from pydantic import ValidationError
+
+from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pairs import references
+from hfpatch.recipes.questions import Asked, asked, margins_of
+
+MINIMAL = {
+    "name": "small",
+    "model": {"name": "gpt2"},
+    "evaluation": {"tasks": ["hellaswag", "wikitext"]},
+    "methods": {
+        "baseline": [],
+        "pre": [{"type": "pre_projection"}],
+        "linear": [{"type": "pre_projection", "activation": "identity"}],
+        "large": [{"type": "pre_projection", "expansion": 8}],
+        "lora": [{"type": "lora", "match": "pre"}],
+        "other": [{"type": "lora", "match": "linear"}],
+    },
+}
+SIZES = {"baseline": 0, "pre": 1000, "linear": 1000, "large": 6000, "lora": 1005, "other": 1020}
+TASKS = {"hellaswag": False, "wikitext": True}
+
+
+def read(**sections):
+    return Recipe.model_validate(MINIMAL | sections)
+
+
+def test_by_default_each_method_is_compared_with_the_lora_of_its_size_on_the_first_text():
+    gain = Asked("gain", (("pre", "lora"),), ("wikitext",))
+    assert asked(read(), SIZES, TASKS) == [gain]  # the other LoRA is 2 % larger, the large one matched by none
+    assert asked(read(data={"held_out": 20}), SIZES, TASKS)[0].on == ("held_out_text",)
+    assert asked(read(), SIZES, {"hellaswag": False})[0].on == ("hellaswag",)
+    assert asked(read(), SIZES | {"lora": 1011}, TASKS) == []
+
+
+def test_by_default_what_retention_names_is_to_be_kept_by_all():
+    text = {"old": {"source": "tinyworld/base"}}
+    (_, keep) = asked(read(retention={"texts": text}), SIZES, TASKS)
+    assert keep.pairs == tuple((name, "baseline") for name in ("pre", "linear", "large", "lora", "other"))
+    assert keep.on == ("retention_old", "hellaswag", "wikitext")
+    (_, keep) = asked(read(retention={"texts": text, "tasks": ["hellaswag"]}), SIZES, TASKS)
+    assert keep.on == ("retention_old", "hellaswag")
+
+
+def test_what_a_recipe_asks_is_asked_and_compared():
+    questions = {
+        "gain": {"on": "hellaswag", "pairs": [["large", "lora"], ["linear", "baseline"]]},
+        "keep": {"on": ["old", "wikitext"], "methods": ["pre"]},
+    }
+    recipe = read(questions=questions, retention={"texts": {"old": {"source": "tinyworld/base"}}})
+    assert asked(recipe, SIZES, TASKS) == [
+        Asked("gain", (("large", "lora"), ("linear", "baseline")), ("hellaswag",)),
+        Asked("keep", (("pre", "baseline"),), ("retention_old", "wikitext")),
+    ]
+    assert references(recipe)["large"] == ["baseline", "lora", "linear"]
+    assert references(recipe)["linear"].count("baseline") == 1
+    assert asked(recipe.only(["pre", "lora"]), SIZES, TASKS) == [
+        Asked("keep", (("pre", "baseline"),), ("retention_old", "wikitext"))
+    ]
+    assert asked(read(questions={"gain": None, "keep": None}), SIZES, TASKS) == []
+
+
+def test_margins_are_by_task_and_measure():
+    assert margins_of(read()) == {"nats_per_token": 0.02, "bits_per_byte": 0.01, "accuracy": 0.01}
+    assert margins_of(read(model={"name": "tinyworld/gpt2"}))["bits_per_byte"] == 0.005
+    own = margins_of(read(margin={"bits_per_byte": None, "wikitext": 0.07}))
+    assert own == {"nats_per_token": 0.02, "accuracy": 0.01, "wikitext": 0.07}
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"questions": {"gain": {"on": "held_out_text"}}}, "questions.gain.on is 'held_out_text'.*data.held_out takes"),
+        ({"questions": {"gain": {"on": "wikitxt"}}}, "not among evaluation.tasks .did you mean 'wikitext'"),
+        ({"questions": {"gain": {"pairs": [["pre", "lara"]]}}}, "names 'lara', which is not among methods"),
+        ({"questions": {"gain": {"pairs": [["baseline", "pre"]]}}}, "name a trained method and another one"),
+        ({"questions": {"gain": {"pairs": [["pre", "lora"], ["pre", "lora"]]}}}, "lists a pair twice"),
+        ({"questions": {"keep": {"on": ["old"]}}}, "questions.keep.on names 'old'"),
+        ({"questions": {"keep": {"on": ["wikitext", "wikitext"]}}}, "lists a name twice"),
+        ({"questions": {"keep": {"methods": ["baseline"]}}}, "not among the trained methods"),
+        ({"margin": {"nats_per_tokn": 0.1}}, "margin.nats_per_tokn is of no task and no measure"),
+        ({"margin": {"wikitext": 0}}, "greater than 0"),
+    ],
+)
+def test_a_mistake_is_one_line(sections, said):
+    with pytest.raises(ValidationError, match=said):
+        read(**sections)
