@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -23,6 +24,8 @@ from hfpatch.training.records import StepRecord
 
 PLAIN_EVERY_S = 30.0
 """Seconds between two lines of one training run where the output is no terminal."""
+LONG_S = 5.0
+"""After how many seconds of preparation a line says what takes them, so that a mistake found before is one line."""
 _SPEED_S = 600.0  # over which a speed is taken, as one step may take minutes
 _AROUND = 5  # lines of the table that are no run
 _NAMED = 6  # runs that one plain line names
@@ -39,10 +42,12 @@ def choose_progress(*, parallel: bool = False) -> Iterator[Progress]:
         yield Progress()
     elif parallel:
         table = TableProgress(console)
-        with table.live if console.is_terminal else nullcontext():
+        with closing(table.preparation), table.live if console.is_terminal else nullcontext():
             yield table
     elif not console.is_terminal:
-        yield PlainProgress()
+        plain = PlainProgress()
+        with closing(plain.preparation):
+            yield plain
     else:
         with make_bars(console) as bars:
             yield LiveProgress(bars)
@@ -52,6 +57,24 @@ def make_bars(console: Console, **options: Any) -> Bars:
     """Return bars with what each run does, and with its times."""
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), _Times()
     return Bars(*columns, console=console, speed_estimate_period=_SPEED_S, **options)
+
+
+class Preparation:
+    """Says what is being prepared if that takes long."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._timer = say, threading.Timer(0.0, say)
+
+    def begin(self, what: str) -> None:
+        """Say ``what`` after :data:`LONG_S`, unless something else happens before."""
+        self.close()
+        self._timer = threading.Timer(LONG_S, self._say, [what])
+        self._timer.daemon = True
+        self._timer.start()
+
+    def close(self) -> None:
+        """Note that it is over."""
+        self._timer.cancel()
 
 
 class _Times(ProgressColumn):
@@ -80,9 +103,12 @@ class PlainProgress(Progress):
     _last: float = field(default_factory=time.monotonic, init=False)
     _steps: int = field(default=0, init=False)
 
+    def __post_init__(self) -> None:
+        self.preparation = Preparation(self._say)
+
     def preparing(self, what: str) -> None:
-        """Show what happens before the runs."""
-        self._say(what)
+        """Show what happens before the runs, if it takes long."""
+        self.preparation.begin(what)
 
     def started(self, run: str, steps: int) -> None:
         """Show that a run begins."""
@@ -109,6 +135,7 @@ class PlainProgress(Progress):
         self._say(f"{run}: done{summary and f', {summary}'}")
 
     def _say(self, text: str) -> None:
+        self.preparation.close()
         self._last = time.monotonic()
         print(text, file=sys.stderr, flush=True)
 
@@ -202,11 +229,12 @@ class TableProgress(Progress):
         self.rows: dict[str, _Row] = {}
         self.units = self.units_left = 0
         self._last, self._console = time.monotonic(), console
+        self.preparation = Preparation(self.say)
         self.live = Live(console=console, get_renderable=self.table, refresh_per_second=2, transient=True)
 
     def preparing(self, what: str) -> None:
-        """Say what happens before the runs."""
-        self.say(what)
+        """Say what happens before the runs, if it takes long."""
+        self.preparation.begin(what)
 
     def opened(self, engine: str, units: int) -> None:
         """Show how many units there are."""
@@ -215,6 +243,7 @@ class TableProgress(Progress):
 
     def placed(self, run: str, action: str, node: str) -> None:
         """Show that a unit begins."""
+        self.preparation.close()
         self.rows[run] = _Row(node, action)
         self.show(f"{run}: {action} on {node}")
 
@@ -255,6 +284,7 @@ class TableProgress(Progress):
 
     def say(self, text: str) -> None:
         """Print one line, above the table where there is one."""
+        self.preparation.close()
         if self._console.is_terminal:
             self._console.print(Text(text))
         else:

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from hfpatch.cli.progress import LiveProgress, PlainProgress, TableProgress, make_bars
+from hfpatch.cli.progress import LiveProgress, PlainProgress, TableProgress, choose_progress, make_bars
 from hfpatch.training.records import StepRecord
 
 
@@ -45,7 +45,7 @@ def test_a_bar_says_what_has_passed_and_what_is_left_and_keeps_its_time_when_it_
     assert shown(bars)[0].endswith("acc 0.5 0:08:07")
 
 
-def test_what_happens_before_the_runs_is_shown(capsys):
+def test_what_happens_before_the_runs_is_shown(capsys, monkeypatch):
     bars = make_bars(Console(file=io.StringIO()), auto_refresh=False)
     live = LiveProgress(bars)
     live.preparing("loading a")
@@ -55,6 +55,19 @@ def test_what_happens_before_the_runs_is_shown(capsys):
     live.started("lora", 4)
     (line,) = shown(bars)
     assert line.startswith("lora")
+    # as lines once it has taken a while
+    monkeypatch.setattr("hfpatch.cli.progress.LONG_S", 0.01)
     for progress in (PlainProgress(), TableProgress(Console(file=io.StringIO()))):
         progress.preparing("loading a")
+        progress.preparation._timer.join()
         assert capsys.readouterr().err == "loading a\n"
+
+
+def test_a_mistake_that_shows_soon_is_the_only_line(capsys):
+    for parallel in (False, True):
+        with choose_progress(parallel=parallel) as progress:
+            progress.preparing("loading a")
+            progress.preparing("reading b")
+            timer = progress.preparation._timer
+        timer.join()  # it was cancelled
+        assert capsys.readouterr().err == ""
