@@ -22,7 +22,7 @@ from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.questions import QuestionSettings, questions_mistake
 from hfpatch.recipes.retention import RetentionSettings, retention_mistake
 from hfpatch.recipes.sizes import NO_SIZE, SIZES
-from hfpatch.recipes.strict import SEED_LIMIT, Dtype, ExpandedPath, PathText, Section, explain, load_as, read_override
+from hfpatch.recipes.strict import Dtype, ExpandedPath, PathText, Section, explain, load_as, read_override
 from hfpatch.recipes.training import TrainingSettings, decay_mistake, held_out_mistake, loop_mistake
 from hfpatch.recipes.tuning import TuningSettings, Values, split_key, trial_training, tuning_mistake, tuning_seed
 
@@ -159,7 +159,6 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _no_contradiction(self) -> Recipe:
         training, data, tasks = self.training, self.data, list(self.evaluation.tasks)
-        largest = max(training.seeds)
         trained = {name: self.methods[name] for name in self.trained}
         mistake = (
             loop_mistake(training)
@@ -168,7 +167,6 @@ class Recipe(Section):
             or (self.budgets and "load_recipe reads budgets; else name methods lora@10k, with match: 10000")
             or twice_mistake("training.seeds", training.seeds)
             or twice_mistake("evaluation.tasks", tasks)
-            or (largest >= SEED_LIMIT and f"training.seeds contains {largest}; must be below 2**32")
             or _methods_mistake(self)
             or (self.tuning and (tuning_mistake(self.tuning, training, data, trained) or self.trial_mistake()))
             or retention_mistake(self.retention, self.model.name, data, tasks)

@@ -13,7 +13,17 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_
 from hfpatch.errors import nearest
 from hfpatch.recipes.comparison import name_mistake, twice_mistake
 from hfpatch.recipes.data import DataSettings, overlap_mistake
-from hfpatch.recipes.strict import SEED_LIMIT, ExpandedPath, PathText, Section, explain, find_recipe, load_as, read_yaml
+from hfpatch.recipes.strict import (
+    SEED_LIMIT,
+    ExpandedPath,
+    PathText,
+    Section,
+    Seeds,
+    explain,
+    find_recipe,
+    load_as,
+    read_yaml,
+)
 from hfpatch.recipes.training import PretrainSettings, decay_mistake, held_out_mistake, loop_mistake
 
 Point = dict[str, float | int | str | bool | None]
@@ -98,8 +108,9 @@ class Variant(Section):
 class StudyRecipe(_Pretraining):
     """Variants of one model, each trained from scratch on the same batches with every seed."""
 
-    seeds: Annotated[tuple[_SEED, ...], Field(min_length=1)] = (0,)
-    """One run of every variant per seed; a seed fixes initialisation and batches for all alike."""
+    seeds: Seeds = (0,)
+    """One run of every variant per seed, which fixes initialisation and batches for all alike: a list of seeds, or a
+    number N for 0 to N - 1."""
     baseline: str
     """The variant that all others are compared with."""
     variants: Annotated[dict[str, Variant], Field(min_length=2)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.code import refuse_code
@@ -23,6 +23,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 SEED_LIMIT = 2**32
 """Seeds are below it, as NumPy's must be."""
+_MOST_SEEDS = 1000
 RATES = ("lr", "learning_rate")
 NO_OWN_RATE = (
     "; a method has no rate of its own: tuning: finds each method's best, training.learning_rates gives a group of "
@@ -46,6 +47,19 @@ def expand(path: str) -> str:
     return os.path.expanduser(expanded) if expanded.startswith("~") else expanded  # noqa: PTH111
 
 
+def _listed(value: object) -> object:
+    """Return the seeds 0 to N - 1 for a number N; a list as a tuple, which is what strict fields take from Python."""
+    if type(value) is int and not 0 < value <= _MOST_SEEDS:
+        raise ValueError(f"must be a list of seeds, or how many from 1 to {_MOST_SEEDS}, not {value}")
+    if type(value) is int:
+        return tuple(range(value))
+    return tuple(value) if isinstance(value, list) else value
+
+
+_Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
+_Seeds = Annotated[int, Field(ge=1, le=_MOST_SEEDS)] | Annotated[list[_Seed], Field(min_length=1)]
+Seeds = Annotated[tuple[_Seed, ...], Field(min_length=1), BeforeValidator(_listed, json_schema_input_type=_Seeds)]
+"""Seeds, or their number."""
 PathText = Annotated[str, AfterValidator(expand)]
 """A path, or a name that may be one; environment variables are replaced as the recipe is read."""
 ExpandedPath = Annotated[Path, BeforeValidator(lambda value: expand(value) if isinstance(value, str) else value)]

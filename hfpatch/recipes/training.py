@@ -19,7 +19,7 @@ from pydantic import (
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import plan_mistake
-from hfpatch.recipes.strict import Dtype, Section
+from hfpatch.recipes.strict import Dtype, Section, Seeds
 
 Group = Literal["pre_projection", "skip", "query", "lora", "other"]
 """Groups of trained tensors by their role, each of which may have its own learning rate or dtype."""
@@ -128,8 +128,9 @@ class TrainingSettings(LoopSettings):
     """Steps of linear warm-up: of w, the first has 1 / (w + 1) of the peak, and the step after the last the peak."""
     betas: tuple[_Rate, _Rate] = (0.9, 0.999)
     """AdamW's decay rates."""
-    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
-    """One run per seed; a seed fixes initialisation and batch plan for every method alike."""
+    seeds: Seeds = (0,)
+    """One run per seed, which fixes initialisation and batch plan for every method alike: a list of seeds, or a number
+    N for 0 to N - 1."""
     on_bad_loss: Literal["record", "skip", "stop"] = "record"
     """The answer to a loss or gradient that is NaN or infinite. ``record``: the run ends there and counts as diverged,
     which is a result: no patch, no scores, its step in the reports. ``skip``: the update is left out and counted; a run

@@ -58,6 +58,8 @@ def test_a_recipe_takes_its_defaults_from_the_sections(write):
         (["description=a=b"], lambda r: r.description, "a=b"),
         (["methods.lora.0.r=16"], lambda r: r.methods["lora"][0]["r"], 16),
         (["methods.new=[{type: lora, r: 1}]"], lambda r: r.methods["new"], [{"type": "lora", "r": 1}]),
+        (["training.seeds=3"], lambda r: r.training.seeds, (0, 1, 2)),
+        (["training.seeds=[3, 1]"], lambda r: r.training.seeds, (3, 1)),
         (["training.steps=70", "training.steps=80"], lambda r: r.training.steps, 80),
     ],
 )
@@ -87,6 +89,9 @@ def test_overrides_are_yaml_values_under_dotted_keys(write, overrides, read, exp
             ["is not an index", "a method has no rate of its own: tuning: ", "training.learning_rates"],
         ),
         ("training.decay_steps=5", ["training.decay_steps is of training.schedule=wsd", "is cosine"]),
+        ("training.seeds=0", ["training.seeds: must be a list of seeds, or how many", "not 0"]),
+        ("training.seeds=1000000000", ["how many from 1 to 1000"]),
+        ("training.seeds=true", ["training.seeds is true; must be a list"]),
         ("training.steps=sixty", ["training.steps", '"sixty"', "integer"]),
     ],
 )
@@ -124,7 +129,7 @@ def test_a_wrong_override_is_named(write, override, parts):
         ("steps: 100", "steps: 50", ["warmup_steps", "50", "below training.steps"]),
         ("steps: 100", "micro_batch_size: 3", ["micro_batch_size is 3", "divide", "16"]),
         ("steps: 100", "micro_batch_size: 32", ["micro_batch_size is 32", "divide", "16"]),
-        ("steps: 100", "seeds: [4294967296]", ["training.seeds", "4294967296", "below 2**32"]),
+        ("steps: 100", "seeds: [4294967296]", ["training.seeds", "less than 4294967296"]),
         ("steps: 100", "seeds: [1, 1]", ["training.seeds", "twice"]),
         ("name: small", "name: small\nevaluation: {tasks: [a, a]}", ["evaluation.tasks", "twice"]),
         ("name: small", "name: a/b", ["'a/b'", "folder"]),

@@ -37,6 +37,7 @@ sweep: {lr: [1e-3, 2e-3], weight_decay: [0.1, 0.2]}
 
 
 def test_a_study_is_told_from_one_model_by_its_variants_and_written_back(write):
+    assert load_pretrain_or_study(write(STUDY), ["seeds=3"]).seeds == (0, 1, 2)
     study = load_pretrain_or_study(write(STUDY), ["seeds=[1]"])
     assert isinstance(study, StudyRecipe)
     assert study.seeds == (1,)
