@@ -238,30 +238,7 @@ def blocks_from_stream(
         identity = f"{sha256 or _hash_arrays(stream.tokens)} {places}"
         return _cut_blocks(stream, settings, revision, identity, owners, start, file)
 
-    # Pieces of at most a row: where each begins, its tokens, and how many are added before them. Padded documents and
-    # examples keep their first tokens, so all their pieces begin where the document does.
-    if settings.layout == "packed" and stream.learned is None:
-        pieces = split_pieces(stream.begins, stream.lengths, size, len(start))
-    else:
-        lengths = np.minimum(stream.lengths, size)
-        pieces = np.stack([stream.begins, lengths, np.zeros_like(lengths)], axis=1)
-    if stream.learned is not None:
-        kept = has_something_to_learn(stream, size)
-        if not kept.any():
-            raise HfpatchError(
-                f"{settings.source}: no example has a token to learn among its first {size} (data.block_size); use "
-                "longer blocks"
-            )
-        cut, out = int((stream.lengths > size).sum()), int((~kept).sum())
-        if cut or out:
-            warnings.warn(
-                f"{settings.source}: of {len(kept)} examples {cut} are longer than data.block_size ({size}) and keep "
-                f"its first tokens; {out} have none to learn and are left out",
-                stacklevel=1,
-            )
-        pieces = pieces[kept]
-
-    # Rows of pieces.
+    pieces = _cut_documents(stream, settings, len(start))
     offsets = np.arange(len(pieces) + 1, dtype=np.int64)
     sizes = (pieces[:, 1] + pieces[:, 2]).astype(np.int32)
     if settings.layout == "packed":
@@ -289,6 +266,36 @@ def blocks_from_stream(
     )
 
 
+def _cut_documents(stream: TokenStream, settings: DataSettings, added: int) -> Integers:
+    """Return the pieces of documents that fit in a row: (pieces, 3), where each begins, its tokens, how many are added.
+
+    Padded documents and examples keep their first tokens, so all their pieces begin where the document does. Examples
+    without a token to learn among them are left out, with a warning.
+    """
+    size = settings.block_size
+    if settings.layout == "packed" and stream.learned is None:
+        pieces = split_pieces(stream.begins, stream.lengths, size, added)
+    else:
+        lengths = np.minimum(stream.lengths, size)
+        pieces = np.stack([stream.begins, lengths, np.zeros_like(lengths)], axis=1)
+    if stream.learned is not None:
+        kept = has_something_to_learn(stream, size)
+        if not kept.any():
+            raise HfpatchError(
+                f"{settings.source}: no example has a token to learn among its first {size} (data.block_size); use "
+                "longer blocks"
+            )
+        cut, out = int((stream.lengths > size).sum()), int((~kept).sum())
+        if cut or out:
+            warnings.warn(
+                f"{settings.source}: of {len(kept)} examples {cut} are longer than data.block_size ({size}) and keep "
+                f"its first tokens; {out} have none to learn and are left out",
+                stacklevel=1,
+            )
+        pieces = pieces[kept]
+    return pieces
+
+
 def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> TokenBlocks:
     """Return the blocks of several sources of one layout and block size, one after the other, without a copy."""
     rows: list[TokenArray] = []
@@ -304,7 +311,11 @@ def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> Toke
     known = [each.owners for each in blocks if each.owners is not None]
     if len(known) == len(blocks):
         if any(each.groups is not None for each in blocks):
-            named = [np.arange(each.documents) if each.groups is None else each.groups for each in blocks]
+            ends = [int(own.max()) + 1 for own in known]  # documents without a token in the rows have no owner
+            named = [
+                np.arange(end) if each.groups is None else each.groups[:end]
+                for each, end in zip(blocks, ends, strict=True)
+            ]
             starts_at = np.cumsum([0, *(int(own.max()) + 1 for own in named[:-1])])
             groups = np.concatenate([own + at for own, at in zip(named, starts_at, strict=True)]).astype(np.int32)
         firsts = np.cumsum([0, *(int(own.max()) + 1 for own in known[:-1])])
