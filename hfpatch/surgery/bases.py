@@ -45,6 +45,7 @@ from hfpatch.tuners.quantised import keep_unpacked
 TINYWORLD = "tinyworld/"
 _SNAPSHOT = re.compile(r"[/\\]snapshots[/\\]([0-9a-f]{40})[/\\]")
 _HALVES = ("bfloat16", "float16")
+_BODY = "body"
 _PIECE = 1 << 18  # values that are rounded at once, so that the copy stays in the cache
 
 
@@ -294,22 +295,32 @@ def fingerprint(model: nn.Module, kinds: Sequence[str] = ("exact", *_HALVES)) ->
     """Return the identity of a base as JSON values: hashes (XXH3, 128 bits) over every parameter and persistent buffer.
 
     ``exact`` is of the bytes as they are. Two more are of the weights rounded to bfloat16 and to float16, so that
-    :func:`difference` also recognises the base loaded in another dtype. Each tensor is read once.
+    :func:`difference` also recognises the base loaded in another dtype. ``body`` is ``exact`` without the head (and the
+    pooler, which some heads need), by the names of the headless model. Each tensor is read once.
     """
-    digests = {kind: xxhash.xxh3_128() for kind in kinds}
+    digests = {kind: xxhash.xxh3_128() for kind in (*kinds, _BODY)}
+    prefix = getattr(model, "base_model_prefix", "")
+    prefix = f"{prefix}." if prefix and hasattr(model, prefix) else ""
     for place in sorted(_places(model), key=lambda place: place.name):
         flat = place.value().reshape(-1)
         for kind, digest in digests.items():
-            rounded = kind != "exact" and flat.is_floating_point()
+            rounded = kind in _HALVES and flat.is_floating_point()
             dtype = getattr(torch, kind) if rounded else flat.dtype
-            digest.update(f"{place.name} {tuple(place.tensor.shape)} {dtype} ".encode())
+            name = place.name
+            if kind == _BODY:
+                name = name.removeprefix(prefix)
+                if not place.name.startswith(prefix) or name.startswith("pooler."):
+                    continue
+            digest.update(f"{name} {tuple(place.tensor.shape)} {dtype} ".encode())
             for piece in torch.split(flat, _PIECE):
                 digest.update(bytes_of(piece.to(dtype)))
     return {"dtypes": _dtypes(model), **{kind: digest.hexdigest() for kind, digest in digests.items()}}
 
 
-def difference(saved: Mapping[str, Any], model: nn.Module) -> str:
+def difference(saved: Mapping[str, Any], model: nn.Module, *, head: bool = True) -> str:
     """Return how a model's weights differ from those of a saved fingerprint; an empty string if they do not.
+
+    Without ``head`` it is enough that the bodies are the same, as those of a causal model and its ``AutoModel`` are.
 
     In the same dtypes every bit counts. In different ones the weights are compared after rounding to the half precision
     of one of them; bfloat16 and float16 copies of one float32 checkpoint cannot be compared.
@@ -317,7 +328,7 @@ def difference(saved: Mapping[str, Any], model: nn.Module) -> str:
     before, now = saved["dtypes"], _dtypes(model)
     kinds = ["exact"] if before == now else [kind for kind in _HALVES if kind in before or kind in now]
     found = fingerprint(model, kinds)
-    if any(saved.get(kind) == found[kind] for kind in kinds):
+    if any(saved.get(kind) == found[kind] for kind in (*kinds, *([] if head else [_BODY]))):
         return ""
     if before == now:
         return "its weights differ"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,8 @@ def load_patch(
         folders = {part.name: directory / part.name for part in manifest.adapters}
         configs = {part.name: _read_config(folders[part.name], part) for part in manifest.adapters}
         tensors = {part.name: read_tensors(folders[part.name], part.sha256) for part in manifest.adapters}
-        if not allow_other_base and (why := difference(base.fingerprint.model_dump(), model)):
+        same = base.class_name == type(model).__name__
+        if not allow_other_base and (why := difference(base.fingerprint.model_dump(), model, head=same)):
             raise HfpatchError(
                 f"{directory}: made for another base, {base.name or base.class_name!r} ({why}); load that one, or "
                 "allow another: allow_other_base=True, or --allow-other-base of the commands"
@@ -178,9 +180,22 @@ def _read_config(folder: Path, part: Adapter | None = None) -> PeftConfig:
     return config
 
 
+def named_as_in(model: nn.Module, tensors: dict[str, Tensor], expected: Iterable[str]) -> dict[str, Tensor]:
+    """Return the tensors of an adapter by their names in a model with another head than the one they were saved from.
+
+    A head puts the name of the body, such as ``model``, before the names inside; ``expected`` are those of the model.
+    """
+    prefix, known, found = f"{PEFT_PREFIX}{getattr(model, 'base_model_prefix', '')}.", set(expected), {}
+    for key, tensor in tensors.items():
+        without, within = key.replace(prefix, PEFT_PREFIX, 1), key.replace(PEFT_PREFIX, prefix, 1)
+        found[next((name for name in (key, without, within) if name in known), key)] = tensor
+    return found
+
+
 def _fill(model: nn.Module, name: str, tensors: dict[str, Tensor], folder: Path) -> None:
     """Put the tensors of one part in place, in the dtype in which they were saved."""
     expected, base = tensors_of(model, name), base_parameters(model)
+    tensors = named_as_in(model, tensors, expected)
     for key, tensor in list(tensors.items()):  # PEFT saves the base's own embeddings beside adapters on them
         own = base.get(key.removeprefix(PEFT_PREFIX).replace(".base_layer.", "."))
         if key in expected or own is None:  # a trained copy of a module is called as the module itself

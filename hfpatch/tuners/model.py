@@ -16,11 +16,11 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.sites import AttentionSite, count_values, select_sites, survey
+from hfpatch.sites import AttentionSite, base_model, count_values, select_sites, survey
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.contracts import require_adapter_name, require_parts, require_usable
 from hfpatch.tuners.layer import ROWS, MethodLayer
-from hfpatch.tuners.naming import FILLED_IN, chosen_modules, named_sites, wanted_layers
+from hfpatch.tuners.naming import FILLED_IN, chosen_modules, named_sites, shortest_names, wanted_layers
 from hfpatch.tuners.places import method_site, refused_at
 from hfpatch.tuners.quantised import keep_unpacked
 
@@ -73,7 +73,8 @@ class MethodModel(BaseTuner):
         except BaseException:
             config.target_modules = before
             raise
-        config.target_modules = paths = {*self._sites}  # PEFT may have shortened it to common endings meanwhile
+        # PEFT may have shortened it to common endings meanwhile
+        config.target_modules = paths = shortest_names(base_model(model), sites, survey(model).with_others().sites)
         setattr(config, FILLED_IN, (paths, given))
         if any(site.input_gradients for site in sites) and not getattr(model, "_require_grads_hook", None):
             model.enable_input_require_grads()  # type: ignore[operator]  # the frozen embeddings give none
@@ -229,7 +230,7 @@ def changed_sites(model: nn.Module, config: MethodConfig) -> list[AttentionSite]
     found = survey(model)
     if chosen_modules(config) is not None:  # they may name attentions of any tower
         found = found.with_others()
-    sites = named_sites(found.sites, config)
+    sites = named_sites(found.sites, config, body=_body_name(model))
     layers, named = wanted_layers(found.sites, config), {site.name for site in sites}
     refused = _refused(sites, config, sites, layers)
     chosen = select_sites(found, layers, refusal=lambda site: refused.get(site.name))
@@ -238,6 +239,10 @@ def changed_sites(model: nn.Module, config: MethodConfig) -> list[AttentionSite]
         why = why or "target_modules, exclude_modules and modules_to_save leave none"
         raise HfpatchError(f"{config.spec.label}: no layer of this model can be changed: {why}")
     return chosen
+
+
+def _body_name(model: nn.Module) -> str:
+    return str(getattr(base_model(model), "base_model_prefix", ""))
 
 
 def _sites_in(state_dict: dict[str, Tensor], model: nn.Module, config: MethodConfig) -> list[AttentionSite]:
@@ -265,7 +270,7 @@ def unreached_layers(model: nn.Module, config: MethodConfig) -> dict[int, str]:
     """Return the blocks that a configuration for all layers leaves out: index of the block -> reason."""
     found = survey(model)
     every = found.with_others() if chosen_modules(config) is not None else found
-    named = named_sites(every.sites, config)
+    named = named_sites(every.sites, config, body=_body_name(model))
     towers = {site.around_path for site in named}
     refused = _refused(every.sites, config, named, wanted_layers(every.sites, config))
     changed = [site for site in every.sites if site.around_path in towers]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 from peft.tuners.tuners_utils import check_target_module_exists
+from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite
@@ -34,16 +35,33 @@ def require_pattern(option: str, pattern: str) -> re.Pattern[str]:
         raise HfpatchError(f"{option}={pattern!r} is no regular expression: {error}") from error
 
 
-def named_sites(sites: Sequence[AttentionSite], config: MethodConfig) -> list[AttentionSite]:
+def shortest_names(model: nn.Module, sites: Sequence[AttentionSite], every: Sequence[AttentionSite]) -> set[str]:
+    """Return the names to store for sites: without the body's own, so that they hold below another head, too.
+
+    PEFT reads a name as the end of a path. Where another attention ends alike, the whole paths stay.
+    """
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    names = {site.host_path.removeprefix(prefix) for site in sites}
+    alike = {site.host_path for site in every if any(f".{site.host_path}".endswith(f".{name}") for name in names)}
+    whole = {site.host_path for site in sites}
+    return names if alike == whole else whole
+
+
+def named_sites(sites: Sequence[AttentionSite], config: MethodConfig, *, body: str = "") -> list[AttentionSite]:
     """Return the sites that ``target_modules``, ``exclude_modules`` and ``modules_to_save`` leave, as PEFT reads them.
 
-    Two paths name an attention: its own, and the host's of its layers.
+    Two paths name an attention: its own, and the host's of its layers. Names of a model with a head, which begin with
+    that of the ``body`` (``base_model_prefix``), name those of the body, too.
 
     Raises:
         HfpatchError: if a name or a pattern is of no attention: a method changes these as a whole.
     """
     targets = chosen_modules(config)
     paths = [path for site in sites for path in (site.path, site.host_path)]
+    if targets is not None and not isinstance(targets, str):
+        ends = [f".{path}" for path in paths]
+        inside = {name: any(end.endswith(f".{name}") for end in ends) for name in targets}
+        targets = {name if known else name.removeprefix(f"{body}.") for name, known in inside.items()}
     for option, given in (("target_modules", targets), ("exclude_modules", config.exclude_modules)):
         for name in [given] if isinstance(given, str) else sorted(given or ()):
             is_one = require_pattern(option, name if isinstance(given, str) else rf"(.*\.)?{re.escape(name)}")
