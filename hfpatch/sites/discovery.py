@@ -196,6 +196,8 @@ def _read(base: Any, lists: Sequence[_BlockList], first: int) -> tuple[list[Atte
     path_around = ".".join(names[0] for names in common)
     around = path_around, base.get_submodule(path_around)
     for layer, (path, block, each) in enumerate(blocks, first):
+        if isinstance(original := getattr(block, "original_module", None), nn.Module):  # beside a trained copy
+            path, block = joined(path, "original_module"), original
         try:
             declared = each.family or read_family(block)
         except HfpatchError as error:

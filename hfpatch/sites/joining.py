@@ -12,7 +12,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -110,8 +110,9 @@ def follow_input(attention: nn.Module, projection: str) -> Branch | None:
         Unclear: with the reason, if it is not called in the source.
     """
     reads: list[Branch | None] = []
-    first = next(iter(inspect.signature(unwrapped(attention).forward).parameters))
-    _Reader(attention, projection, reads=reads).call(unwrapped(attention).forward, "", [], {first: Branch("")})
+    forward = _forward(attention)
+    first = next(iter(inspect.signature(forward).parameters))
+    _Reader(attention, projection, reads=reads).call(forward, "", [], {first: Branch("")})
     if not reads:
         raise Unclear(f"{type(attention).__name__}.forward does not call {projection}")
     return next((read for read in reads if read is None or read.end or read.added), reads[0])
@@ -131,7 +132,7 @@ class _Reader:
 
     def run(self, at: str) -> Any:
         """Follow the ``forward`` of the module at a path, whose arguments are no branch."""
-        return self.call(unwrapped(self.block.get_submodule(at)).forward, at, [], {})
+        return self.call(_forward(self.block.get_submodule(at)), at, [], {})
 
     def call(self, function: Callable[..., Any], at: str, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
         """Follow a function: a method of the module at a path, or a plain one; return what it returns."""
@@ -150,6 +151,12 @@ class _Reader:
         except _Returned as returned:
             return returned.value
         return None
+
+
+def _forward(module: nn.Module) -> Callable[..., Any]:
+    """Return the ``forward`` of a module's class, whatever has been put in its place since."""
+    module = unwrapped(module)
+    return MethodType(type(module).forward, module)
 
 
 @functools.cache
@@ -379,14 +386,14 @@ class _Frame:
             return Branch(path)
         module = unwrapped(self.reader.block.get_submodule(path))
         if branch is None:
-            return self.reader.call(module.forward, path, args, kwargs) if source.startswith(f"{path}.") else None
+            return self.reader.call(_forward(module), path, args, kwargs) if source.startswith(f"{path}.") else None
         if isinstance(module, nn.Identity) or "drop" in type(module).__name__.lower():
             return branch.returned_by(path) if branch.scaled or branch.factor != 1 else branch
         if not any(module.children()) and len(args) + len(kwargs) == 1:
             return branch.returned_by(path)
         if self.reader.reads is not None:
             return Branch(path)
-        value = self.reader.call(module.forward, path, args, kwargs)
+        value = self.reader.call(_forward(module), path, args, kwargs)
         if isinstance(value, tuple):
             value = next((item for item in value if isinstance(item, Branch)), None)
         if not isinstance(value, Branch):

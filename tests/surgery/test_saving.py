@@ -199,6 +199,6 @@ def test_a_model_without_values_is_not_saved(tmp_path):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(make_config("llama"))
     hfpatch.patch(model, PreProjectionConfig())
-    with pytest.raises(HfpatchError, match=r"lm_head\.weight is on the meta device and has no values"):
+    with pytest.raises(HfpatchError, match=r"has no values"):
         hfpatch.save_patch(model, tmp_path / "patch")
     assert not list(tmp_path.iterdir())

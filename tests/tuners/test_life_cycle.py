@@ -68,7 +68,7 @@ def test_chosen_layers_survive_the_file(method, layers, tmp_path):
     assert {int(name.split(".layers.")[1].split(".")[0]) for name in names} == chosen
     model.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert written["target_modules"] == [f"model.layers.{layer}.self_attn" for layer in sorted(chosen)]
+    assert written["target_modules"] == [f"layers.{layer}.self_attn" for layer in sorted(chosen)]
     again = PeftModel.from_pretrained(make_model("gemma2"), tmp_path)
     assert torch.equal(logits_of(again, make_tokens()), logits_of(model, make_tokens()))
 

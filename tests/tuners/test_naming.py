@@ -75,7 +75,7 @@ def test_files_name_the_modules_sorted_and_tuples_are_lists(tmp_path):
     get_peft_model(four_layers(), config)
     config.save_pretrained(str(tmp_path))
     written = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert written["target_modules"] == ["model.layers.0.self_attn", "model.layers.3.self_attn"]
+    assert written["target_modules"] == ["layers.0.self_attn", "layers.3.self_attn"]
     assert written["exclude_modules"] == ["1.self_attn", "2.self_attn"]
     assert written == config.to_dict() == PeftConfig.from_pretrained(str(tmp_path)).to_dict()
 
