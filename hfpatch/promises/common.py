@@ -46,7 +46,8 @@ def example_tokens(model: Any) -> Tensor:
     rows = BATCH * int(getattr(model.config, "num_codebooks", 1) if "musicgen" in model.config.model_type else 1)
     config = text_config(model)
     chunks = [getattr(config, name, None) or 1 for name in ("local_attn_chunk_length", "lsh_attn_chunk_length")]
-    length = math.lcm(*chunks) if max(chunks) > 1 else LENGTH  # Reformer trains on whole chunks only
+    longest = getattr(config, "max_position_embeddings", None) or LENGTH
+    length = math.lcm(*chunks) if max(chunks) > 1 else min(LENGTH, longest)  # Reformer trains on whole chunks only
     generator = torch.Generator().manual_seed(0)
     highest = config.vocab_size
     return torch.randint(min(3, highest - 1), highest, (rows, length), generator=generator).to(model.device)

@@ -196,6 +196,8 @@ def self_attention(scores: list[Tensor], weights: list[Tensor], lengths: tuple[i
         if found.shape == used.shape and found.dim() > 2 and rows in lengths and found.shape[-1] >= rows:
             whole, seen = (part.flatten(0, -3)[..., :rows] for part in (found, used > 0))
             seen = seen & ~torch.eye(rows, dtype=torch.bool, device=seen.device)
-            middle = (seen.sum(-1) * seen.sum(-2)).amin(0).argmax()
+            sums = (seen.sum(-1) * seen.sum(-2)).amin(0)
+            from_centre = (torch.arange(rows, device=sums.device) - rows // 2).abs()
+            middle = (sums * rows - from_centre).argmax()  # of equals, as without a causal mask, the one in the centre
             return whole.masked_fill(whole <= MASKED, torch.nan), int(middle)
     return None, 0

@@ -24,6 +24,7 @@ from hfpatch.analysis.text import batches_of, token_rows
 from hfpatch.data.corpora import documents
 from hfpatch.errors import HfpatchError
 from hfpatch.models.paths import query_paths_with_f
+from hfpatch.promises.common import example_tokens
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.data import DataSettings
 from hfpatch.sites import find_sites, survey
@@ -93,7 +94,7 @@ def inspect(
     with _noted(notes, "Attention on the text"):
         found["attention"] = head_attention(base.model, batches) if rows else []
     if reparametrisation:
-        ids = batches_of(rows[:2] or [list(range(3, 19))])[0]["input_ids"]
+        ids = batches_of(rows[:2])[0]["input_ids"] if rows else example_tokens(base.model)
         with _noted(notes, "Reparametrisation"):
             found["reparametrisation"] = reparametrise(base.model, ids)
     if patch is not None:

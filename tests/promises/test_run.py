@@ -3,7 +3,7 @@ import json
 
 import pytest
 import torch
-from families import FAMILIES, make_model
+from families import FAMILIES, make_config, make_model
 from peft import LoraConfig
 
 import hfpatch
@@ -11,6 +11,7 @@ from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, Que
 from hfpatch.promises import behaviour, run
 from hfpatch.sites import survey
 from hfpatch.surgery.bases import hash_weights
+from hfpatch.twins import random_model
 
 NAMES = [
     "no-op at init", "each place keeps dtype and input", "each place works on any device",
@@ -180,6 +181,13 @@ def test_a_config_that_does_not_fit_and_a_model_that_does_not_exist():
     assert snapshot(model) == before
     with pytest.raises(HfpatchError, match="does not exist"):
         hfpatch.check("/no/where")
+
+
+def test_a_model_of_a_short_context_reads_no_more(monkeypatch):
+    only(monkeypatch, "no-op at init", "attention is where it is declared", "left padding")
+    report = hfpatch.check(random_model(make_config("gpt2", n_positions=6)))
+    assert report.passed, str(report)
+    assert not [verdict for verdict in report.verdicts if "the model itself" in verdict.seen], str(report)
 
 
 def test_the_users_gradient_checkpointing_stays_on(monkeypatch):

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from families import HIDDEN, LLAMA, make_config, make_model
+from families import HIDDEN, LLAMA, SHARED, make_config, make_model
 from peft import LoraConfig
 from torch import nn
-from transformers import CONFIG_MAPPING, BertConfig, GraniteConfig
+from transformers import CONFIG_MAPPING, BertConfig, BertForMaskedLM, GraniteConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
 
 import hfpatch
@@ -84,6 +84,14 @@ def test_a_wrapper_that_holds_the_residual(declare):
     ends = {"exit": "attention.output.dense", "output": None}
     declare("bert", layers="encoder.layer", attention="attention", qkv=inner, **ends)
     assert PURE in failures(twin(BertConfig(is_decoder=True)), SKIP)
+
+
+def test_an_encoder_whose_tokens_see_all_others(declare):
+    """Every position is in as many sums; the first one has no earlier keys."""
+    config = BertConfig(**{**SHARED, "intermediate_size": 48, "max_position_embeddings": 64})
+    model = BertForMaskedLM(config).eval()
+    for method in (SKIP, QUERY, TEMPERATURE):
+        assert not failures(model, method)
 
 
 KEY, VALUE = NonlinearQueryConfig(targets=("key",)), NonlinearQueryConfig(targets=("value",))

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from families import make_config
 from reporting.inspection.test_document import tables_of
 
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch, save_patch
@@ -18,6 +19,7 @@ from hfpatch.runs import inspect, inspection
 from hfpatch.surgery.bases import load_base
 from hfpatch.tinyworld import checkpoint
 from hfpatch.training.architecture import build_model
+from hfpatch.twins import random_model
 
 MODEL = ModelSettings(name="tinyworld/gpt-neox")
 RELATION = ["Q-K relation", "Q-K relation by relative offset"]
@@ -155,6 +157,12 @@ def test_the_command_prints_tables_json_and_a_page(capsys, tmp_path, run):
     assert all(title in out for title in ("Attention branches", "Q-K relation", "Reparametrisation"))
     assert "orthogonal" in out
     assert str(text) in re.sub(r"\s", "", out)
+
+
+def test_a_model_of_a_short_context_is_inspected(capsys, tmp_path):
+    random_model(make_config("gpt2", n_positions=6, vocab_size=12)).save_pretrained(tmp_path)
+    assert main(["inspect", str(tmp_path), "--reparametrisation"]) == 0
+    assert "Reparametrisation" in capsys.readouterr().out
 
 
 def test_text_that_is_not_there_is_one_line(capsys, tmp_path):
