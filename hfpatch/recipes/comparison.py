@@ -233,11 +233,11 @@ class Recipe(Section):
                 raise HfpatchError(f"--methods: {name} has the rate of {other} (tuning.at), which is left out; add it")
         labels = {name: label for name, label in self.labels.items() if name in kept}
         changed = {**self.model_dump(mode="json"), "methods": kept, "labels": labels}
-        gain, keep = self.questions.gain, self.questions.keep
+        gain, keep, named = self.questions.gain, self.questions.keep, {*kept, *map(family_of, kept)}
         if gain is not None and gain.pairs is not None:
-            changed["questions"]["gain"]["pairs"] = [pair for pair in gain.pairs if kept.keys() >= set(pair)]
+            changed["questions"]["gain"]["pairs"] = [pair for pair in gain.pairs if named >= set(pair)]
         if keep is not None and keep.methods is not None:
-            changed["questions"]["keep"]["methods"] = [name for name in keep.methods if name in kept]
+            changed["questions"]["keep"]["methods"] = [name for name in keep.methods if name in named]
         if self.tuning is not None:
             grid = self.tuning.grid.items()
             owners = {None, *kept}

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from hfpatch.recipes.budgets import Parts, budget_of
+from hfpatch.recipes.budgets import Parts, budget_in, budget_of, points_of
 
 if TYPE_CHECKING:
     from hfpatch.recipes.comparison import Recipe
@@ -111,6 +111,7 @@ def references(recipe: Recipe) -> dict[str, list[str]]:
     """
     methods, controls, gain = recipe.methods, controls_of(recipe.methods), recipe.questions.gain
     anchors, found = _anchors(methods), {}
+    asked = [pair for named in (gain.pairs if gain is not None else None) or () for pair in at_budgets(named, methods)]
     for name, parts in methods.items():
         others = loras_of(recipe, name)
         if not is_lora(parts) and kind_of(parts) not in CONTROLS:
@@ -122,7 +123,7 @@ def references(recipe: Recipe) -> dict[str, list[str]]:
             if not others and "lora" in methods and not all("match" in part for part in parts):
                 others = ["lora"]
             others += [control.name for control in controls.get(name, [])]
-        others += [other for method, other in (gain.pairs if gain is not None else None) or () if method == name]
+        others += [other for method, other in asked if method == name]
         if name != recipe.baseline:
             found[name] = list(dict.fromkeys([recipe.baseline, *others]))
     return found
@@ -139,6 +140,16 @@ def loras_of(recipe: Recipe, method: str) -> list[str]:
 def _anchors(methods: Mapping[str, Parts]) -> dict[str, set[str]]:
     """Return the methods and budgets that each method is matched to."""
     return {name: {str(part["match"]) for part in parts if "match" in part} for name, parts in methods.items()}
+
+
+def at_budgets(pair: tuple[str, str], methods: Mapping[str, Parts]) -> list[tuple[str, str]]:
+    """Return a pair of methods, or its budgets: those that both have, or all of one where the other has none."""
+    ours, theirs = ({budget_in(point): point for point in points_of(name, methods) or [name]} for name in pair)
+    if "" in theirs or "" in ours:
+        made = [(one, other) for one in ours.values() for other in theirs.values()]
+    else:
+        made = [(point, theirs[budget]) for budget, point in ours.items() if budget in theirs]
+    return [pair for pair in made if set(pair) <= methods.keys()]
 
 
 def left_out_of_pairs(whole: Recipe, some: Recipe) -> list[str]:

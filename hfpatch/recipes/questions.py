@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hfpatch.errors import nearest
-from hfpatch.recipes.pairs import loras_of
+from hfpatch.recipes.budgets import family_of
+from hfpatch.recipes.pairs import at_budgets, loras_of
 from hfpatch.recipes.retention import task_of
 from hfpatch.recipes.strict import Section
 
@@ -91,7 +92,7 @@ def asked(recipe: Recipe, sizes: Mapping[str, int], tasks: Mapping[str, bool]) -
         held_out = [HELD_OUT] if recipe.data.held_out is not None else []
         texts = [task for task, is_text in tasks.items() if is_text]
         on = settings.gain.on or next(iter([*held_out, *texts, *tasks]), None)
-        pairs = tuple(pair for pair in pairs if set(pair) <= recipe.methods.keys())
+        pairs = tuple(pair for named in pairs for pair in at_budgets(named, recipe.methods))
         found.append(Asked("gain", pairs, (on,) if on else ()))
     if settings.keep is not None:
         retention, keep = recipe.retention, settings.keep
@@ -101,8 +102,9 @@ def asked(recipe: Recipe, sizes: Mapping[str, int], tasks: Mapping[str, bool]) -
         else:
             kept = () if retention is None else retention.tasks
             on_all = (*sources, *(tasks if kept is None else kept))
-        methods = recipe.trained if keep.methods is None else [name for name in keep.methods if name in recipe.methods]
-        found.append(Asked("keep", tuple((name, recipe.baseline) for name in methods), on_all))
+        methods = recipe.trained if keep.methods is None else keep.methods
+        pairs = tuple(pair for name in methods for pair in at_budgets((name, recipe.baseline), recipe.methods))
+        found.append(Asked("keep", pairs, on_all))
     return [each for each in found if each.pairs and each.on]
 
 
@@ -119,19 +121,21 @@ def questions_mistake(recipe: Recipe) -> str | None:
     held_out = [HELD_OUT] if recipe.data.held_out is not None else []
     texts = [*recipe.retention.sources(recipe.model.name)] if recipe.retention is not None else []
     tasks, gain, keep = [*recipe.evaluation.tasks], recipe.questions.gain, recipe.questions.keep
+    families = [family_of(name) for name in recipe.methods if family_of(name) not in recipe.methods]  # of budgets
+    methods = [*recipe.methods, *dict.fromkeys(families)]
     if gain is not None and gain.on is not None and gain.on not in (*held_out, *tasks):
         hint = "; data.held_out takes documents for it" if gain.on == HELD_OUT else nearest(gain.on, tasks)
         return f"questions.gain.on is {gain.on!r}, which is not among evaluation.tasks{hint}"
     for pair in (gain.pairs if gain is not None else None) or ():
-        if wrong := next((name for name in pair if name not in recipe.methods), None):
-            return f"questions.gain.pairs names {wrong!r}, which is not among methods{nearest(wrong, recipe.methods)}"
+        if wrong := next((name for name in pair if name not in methods), None):
+            return f"questions.gain.pairs names {wrong!r}, which is not among methods{nearest(wrong, methods)}"
         if pair[0] == pair[1] or pair[0] == recipe.baseline:
             return f"questions.gain.pairs has {list(pair)}; name a trained method and another one to compare it with"
     if gain is not None and gain.pairs is not None and len(set(gain.pairs)) < len(gain.pairs):
         return "questions.gain.pairs lists a pair twice; name each once"
     for key, names, known in (
         ("on", (keep.on if keep is not None else None) or (), [*texts, *map(task_of, texts), *tasks]),
-        ("methods", (keep.methods if keep is not None else None) or (), recipe.trained),
+        ("methods", (keep.methods if keep is not None else None) or (), [m for m in methods if m != recipe.baseline]),
     ):
         if wrong := next((name for name in names if name not in known), None):
             place = "evaluation.tasks and retention.texts" if key == "on" else "the trained methods"

@@ -93,7 +93,7 @@ _AMOUNT = re.compile(r"^\w+ should have (at (?:least|most) \d+ items?) after val
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which ``1e-5`` is a number, a date is text and a key given twice is an error.
+    """YAML in which ``1e-5`` is a number, a date and the key ``on`` are text, and a key given twice is an error.
 
     An alias may not contain its anchor, and aliases may not expand to more than ``_NODES`` values.
     """
@@ -114,6 +114,8 @@ class _Loader(yaml.SafeLoader):
                 problem = f"the key {key.value!r} is given twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
+            if key.value == "on":  # a key of questions, which YAML 1.1 reads as true
+                key.tag = "tag:yaml.org,2002:str"
         return super().construct_mapping(node, deep)
 
 

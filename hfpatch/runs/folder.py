@@ -151,8 +151,8 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
     """Return how a recipe differs from that of a folder: its additions, and its changes to something that exists.
 
     More seeds are an addition, unless the trials of tuning would take place with another seed. So are more documents of
-    a task, labels, retention where there was none, more numbers to rewind by, and all that is said about a method or a
-    variant that has no run in the folder.
+    a task, labels, questions, margins, retention where there was none, more numbers to rewind by, and all that is said
+    about a method or a variant that has no run in the folder.
 
     Raises:
         HfpatchError: if the recipe in the folder cannot be read.
@@ -176,7 +176,9 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
         elif key == "rewind":
             fits = set(before) < set(now)
         else:
-            begins = key.partition(".")[0] == "retention" and there.get("retention", ABSENT) is None
+            section = key.partition(".")[0]  # questions are compared by `hfpatch.runs.declared`
+            begins = section == "retention" and there.get("retention", ABSENT) is None
+            begins |= section in ("questions", "margin")
             start, _, rest = key.removeprefix("tuning.grid.").partition(".")
             is_unrun = any(rest == name or rest.startswith(f"{name}.") for name in unrun)
             fits = begins or key.startswith("labels.") or (start in ("methods", "variants") and is_unrun)

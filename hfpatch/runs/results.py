@@ -28,12 +28,12 @@ from hfpatch.results.schema import (
     LayerSeries,
     Method,
     Parameters,
-    PrimaryQuestion,
     Rewound,
     Run,
     Task,
 )
 from hfpatch.results.series import mean_curve, mean_series
+from hfpatch.runs.declared import questions_of
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.identity import check_measured
 from hfpatch.runs.plan import PlannedRun, planned_runs
@@ -95,9 +95,7 @@ def collect(setup: ComparisonSetup, out: Path, clock: Clock, *, complete: bool) 
         evaluation=settings["evaluation"],
         tasks={task: Task.model_validate(score.to_json()) for task, score in scores.items()},
         methods=methods,
-        questions=[
-            PrimaryQuestion(question=each.name, pairs=list(each.pairs), on=list(each.on)) for each in setup.questions
-        ],
+        questions=questions_of(out, setup),
         margin=margins_of(recipe),
         pairs=_pairs(recipe),
         comparisons=comparisons,

@@ -97,6 +97,10 @@ class Session(ABC):
         """
         return  # a single model has none
 
+    def declare(self) -> None:
+        """Note in the folder what the runs are to decide, before the first of them."""
+        return  # only comparisons have questions
+
     def is_due(self, unit: Unit) -> bool:
         """Return whether completing a unit takes time; the units that it needs are complete."""
         return not unit.is_complete()
@@ -161,6 +165,7 @@ def open_runs(session: Session, *, resume: bool, holder: Holder | None = None) -
                 if added:
                     reopen(out, plan.recipe, plans, added)
                 write_shared(out, plan.recipe.to_yaml(), setup.shared, plans, setup.matmul)
+                session.declare()
         stack.enter_context(pinned_library(setup.matmul))
         yield
 

@@ -18,6 +18,7 @@ from hfpatch.recipes.pretraining import point_name
 from hfpatch.results.identity import task_identity
 from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.series import patch_norms
+from hfpatch.runs.declared import declare
 from hfpatch.runs.folder import RunPaths, diverged_step, summarise
 from hfpatch.runs.identity import check_run, check_scores, check_seeds
 from hfpatch.runs.plan import MEASURING, PlannedRun, Unit
@@ -43,6 +44,12 @@ class ComparisonSession(Session):
         recipe, part = self.plan.recipe, self.plan.part
         assert isinstance(recipe, Recipe)
         self.setup = set_up(recipe, Tuning(self.plan.tuning, part and recipe.tuned_at(part)), self.progress)
+
+    def declare(self) -> None:
+        """Write the questions of a whole comparison, unless its folder has them."""
+        if self.plan.part is None:
+            trained = [run for run in self.plan.runs if run.variant != self.setup.recipe.baseline]
+            declare(self.plan.out, self.setup, has_results=any(run.result.is_file() for run in trained))
 
     def record(self, unit: Unit) -> None:
         """Note that a unit is complete; a training changes nothing in results.json until it is evaluated."""

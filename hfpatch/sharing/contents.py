@@ -24,7 +24,7 @@ Contents = dict[str, Path | bytes]
 """Files for the hub: the path there -> the file, or its bytes."""
 
 _REPORT = (
-    *("recipe.yaml", "plan.json", "plan.safetensors", "results.json", "values.safetensors"),
+    *("recipe.yaml", "plan.json", "plan.safetensors", "questions.json", "results.json", "values.safetensors"),
     *("results.csv", "results.tex", "report.html", "report.md"),
 )
 _BASE_NAMES = {"adapter_config.json": ("base_model_name_or_path",), "patch.json": ("base", "name")}

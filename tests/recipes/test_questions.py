@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.comparison import Recipe, load_recipe
 from hfpatch.recipes.pairs import references
 from hfpatch.recipes.questions import Asked, asked, margins_of
 
@@ -88,3 +88,19 @@ def test_margins_are_by_task_and_measure():
 def test_a_mistake_is_one_line(sections, said):
     with pytest.raises(ValidationError, match=said):
         read(**sections)
+
+
+def test_a_question_about_methods_with_budgets_is_asked_at_each(write):
+    text = "name: sizes\nmodel: {name: gpt2}\nevaluation: {tasks: [wikitext]}\nbudgets: [1000, 2000]\nmethods:\n"
+    text += "  baseline: []\n  pre: [{type: pre_projection}]\n  lora: [{type: lora}]\n  one: [{type: lora, r: 4}]\n"
+    text += "questions: {gain: {pairs: [[pre, lora], [pre, one]]}, keep: {on: [wikitext], methods: [pre]}}\n"
+    recipe = load_recipe(write(text))
+    sizes = dict.fromkeys(recipe.methods, 1)
+    pairs = (("pre@1k", "lora@1k"), ("pre@2k", "lora@2k"), ("pre@1k", "one"), ("pre@2k", "one"))
+    keep = Asked("keep", (("pre@1k", "baseline"), ("pre@2k", "baseline")), ("wikitext",))
+    assert asked(recipe, sizes, {"wikitext": True}) == [Asked("gain", pairs, ("wikitext",)), keep]
+    assert references(recipe)["pre@1k"] == ["baseline", "lora@1k", "one"]
+    assert [each.pairs for each in asked(recipe.only(["pre@1k", "lora@1k"]), sizes, {"wikitext": True})] == [
+        (("pre@1k", "lora@1k"),),
+        (("pre@1k", "baseline"),),
+    ]
