@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.documents import Documents, describe_documents
-from hfpatch.data.load import load_splits
+from hfpatch.data.load import Splits, load_splits
 from hfpatch.data.plan import BatchPlan, draw_plans
 from hfpatch.data.tokenizer import check_tokenizer
 from hfpatch.errors import HfpatchError
@@ -207,30 +207,10 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None, progress: Progress | No
     recipe, left_out = _without_unreachable(recipe, methods)
     methods = {name: methods[name] for name in recipe.methods}
     sizes = _check_methods(recipe, base, methods)
-    tasks, are_texts = None, dict[str, bool]()
-    measured = recipe.retention if tuning is None or tuning.part is None else None
-    if tuning is None or tuning.part is None or recipe.tuning is not None:
-        from hfpatch.evaluation.selection import select
-        from hfpatch.evaluation.tasks import task_documents
-
-        progress.preparing("reading the documents of the tasks")
-        selected = select(recipe.evaluation, recipe.data_dir).tasks
-        tasks = task_documents(selected)
-        are_texts = {name: task.OUTPUT_TYPE == "loglikelihood_rolling" for name, task in selected.items()}
-    progress.preparing(f"reading and tokenising {recipe.data.named}")
-    with PartialState().local_main_process_first():  # the others find the tokens in the cache
-        splits = load_splits(
-            recipe.data,
-            base.tokenizer,
-            data_dir=recipe.data_dir,
-            cache_dir=cache_folder("tokens"),
-            tuning=recipe.tuning.held_out if recipe.tuning is not None else 0,
-            tasks=tasks,
-            retained=None if measured is None else measured.data(recipe.model.name, recipe.data),
-        )
-    check_blocks(base.model, splits.train, splits.held_out)
-    for text in splits.retained.values():
-        check_blocks(base.model, text)
+    is_whole = tuning is None or tuning.part is None
+    splits, are_texts = _read_texts(
+        recipe, base, progress, with_tasks=is_whole or recipe.tuning is not None, with_retained=is_whole
+    )
     training = with_steps(recipe.training, len(splits.train))
     recipe = recipe.model_copy(update={"training": training})
     if mistake := recipe.trial_mistake():  # the steps of epochs are known only now
@@ -259,6 +239,37 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None, progress: Progress | No
         retained=splits.retained,
         tasks=are_texts,
     )
+
+
+def _read_texts(
+    recipe: Recipe, base: Base, progress: Progress, *, with_tasks: bool, with_retained: bool
+) -> tuple[Splits, dict[str, bool]]:
+    """Return the tokenised texts of a recipe, and by task whether it scores texts."""
+    tasks, are_texts = None, dict[str, bool]()
+    measured = recipe.retention if with_retained else None
+    if with_tasks:
+        from hfpatch.evaluation.selection import select
+        from hfpatch.evaluation.tasks import task_documents
+
+        progress.preparing("reading the documents of the tasks")
+        selected = select(recipe.evaluation, recipe.data_dir).tasks
+        tasks = task_documents(selected)
+        are_texts = {name: task.OUTPUT_TYPE == "loglikelihood_rolling" for name, task in selected.items()}
+    progress.preparing(f"reading and tokenising {recipe.data.named}")
+    with PartialState().local_main_process_first():  # the others find the tokens in the cache
+        splits = load_splits(
+            recipe.data,
+            base.tokenizer,
+            data_dir=recipe.data_dir,
+            cache_dir=cache_folder("tokens"),
+            tuning=recipe.tuning.held_out if recipe.tuning is not None else 0,
+            tasks=tasks,
+            retained=None if measured is None else measured.data(recipe.model.name, recipe.data),
+        )
+    check_blocks(base.model, splits.train, splits.held_out)
+    for text in splits.retained.values():
+        check_blocks(base.model, text)
+    return splits, are_texts
 
 
 def _without_unreachable(recipe: Recipe, methods: Mapping[str, Method]) -> tuple[Recipe, dict[str, str]]:
