@@ -47,7 +47,7 @@ from hfpatch.support.files import (
 )
 from hfpatch.support.folders import is_writable
 
-_CACHE_FORMAT = 8
+_CACHE_FORMAT = 9
 _MEASURED = 2  # in the seed of the draw, after those of held-out and tuning documents
 _LONG_BLOCK = 64  # tokens of a block that is a text by itself; shorter ones may be common phrases
 _TOKENS = "tokens.bin"
@@ -365,10 +365,10 @@ def _build(
                 start=start,
                 revision=file.info.revision,
                 file=folder and folder / f"rows-{name}.bin",
-                with_owners=name == "held_out",
+                with_owners=name != "train",
                 sha256=f"{file.info.dtype} {file.info.sha256}",
             )
-            if name == "held_out" and file.groups is not None:
+            if name != "train" and file.groups is not None:
                 groups = np.unique(file.groups[places], return_inverse=True)[1].astype(np.int32)
                 made = replace(made, groups=groups)
             blocks[name] = made

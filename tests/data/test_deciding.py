@@ -476,10 +476,11 @@ def test_groups_are_whole_in_every_use_and_what_others_have_too_is_left_out(tmp_
         texts = [tokenizer.decode(blocks.rows[row][blocks.rows[row] != 0]) for row in range(len(blocks))]
         assert texts == expected, name
         assert getattr(again, name).sha256 == getattr(cached, name).sha256 == blocks.sha256
-    owners = [number for number in held_out for line in articles[number][2:] if line != articles[7][2]]
-    for found in (splits, again, cached):
-        assert [held_out[group] for group in found.held_out.groups] == owners
-    assert splits.tuning.groups is splits.train.groups is None
+    for name, numbers in (("held_out", held_out), ("tuning", tuning)):
+        owners = [number for number in numbers for line in articles[number][2:] if line != articles[7][2]]
+        for found in (splits, again, cached):
+            assert [numbers[group] for group in getattr(found, name).groups] == owners
+    assert splits.train.groups is None
     said = [str(each.message) for each in warned if "occur elsewhere" in str(each.message)]
     assert [text.partition(":")[0] for text in said] == ["data.held_out", "tuning.held_out"]
     assert said == list(splits.cautions)
