@@ -232,6 +232,11 @@ def _choose_measured(
         return text, Chosen(train=NONE, held_out=np.flatnonzero(~known))
     good &= ~own.repeated(groups)
     free = in_order(groups[good])
+    if not len(free):
+        raise HfpatchError(
+            f"{key}: no document of {settings.source} differs from all others in what is read of it after cutting; use "
+            "longer blocks, or another text"
+        )
     run = RUN if text.file.groups is None else 1
     inside = draw(free, min(settings.held_out, len(free)), seed=(settings.seed, _MEASURED), run=run)
     return text, Chosen(train=NONE, held_out=np.flatnonzero(good & np.isin(groups, inside)))

@@ -169,6 +169,10 @@ def test_what_decides_is_scored_up_to_so_many_tokens(tmp_path, tokenizer, layout
             if layout == "stream":
                 assert np.asarray(blocks[name].rows).tolist() == stream_rows(ids, 8)
     assert len({splits.train.sha256 for splits in found.values()}) == 1
+    alike = write_rows(tmp_path / "c.jsonl", [{"text": f"Anna likes nobody in the harbour {n}"} for n in range(9)])
+    wrong = {"alike": DataSettings(source=alike, block_size=6, layout="padded", held_out=2)}
+    with pytest.raises(HfpatchError, match=r"retention.texts.alike: no document of .* differs from all others"):
+        load_splits(chosen, tokenizer, retained=wrong)
     for part in ("held_out", "tuning"):
         assert len({getattr(splits, part).sha256 for splits in found.values()}) == 3
     assert len({splits.retained["other"].sha256 for splits in found.values()}) == 3
