@@ -67,11 +67,12 @@ class Chosen:
 
 
 def choose_documents(
-    sources: Sequence[Candidates], excluded: Values, *, seed: int = 0
+    sources: Sequence[Candidates], excluded: Values, *, seed: int = 0, by_text: bool = False
 ) -> tuple[list[Chosen], list[str]]:
     """Choose groups of documents to hold out and to tune on, drawn over the whole text of each source, see `draw`.
 
-    A group has a document at least that occurs in no other group. Its documents that do occur in others, or of which
+    A group has a document at least that occurs in no other group, also as it is read; ``by_text`` draws without the
+    latter, as where the tokenizer is trained on the other documents. Its documents that do occur in others, or of which
     the same is read after cutting, decide nothing and are not trained on; nor do documents for tuning that have one of
     the digests ``excluded``. Text of tasks is not trained on.
 
@@ -110,6 +111,7 @@ def choose_documents(
                     f"out or take more documents ({source.source})"
                 )
             good = usable & ~taken & ~(known & bool(also))
+            good &= by_text | ~alike
             free = in_order(own[good])
             if len(free) < wanted:
                 raise HfpatchError(

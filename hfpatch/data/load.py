@@ -100,6 +100,7 @@ def load_splits(
     tasks: Mapping[str, Sequence[TaskDocument]] | None = None,
     evaluation: DataSettings | None = None,
     retained: Mapping[str, DataSettings] | None = None,
+    by_text: bool = False,
 ) -> Splits:
     """Read and tokenize the text of ``settings``, or map a token file, and lay it out in blocks.
 
@@ -122,6 +123,9 @@ def load_splits(
         retained: more texts to measure, by their names in ``retention.texts``: ``held_out`` of their documents, or else
             all, without those that are trained or tuned on or held out.
 
+        by_text: draw the documents that :func:`hfpatch.data.deciding.tokenizer_documents` leaves out, for a tokenizer
+            that is trained on the same text.
+
     Raises:
         HfpatchError: if the text is missing, malformed, empty or shorter than a block, or has too few documents to hold
             out or tune on, or all of a source is in the tasks, or the token file is damaged or of another tokenizer.
@@ -138,7 +142,7 @@ def load_splits(
     decides = bool(tasks or tuning or settings.held_out)
     read = [_read_digests(text, parts, tokenizer) if decides else text.file.digests for text in texts]
     candidates = [_candidates(*each, copies, cautions) for each in zip(texts, read, parts, shares, strict=True)]
-    chosen, left_out = choose_documents(candidates, told, seed=settings.seed)
+    chosen, left_out = choose_documents(candidates, told, seed=settings.seed, by_text=by_text)
     cautions += left_out
     for caution in cautions:
         warnings.warn(caution, stacklevel=2)

@@ -99,6 +99,7 @@ class PretrainingSession(Session):
                 data_dir=recipe.data_dir,
                 cache_dir=cache_folder("tokens"),
                 evaluation=recipe.evaluation_data,
+                by_text=recipe.tokenizer.train_vocab_size is not None,
             )
         evaluation = splits.held_out
         if evaluation is not None and recipe.evaluation_blocks is not None:
