@@ -158,7 +158,14 @@ def type_text(value, sections=None):
 
 def class_of(value):
     """Return the class that a key refers to, or None."""
-    return next((each["$ref"].rpartition("/")[2] for each in [value, *value.get("anyOf", [])] if "$ref" in each), None)
+    return next(
+        (
+            each["$ref"].rpartition("/")[2]
+            for each in [value, *value.get("anyOf", []), *value.get("oneOf", [])]
+            if "$ref" in each
+        ),
+        None,
+    )
 
 
 def anchor(heading):

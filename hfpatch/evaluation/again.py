@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hfpatch.evaluation.comparison import compare
+from hfpatch.evaluation.comparison import Runs, compare
 from hfpatch.evaluation.retention import compare_points, kept_of
 from hfpatch.results.folder import load_results
 from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.records import published_runs
-from hfpatch.results.schema import ComparisonResults
+from hfpatch.results.retention import Retention
+from hfpatch.results.schema import Comparison, ComparisonResults
+from hfpatch.results.verdicts import LookTaken
 
 
 def compare_again(folder: str | Path) -> ComparisonResults:
@@ -29,21 +32,37 @@ def compare_again(folder: str | Path) -> ComparisonResults:
     results, records = load_results(folder), published_runs(folder)
     if results.baseline is None:
         return results
-    base, references = results.methods[results.baseline].runs[0], dict[str, list[str]]()
+    base = results.methods[results.baseline].runs[0]
+    comparisons, retention = _differences(results, records, results.comparisons)
+    given: dict[str, Any] = {"tasks": base.evaluation, "baseline": results.baseline}
+    kept = kept_of(records, methods=results.others, comparisons=comparisons, **given)
+    looks = results.looks and [_look_again(results, records, look) for look in results.looks]
+    update = {"comparisons": comparisons, "kept": kept, "retention": retention, "looks": looks}
+    return results.model_copy(update=update)
+
+
+def _differences(
+    results: ComparisonResults, records: Mapping[str, Runs], before: Sequence[Comparison]
+) -> tuple[list[Comparison], Retention | None]:
+    """Return the differences of all pairs and what changed on retained texts; what cannot be computed is ``before``."""
+    baseline = results.baseline or ""
+    base, references = results.methods[baseline].runs[0], dict[str, list[str]]()
     for each in results.comparisons:
         others = references.setdefault(each.method, [])
         others += [] if each.reference in others else [each.reference]
-    given: dict[str, Any] = {"tasks": base.evaluation, "baseline": results.baseline}
-    made = {
-        (one.method, one.reference, one.task, one.metric): one
-        for one in compare(records, references=references, **given)
-    }
-    before = {(one.method, one.reference, one.task, one.metric): one for one in results.comparisons}
-    comparisons = list({**before, **made}.values())
-    kept = kept_of(records, methods=results.others, comparisons=comparisons, **given)
-    update: dict[str, Any] = {"comparisons": comparisons, "kept": kept}
-    if results.retention is not None:
-        texts: dict[str, Any] = {"texts": base.retention or {}, "held_out": base.evaluation.get(HELD_OUT)}
-        points = compare_points(results.retention.points, records, **texts, baseline=results.baseline)
-        update["retention"] = results.retention.model_copy(update={"points": points})
-    return results.model_copy(update=update)
+    compared = compare(records, references=references, tasks=base.evaluation, baseline=baseline)
+    made = {(one.method, one.reference, one.task, one.metric): one for one in (*before, *compared)}
+    if results.retention is None:
+        return list(made.values()), None
+    texts: dict[str, Any] = {"texts": base.retention or {}, "held_out": base.evaluation.get(HELD_OUT)}
+    points = compare_points(results.retention.points, records, **texts, baseline=baseline)
+    return list(made.values()), results.retention.model_copy(update={"points": points})
+
+
+def _look_again(results: ComparisonResults, records: Mapping[str, Runs], look: LookTaken) -> LookTaken:
+    """Return a look with its differences computed again, from the seeds that it had."""
+    own = {name: {seed: runs[seed] for seed in runs if seed < look.seeds} for name, runs in records.items()}
+    comparisons, retention = _differences(results, own, look.comparisons)
+    asked = {(one.method, one.reference, one.task) for one in look.comparisons}
+    with_own = results.model_copy(update={"comparisons": comparisons, "retention": retention})
+    return look.model_copy(update={"comparisons": with_own.compared_in(asked)})

@@ -165,7 +165,12 @@ class Recipe(Section):
             or decay_mistake(training, *(self.tuning.grid.get("training.schedule", ()) if self.tuning else ()))
             or held_out_mistake(training, measured=data.held_out is not None)
             or (self.budgets and "load_recipe reads budgets; else name methods lora@10k, with match: 10000")
-            or twice_mistake("training.seeds", training.seeds)
+            or twice_mistake("training.seeds", training.all_seeds)
+            or (
+                training.looks
+                and self.questions == QuestionSettings(gain=None, keep=None)
+                and "training.seeds.looks grows seeds until the primary questions are decided; ask one in questions"
+            )
             or twice_mistake("evaluation.tasks", tasks)
             or _methods_mistake(self)
             or (self.tuning and (tuning_mistake(self.tuning, training, data, trained) or self.trial_mistake()))
@@ -200,7 +205,7 @@ class Recipe(Section):
     @property
     def tuning_seed(self) -> int:
         """The seed of all trials of tuning, which no final run uses."""
-        return tuning_seed(self.training.seeds)
+        return tuning_seed(self.training.all_seeds)
 
     def tuned_at(self, method: str) -> str:
         """Return the method whose trials choose a method's rate: itself, or its middle budget, the lower one of two."""

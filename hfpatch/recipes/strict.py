@@ -23,7 +23,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 SEED_LIMIT = 2**32
 """Seeds are below it, as NumPy's must be."""
-_MOST_SEEDS = 1000
+MOST_SEEDS = 1000
 RATES = ("lr", "learning_rate")
 NO_OWN_RATE = (
     "; a method has no rate of its own: tuning: finds each method's best, training.learning_rates gives a group of "
@@ -49,15 +49,15 @@ def expand(path: str) -> str:
 
 def _listed(value: object) -> object:
     """Return the seeds 0 to N - 1 for a number N; a list as a tuple, which is what strict fields take from Python."""
-    if type(value) is int and not 0 < value <= _MOST_SEEDS:
-        raise ValueError(f"must be a list of seeds, or how many from 1 to {_MOST_SEEDS}, not {value}")
+    if type(value) is int and not 0 < value <= MOST_SEEDS:
+        raise ValueError(f"must be a list of seeds, or how many from 1 to {MOST_SEEDS}, not {value}")
     if type(value) is int:
         return tuple(range(value))
     return tuple(value) if isinstance(value, list) else value
 
 
 _Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
-_Seeds = Annotated[int, Field(ge=1, le=_MOST_SEEDS)] | Annotated[list[_Seed], Field(min_length=1)]
+_Seeds = Annotated[int, Field(ge=1, le=MOST_SEEDS)] | Annotated[list[_Seed], Field(min_length=1)]
 Seeds = Annotated[tuple[_Seed, ...], Field(min_length=1), BeforeValidator(_listed, json_schema_input_type=_Seeds)]
 """Seeds, or their number."""
 PathText = Annotated[str, AfterValidator(expand)]
@@ -299,6 +299,7 @@ def section_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:
     """Return the section class of a field, or of the items of its list; None where it is neither."""
     annotation = model.model_fields[key].annotation
     options = [annotation, *get_args(annotation)]
+    options += [get_args(option)[0] for option in options if get_origin(option) is Annotated]
     options += [item for option in options if get_origin(option) is tuple for item in get_args(option)]
     return next((kind for kind in options if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
@@ -329,7 +330,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "extra_forbidden":
         place: type[BaseModel] | None = model  # the section that the key is in; None where it is in none
         for part in first["loc"][:-1]:
-            if isinstance(part, str):
+            if isinstance(part, str) and not part.startswith("<"):
                 place = section_of(place, part) if place is not None and part in place.model_fields else None
         return f"unknown key {path!r}{_meant(str(first['loc'][-1]), place, model)}{others}"
     if first["type"] == "missing":

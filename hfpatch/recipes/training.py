@@ -7,19 +7,22 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
+    Discriminator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     SerializerFunctionWrapHandler,
+    Tag,
     model_serializer,
     model_validator,
 )
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import plan_mistake
-from hfpatch.recipes.strict import Dtype, Section, Seeds
+from hfpatch.recipes.strict import MOST_SEEDS, Dtype, Section, Seeds
 
 Group = Literal["pre_projection", "skip", "query", "lora", "other"]
 """Groups of trained tensors by their role, each of which may have its own learning rate or dtype."""
@@ -33,6 +36,7 @@ _MARKS: tuple[tuple[str, Group], ...] = (
 )
 AnySettings = TypeVar("AnySettings", bound="LoopSettings")
 _Rate = Annotated[float, Field(ge=0, lt=1)]
+_FEWEST_SEEDS = 2  # of a look: with one there is no variance over seeds
 
 NOT_IDENTITY = frozenset(
     {
@@ -117,6 +121,23 @@ class LoopSettings(Section):
         return values
 
 
+def _growing(counts: tuple[int, ...]) -> tuple[int, ...]:
+    if list(counts) != sorted(set(counts)) or counts[0] < _FEWEST_SEEDS or counts[-1] > MOST_SEEDS:
+        raise ValueError(
+            f"is {list(counts)}; must be growing numbers of seeds from {_FEWEST_SEEDS} to {MOST_SEEDS}, such as "
+            "[4, 6, 9, 12]"
+        )
+    return counts
+
+
+class Looks(Section):
+    """Numbers of seeds after which it is tested which primary questions are decided."""
+
+    looks: Annotated[tuple[int, ...], Field(min_length=1), AfterValidator(_growing)]
+    """Growing numbers of seeds, such as ``[4, 6, 9, 12]``. All methods get the seeds 0 to 3; after each look only the
+    methods of undecided primary pairs, and those they are compared with, get the seeds up to the next one."""
+
+
 class TrainingSettings(LoopSettings):
     """The probe: a frozen base and a few trained tensors; the defaults are the protocol of arXiv 2604.10791."""
 
@@ -128,9 +149,13 @@ class TrainingSettings(LoopSettings):
     """Steps of linear warm-up: of w, the first has 1 / (w + 1) of the peak, and the step after the last the peak."""
     betas: tuple[_Rate, _Rate] = (0.9, 0.999)
     """AdamW's decay rates."""
-    seeds: Seeds = (0,)
-    """One run per seed, which fixes initialisation and batch plan for every method alike: a list of seeds, or a number
-    N for 0 to N - 1."""
+    seeds: Annotated[
+        Annotated[Seeds, Tag("<seeds>")] | Annotated[Looks, Tag("<looks>")],
+        Discriminator(lambda value: "<looks>" if isinstance(value, Looks | Mapping) else "<seeds>"),
+    ] = (0,)
+    """One run per seed, which fixes initialisation and batch plan for every method alike: a list of seeds; a number N
+    for 0 to N - 1; or ``{looks: [4, 6, 9, 12]}`` for more seeds until the primary questions are decided, tested with 4,
+    6, 9 and 12 seeds at levels that together keep each question's."""
     on_bad_loss: Literal["record", "skip", "stop"] = "record"
     """The answer to a loss or gradient that is NaN or infinite. ``record``: the run ends there and counts as diverged,
     which is a result: no patch, no scores, its step in the reports. ``skip``: the update is left out and counted; a run
@@ -141,6 +166,21 @@ class TrainingSettings(LoopSettings):
     trainable_dtypes: dict[Group, Dtype] = Field(default_factory=dict)
     """The dtype of single tensor groups (pre_projection, skip, query, lora, other) where it differs from
     ``trainable_dtype``."""
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """The numbers of seeds after which it is tested what is decided; none where the seeds are given."""
+        return self.seeds.looks if isinstance(self.seeds, Looks) else ()
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """The seeds; with looks all that may be needed."""
+        return tuple(range(self.seeds.looks[-1])) if isinstance(self.seeds, Looks) else self.seeds
+
+    @property
+    def first_seeds(self) -> tuple[int, ...]:
+        """The seeds that every method gets: all, or those before the first look."""
+        return self.all_seeds[: self.looks[0]] if self.looks else self.all_seeds
 
 
 class PretrainSettings(LoopSettings):

@@ -85,6 +85,15 @@ def comparison_cautions(recipe: Recipe, results: ComparisonResults) -> Iterator[
 
     # Trainings and tests
     yield from _training_cautions(results)
+    if results.looks:
+        taken = [str(look.seeds) for look in results.looks]
+        planned = len(recipe.trained) * len(training.all_seeds)
+        yield (
+            f"Seeds grow until the primary pairs are decided, with looks after {listed(taken)} seeds; "
+            f"{results.runs_saved} of {planned} planned trainings were not needed. A primary pair's outcome and "
+            "numbers are those of the look that decided it; its plain interval, and secondary tests of methods that "
+            "got more seeds, are not corrected for looks."
+        )
     points = results.retention.points if results.retention is not None else []
     yield from dependence_cautions(
         [*results.comparisons, *(one for point in points for one in point.comparisons)], {*results.tasks} - {HELD_OUT}

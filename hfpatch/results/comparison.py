@@ -29,7 +29,17 @@ from hfpatch.results.parts import (
 )
 from hfpatch.results.retention import RETENTION, KeptAnswers, Retention, Rewound
 from hfpatch.results.tables import Tabular
-from hfpatch.results.verdicts import Look, Measure, Pairs, PrimaryQuestion, Verdict, deciding, judge, judge_primary
+from hfpatch.results.verdicts import (
+    Look,
+    LookTaken,
+    Measure,
+    Pairs,
+    PrimaryQuestion,
+    Verdict,
+    deciding,
+    judge,
+    judge_primary,
+)
 
 AnyPart = TypeVar("AnyPart", bound=Part)
 
@@ -319,10 +329,13 @@ class ComparisonResults(Tabular):
         warnings: the cautions.
         left_out: methods of the recipe that reach no size near their budget, with the reason; None without any.
         frontier: the methods by budget, where the recipe has budgets and is complete.
+        looks: what was found with growing numbers of seeds, where the recipe has ``training.seeds.looks``. A primary
+            pair's verdict is that of the look that decided it; plain intervals are not corrected for looks.
+        runs_saved: the trainings that looks made unnecessary, of complete results.
         joined: the verdicts of whole runs, where a report joins several runs, or has some methods or other names.
     """
 
-    written_if_set = frozenset({"tuning", "retention", "kept", "left_out", "frontier"})
+    written_if_set = frozenset({"tuning", "retention", "kept", "left_out", "frontier", "looks", "runs_saved"})
 
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")
     kind: Literal["comparison"] = "comparison"
@@ -348,6 +361,8 @@ class ComparisonResults(Tabular):
     warnings: list[str] = Field(default_factory=list)
     left_out: dict[str, str] | None = None
     frontier: Frontier | None = None
+    looks: list[LookTaken] | None = None
+    runs_saved: int | None = None
     joined: list[Verdict] | None = Field(default=None, exclude=True)
 
     @computed_field  # type: ignore[prop-decorator]
@@ -365,6 +380,8 @@ class ComparisonResults(Tabular):
 
         found = list[Verdict]()
         looks, measures = [Look([*self.comparisons, *changes])], self.deciding | texts
+        if self.looks:
+            looks = [Look(each.comparisons, each.part) for each in self.looks]
         diverged = {name: method.diverged for name, method in self.methods.items()}
         for asked in self.questions:
             given: Values = {"why_not": self._why_not, "diverged": diverged}
@@ -520,6 +537,12 @@ class ComparisonResults(Tabular):
     def verdict(self, method: str, task: str, other: str | None) -> Verdict | None:
         """Return the verdict of a pair on a task; None where no question compares the pair."""
         return self._decided.get((method, other, task))
+
+    def compared_in(self, asked: Collection[tuple[str, str, str]]) -> list[Comparison]:
+        """Return the comparisons, of tasks and of texts that should be kept, of pairs ``(method, other, task)``."""
+        changes = self.retention.changes if self.retention is not None else []
+        made = [*self.comparisons, *changes]
+        return [one for one in made if (one.method, one.reference, one.task) in asked]
 
     @property
     def primary(self) -> list[Verdict]:

@@ -49,6 +49,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from pydantic import Field
+
 from hfpatch.recipes.pairs import Question
 from hfpatch.results.decision import ALPHA, POWER, Decided, Design, decide_gain, decide_keep, reach
 from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE, is_share
@@ -103,6 +105,22 @@ class PrimaryQuestion(Part):
         return len(self.pairs) * len(self.on)
 
 
+class LookTaken(Part):
+    """What was found with so many seeds, where seeds grow until the primary pairs are decided.
+
+    Attributes:
+        seeds: the number of seeds.
+        part: its part of the level of each pair; those of all looks add up to 1.
+        comparisons: the differences of the primary pairs, with these seeds alone.
+        growing: the methods that get more seeds: those of undecided pairs, and their references.
+    """
+
+    seeds: int
+    part: float
+    comparisons: list[Comparison]
+    growing: list[str] = Field(default_factory=list)
+
+
 class Verdict(Part):
     """The verdict on one pair on one task.
 
@@ -130,11 +148,13 @@ class Verdict(Part):
         seeds_needed: the fewest seeds that would decide an undecided pair with 80 % at the difference seen; None where
             it is decided, or none would.
         documents_needed: the same with more documents, or groups of them, and the seeds that there are.
+        looks: whether it was decided, or is still undecided, at a look at growing seeds: the plain interval is not
+            corrected for these.
         changed: what is said of a question that was changed when results existed already.
     """
 
     written_if_set = frozenset(
-        {"clusters", "level", "margin", "detectable", "margin_detectable", "seeds_needed", "documents_needed"}
+        {"clusters", "level", "margin", "detectable", "margin_detectable", "seeds_needed", "documents_needed", "looks"}
     )
 
     role: Role = "secondary"
@@ -164,6 +184,7 @@ class Verdict(Part):
     margin_detectable: float | None = None
     seeds_needed: int | None = None
     documents_needed: int | None = None
+    looks: bool | None = None
     changed: str = ""
 
     @property
@@ -251,7 +272,8 @@ def judge_primary(
                 drafts.append(_decided(asked, measure, one, ALPHA * look.part / asked.tests, margins, diverged or {}))
                 if drafts[-1].outcome not in ("undecided", "not tested"):
                     break
-            update = {"method": method, "other": other, "task": task}
+            looked = any(look.part < 1 for look in looks) or None
+            update = {"method": method, "other": other, "task": task, "looks": looked}
             last = drafts[-1].model_copy(update=update)
             if last.n == 0:
                 last = last.model_copy(update={"why": why_not(method, other, task)})

@@ -12,6 +12,7 @@ from hfpatch.results.folder import load_results
 from hfpatch.runs.engines import make_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import RunPaths, changes, diverged_step, is_complete
+from hfpatch.runs.looks import is_wanted
 from hfpatch.runs.plan import plan_comparison, plan_training
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.session import check_start, open_runs, resumed_clock
@@ -37,8 +38,9 @@ def compare(
     result when it is complete; with ``resume`` such runs are not repeated, also where the recipe has got more methods
     or seeds since: the new runs are trained, and compared with all others. Where an earlier version made other
     comparisons in a finished folder, they are made again from the runs' records. A run that diverges is a result like
-    others, without scores: the reports name its step, and the comparisons leave it out. On several processes every
-    training and every evaluation is shared by all of them.
+    others, without scores: the reports name its step, and the comparisons leave it out. Where seeds grow
+    (``training.seeds.looks``), it ends when every primary pair is decided, or after the last look. On several
+    processes every training and every evaluation is shared by all of them.
 
     Args:
         recipe: what to compare.
@@ -89,7 +91,8 @@ def train(
 ) -> list[Path]:
     """Train one method of a recipe with each of its seeds; `compare` with ``resume`` continues from there.
 
-    Where the recipe tunes, the method is tuned first, by its own trials alone. If `compare` later extends the rates for
+    Where seeds grow, it is trained with those before the first look, and those that looks of `compare` asked for. Where
+    the recipe tunes, the method is tuned first, by its own trials alone. If `compare` later extends the rates for
     another method and this one then has a better rate, it says which runs to delete.
 
     Args:
@@ -113,5 +116,7 @@ def train(
             raise HfpatchError(f"{method} is left out: {session.setup.left_out[method]}")
         for unit in plan.units:
             session.complete(unit)
-    trained = [RunPaths(unit.run.folder) for unit in plan.units if unit.action == "train"]
+    trained = [
+        RunPaths(unit.run.folder) for unit in plan.units if unit.action == "train" and is_wanted(recipe, out, unit.run)
+    ]
     return [paths.patch for paths in trained if diverged_step(read_json(paths.training)) is None]

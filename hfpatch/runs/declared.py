@@ -1,4 +1,7 @@
-"""``questions.json``: the primary questions and margins of a run folder, as they were before its first result."""
+"""``questions.json``: the primary questions, margins and seeds of a run folder, as they were before its first result.
+
+Seeds that are added later, without looks that were declared, are marked with the questions.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.questions import Asked, margins_of
 from hfpatch.results.schema import PrimaryQuestion
 from hfpatch.runs.setup import ComparisonSetup
@@ -15,10 +19,11 @@ from hfpatch.support.files import hash_values, read_json, write_json
 FILE = "questions.json"
 LATER = "declared when results existed already"
 _CHANGED = "changed when results existed already"
+_ADDED = "seeds added when results existed already"
 
 
 def declare(out: Path, setup: ComparisonSetup, *, has_results: bool) -> None:
-    """Write the questions and margins of a comparison, with their hash, unless some are declared already.
+    """Write the questions, margins and seeds of a comparison, with their hash, unless some are declared already.
 
     Before the first result of a method they may still change.
 
@@ -33,7 +38,8 @@ def declare(out: Path, setup: ComparisonSetup, *, has_results: bool) -> None:
     if has_results and (out / FILE).is_file():
         _read(out)
         return
-    declared = {"questions": [_written(each) for each in setup.questions], "margin": margins_of(setup.recipe)}
+    declared: dict[str, Any] = {"questions": [_written(each) for each in setup.questions]}
+    declared |= {"margin": margins_of(setup.recipe), "seeds": list(setup.recipe.training.all_seeds)}
     write_json(out / FILE, {**declared, "later": has_results, "sha256": hash_values([declared, has_results])})
 
 
@@ -56,9 +62,21 @@ def questions_of(out: Path, setup: ComparisonSetup) -> list[PrimaryQuestion]:
                 changed = f"its pairs or tasks {_CHANGED}"
             elif stored["margin"] != margins:
                 changed = f"a margin {_CHANGED}"
+        if seeds_before(out, setup.recipe) is not None:
+            changed = f"{changed}; {_ADDED}" if changed else _ADDED
         pairs, on = list(each.pairs), list(each.on)
         found.append(PrimaryQuestion(question=each.name, pairs=pairs, on=on, changed=changed))
     return found
+
+
+def seeds_before(out: Path, recipe: Recipe) -> list[int] | None:
+    """Return the declared seeds, where more were added when results existed already; None where none were.
+
+    Raises:
+        HfpatchError: if the file was changed by hand.
+    """
+    stored = _read(out)["seeds"] if (out / FILE).is_file() else list(recipe.training.all_seeds)
+    return stored if stored != list(recipe.training.all_seeds) else None
 
 
 def _written(each: Asked) -> dict[str, Any]:
@@ -67,7 +85,7 @@ def _written(each: Asked) -> dict[str, Any]:
 
 def _read(out: Path) -> Mapping[str, Any]:
     stored = read_json(out / FILE)
-    declared = {key: stored.get(key) for key in ("questions", "margin")}
+    declared = {key: stored.get(key) for key in ("questions", "margin", "seeds")}
     if stored.get("sha256") != hash_values([declared, stored.get("later")]):
         raise HfpatchError(
             f"{out / FILE}: was changed since it was written (its hash does not match); restore it, or choose another "

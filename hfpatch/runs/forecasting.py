@@ -73,7 +73,7 @@ def forecast(
     return Forecast(
         name=recipe.name,
         model={**setup.base.facts, "dtype": recipe.model.dtype, "parameters": setup.sizes[recipe.baseline].base},
-        seeds=list(recipe.training.seeds),
+        seeds=list(recipe.training.all_seeds),
         methods={
             name: PlannedMethod(
                 kind=kind_of(setup.methods[name]),
@@ -84,7 +84,9 @@ def forecast(
         },
         kinds=measured.kinds,
         tasks={
-            name: _task(each, measured.timed[name], spreads.get(name), len(recipe.training.seeds), comparisons, effect)
+            name: _task(
+                each, measured.timed[name], spreads.get(name), len(recipe.training.all_seeds), comparisons, effect
+            )
             for name, each in asked.items()
         },
         work=measured.work(units),

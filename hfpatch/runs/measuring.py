@@ -93,7 +93,7 @@ class Measured:
         """Return the work of all units by action."""
         found: dict[str, Work] = {}
         for unit in units:
-            if unit.action != "check_baseline" and unit.run.variant not in self.setup.left_out:
+            if unit.action not in ("check_baseline", "look") and unit.run.variant not in self.setup.left_out:
                 before, added = found.get(unit.action, Work()), self.work_of(unit)
                 together = {name: getattr(before, name) + getattr(added, name) for name in type(added).model_fields}
                 found[unit.action] = Work(**together)
@@ -199,7 +199,7 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
             own_s, added, step = forward_s, 0, dict[str, Any]()
             if kind != BASE:
                 left = share(kind, "a part of a training step", _STEP)
-                model = patch(base.model, setup.methods[name].configs, seed=recipe.training.seeds[0])
+                model = patch(base.model, setup.methods[name].configs, seed=recipe.training.all_seeds[0])
                 try:
                     own_s = _forward_seconds(setup, model)
                     # the first step of a process, or of a compiled model, is mostly start-up
@@ -258,7 +258,7 @@ def _time_step(
         "report_to": (),
     }
     settings = training.model_copy(update=changed)
-    seed, begun = training.seeds[0], time.perf_counter()
+    seed, begun = training.all_seeds[0], time.perf_counter()
 
     def on_step(record: StepRecord) -> None:
         taken.append(record.seconds)

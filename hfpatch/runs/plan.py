@@ -1,8 +1,9 @@
 """The plan of a recipe as plain data: its runs, and the units of work that complete them.
 
 A comparison is [evaluate the baseline -> check it], then, where its recipe tunes, [tune] for each method and rate, then
-[train -> evaluate] for each method and seed; where the recipe asks, [retain] and [rewind] follow an evaluation. A study
-is [pretrain] for each variant, point of its sweep and seed.
+[train -> evaluate] for each method and seed; where the recipe asks, [retain] and [rewind] follow an evaluation. Where
+seeds grow, a [look] follows all units of its seeds, and those of the next seeds need it. A study is [pretrain] for each
+variant, point of its sweep and seed.
 Engines execute the units in any order that their ``needs`` allow.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -22,7 +23,7 @@ from hfpatch.recipes.tuning import Edge
 from hfpatch.runs.folder import AnyRecipe, RunPaths
 from hfpatch.runs.locks import WHOLE
 
-Action: TypeAlias = Literal["tune", "train", "evaluate", "retain", "rewind", "check_baseline", "pretrain"]
+Action: TypeAlias = Literal["tune", "train", "evaluate", "retain", "rewind", "check_baseline", "look", "pretrain"]
 MEASURING = ("evaluate", "retain", "rewind")
 """The actions that measure a saved patch, or the bare base."""
 
@@ -61,12 +62,13 @@ class Unit:
         action: ``tune`` tries a method at the values of one trial, which an extension of the rates may turn out not to
             need; ``train`` or ``evaluate`` a method, ``retain`` to measure it on the texts of ``retention``, ``rewind``
             to measure its patch at ``scale``, ``check_baseline`` to compare the baseline's scores with its known ones,
-            ``pretrain`` a model from scratch.
+            ``look`` to test with so many ``seeds`` which primary pairs are decided, ``pretrain`` a model from scratch.
         run: the run, with its name, its folder and its lock.
-        marker: the file that is written last, so that it marks the unit as complete; None for a check, which is
-            repeated in every session.
+        marker: the file that is written last, so that it marks the unit as complete; None for a check or a look, which
+            are repeated in every session.
         needs: the units that must be complete before this one starts.
         scale: the factor of the patch's change in a ``rewind``.
+        seeds: the number of seeds of a ``look``.
     """
 
     action: Action
@@ -74,6 +76,7 @@ class Unit:
     marker: Path | None
     needs: tuple[Unit, ...] = ()
     scale: float = 1.0
+    seeds: int = 0
 
     def is_complete(self) -> bool:
         """Return whether nothing is left to do."""
@@ -131,16 +134,26 @@ def training_steps(recipe: AnyRecipe, unit: Unit) -> int | None:
 
 
 def plan_comparison(recipe: Recipe, out: Path) -> Plan:
-    """Plan all of a comparison: nothing is trained before the baseline is evaluated and has passed its check."""
+    """Plan all of a comparison: nothing is trained before the baseline is evaluated and has passed its check.
+
+    Where seeds grow, the units of all seeds are there; `hfpatch.runs.looks` says which of them are wanted.
+    """
     baseline, *others = runs = planned_runs(recipe, out)
     evaluated = Unit("evaluate", baseline, baseline.result)
     checked = Unit("check_baseline", baseline, None, (evaluated,))
     tuning, trials = _plan_tuning(recipe, out, (checked,))
     units = [evaluated, checked, *_further(recipe, evaluated), *trials]
-    for run in others:
-        trained = Unit("train", run, RunPaths(run.folder).training, tuple(trials) or (checked,))
-        evaluated = Unit("evaluate", run, run.result, (trained,))
-        units += [trained, evaluated, *_further(recipe, evaluated)]
+    needs, looks = tuple(trials) or (checked,), recipe.training.looks
+    for fewest, most in pairwise((0, *looks)) if looks else [(0, None)]:
+        own = []
+        for run in [run for run in others if most is None or fewest <= run.seed < most]:
+            trained = Unit("train", run, RunPaths(run.folder).training, needs)
+            evaluated = Unit("evaluate", run, run.result, (trained,))
+            own += [trained, evaluated, *_further(recipe, evaluated)]
+        units += own
+        if most is not None:  # the next seeds wait for it
+            units.append(Unit("look", baseline, None, (*units[:2], *own), seeds=most))
+            needs = (units[-1],)
     return Plan(recipe, out, (*runs, *(run for each in tuning for run in each.runs)), tuple(units), tuning=tuning)
 
 
@@ -196,7 +209,10 @@ def planned_runs(recipe: AnyRecipe, out: Path) -> tuple[PlannedRun, ...]:
     chosen: list[tuple[str, Point, int]]
     if isinstance(recipe, Recipe):
         others = [name for name in recipe.methods if name != recipe.baseline]
-        chosen = [(recipe.baseline, {}, 0), *((name, {}, seed) for seed in recipe.training.seeds for name in others)]
+        chosen = [
+            (recipe.baseline, {}, 0),
+            *((name, {}, seed) for seed in recipe.training.all_seeds for name in others),
+        ]
     else:
         variants = [(variant, point) for variant in recipe.variants for point in recipe.points(variant)]
         chosen = [(*each, seed) for seed in recipe.seeds for each in variants]

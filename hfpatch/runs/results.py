@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hfpatch.errors import listed
 from hfpatch.evaluation import Comparison, all_aggregations, check_known_scores, unknown_base
 from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.dependence import Neighbours
@@ -33,9 +34,11 @@ from hfpatch.results.schema import (
     Task,
 )
 from hfpatch.results.series import mean_curve, mean_series
-from hfpatch.runs.declared import questions_of
+from hfpatch.results.verdicts import LookTaken, look_parts
+from hfpatch.runs.declared import questions_of, seeds_before
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.identity import check_measured
+from hfpatch.runs.looks import read_looks
 from hfpatch.runs.plan import PlannedRun, planned_runs
 from hfpatch.runs.retention import collect_retention, retention_records
 from hfpatch.runs.setup import ComparisonSetup
@@ -44,11 +47,29 @@ from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock, provenance
 
 
-def collect(setup: ComparisonSetup, out: Path, clock: Clock, *, complete: bool) -> ComparisonResults:
-    """Return the results of all complete runs and, where the comparison is complete, the paired tests."""
+def collect(
+    setup: ComparisonSetup,
+    out: Path,
+    clock: Clock,
+    *,
+    complete: bool,
+    looks: Sequence[LookTaken] | None = None,
+    seeds: Container[int] | None = None,
+) -> ComparisonResults:
+    """Return the results of all complete runs and, where the comparison is complete, the paired tests.
+
+    Args:
+        setup: what the runs share.
+        out: the run folder.
+        clock: gives the results their times.
+        complete: whether these are all runs.
+        looks: the looks taken; None reads them in the folder.
+        seeds: take these seeds alone.
+    """
     recipe, settings = setup.recipe, setup.recipe.model_dump(mode="json")
     baseline, training = recipe.baseline, recipe.training
-    runs = [run for run in planned_runs(recipe, out) if run.result.is_file()]
+    runs = [run for run in planned_runs(recipe, out) if run.result.is_file() and (seeds is None or run.seed in seeds)]
+    looks = read_looks(out) if looks is None else looks
     methods = {name: _method(setup, name, runs) for name in recipe.methods}
     data = setup.blocks.to_json()
     if setup.held_out:
@@ -88,7 +109,7 @@ def collect(setup: ComparisonSetup, out: Path, clock: Clock, *, complete: bool) 
         data=data,
         plan={
             str(seed): {"sha256": setup.plans[seed].sha256, "steps": training.steps, "batch_size": training.batch_size}
-            for seed in training.seeds
+            for seed in training.all_seeds
         },
         training=settings["training"],
         tuning=tuning,
@@ -101,9 +122,18 @@ def collect(setup: ComparisonSetup, out: Path, clock: Clock, *, complete: bool) 
         comparisons=comparisons,
         retention=collect_retention(setup, out, methods, complete=complete),
         kept=kept,
+        looks=list(looks) or None,
     )
+    if looks and complete:
+        made = sum(len(methods[name].runs) for name in recipe.trained)
+        results = results.model_copy(update={"runs_saved": len(recipe.trained) * len(training.all_seeds) - made})
     warnings = [f"{caution}." for caution in setup.cautions]
     warnings += [f"{name} is left out: {reason}." for name, reason in setup.left_out.items()]
+    if (declared := seeds_before(out, recipe)) is not None:
+        warnings.append(
+            f"Seeds were added when results existed already, to {listed([str(seed) for seed in declared])}: no test is "
+            "corrected for that; training.seeds.looks declares it before."
+        )
     if complete:
         of_model, plain = (recipe.model.full_name, recipe.model.revision, recipe.model.dtype), recipe.evaluation.plain
         warnings += check_known_scores(*of_model, of_base, plain=plain)
@@ -113,6 +143,26 @@ def collect(setup: ComparisonSetup, out: Path, clock: Clock, *, complete: bool) 
     if results.comparisons:
         found["frontier"] = _frontier(results, records, aggregations)
     return results.model_copy(update=found)
+
+
+def take_look(
+    setup: ComparisonSetup, out: Path, clock: Clock, before: Sequence[LookTaken], seeds: int
+) -> tuple[ComparisonResults, LookTaken]:
+    """Test the primary pairs with so many seeds, after the looks before, and say which methods get more.
+
+    Returns:
+        The results with these seeds alone, and the look.
+    """
+    looks = setup.recipe.training.looks
+    asked = {(*pair, task) for each in setup.questions for pair in each.pairs for task in each.on}
+    results = collect(setup, out, clock, complete=True, looks=before, seeds=range(seeds))
+    look = LookTaken(seeds=seeds, part=look_parts(looks)[looks.index(seeds)], comparisons=results.compared_in(asked))
+    results = results.model_copy(update={"looks": [*before, look]})
+    growing = set[str]()
+    if seeds < looks[-1]:
+        undecided = [each for each in results.primary if each.outcome == "undecided"]
+        growing = {name for each in undecided for name in (each.method, each.other)}
+    return results, look.model_copy(update={"growing": [name for name in setup.recipe.trained if name in growing]})
 
 
 def _method(setup: ComparisonSetup, name: str, runs: Sequence[PlannedRun]) -> Method:

@@ -215,7 +215,7 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None, progress: Progress | No
     recipe = recipe.model_copy(update={"training": training})
     if mistake := recipe.trial_mistake():  # the steps of epochs are known only now
         raise HfpatchError(mistake)
-    plans = draw_plans(recipe.training, splits.train, recipe.training.seeds)
+    plans = draw_plans(recipe.training, splits.train, recipe.training.all_seeds)
     shared = of_base | identify_data(base.tokenizer, splits.train, splits.held_out)
     if recipe.tuning is not None and splits.tuning is not None:
         plans |= draw_plans(trial_training(recipe.training, recipe.tuning), splits.train, [recipe.tuning_seed])

@@ -1,4 +1,4 @@
-"""The units of a comparison: tune a method, train it, evaluate it, check the baseline's scores.
+"""The units of a comparison: tune a method, train it, evaluate it, check the baseline's scores, look what is decided.
 
 lm-eval, whose import takes seconds, is imported when an evaluation starts.
 """
@@ -21,6 +21,7 @@ from hfpatch.results.series import patch_norms
 from hfpatch.runs.declared import declare
 from hfpatch.runs.folder import RunPaths, diverged_step, summarise
 from hfpatch.runs.identity import check_run, check_scores, check_seeds
+from hfpatch.runs.looks import is_wanted, read_looks, write_looks
 from hfpatch.runs.plan import MEASURING, PlannedRun, Unit
 from hfpatch.runs.retention import by_document, measure_further
 from hfpatch.runs.session import Session
@@ -69,20 +70,26 @@ class ComparisonSession(Session):
 
     def is_due(self, unit: Unit) -> bool:
         """Return whether `complete` would train or evaluate something; the units that this one needs are complete."""
-        if unit.action == "check_baseline" or unit.is_complete() or unit.run.variant in self.setup.left_out:
+        if unit.action in ("check_baseline", "look") or unit.is_complete() or not self._is_wanted(unit.run):
             return False
         if unit.action == "tune":
             return self.setup.tuning.needs(unit.run)
         return unit.action in MEASURING or not unit.run.result.is_file()
 
+    def _is_wanted(self, run: PlannedRun) -> bool:
+        """Return whether a run is needed: its method is not left out, and no look made its seed unnecessary."""
+        return run.variant not in self.setup.left_out and is_wanted(self.setup.recipe, self.plan.out, run)
+
     def complete(self, unit: Unit) -> None:
-        """Complete a unit; a method that was left out has none."""
+        """Complete a unit; a run that is not needed has none."""
         run, setup, progress = unit.run, self.setup, self.progress
-        if run.variant in setup.left_out:
+        if not self._is_wanted(run):
             return
         try:
             if unit.action == "check_baseline":
                 self._check_baseline(run)
+            elif unit.action == "look":
+                self._look(unit.seeds)
             elif unit.action == "evaluate":
                 if not unit.is_complete():
                     self._evaluate(run)
@@ -102,6 +109,23 @@ class ComparisonSession(Session):
                 self._complete_training(unit)
         except HfpatchError as error:
             raise HfpatchError(f"{run.name}: {error}") from error
+
+    def _look(self, seeds: int) -> None:
+        """Test which primary pairs are decided with so many seeds, unless the looks before ask for no more."""
+        from hfpatch.runs.results import take_look
+
+        out = self.plan.out
+        before = [look for look in read_looks(out) if look.seeds < seeds]
+        if before and not before[-1].growing:
+            return
+        if PartialState().is_main_process:
+            results, look = take_look(self.setup, out, self.clock, before, seeds)
+            write_looks(out, [*before, look])
+            decided = sum(each.outcome != "undecided" for each in results.primary)
+            said = f"{decided} of {len(results.primary)} primary pairs are decided"
+            more = f"; more seeds for {', '.join(look.growing)}" if look.growing else ""
+            self.progress.finished(f"look at {seeds} seeds", said + more)
+        PartialState().wait_for_everyone()
 
     def _complete_training(self, unit: Unit) -> None:
         """Train a final run unless it is trained already, remove its checkpoints, and warn if it diverged.

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from hfpatch.evaluation.stats import Estimate, Part
 from hfpatch.results.decision import Design, decide_gain, decide_keep
+from hfpatch.results.parts import Comparison
+from hfpatch.results.verdicts import Look, Measure, PrimaryQuestion, judge_primary, look_parts
 
 DELTA = 0.02
 
@@ -72,3 +75,52 @@ def test_what_a_design_can_find_is_found_in_80_percent(seeds, pairs):
         equal.append(np.mean(np.abs(differences) + reach_of(again, seeds, of_documents, 2 * level) < margin))
     assert np.mean(found) == pytest.approx(0.80, abs=0.03)
     assert np.mean(equal) == pytest.approx(0.80, abs=0.03)
+
+
+@pytest.mark.parametrize("of_seeds", [0.004, 0.02, 0.06])  # a seed's standard deviation
+@pytest.mark.parametrize("effects", [(0.0,) * 5, (DELTA, -DELTA) * 3, (0.0, 0.0, DELTA, -DELTA, DELTA)])
+def test_with_looks_any_false_claim_has_at_most_5_percent(of_seeds, effects):
+    """Half of the differences are nothing, half exactly the margin; Monte Carlo's error is 0.4 of a percent."""
+    rng, looks, runs, of_documents = np.random.default_rng(0), [4, 6, 9, 12], 3000, 0.004
+    false_claim, seeds_used = np.zeros(runs, bool), 0
+    for effect in effects:
+        values = effect + of_documents * rng.normal(size=(runs, 1)) + of_seeds * rng.normal(size=(runs, looks[-1]))
+        is_open = np.ones(runs, bool)
+        for seeds, part in zip(looks, look_parts(looks), strict=True):
+            difference, level = values[:, :seeds].mean(axis=1), 0.05 * part / len(effects)
+            error = values[:, :seeds].std(axis=1, ddof=1) / math.sqrt(seeds)
+            differs = np.abs(difference) > reach_of(error, seeds, of_documents, level)
+            equal = np.abs(difference) + reach_of(error, seeds, of_documents, 2 * level) < DELTA
+            wrong_sign = differs & (np.sign(difference) != np.sign(effect))
+            false_claim |= is_open & (wrong_sign | (equal & (abs(effect) >= DELTA)))
+            seeds_used += seeds * np.sum(is_open & (differs | equal | (seeds == looks[-1])))
+            is_open &= ~(differs | equal)
+    assert false_claim.mean() <= 0.05
+    assert seeds_used < 12 * runs * len(effects)
+
+
+def test_looks_agree_with_the_decisions_of_the_simulation():
+    """What the simulation above calls decided is what `judge_primary` decides."""
+    rng, looks = np.random.default_rng(1), [4, 6, 9]
+    for effect in (0.0, 0.01, 0.05) * 8:
+        values, made, expected = effect + 0.01 * rng.normal(size=9), [], ("undecided", looks[-1])
+        for seeds in reversed(looks):
+            difference, error = values[:seeds].mean(), values[:seeds].std(ddof=1) / math.sqrt(seeds)
+            level = 0.05 * seeds / sum(looks)
+            wide, narrow = (reach_of(error, seeds, 0.004, each) for each in (level, 2 * level))
+            ends = [(difference - half, difference + half) for half in (wide, narrow)]
+            if (outcome := decide_gain(*ends, DELTA)) != "undecided":
+                expected = (outcome, seeds)
+            half = reach_of(error, seeds, 0.004, 0.05)
+            given = {"low": difference - half, "high": difference + half, "n": 200, "seeds": seeds}
+            errors = (Part(0.004, 199), Part(error, seeds - 1))
+            given |= {
+                "test": "paired t over seeds and documents",
+                "errors": errors,
+                "p": Estimate(difference, errors).p,
+            }
+            pair = {"method": "a", "reference": "b", "task": "text", "metric": "score"}
+            made.insert(0, Look([Comparison(**pair, difference=difference, **given)], seeds / sum(looks)))
+        asked = PrimaryQuestion(question="gain", pairs=[("a", "b")], on=["text"])
+        (found,) = judge_primary(asked, made, {"text": Measure("score", True)}, {"text": DELTA})
+        assert (found.outcome, found.seeds) == expected

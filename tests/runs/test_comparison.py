@@ -273,9 +273,16 @@ def test_questions_are_declared_before_the_first_result_and_marked_where_they_ch
         "its pairs or tasks changed when results existed already",
         "declared when results existed already",
     ]
+
+    # So are seeds, without looks that were declared
+    training = {**make_recipe(model_folder).training.model_dump(), "seeds": [0, 1, 2]}
+    compare(make_recipe(model_folder, questions=cloze, training=training), out, resume=True)
+    grown = load_results(out)
+    assert [each.changed for each in grown.questions] == ["seeds added when results existed already"]
+    assert any("Seeds were added" in warning and "to 0 and 1" in warning for warning in grown.warnings)
     write_json(out / "questions.json", {**declared, "margin": {"bits_per_byte": 0.3}})
     with pytest.raises(HfpatchError, match=r"questions.json: was changed since it was written"):
-        compare(make_recipe(model_folder), out, resume=True)
+        compare(make_recipe(model_folder, training=training), out, resume=True)
 
 
 def test_every_method_sees_the_same_batches_and_begins_at_the_loss_of_the_base(straight):

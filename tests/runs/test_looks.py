@@ -1,0 +1,127 @@
+"""Seeds that grow until the primary pairs are decided."""
+
+import numpy as np
+import pytest
+from tiny_runs import Nothing, Stop, Trained, numbers, refused, small_recipe
+
+from hfpatch.evaluation import compare_again
+from hfpatch.recipes.comparison import Recipe
+from hfpatch.results import load_results
+from hfpatch.results.decision import ALPHA, reach
+from hfpatch.runs import compare, train
+from hfpatch.runs.engines.settings import EngineSettings
+from hfpatch.support.files import read_json
+
+pytestmark = pytest.mark.usefixtures("one_commit", "no_report")
+LOOKS = [2, 3, 4]
+LORA = [{"type": "lora", "r": 2}]
+METHODS = {"baseline": [], "pre": [{"type": "pre_projection"}], "lora": LORA, "twin": LORA, "other": LORA}
+PAIRS = [("pre", "lora"), ("twin", "lora")]
+"""The first is decided by the last look; the second is equal, so equivalent at the first."""
+
+
+def make_recipe(base, seeds: object, **sections) -> Recipe:
+    training = {"steps": 2, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": seeds}
+    given = {
+        "data": {"block_size": 32, "max_documents": 60, "held_out": 24},
+        "training": training,
+        "questions": {"gain": {"on": "held_out_text", "pairs": PAIRS}, "keep": None},
+        "margin": {"nats_per_token": 1e-9},
+        "methods": METHODS,
+    }
+    return small_recipe(base, **given | sections)
+
+
+@pytest.fixture(scope="module")
+def grown(model_folder, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("hfpatch.reporting.write_report", lambda out: None)
+        out, seen = tmp_path_factory.mktemp("grown") / "out", Trained()
+        compare(make_recipe(model_folder, {"looks": LOOKS}), out, progress=seen)
+    return out, seen
+
+
+def test_only_undecided_pairs_and_their_references_get_more_seeds(grown):
+    out, seen = grown
+    results = load_results(out)
+    assert {name: sorted(method.runs) for name, method in results.methods.items()} == {
+        "baseline": [0],
+        "pre": [0, 1, 2, 3],
+        "lora": [0, 1, 2, 3],
+        "twin": [0, 1],
+        "other": [0, 1],
+    }
+    assert len(seen.trained) == 12
+    assert results.runs_saved == 4
+    assert results.looks is not None
+    assert [(look.seeds, look.growing) for look in results.looks] == [
+        (2, ["pre", "lora"]),
+        (3, ["pre", "lora"]),
+        (4, []),
+    ]
+    assert [look.part for look in results.looks] == [2 / 9, 3 / 9, 4 / 9]
+    assert any("4 of 16 planned trainings" in warning for warning in results.warnings)
+
+
+def test_a_pair_keeps_the_outcome_and_interval_of_the_look_that_decided_it(grown, model_folder, tmp_path):
+    results = load_results(grown[0])
+    first, second = results.primary
+    assert (second.outcome, second.seeds, second.looks) == ("equivalent", 2, True)
+    assert second.level == pytest.approx(ALPHA * (2 / 9) / 2)
+    assert (first.outcome, first.seeds) == ("worse", 4)
+    assert first.level == pytest.approx(ALPHA * (4 / 9) / 2)
+
+    # The last look's numbers are those of four seeds, at its own part of the level
+    some = {name: METHODS[name] for name in ("baseline", "pre", "lora")}
+    asked = {"gain": {"pairs": PAIRS[:1]}, "keep": None}
+    fixed = compare(make_recipe(model_folder, (0, 1, 2, 3), methods=some, questions=asked), tmp_path / "fixed")
+    (one,) = [
+        each
+        for each in fixed["comparisons"]
+        if (each["method"], each["reference"], each["task"], each["metric"])
+        == ("pre", "lora", "held_out_text", "nats_per_token")
+    ]
+    assert first.difference == pytest.approx(one["difference"])
+    assert (first.low, first.high) == pytest.approx((one["low"], one["high"]))
+    half = reach(one["errors"], first.level)
+    assert first.corrected_high - first.difference == pytest.approx(half)
+    losses = {
+        name: np.array([run.evaluation["held_out_text"].metrics["nats_per_token"] for run in method.runs.values()])
+        for name, method in results.methods.items()
+    }
+    assert first.difference == pytest.approx((losses["pre"] - losses["lora"]).mean())
+
+
+_SLOW = [pytest.param(at, marks=pytest.mark.slow) for at in (3, 9)]  # before the first look, right after it
+
+
+@pytest.mark.parametrize("kill_at", [*_SLOW, 11])
+def test_a_killed_run_continues_the_same(grown, model_folder, tmp_path, kill_at):
+    recipe = make_recipe(model_folder, {"looks": LOOKS})
+    with pytest.raises(KeyboardInterrupt):
+        compare(recipe, tmp_path / "out", progress=Stop(kill_at, "started"))
+    after = Trained()
+    found = compare(recipe, tmp_path / "out", resume=True, progress=after)
+    assert len(after.trained) == 12 - kill_at + 1
+    assert numbers(found) == numbers(read_json(grown[0] / "results.json"))
+    compare(recipe, tmp_path / "out", resume=True, progress=Nothing())
+
+
+@pytest.mark.slow
+def test_workers_take_the_same_looks(grown, model_folder, tmp_path):
+    recipe = make_recipe(model_folder, {"looks": LOOKS})
+    found = compare(recipe, tmp_path / "out", engine=EngineSettings(jobs=2))
+    assert numbers(found) == numbers(read_json(grown[0] / "results.json"))
+
+
+def test_looks_are_computed_again_from_kept_values(grown):
+    results, again = load_results(grown[0]), compare_again(grown[0])
+    assert again.looks == results.looks
+    assert again.primary == results.primary
+
+
+def test_train_trains_the_seeds_before_the_first_look(model_folder, tmp_path):
+    recipe = make_recipe(model_folder, {"looks": LOOKS})
+    assert len(train(recipe, "pre", tmp_path / "out")) == 2
+    message = refused(compare, make_recipe(model_folder, {"looks": [2, 3]}), tmp_path / "out", resume=True)
+    assert "training.seeds.looks is [2, 3, 4] there, [2, 3] here" in message
