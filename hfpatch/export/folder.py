@@ -56,6 +56,13 @@ def export_patch(
         raise HfpatchError(f"{out}: exists already; choose another --out")
     name = _named_base(patch) if model is None else model
     base = load_base(name, revision=revision, dtype=dtype)
+    if (patch / MANIFEST).is_file():
+        made_for = read_manifest(patch / MANIFEST).base.class_name
+        if made_for != type(base.model).__name__:
+            raise HfpatchError(
+                f"{patch}: made for a {made_for}, and an export is a causal model, here {type(base.model).__name__}; "
+                "load it with hfpatch.load_patch instead"
+            )
     if take_apart(base.model.config) is not None:
         raise HfpatchError(
             f"{name}: was pretrained with another query path and has its own modelling file; only patches of "

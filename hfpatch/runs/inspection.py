@@ -30,7 +30,7 @@ from hfpatch.recipes.data import DataSettings
 from hfpatch.sites import find_sites, survey
 from hfpatch.sites.heads import normed
 from hfpatch.support.paths import takes_text
-from hfpatch.surgery.bases import TINYWORLD, Base, load_base
+from hfpatch.surgery.bases import TINYWORLD, Base, load_base, require_causal
 from hfpatch.surgery.folder import load_patch
 from hfpatch.surgery.patch import patch_summary
 from hfpatch.tinyworld.tasks import items
@@ -69,6 +69,7 @@ def inspect(
         HfpatchError: if the model, the patch or the text cannot be loaded, or the model's architecture is not declared.
     """
     base = load_base(model.name, **model.loading)
+    require_causal(base.model, model.name)
     seen = survey(base.model)
     source, rows = _rows(base, seen.sites[0].hidden_size, text, tokens, data_dir)
     batches = batches_of(rows, pad=int(base.tokenizer.pad_token_id or 0))

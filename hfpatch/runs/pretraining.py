@@ -30,6 +30,7 @@ from hfpatch.support.files import check_data_dir, hash_values, read_json, write_
 from hfpatch.support.folders import cache_folder
 from hfpatch.support.paths import takes_text
 from hfpatch.support.provenance import Clock, provenance
+from hfpatch.surgery.bases import require_causal
 from hfpatch.training.architecture import build_model
 from hfpatch.training.pretrain import check_settings
 from hfpatch.training.pretrain import pretrain as run_pretraining
@@ -142,6 +143,7 @@ class PretrainingSession(Session):
         clock, state, setup, corpus = Clock(), start_processes(), self.setup, self.setup.corpus
         recipe, plan, identity = single_recipe(setup.recipe, run), setup.plans[run.seed], setup.identify(run)
         model = build_model(recipe.architecture, tokenizer=corpus.tokenizer, seed=recipe.seed)
+        require_causal(model, "architecture")
         check_blocks(model, corpus.train, corpus.evaluation)
         if state.is_main_process:
             write_shared(run.folder, recipe.to_yaml(), identity, {})

@@ -32,7 +32,7 @@ from hfpatch.support.code import hash_code
 from hfpatch.support.cpu import MatmulLibrary
 from hfpatch.support.files import check_data_dir, hash_values
 from hfpatch.support.folders import cache_folder
-from hfpatch.surgery.bases import Base, check_place, hash_weights, load_base, place_base
+from hfpatch.surgery.bases import Base, check_place, hash_weights, load_base, place_base, require_causal
 from hfpatch.surgery.budget import Trial
 from hfpatch.surgery.folder import load_patch
 from hfpatch.surgery.methods import Method, build_method, validate_methods
@@ -199,6 +199,7 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None, progress: Progress | No
         )
     progress.preparing(recipe.model.loading_text)
     base = load_base(recipe.model.name, **recipe.model.loading)
+    require_causal(base.model, recipe.model.name)
     check_place(base, PartialState().device)
     check_tokenizer(base.model, base.tokenizer)
     of_base = identify_base(base)

@@ -30,7 +30,7 @@ from hfpatch.runs.progress import Progress
 from hfpatch.sites import count_values
 from hfpatch.support.cpu import pinned_library
 from hfpatch.support.files import hash_values, sha256_file
-from hfpatch.surgery.bases import Base, load_base, place_base
+from hfpatch.surgery.bases import Base, load_base, place_base, require_causal
 from hfpatch.surgery.placement import Placement
 from hfpatch.training.processes import start_processes, start_ranks
 
@@ -191,6 +191,7 @@ class Variants(ABC):
                 loading["device_map"] = self._placement.device_map
             base = load_base(model.name, **loading, tensor_parallel=processes if self._placement.tp else None)
             place_base(base, start_processes().device)
+            require_causal(base.model, model.name)
             self._loaded = model, base
         return self._loaded[1]
 

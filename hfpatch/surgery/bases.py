@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.models import register_scratch
 from hfpatch.recipes.strict import Dtype
-from hfpatch.sites import base_model, family_of
+from hfpatch.sites import base_model, family_of, input_device, text_config
 from hfpatch.sites.families import BUILT_IN
 from hfpatch.sites.family import NO_WEIGHTS, load_plugins
 from hfpatch.support.code import hash_code, module_of
@@ -136,17 +136,25 @@ def load_base(
         options["distributed_config"] = tensor_parallel_plan(config, tensor_parallel)
     with _loading(f"model {name!r}", gguf=gguf is not None):
         register_scratch(source)
-        model = AutoModelForCausalLM.from_pretrained(
+        model, report = AutoModelForCausalLM.from_pretrained(
             source,
             revision=revision,
             dtype=getattr(torch, dtype),
             trust_remote_code=trust_remote_code,
+            output_loading_info=True,
             **{key: value for key, value in options.items() if value is not None},
-        ).eval()
+        )
+        model.eval()
         tokenizer = _tokenizer_of(source, file, revision, trust_remote_code=trust_remote_code)
     if gguf is not None:
         check_complete(as_plain(model), gguf)
         model.name_or_path = name
+    elif report["missing_keys"]:
+        missing, kinds = sorted(report["missing_keys"]), ", ".join(model.config.architectures or ["another model"])
+        raise HfpatchError(
+            f"{name} is no complete causal language model (it was saved as {kinds}): {len(missing)} weights, such as "
+            f"{missing[0]}, would be random; load it by its own class, and patch that with hfpatch.patch or PEFT"
+        )
     keep_unpacked(model, training=False)
     return Base(
         name=name,
@@ -157,6 +165,37 @@ def load_base(
         placed=device_map is not None or tensor_parallel is not None or load_in_8bit or load_in_4bit,
         gguf=gguf,
     )
+
+
+@torch.no_grad()
+def require_causal(model: Any, name: str) -> None:
+    """Refuse a model in which a token changes the logits before it.
+
+    Training on the next token and scoring of texts would see the future.
+
+    Raises:
+        HfpatchError: naming the model.
+    """
+    rows = int(getattr(model.config, "num_codebooks", 1) if "musicgen" in model.config.model_type else 1)
+    tokens = torch.randint(3, int(text_config(model).vocab_size), (rows, 8), generator=torch.Generator().manual_seed(0))
+    other = tokens.clone()
+    other[:, 4:] = tokens[:, 4:].flip(-1).roll(1, -1)
+    found = []
+    try:
+        for ids in (tokens, other):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                found.append(model(ids.to(input_device(model)), use_cache=False).logits[:, :4])
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return  # it takes other inputs: whoever calls it next says so
+    first, second = found
+    change = float((first - second).float().abs().max() / first.float().abs().max())
+    if change > max(1e-5, 8 * torch.finfo(first.dtype).eps):
+        raise HfpatchError(
+            f"{name} ({type(model).__name__}) is not causal: a token changes logits before it, by {change:.1g} of the "
+            "largest, so that training on the next token and scoring would see the future; use hfpatch.patch and "
+            "transformers' Trainer, or a causal base"
+        )
 
 
 def _bits_config(dtype: str, *, load_in_8bit: bool, quant_type: str, double: bool) -> Any:

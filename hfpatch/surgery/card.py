@@ -54,6 +54,20 @@ class Measured:
     notes: Sequence[str] = ()
 
 
+def auto_class(class_name: str) -> str:
+    """Return the name of transformers' Auto class that loads a class of models."""
+    from transformers.models.auto import modeling_auto
+
+    first = ["AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel"]
+    others = sorted(str(name) for name in modeling_auto.__all__ if name.startswith("AutoModel") and name not in first)
+    for name in first + sorted(others, key=lambda name: name.endswith("ForPreTraining")):
+        mapping = getattr(getattr(modeling_auto, name), "_model_mapping", None)
+        known = () if mapping is None else mapping._model_mapping.values()
+        if any(class_name in (one if isinstance(one, tuple) else (one,)) for one in known):
+            return name
+    return "AutoModelForCausalLM"  # an export, or a model with its own code
+
+
 def patch_card(base: Base, adapters: Sequence[Adapter], measured: Measured | None = None) -> str:
     """Return the card of a patch: base, method, data, results (None: not measured), loading and the base's licence."""
     # The base, the parts of the stack, and what was measured
@@ -76,11 +90,12 @@ def patch_card(base: Base, adapters: Sequence[Adapter], measured: Measured | Non
     # How to load it
     modules = ["hfpatch", *sorted({part.module for part in adapters if part.module})]
     imports, both = [f"    import {each}" for each in modules], " and ".join(f"`import {each}`" for each in modules)
-    model = f"AutoModelForCausalLM.from_pretrained({name!r})"
+    auto = auto_class(base.class_name)
+    model = f"{auto}.from_pretrained({name!r})"
     if name.startswith(_TINYWORLD) or name.endswith(SUFFIX):
         model = f"hfpatch.load_base({name!r}).model"
     else:
-        imports.append("    from transformers import AutoModelForCausalLM")
+        imports.append(f"    from transformers import {auto}")
     loading = [
         "With hfpatch (`pip install hfpatch`), the whole stack:\n",
         *imports,

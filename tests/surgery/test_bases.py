@@ -4,10 +4,10 @@ import socket
 
 import pytest
 import torch
-from families import FAMILIES, VOCABULARY, logits_of, make_model, make_tokens
+from families import FAMILIES, VOCABULARY, logits_of, make_config, make_model, make_tokens
 from peft import LoraConfig
 from tokenizers import Tokenizer, models
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
 import hfpatch
 from hfpatch import HfpatchError, PreProjectionConfig
@@ -35,6 +35,17 @@ def save_checkpoint(folder, *, pad=None, case="gpt_neox"):
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     return save_checkpoint(tmp_path_factory.mktemp("bases") / "checkpoint")
+
+
+def test_a_folder_without_the_head_of_a_causal_model_is_refused(tmp_path):
+    config = make_config("llama")
+    config.pad_token_id, config.tie_word_embeddings = 0, False
+    for kind in (AutoModelForSequenceClassification, AutoModel):
+        model = kind.from_config(config)
+        folder = save_checkpoint(tmp_path / kind.__name__)
+        model.save_pretrained(folder)
+        with pytest.raises(HfpatchError, match=rf"was saved as {type(model).__name__}\): 1 weights, such as lm_head"):
+            load_base(folder)
 
 
 def test_a_folder(checkpoint):

@@ -100,3 +100,21 @@ def test_the_card_of_an_export_says_how_to_load_it_and_under_which_licences():
     assert header(card)["license"] == "apache-2.0"
     for said in ("trust_remote_code=True", "MIT licence", "apache-2.0", "modeling_hfpatch.py"):
         assert said in card
+
+
+@pytest.mark.parametrize(
+    ("kind", "auto"),
+    [
+        ("GPT2LMHeadModel", "AutoModelForCausalLM"),
+        ("BertForMaskedLM", "AutoModelForMaskedLM"),
+        ("BartForConditionalGeneration", "AutoModelForSeq2SeqLM"),
+        ("BertForSequenceClassification", "AutoModelForSequenceClassification"),
+        ("ViTForImageClassification", "AutoModelForImageClassification"),
+        ("WhisperForConditionalGeneration", "AutoModelForSpeechSeq2Seq"),
+        ("CLIPModel", "AutoModel"),
+    ],
+)
+def test_a_card_loads_the_base_by_the_class_it_is_of(kind, auto):
+    made_for = base("org/base").model_copy(update={"class_name": kind})
+    assert f"    model = {auto}.from_pretrained('org/base')" in patch_card(made_for, [])
+    assert f"    from transformers import {auto}" in patch_card(made_for, [])
