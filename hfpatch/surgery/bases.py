@@ -144,27 +144,31 @@ def load_base(
             output_loading_info=True,
             **{key: value for key, value in options.items() if value is not None},
         )
-        model.eval()
         tokenizer = _tokenizer_of(source, file, revision, trust_remote_code=trust_remote_code)
-    if gguf is not None:
-        check_complete(as_plain(model), gguf)
-        model.name_or_path = name
-    elif report["missing_keys"]:
-        missing, kinds = sorted(report["missing_keys"]), ", ".join(model.config.architectures or ["another model"])
-        raise HfpatchError(
-            f"{name} is no complete causal language model (it was saved as {kinds}): {len(missing)} weights, such as "
-            f"{missing[0]}, would be random; load it by its own class, and patch that with hfpatch.patch or PEFT"
-        )
+    _require_complete(model, name, sorted(report["missing_keys"]), gguf)
     keep_unpacked(model, training=False)
     return Base(
         name=name,
         revision=_commit(source, file, revision),
-        model=model,
+        model=model.eval(),
         tokenizer=tokenizer,
         sha256=hash_weights(model),
         placed=device_map is not None or tensor_parallel is not None or load_in_8bit or load_in_4bit,
         gguf=gguf,
     )
+
+
+def _require_complete(model: Any, name: str, missing: Sequence[str], gguf: GgufFile | None) -> None:
+    """Refuse a model of whose weights some were not in its folder or file, such as the head of one saved without."""
+    if gguf is not None:
+        check_complete(as_plain(model), gguf)
+        model.name_or_path = name
+    elif missing:
+        kinds = ", ".join(model.config.architectures or ["another model"])
+        raise HfpatchError(
+            f"{name} is no complete causal language model (it was saved as {kinds}): {len(missing)} weights, such as "
+            f"{missing[0]}, would be random; load it by its own class, and patch that with hfpatch.patch or PEFT"
+        )
 
 
 @torch.no_grad()

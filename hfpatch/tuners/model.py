@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,9 @@ from hfpatch.tuners.quantised import keep_unpacked
 _LARGE, _LARGE_SHARE = 10_000_000, 0.05
 _logger = logging.getLogger(__name__)
 _LOGGED: set[str] = set()  # each message is logged once in a process
+_GENERATES = "prepare_inputs_for_generation"
+_HEADS = re.compile(r"For\w*(Classification|QuestionAnswering|MultipleChoice|Regression|Detection)$")
+_TRAIN_HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")  # PEFT makes these heads trainable
 _INPUT_GRADIENTS = "_hfpatch_input_gradients"  # on the model, so that they can be taken back
 
 
@@ -56,6 +60,11 @@ class MethodModel(BaseTuner):
             if not name.startswith(adapters) or ".base_layer." in name
         }
         require_usable(config, base)
+        if config.task_type == "CAUSAL_LM" and not config.inference_mode and not hasattr(model, _GENERATES):
+            raise HfpatchError(
+                f"task_type='CAUSAL_LM' is of models that generate, and {type(model).__name__} does not; give its own, "
+                "such as SEQ_CLS, or none"
+            )
         sites = changed_sites(model, config) if state_dict is None else _sites_in(state_dict, model, config)
         with torch.device("meta"):
             parts = require_parts(config, [replace(method_site(site), is_first=site is sites[0]) for site in sites])
@@ -83,17 +92,7 @@ class MethodModel(BaseTuner):
         added = [p for layer in layers for part in layer.parts(adapter_name).values() for p in part.parameters()]
         if any(parameter.is_meta for parameter in added):  # of a trial, or about to be loaded
             return
-        count, total = sum(parameter.numel() for parameter in added), sum(base.values())
-        share = count / max(total, 1)
-        is_large = count >= _LARGE and share >= _LARGE_SHARE
-        message = f"{config.spec.label}: {count:,} parameters added, {share:.2%} of the base's {total:,}"
-        if is_large:
-            message += "; hfpatch.sized(config, model, parameters='1%') returns a configuration of any size"
-        said = [(logging.WARNING if is_large else logging.INFO, message)]
-        if given is None and (others := left_out(model)):  # nobody has chosen what is left out
-            reasons = "; ".join(f"{what}: {why}" for what, why in others.items())
-            said.append((logging.WARNING, f"{config.spec.label}: left out: {reasons}"))
-        for level, line in said:
+        for level, line in _remarks(model, config, given, sum(p.numel() for p in added), sum(base.values())):
             if line not in _LOGGED:
                 _LOGGED.add(line)
                 _logger.log(level, line)
@@ -276,6 +275,35 @@ def unreached_layers(model: nn.Module, config: MethodConfig) -> dict[int, str]:
     changed = [site for site in every.sites if site.around_path in towers]
     reasons = {site.layer: refused[site.name] for site in changed if site.name in refused}
     return dict(sorted({**found.skipped, **reasons}.items()))
+
+
+def _remarks(
+    model: nn.Module, config: MethodConfig, given: set[str] | str | None, count: int, total: int
+) -> list[tuple[int, str]]:
+    """Return what to log of a new adapter: its size, what it leaves out, and a head that stays as it is."""
+    label, share = config.spec.label, count / max(total, 1)
+    is_large = count >= _LARGE and share >= _LARGE_SHARE
+    size = f"{label}: {count:,} parameters added, {share:.2%} of the base's {total:,}"
+    if is_large:
+        size += "; hfpatch.sized(config, model, parameters='1%') returns a configuration of any size"
+    said = [(logging.WARNING if is_large else logging.INFO, size)]
+    if given is None and (others := left_out(model)):  # nobody has chosen what is left out
+        reasons = "; ".join(f"{what}: {why}" for what, why in others.items())
+        said.append((logging.WARNING, f"{label}: left out: {reasons}"))
+    if _HEADS.search(type(model).__name__) and config.task_type not in _TRAIN_HEADS:
+        body, kept = getattr(model, "base_model_prefix", ""), config.modules_to_save or ()
+        heads = [
+            name for name, module in model.named_children() if name != body and any(True for _ in module.parameters())
+        ]
+        if frozen := [name for name in heads if name not in kept]:
+            said.append(
+                (
+                    logging.WARNING,
+                    f"{label}: {', '.join(frozen)} stays frozen; if it is random, train it: "
+                    f"modules_to_save={heads}, or PEFT's task_type",
+                )
+            )
+    return said
 
 
 def left_out(model: nn.Module) -> dict[str, str]:

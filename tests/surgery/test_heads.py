@@ -3,6 +3,7 @@
 import pytest
 import torch
 from families import frozen, perturb
+from peft import get_peft_model
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -15,6 +16,7 @@ from transformers import (
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch.tuners import model as tuner
 from hfpatch.twins import shrink
 
 IDS = torch.arange(3, 19).reshape(2, 8)
@@ -93,3 +95,33 @@ def test_another_body_is_another_base(folder, tmp_path):
         same_class.lm_head.weight[0, 0] += 1
     with pytest.raises(HfpatchError, match="made for another base"):
         hfpatch.load_patch(same_class, tmp_path / "patch")
+
+
+def classifier():
+    config = shrink(BertConfig())
+    return AutoModelForSequenceClassification.from_config(config)
+
+
+def warnings_of(caplog):
+    return [record.message for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_frozen_head_is_said_and_a_trained_one_is_not(caplog, monkeypatch):
+    monkeypatch.setattr(tuner, "_LOGGED", set())
+    hfpatch.patch(classifier(), PreProjectionConfig())
+    assert "pre-projection: classifier stays frozen; if it is random, train it" in warnings_of(caplog)[0]
+    classifier().add_adapter(NonlinearQueryConfig())
+    assert "nonlinear query: classifier stays frozen" in warnings_of(caplog)[1]
+    for trains in ({"modules_to_save": ["classifier"]}, {"task_type": "SEQ_CLS"}):
+        monkeypatch.setattr(tuner, "_LOGGED", set())
+        caplog.clear()
+        model = get_peft_model(classifier(), PreProjectionConfig(**trains))
+        assert not warnings_of(caplog)
+        assert any("classifier" in name and p.requires_grad for name, p in model.named_parameters())
+
+
+def test_a_classifier_is_no_causal_model():
+    model = classifier()
+    with pytest.raises(HfpatchError, match=r"task_type='CAUSAL_LM' is of models that generate"):
+        get_peft_model(model, PreProjectionConfig(task_type="CAUSAL_LM"))
+    assert not any("hfpatch" in name for name, _ in model.named_parameters())
