@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from torch import nn
 
@@ -39,7 +38,10 @@ OUTPUTS = (
 )  # fmt: skip
 OTHER_MIXERS = re.compile(r"Linear|Delta|Lightning|Mamba|Conv(?!Bert)|Recurrent|Cross")
 CROSS = re.compile(r"cross|encoder_att|encdec|enc_dec", re.IGNORECASE)
-IN_THIRDS = re.compile(r"\b3, *(?:self\.)?(?:num_|n_)?(?:attention_)?heads?\b|\bchunk\(3\b|\bsplit\(self\.\w+, dim=2\)")
+IN_THIRDS = re.compile(
+    r"\b3, *(?:self\.)?(?:num_|n_)?(?:attention_)?heads?\b|\b3, -1, self\.head_dim\b"
+    r"|\bchunk\(3\b|\bsplit\(self\.\w+, dim=2\)"
+)
 """In the source of an attention: the columns of one projection are all queries, then all keys, then all values."""
 
 
@@ -67,8 +69,9 @@ def block_lists(root: nn.Module, at: str = "") -> Iterator[str]:
     """
     for name, child in root.named_children():
         path = joined(at, name)
-        if isinstance(child, nn.ModuleList | nn.Sequential) and any(map(has_attention, child)) and not _stages(child):
-            if not any(_form(item) for item in child):
+        items = list(child.children())  # a list may hold None, too
+        if isinstance(child, nn.ModuleList | nn.Sequential) and any(map(has_attention, items)) and not _stages(items):
+            if not any(map(_form, items)):
                 yield path
         else:
             yield from block_lists(child, path)
@@ -147,12 +150,12 @@ def _misread(attention: nn.Module, form: Form) -> dict[str, str]:
     return {}
 
 
-def _stages(blocks: Any) -> bool:
+def _stages(blocks: Iterable[nn.Module]) -> bool:
     """Return whether the items of a list are stages, which hold lists of equal blocks."""
     return any(
         isinstance(inner, nn.ModuleList | nn.Sequential)
-        and len({type(item) for item in inner}) == 1
-        and any(has_attention(item) for item in inner)
+        and len({type(item) for item in inner.children()}) == 1
+        and any(map(has_attention, inner.children()))
         for item in blocks
         for inner in item.modules()
     )

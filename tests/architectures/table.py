@@ -26,7 +26,7 @@ configuration of it), patches it, and compares what it computes with the methods
 model by other means.
 
 - **attention modules, in blocks**: how many softmax self-attentions there are and how many of the blocks hold them; the
-  other blocks are skipped. Cross-attention and the towers for images and sound are left alone.
+  other blocks are skipped. Cross-attention is left alone, as are [other towers](#other-models) that are not named.
 - **{methods}**: `yes` says that the default initialisation changes
   no bit of the logits; that with every added tensor perturbed the logits equal the formula's to 1e-4, and the gradients
   of every added tensor to 1e-3, and no other tensor receives one; that later tokens act on no earlier ones; that
@@ -45,6 +45,35 @@ model by other means.
 Types whose pre-projection works: {totals[0]}; content skip: {totals[1]}; nonlinear query: {totals[2]}; query
 temperature: {totals[3]}; linear pre-projections that fold: {folding}; exports: {exports}.
 
+"""
+
+
+OTHER = "## Other models"
+KINDS = {
+    "encoders": ("distilbert", "electra", "mpnet", "albert", "modernbert", "deberta", "deberta-v2", "esmc"),
+    "encoders of encoder-decoders": ("bart", "marian", "t5", "whisper"),
+    "speech": ("wav2vec2", "hubert", "mimi_encoder"),
+    "vision": ("vit", "deit", "beit", "dinov2", "dinov3_vit", "siglip_vision_model"),
+    "text and images side by side": ("clip",),
+    "vision towers of language models": ("llava", "gemma3", "qwen2_vl"),
+    "time series": ("patchtst", "timesfm"),
+}
+ABOUT_OTHERS = f"""{OTHER}
+
+Beside causal language models, adapters reach every tower whose self-attention has query, key and value projections that
+read one hidden state: encoders, encoder-decoders, vision, speech and time series. `target_modules` names a tower's
+attentions by their paths; None is the language model or, in a model without one, every tower. The summary and one line
+of the log say what is left out. On these types, pre-projection, content skip and nonlinear query are compared with the
+formulas at places that are written down by hand from the modelling sources (`tests/architectures/others.py`):
+
+"""
+AFTER_OTHERS = """
+Refused in one line: the skip, where the block rearranges the branch or multiplies it elementwise before it joins the
+residual stream (Swin, the windows of SAM, InternVL's vision tower); the nonlinear query of DeBERTa, whose relative
+positions pass its query projection, and of WavLM, whose projections are never called; every method, where attention
+reads several inputs (cross-attention, MobileBERT, the merged attention of T5Gemma 2) or positions are added to what
+queries and keys read (DETR). Convolutional models have no attention. Recipes, lm-eval and `hfpatch pretrain` take
+causal models alone.
 """
 
 
@@ -97,6 +126,12 @@ def rows_without_cases():
     return [dict(zip(COLUMNS, line, strict=True)) for line in lines]
 
 
+def other_section():
+    """Return the section on models that are no causal language models."""
+    lines = [f"- {kind}: {', '.join(f'`{name}`' for name in names)}" for kind, names in KINDS.items()]
+    return ABOUT_OTHERS + "\n".join(lines) + "\n" + AFTER_OTHERS
+
+
 def further_section(found):
     """Return the section: a list item for each method, and in it one for each word but ``yes``."""
     lines = []
@@ -131,7 +166,7 @@ def written(rows, further):
     more = [f"- `{case}`: `{options_of(case)}`" for case in CASES if "/" in case]
     table = "\n".join(f"| {line} |" for line in lines)
     options = "The options of the further configurations:\n\n" + "\n".join(more)
-    return f"{header}{table}\n\n{options}\n\n{further_section(further)}"
+    return f"{header}{table}\n\n{options}\n\n{other_section()}\n{further_section(further)}"
 
 
 def read():

@@ -1,0 +1,101 @@
+"""Encoders, vision, speech and time series: what hfpatch computes is the formula at the places written down by hand."""
+
+import pytest
+import torch
+from architectures import table
+from architectures.formulas import nonlinear, on_output, pre_projected, tensors_of, with_first
+from architectures.others import TOWERS, make, outputs, paths
+from families import close, perturb
+
+import hfpatch
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+
+CASES = [
+    pytest.param(kind, tower, id=f"{kind}-{index}") for kind, each in TOWERS.items() for index, tower in enumerate(each)
+]
+
+
+def naming(tower):
+    return {"target_modules": tower.attention.replace(".", r"\.").replace("{}", r"\d+")} if tower.named else {}
+
+
+def entering(model, tower, attention, change):
+    """Make the attention receive ``change(x)`` instead of x; return the list of what it received."""
+    received, module = [], model.get_submodule(attention)
+
+    def enter(module, args, kwargs):
+        if isinstance(tower.argument, int):
+            received.append(change(args[tower.argument]))
+            return (received[-1], *args[1:]), kwargs
+        received.append(change(kwargs[tower.argument]))
+        return args, {**kwargs, tower.argument: received[-1]}
+
+    if tower.inside:
+        for name in tower.inside:
+            module.get_submodule(name).register_forward_pre_hook(
+                lambda module, args: (received.append(change(args[0])), received[-1])[1:]
+            )
+    else:
+        module.register_forward_pre_hook(enter, with_kwargs=True)
+    return received
+
+
+def patched(kind, tower, config):
+    """Return a patched model off its initial values, its tensors by attention, and the plain outputs."""
+    plain = outputs(make(kind), tower)
+    model = hfpatch.patch(make(kind), config, names=["a"])
+    assert torch.equal(outputs(model, tower), plain), "changes at init"
+    perturb(model, std=0.1)
+    method = "preproj" if isinstance(config, PreProjectionConfig) else "nonlinear_query"
+    return model, tensors_of(model, method, "a"), plain
+
+
+@pytest.mark.parametrize(("kind", "tower"), CASES)
+def test_the_pre_projection_and_the_skip(kind, tower):
+    model, tensors, plain = patched(kind, tower, PreProjectionConfig(content_skip=True, expansion=0.5, **naming(tower)))
+    expected = make(kind)
+    others = [path for each in TOWERS[kind] for path in paths(model, each)]
+    assert sorted(tensors) == sorted(path for path, _ in (paths(model, tower) if tower.named else others))
+    for other in [tower] if tower.named else TOWERS[kind]:
+        for attention, exit_ in paths(model, other):
+            own = tensors[attention]
+            received = entering(expected, other, attention, lambda x, own=own: pre_projected(x, own))
+
+            def add(output, own=own, received=received, factor=other.factor):
+                if not received:  # a module that also ends another branch
+                    return output
+                return with_first(output, lambda branch: branch + received.pop() @ own["skip"].T / factor)
+
+            expected.get_submodule(exit_).register_forward_hook(lambda module, args, output, add=add: add(output))
+    found = outputs(model, tower)
+    assert not close(found, plain)
+    assert close(found, outputs(expected, tower))
+    assert torch.equal(outputs(hfpatch.unpatch(model), tower), plain)
+
+
+@pytest.mark.parametrize(("kind", "tower"), CASES)
+def test_the_nonlinear_query(kind, tower):
+    if tower.query is None:
+        with pytest.raises(HfpatchError, match=r"^[^\n]+: the scores of relative positions"):
+            hfpatch.patch(make(kind), NonlinearQueryConfig(**naming(tower)))
+        return
+    model, tensors, plain = patched(kind, tower, NonlinearQueryConfig(rank=8, **naming(tower)))
+    expected = make(kind)
+    for other in [tower] if tower.named else TOWERS[kind]:
+        for attention, _ in paths(model, other):
+            own, received = tensors[attention], entering(expected, other, attention, lambda x: x)
+
+            def anchored(out, own=own, received=received, third=other.third):
+                width = out.shape[-1] // 3 if third else out.shape[-1]
+                query = (2 * out[..., :width] + nonlinear(received[-1], own)) / 2
+                return torch.cat([query, out[..., width:]], dim=-1)
+
+            on_output(expected, f"{attention}.{other.query}", anchored)
+    found = outputs(model, tower)
+    assert not close(found, plain)
+    assert close(found, outputs(expected, tower))
+
+
+def test_the_page_has_every_type_that_is_tested():
+    assert {name for names in table.KINDS.values() for name in names} == set(TOWERS)
+    assert table.other_section() in table.FILE.read_text(encoding="utf-8")
