@@ -1,0 +1,126 @@
+"""How often claims of a primary question are false, and intervals cover, by simulation of seeds and documents.
+
+Each pair's true difference is 0, or the margin on either side, where a claim is the easiest to be false. A pair's seeds
+have effects of a distribution with the mean 0; those of the methods share the LoRA's. Frequencies have Monte-Carlo
+errors of at most ``sqrt(0.05 · 0.95 / runs)``, of which three are allowed.
+"""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+
+from hfpatch.results.decision import decide_gain, decide_keep, reach
+
+DOCUMENTS, ALPHA, DELTA = 200, 0.05, 1.0
+SPREADS = (0.05, 0.3, 1.0)
+"""Standard errors over seeds, in margins; those over documents are a third."""
+
+
+def effects(rng, kind, shape):
+    """Effects of seeds with the mean 0 and the standard deviation 1."""
+    if kind == "skewed":  # exponential: skewness 2
+        return rng.exponential(size=shape) - 1
+    return rng.standard_t(3, size=shape) / math.sqrt(3) if kind == "heavy" else rng.normal(size=shape)
+
+
+def measured(rng, runs, seeds, true, *, kind, unequal, spread, against_base=False):
+    """Differences, and their errors over seeds and documents, (runs, pairs) each."""
+    pairs, share = len(true), math.sqrt(0.5)
+    deviations = spread * math.sqrt(seeds) * (np.geomspace(0.3, 2, pairs) if unequal else np.ones(pairs))
+    noise = effects(rng, kind, (runs, pairs, seeds))
+    if not against_base:
+        noise = share * noise - share * effects(rng, kind, (runs, 1, seeds))
+    values = true[:, None] + deviations[:, None] * noise
+    of_documents = spread / 3
+    common = share * (rng.normal(size=(runs, pairs)) + rng.normal(size=(runs, 1)))
+    estimated = of_documents * np.sqrt(rng.chisquare(DOCUMENTS - 1, size=(runs, pairs)) / (DOCUMENTS - 1))
+    return values.mean(-1) + of_documents * common, values.std(-1, ddof=1) / math.sqrt(seeds), estimated
+
+
+def reaches(errors, of_documents, seeds, level):
+    wide, narrow = (reach([(of_documents, DOCUMENTS - 1), (errors, seeds - 1)], a) for a in (level, 2 * level))
+    return wide, narrow
+
+
+def false_claims(rng, runs, seeds, true, **more):
+    """How often a claim of ``gain`` is false in a run, and of ``keep``."""
+    difference, errors, of_documents = measured(rng, runs, seeds, true, **more)
+    wide, narrow = reaches(errors, of_documents, seeds, ALPHA / len(true))
+    better, worse, same = difference > wide, difference < -wide, np.abs(difference) + narrow < DELTA
+    kept, lost = difference - narrow > -DELTA, difference + narrow < 0
+    gain = (better & (true <= 0)) | (worse & (true >= 0)) | (same & (np.abs(true) >= DELTA))
+    keep = (kept & (true <= -DELTA)) | (lost & (true >= 0))
+    return gain.any(1).mean(), keep.any(1).mean()
+
+
+def most_false_claims(runs, seeds, pairs, **more):
+    """The largest over effects and spreads; half of the pairs are at 0, half at a margin, or all at one of them."""
+    rng, half = np.random.default_rng(seeds * pairs), np.arange(pairs) % 2
+    trues = [half * DELTA, -half * DELTA, np.zeros(pairs), np.full(pairs, -DELTA)]
+    found = [false_claims(rng, runs, seeds, true, spread=spread, **more) for true, spread in product(trues, SPREADS)]
+    return np.max(found, axis=0)
+
+
+def allowed(runs, level=ALPHA):
+    return level + 3 * math.sqrt(level * (1 - level) / runs)
+
+
+def test_the_simulation_decides_as_the_outcomes_are_decided():
+    rng = np.random.default_rng(0)
+    difference, errors, of_documents = measured(
+        rng, 100, 3, np.array([0.0, DELTA, -DELTA, 0.5]), kind="normal", unequal=True, spread=0.2
+    )
+    wide, narrow = reaches(errors, of_documents, 3, 0.05)
+    for d, far, near in zip(difference.flat, wide.flat, narrow.flat, strict=True):
+        gain, keep = (
+            decide_gain((d - far, d + far), (d - near, d + near), DELTA),
+            decide_keep((d - near, d + near), DELTA),
+        )
+        assert gain.startswith("better") == (d > far)
+        assert gain.startswith("worse") == (d < -far)
+        assert (gain == "equivalent" or "margin" in gain) == (abs(d) + near < DELTA)
+        assert (keep == "kept" or "margin" in keep) == (d - near > -DELTA)
+        assert keep.startswith("lost") == (d + near < 0)
+
+
+@pytest.mark.parametrize(("kind", "unequal"), [("normal", False), ("normal", True), ("skewed", False), ("heavy", True)])
+@pytest.mark.parametrize(("seeds", "pairs"), [(3, 4), (5, 8)])
+def test_a_claim_is_false_in_at_most_5_percent(seeds, pairs, kind, unequal):
+    runs = 1500
+    assert max(most_false_claims(runs, seeds, pairs, kind=kind, unequal=unequal)) < allowed(runs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["normal", "skewed", "heavy"])
+@pytest.mark.parametrize("unequal", [False, True])
+@pytest.mark.parametrize("seeds", [3, 5, 8])
+@pytest.mark.parametrize("pairs", [4, 8, 20])
+def test_all_levels_hold(pairs, seeds, unequal, kind):
+    runs = 10_000
+    assert max(most_false_claims(runs, seeds, pairs, kind=kind, unequal=unequal)) < allowed(runs)
+
+
+@pytest.mark.parametrize(("kind", "pairs", "most"), [("normal", 4, 0.05), ("heavy", 4, 0.05), ("skewed", 1, 0.19)])
+def test_against_the_base_the_skew_of_seeds_does_not_cancel(kind, pairs, most):
+    """An exponential effect of seeds, which no other method shares: up to 17 % in place of 5, as the docs say."""
+    runs = 2000
+    found = max(most_false_claims(runs, 3, pairs, kind=kind, unequal=False, against_base=True))
+    assert found < allowed(runs, most)
+    assert (found > 0.1) == (kind == "skewed")
+
+
+@pytest.mark.parametrize("seeds", [3, 8])
+@pytest.mark.parametrize("kind", ["normal", "heavy"])
+def test_intervals_cover(seeds, kind):
+    """The plain ones each with 95 %, the corrected ones all together."""
+    rng, runs, true = np.random.default_rng(seeds), 4000, np.linspace(-1, 1, 6)
+    for spread in SPREADS:
+        found = measured(rng, runs, seeds, true, kind=kind, unequal=True, spread=spread)
+        difference, errors, of_documents = found
+        plain, _ = reaches(errors, of_documents, seeds, ALPHA)
+        corrected, _ = reaches(errors, of_documents, seeds, ALPHA / len(true))
+        covered = (np.abs(difference - true) <= plain).mean(0)
+        assert covered.min() > 1 - allowed(runs)
+        assert (np.abs(difference - true) <= corrected).all(1).mean() > 1 - allowed(runs)
