@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hfpatch.evaluation.comparison import Runs, compare
+from hfpatch.evaluation.exchange import frontier_of
 from hfpatch.evaluation.retention import compare_points, kept_of
 from hfpatch.results.folder import load_results
 from hfpatch.results.parts import HELD_OUT
@@ -23,7 +24,7 @@ def compare_again(folder: str | Path) -> ComparisonResults:
     measures that are no mean or ratio of the documents' values, such as BLEU, stay as they are.
 
     Returns:
-        The results with ``comparisons``, ``retention`` and ``kept`` computed again, and the verdicts that follow.
+        The results with ``comparisons``, ``retention``, ``kept`` and ``frontier`` computed again, and their verdicts.
 
     Raises:
         HfpatchError: if the folder has no results or no values.
@@ -38,7 +39,8 @@ def compare_again(folder: str | Path) -> ComparisonResults:
     kept = kept_of(records, methods=results.others, comparisons=comparisons, **given)
     looks = results.looks and [_look_again(results, records, look) for look in results.looks]
     update = {"comparisons": comparisons, "kept": kept, "retention": retention, "looks": looks}
-    return results.model_copy(update=update)
+    results = results.model_copy(update=update)
+    return results.model_copy(update={"frontier": frontier_of(results, records, {}) if comparisons else None})
 
 
 def _differences(

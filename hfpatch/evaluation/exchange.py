@@ -18,6 +18,11 @@ with replacement, the same ones for all methods and seeds. Seeds are drawn in th
 by sqrt(S / (S - 1)), which corrects the bootstrap of a small sample. There is no rate, but a reason, where the
 frontiers reach no common gain, in the data or in more than 5 % of the draws, or where the ends of the interval are
 further apart than the smallest and the largest size of either.
+
+A rate that is not known is censored: where a method with n parameters gains less than the reference with m, it needs
+more than n/m times the reference's for that gain, and where it gains more, fewer. The bounds are the largest such ratio
+of those that are less, and the smallest of those that are more, by paired tests over seeds and documents at the level
+5 % over the number of pairs of sizes.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import scipy  # its parts are imported where they are first used
@@ -35,8 +41,12 @@ from hfpatch.evaluation.clusters import Groups, group_sums
 from hfpatch.evaluation.dependence import Neighbours
 from hfpatch.evaluation.metrics import Aggregation, Array, metric_named
 from hfpatch.evaluation.reading import Reader
-from hfpatch.evaluation.stats import FEWEST_DOCUMENTS, Estimate, Part
-from hfpatch.results.schema import TaskResult
+from hfpatch.evaluation.stats import FEWEST_DOCUMENTS, Estimate, Part, over_documents, over_seeds
+from hfpatch.recipes.budgets import family_of
+from hfpatch.recipes.pairs import is_lora
+from hfpatch.results import frontier as results_of
+from hfpatch.results.decision import ALPHA
+from hfpatch.results.schema import ComparisonResults, TaskResult
 
 RESAMPLES = 999
 _MISSED = 0.05  # of the draws, without a common gain
@@ -70,8 +80,18 @@ class Rate:
     highest: float
 
 
-def exchange_rate(method: Frontier, reference: Frontier, weights: Array, groups: Groups | None = None) -> Rate | str:
-    """Return the exchange rate of a method over a reference, or why there is none.
+class Unknown(NamedTuple):
+    """Why there is no exchange rate, and what it is more and less than, if anything."""
+
+    why: str
+    more_than: float | None = None
+    less_than: float | None = None
+
+
+def exchange_rate(
+    method: Frontier, reference: Frontier, weights: Array, groups: Groups | None = None
+) -> Rate | Unknown:
+    """Return the exchange rate of a method over a reference, or why there is none and its bounds.
 
     Args:
         method: with the seeds and documents of the reference, in the same order.
@@ -80,12 +100,16 @@ def exchange_rate(method: Frontier, reference: Frontier, weights: Array, groups:
         groups: of the documents, if they come in groups.
     """
     both = np.concatenate([method.gains, reference.gains])
+
+    def unknown(why: str) -> Unknown:
+        return Unknown(why, *bounds(method, reference, weights, groups))
+
     if groups is not None:
         both = np.stack([[group_sums(one, groups) for one in seeds] for seeds in both])
         weights = group_sums(weights, groups)
     (seeds, documents), sizes = both.shape[1:], len(method.parameters)
     if documents < FEWEST_DOCUMENTS:
-        return "too few documents"
+        return Unknown("too few documents")
     logs = np.log(method.parameters), np.log(reference.parameters)
 
     def rates(gains: Array) -> tuple[Array, Array, Array]:
@@ -102,7 +126,7 @@ def exchange_rate(method: Frontier, reference: Frontier, weights: Array, groups:
     by_seed = both.sum(axis=2).T / weights.sum()
     value, lowest, highest = (float(each[0]) for each in rates(by_seed.mean(axis=0)[None]))
     if math.isnan(value):
-        return "they reach no common gain"
+        return unknown("they reach no common gain")
     drawn = np.random.default_rng(0).multinomial(documents, np.full(documents, 1 / documents), size=RESAMPLES)
     over_documents = rates(drawn @ both.mean(axis=1).T / (drawn @ weights)[:, None])[0]
     draws = [(over_documents, documents, 1.0)]
@@ -114,7 +138,7 @@ def exchange_rate(method: Frontier, reference: Frontier, weights: Array, groups:
         over_seeds = rates(by_seed[chosen].mean(axis=1))[0]
         draws.append((over_seeds, seeds, math.sqrt(seeds / (seeds - 1))))
     if any(np.isnan(each).mean() > _MISSED for each, _, _ in draws):
-        return "whether they reach a common gain is not certain"
+        return unknown("whether they reach a common gain is not certain")
     parts = []
     for each, count, correction in draws:
         reached = each[~np.isnan(each)]
@@ -122,8 +146,26 @@ def exchange_rate(method: Frontier, reference: Frontier, weights: Array, groups:
         parts.append(Part(error * correction, count - 1))
     low, high = Estimate(value, tuple(parts)).interval
     if high - low > max(each[-1] - each[0] for each in logs):
-        return "the interval is wider than the sizes are apart"
+        return unknown("the interval is wider than the sizes are apart")
     return Rate(math.exp(value), math.exp(low), math.exp(high), lowest, highest)
+
+
+def bounds(
+    method: Frontier, reference: Frontier, weights: Array, groups: Groups | None
+) -> tuple[float | None, float | None]:
+    """Return what the exchange rate is more, and less, than."""
+    level = ALPHA / (len(method.parameters) * len(reference.parameters))
+    more, less = list[float](), list[float]()
+    for size, ours in zip(method.parameters, method.gains, strict=True):
+        for other, theirs in zip(reference.parameters, reference.gains, strict=True):
+            difference = (ours - theirs).mean(axis=0)
+            scores = (each.sum(axis=1) / weights.sum() for each in (ours, theirs))
+            seeds = over_seeds(*scores, paired=True)
+            parts = (over_documents(difference, weights, groups=groups), *([seeds] if seeds else []))
+            estimate = Estimate(float(difference.sum() / weights.sum()), parts)
+            if abs(estimate.difference) > estimate.reach(level):
+                (more if estimate.difference < 0 else less).append(float(size / other))
+    return max(more, default=None), min(less, default=None)
 
 
 def exchange_rates(
@@ -135,7 +177,7 @@ def exchange_rates(
     result: TaskResult,
     aggregation: Aggregation | None = None,
     dependent: Neighbours | None = None,
-) -> dict[str, Rate | str]:
+) -> dict[str, Rate | Unknown]:
     """Return the exchange rate of each method over a reference, or why there is none, from the runs' records.
 
     It uses the seeds with which every size of the method and of the reference was trained.
@@ -151,8 +193,8 @@ def exchange_rates(
     """
     metric = metric_named(result.primary, higher_is_better=result.higher_is_better, aggregation=aggregation)
     if metric.aggregate is not None:
-        return {name: f"{result.primary} is no mean of documents" for name in methods if name != reference}
-    reader, found = Reader(), dict[str, Rate | str]()
+        return {name: Unknown(f"{result.primary} is no mean of documents") for name in methods if name != reference}
+    reader, found = Reader(), dict[str, Rate | Unknown]()
     (base,) = records[baseline].values()
     for name in [name for name in methods if name != reference]:
         sizes = [
@@ -161,7 +203,7 @@ def exchange_rates(
         known = [set(records[one]) for side in sizes for _, one in side] if all(sizes) else [set()]
         seeds = sorted(set.intersection(*known))
         if not seeds or any(len(dict(side)) < len(side) for side in sizes):
-            found[name] = "two of its budgets are one size" if seeds else "the two share no seed"
+            found[name] = Unknown("two of its budgets are one size" if seeds else "the two share no seed")
             continue
         runs = [[[records[one][seed] for seed in seeds] for _, one in side] for side in sizes]
         read = reader.read_runs(result, metric, [base, *(path for side in runs for one in side for path in one)])
@@ -175,13 +217,61 @@ def exchange_rates(
             for side, paths in zip(sizes, runs, strict=True)
         )
         if not (np.isfinite(ours.gains).all() and np.isfinite(theirs.gains).all()):
-            found[name] = "not all values are finite"
+            found[name] = Unknown("not all values are finite")
             continue
         weights, groups = terms[base][1], reader.read_groups(base, result)
         if dependent is not None:
             groups = dependent.runs(len(weights), groups)
         found[name] = exchange_rate(ours, theirs, weights, groups)
     return found
+
+
+def frontier_of(
+    results: ComparisonResults,
+    records: Mapping[str, Mapping[int, Path]],
+    aggregations: Mapping[str, Mapping[str, Aggregation]],
+) -> results_of.Frontier | None:
+    """Return the frontier of complete results, by the measure that decides the first task; None without budgets.
+
+    The reference is the LoRA called ``lora``, or the first one, that has several budgets.
+    """
+    families: dict[str, dict[str, int]] = {}
+    for name in results.others:
+        families.setdefault(family_of(name), {})[name] = results.methods[name].trainable
+    task = results.first_task
+    if task is None or all(name in own for name, own in families.items()):
+        return None
+    loras = [f for f, own in families.items() if len(own) > 1 and is_lora(results.methods[next(iter(own))].parts)]
+    reference = "lora" if "lora" in loras else next(iter(loras), None)
+    measure, rates = results.deciding[task], dict[str, Rate | Unknown]()
+    if reference is not None and results.baseline is not None:
+        result = results.methods[results.baseline].runs[0].evaluation[task]
+        chosen = result.model_copy(update={"primary": measure.metric, "higher_is_better": measure.higher_is_better})
+        of_task = aggregations.get(task, {})
+        units = next((one.clusters for one in results.comparisons if one.task == task), None)
+        in_runs = None if units is None or units.run is None else Neighbours(units.run, units.p or 0.0)
+        rates = exchange_rates(
+            records,
+            families,
+            reference,
+            baseline=results.baseline,
+            result=chosen,
+            aggregation=of_task.get(measure.metric),
+            dependent=in_runs,
+        )
+    lines = []
+    for name, own in families.items():
+        rate, exchange = rates.get(name), None
+        if isinstance(rate, Unknown):
+            exchange = results_of.Exchange(**rate._asdict())
+        elif rate is not None:
+            exchange = results_of.Exchange(
+                rate=rate.value, low=rate.low, high=rate.high, lowest=rate.lowest, highest=rate.highest
+            )
+        lines.append(
+            results_of.FrontierLine(method=name, points=sorted(own, key=lambda each: own[each]), exchange=exchange)
+        )
+    return results_of.Frontier(task=task, metric=measure.metric, reference=reference, lines=lines)
 
 
 def monotone(gains: Array) -> Array:

@@ -29,7 +29,10 @@ class Exchange(Part):
         low, high: ends of its 95 % interval.
         lowest, highest: the range of the gains that it is the mean over, in the metric's unit.
         why: why it cannot be told.
+        more_than, less_than: bounds of a rate that cannot be told; None without one.
     """
+
+    written_if_set = frozenset({"more_than", "less_than"})
 
     rate: Measured = None
     low: Measured = None
@@ -37,6 +40,15 @@ class Exchange(Part):
     lowest: Measured = None
     highest: Measured = None
     why: str = ""
+    more_than: Measured = None
+    less_than: Measured = None
+
+    @property
+    def bounds(self) -> str:
+        """The bounds of a rate that cannot be told, in words: ``more than 46``; "" without any."""
+        more = "" if self.more_than is None else f"more than {times_text(self.more_than)}"
+        less = "" if self.less_than is None else f"less than {times_text(self.less_than)}"
+        return " and ".join(filter(None, [more, less]))
 
 
 class FrontierLine(Part):
@@ -98,7 +110,9 @@ def sentence(results: ComparisonResults, line: FrontierLine) -> str:
         said.append(f"reaches {name}'s gain with {times_text(exchange.rate)} times its parameters [{low}, {high}]")
     if verdicts := against_reference(results, line):
         said.append(_where(results, name, verdicts))
-    if exchange is not None and exchange.rate is None:
+    if exchange is not None and exchange.rate is None and exchange.bounds:
+        said.append(f"needs {exchange.bounds} times {name}'s parameters for equal gain ({exchange.why})")
+    elif exchange is not None and exchange.rate is None:
         said.append(f"its exchange rate cannot be told ({exchange.why})")
     return "; ".join(said) or f"is not compared with {name}"
 

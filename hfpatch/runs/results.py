@@ -9,18 +9,14 @@ from typing import Any
 from hfpatch.errors import listed
 from hfpatch.evaluation import Comparison, all_aggregations, check_known_scores, unknown_base
 from hfpatch.evaluation import compare as compare_records
-from hfpatch.evaluation.dependence import Neighbours
-from hfpatch.evaluation.exchange import Rate, exchange_rates
-from hfpatch.evaluation.metrics import Aggregation
+from hfpatch.evaluation.exchange import frontier_of
 from hfpatch.evaluation.reading import Reader
 from hfpatch.evaluation.retention import kept_of
 from hfpatch.evaluation.selection import select
-from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pairs import Question, by_question, is_lora, references
 from hfpatch.recipes.questions import margins_of
 from hfpatch.results.cautions import comparison_cautions
-from hfpatch.results.frontier import Exchange, Frontier, FrontierLine
 from hfpatch.results.identity import facts_of_base
 from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.records import write_published
@@ -141,7 +137,7 @@ def collect(
         warnings += comparison_cautions(recipe, results)
     found: dict[str, Any] = {"warnings": warnings, "left_out": setup.left_out or None}
     if results.comparisons:
-        found["frontier"] = _frontier(results, records, aggregations)
+        found["frontier"] = frontier_of(results, records, aggregations)
     return results.model_copy(update=found)
 
 
@@ -235,50 +231,6 @@ def _compared(recipe: Recipe, methods: Mapping[str, Method]) -> dict[str, list[s
     scored = {name for name, each in methods.items() if len(each.diverged) < len(each.runs)}
     found = {name: [other for other in others if other in scored] for name, others in references(recipe).items()}
     return {name: others for name, others in found.items() if name in scored}
-
-
-def _frontier(
-    results: ComparisonResults,
-    records: Mapping[str, Mapping[int, Path]],
-    aggregations: Mapping[str, Mapping[str, Aggregation]],
-) -> Frontier | None:
-    """Return the frontier of complete results, by the measure that decides the first task; None without budgets.
-
-    The reference is the LoRA called ``lora``, or the first one, that has several budgets.
-    """
-    families: dict[str, dict[str, int]] = {}
-    for name in results.others:
-        families.setdefault(family_of(name), {})[name] = results.methods[name].trainable
-    task = results.first_task
-    if task is None or all(name in own for name, own in families.items()):
-        return None
-    loras = [f for f, own in families.items() if len(own) > 1 and is_lora(results.methods[next(iter(own))].parts)]
-    reference = "lora" if "lora" in loras else next(iter(loras), None)
-    measure, rates = results.deciding[task], dict[str, Rate | str]()
-    if reference is not None and results.baseline is not None:
-        result = results.methods[results.baseline].runs[0].evaluation[task]
-        chosen = result.model_copy(update={"primary": measure.metric, "higher_is_better": measure.higher_is_better})
-        of_task = aggregations.get(task, {})
-        units = next((one.clusters for one in results.comparisons if one.task == task), None)
-        in_runs = None if units is None or units.run is None else Neighbours(units.run, units.p or 0.0)
-        rates = exchange_rates(
-            records,
-            families,
-            reference,
-            baseline=results.baseline,
-            result=chosen,
-            aggregation=of_task.get(measure.metric),
-            dependent=in_runs,
-        )
-    lines = []
-    for name, own in families.items():
-        rate, exchange = rates.get(name), None
-        if isinstance(rate, str):
-            exchange = Exchange(why=rate)
-        elif rate is not None:
-            exchange = Exchange(rate=rate.value, low=rate.low, high=rate.high, lowest=rate.lowest, highest=rate.highest)
-        lines.append(FrontierLine(method=name, points=sorted(own, key=lambda each: own[each]), exchange=exchange))
-    return Frontier(task=task, metric=measure.metric, reference=reference, lines=lines)
 
 
 def compares_what_it_should(recipe: Recipe, results: ComparisonResults) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from hfpatch.evaluation.exchange import Frontier, Rate, exchange_rate, frontier, monotone
+from hfpatch.evaluation.exchange import Frontier, Rate, Unknown, bounds, exchange_rate, frontier, monotone
 
 SIZES = np.array([3e3, 12e3, 48e3, 192e3])
 SLOPE = 0.05
@@ -95,12 +95,14 @@ def test_the_error_over_documents(grouped):
 
 def test_without_a_rate_there_is_a_reason():
     low, high, ones = exact(along(SIZES)), exact(along(SIZES) + 1), np.ones(25)
-    assert exchange_rate(Frontier(SIZES, low), Frontier(SIZES, high), ones) == "they reach no common gain"
+    most = SIZES[-1] / SIZES[0]  # even at its largest size the one gains less than the other at its smallest
+    assert exchange_rate(Frontier(SIZES, low), Frontier(SIZES, high), ones) == ("they reach no common gain", most, None)
+    assert exchange_rate(Frontier(SIZES, high), Frontier(SIZES, low), ones).less_than == 1 / most
     few = Frontier(SIZES, low[..., :10])
-    assert exchange_rate(few, few, ones[:10]) == "too few documents"
+    assert exchange_rate(few, few, ones[:10]) == ("too few documents", None, None)
     wild = low + np.random.default_rng(0).normal(0, 20, size=low.shape)
     found = exchange_rate(Frontier(SIZES, wild), Frontier(SIZES, low), ones)
-    assert isinstance(found, str)
+    assert (type(found), found.more_than, found.less_than) == (Unknown, None, None)
 
 
 def saturating(sizes):
@@ -131,6 +133,19 @@ def test_intervals_cover_the_truth(times, seeds):
     assert all(isinstance(each, Rate) for each in found)
     assert sum(each.low <= exact_rate.value <= each.high for each in found) >= 0.92 * len(found)
     assert np.median([each.value for each in found]) == pytest.approx(exact_rate.value, rel=0.05)
+
+
+@pytest.mark.parametrize("times", [0.2, 5.0])
+def test_bounds_of_rates_that_are_not_known_hold(times):
+    """A method that is worse, or better, by a factor at each size: both bounds are on the right side of it."""
+    rng, weights, wrong, found = np.random.default_rng(2), np.ones(200), 0, 0
+    for _ in range(150):
+        ours, theirs = (Frontier(SIZES, simulated(along(SIZES, each), rng, 3, of_seeds=0.01)) for each in (times, 1.0))
+        more, less = bounds(ours, theirs, weights, None)
+        found += more is not None or less is not None
+        wrong += (more is not None and more > times) or (less is not None and less < times)
+    assert found > 30
+    assert wrong / 150 < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 150)
 
 
 @pytest.mark.slow

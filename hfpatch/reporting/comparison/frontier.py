@@ -39,14 +39,40 @@ def frontier_blocks(results: ComparisonResults, svg: str | None, data: Compariso
         return
     if svg is not None and data.frontier is not None:
         # the figure's data: a row for each point, in the figure's unit, and its method's exchange rate
-        headings = ("method", "point", "parameters", "gain", "low", "high", "rate", "rate_low", "rate_high", "why")
+        headings = (
+            "method",
+            "point",
+            "parameters",
+            "gain",
+            "low",
+            "high",
+            "rate",
+            "rate_low",
+            "rate_high",
+            "why",
+            "more_than",
+            "less_than",
+        )
         rows = []
         for line in data.frontier.lines:
             rate = line.exchange or Exchange()
             for point in line.points:
                 gain, size = _gain(data, data.frontier, point), data.methods[point].trainable
                 known = (None,) * 3 if gain is None else (gain.difference, gain.low, gain.high)
-                rows.append((line.method, point, size, *known, rate.rate, rate.low, rate.high, rate.why))
+                rows.append(
+                    (
+                        line.method,
+                        point,
+                        size,
+                        *known,
+                        rate.rate,
+                        rate.low,
+                        rate.high,
+                        rate.why,
+                        rate.more_than,
+                        rate.less_than,
+                    )
+                )
         yield doc.Figure("frontier", "Gain against parameters", _CAPTION, svg, csv_text(headings, rows))
     others = [line for line in frontier.lines if line.method != frontier.reference]
     against = {line.method: against_reference(results, line) for line in frontier.lines}
@@ -73,7 +99,7 @@ def frontier_blocks(results: ComparisonResults, svg: str | None, data: Compariso
         if line.method == frontier.reference:
             cells.append("1")
         elif equal is None or equal.rate is None:
-            cells.append(NOTHING if equal is None else "cannot be told")
+            cells.append(NOTHING if equal is None else equal.bounds or "cannot be told")
         else:
             cells.append(f"{times_text(equal.rate)} [{times_text(equal.low)}, {times_text(equal.high)}]")
         table.append(doc.Row(tuple(cells)))

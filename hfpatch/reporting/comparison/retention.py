@@ -105,8 +105,9 @@ def answers_table(results: ComparisonResults) -> Table:
         rows.append(Row((method, *cells)))
     columns = Column("method"), *(Column(task, (counts,), number=True) for task, counts in tasks.items())
     caption = (
-        "The share of the base's right answers that a method keeps; below, of its wrong ones that it wins. Plain 95 % "
-        "intervals, none where documents come in groups."
+        "The share of the base's right answers that a method keeps; below, of its wrong ones that it wins. Each share "
+        "is described alone, and shares are not compared: plain 95 % intervals over seeds and documents, with one "
+        "document right and one wrong added; none where documents come in groups."
     )
     return Table("answers", "Right answers kept and won", columns, tuple(rows), caption)
 
