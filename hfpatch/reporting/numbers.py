@@ -107,6 +107,7 @@ def outcome_text(verdict: Verdict) -> str:
     if verdict.margin is not None:
         said = said.replace("less than the margin", f"less than {verdict.margin:g}")
         said += f" within {verdict.margin:g}" if verdict.tone == "same" else ""
+    said += " at the rates tried" if verdict.at_rates_tried else ""
     needs = [f"{verdict.seeds_needed} seeds"] if verdict.seeds_needed is not None else []
     if verdict.documents_needed is not None:
         needs.append(f"{verdict.documents_needed:,} {'documents' if verdict.clusters is None else 'groups'}")

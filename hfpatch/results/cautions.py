@@ -14,7 +14,7 @@ from hfpatch.errors import listed
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pairs import SAME_SIZE, controls_of, references
 from hfpatch.recipes.training import group_of
-from hfpatch.results.comparison import MATCHED
+from hfpatch.results.comparison import MATCHED, Tuning
 from hfpatch.results.identity import computed_differently
 from hfpatch.results.low_noise import is_share
 from hfpatch.results.parts import HELD_OUT
@@ -289,7 +289,7 @@ def rates_sentence(results: ComparisonResults) -> str:
         if any(choice.at is not None for choice in tuning.chosen.values()):
             middle = "; the rate of a method's middle budget serves all its budgets, which may favour that one"
         tried = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
-        return f"Each method{but} at its best of {tried} rates{more}{middle}."
+        return f"Each method{but} at its best of {tried} rates{more}{middle}{_rate_errors(tuning)}."
     if not results.training or not results.others:
         return ""
 
@@ -318,3 +318,17 @@ def rates_sentence(results: ComparisonResults) -> str:
     clauses = [f"{listed(names)} at {rate}" for rate, names in first]
     clauses.append(f"{f'the other {len(rest)}' if len(rest) > 1 else rest[0]} at {last}")
     return f"No rate was tuned: {listed(clauses)}, which may favour some."
+
+
+def _rate_errors(tuning: Tuning) -> str:
+    """Return what the choice of the rates may be worth, to follow the sentence about them."""
+    errors = {name: error for name in tuning.chosen if (error := tuning.rate_error(name)) is not None}
+    known = {name: error for name, error in errors.items() if math.isfinite(error)}
+    said = []
+    if known:
+        most = max(known, key=lambda name: known[name])
+        worst = f", of {most} the most" if len(known) > 1 else ""
+        said.append(f"the choice may be worth up to {known[most]:.2g} nats per token{worst}")
+    if edges := [name for name in errors if name not in known]:
+        said.append(f"for {listed(edges)} it is not bounded")
+    return f": {'; '.join(said)}" if said else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from statistics import fmean
@@ -12,6 +13,7 @@ from pydantic import Field, computed_field
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.pairs import Question, by_question, is_lora
+from hfpatch.results.decision import rate_error
 from hfpatch.results.frontier import Frontier
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import (
@@ -39,6 +41,7 @@ from hfpatch.results.verdicts import (
     deciding,
     judge,
     judge_primary,
+    with_rates,
 )
 
 AnyPart = TypeVar("AnyPart", bound=Part)
@@ -278,7 +281,10 @@ class Tuning(Part):
         text: the text whose loss decides: documents, tokens, hash.
         trials: every trial that is complete.
         chosen: the values of each method's final runs.
+        base_loss: the untrained base's loss on the text, nats per token; None where it was not measured.
     """
+
+    written_if_set = frozenset({"base_loss"})
 
     seed: int
     steps: int
@@ -287,6 +293,23 @@ class Tuning(Part):
     text: Values = Field(default_factory=dict)
     trials: list[Trial] = Field(default_factory=list)
     chosen: dict[str, Choice] = Field(default_factory=dict)
+    base_loss: Measured = None
+
+    def rate_error(self, method: str) -> float | None:
+        """Return what the choice of a method's rate may be worth, in nats per token; None where it was not tuned.
+
+        It is that of :func:`hfpatch.results.decision.rate_error` over the trials that differ in the rate alone.
+        """
+        choice = self.chosen.get(method)
+        if choice is None or not choice.is_tuned:
+            return None
+        best, losses = choice.values["lr"], dict[float, float]()
+        for trial in self.of(choice.at or method):
+            if trial.rate is not None and {**trial.values, "lr": best} == choice.values:
+                losses[trial.rate] = math.inf if trial.loss is None else trial.loss
+        if best not in losses:
+            return None
+        return rate_error(losses, best, math.inf if self.base_loss is None else self.base_loss)
 
     def of(self, method: str) -> list[Trial]:
         """Return the trials of a method."""
@@ -389,7 +412,9 @@ class ComparisonResults(Tabular):
         primary = {(each.method, each.other, each.task) for each in found}
         found += judge(self.comparisons, secondary, self.deciding, self._why_not, without=primary)
         of_base = list(dict.fromkeys((each.method, each.reference) for each in changes))
-        return found + judge(changes, {"retention": of_base}, texts, without=primary)
+        found += judge(changes, {"retention": of_base}, texts, without=primary)
+        errors = {name: self.tuning.rate_error(name) for name in self.methods} if self.tuning is not None else {}
+        return [with_rates(each, errors) for each in found]
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
         """Return a copy, without the cached comparisons of the original."""

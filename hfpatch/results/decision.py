@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -93,6 +93,27 @@ def decide_keep(margin_test: tuple[float, float], margin: float) -> Decided:
     if margin_test[1] < 0:
         return "lost by less than the margin" if kept else "lost"
     return "kept" if kept else "undecided"
+
+
+def rate_error(losses: Mapping[float, float], best: float, cap: float = math.inf) -> float:
+    """Return what the choice of a learning rate may be worth: a quarter of the larger excess loss of its neighbours.
+
+    With rates a factor of 3 apart a better rate lies between two that were tried. In 95 % of 82 subgrids of committed
+    trials with a factor of 9, the rates left out gained at most this much.
+
+    Args:
+        losses: by rate, nats per token on tuning's text; infinite where the trial diverged.
+        best: the chosen rate.
+        cap: the untrained base's loss, above which a loss says nothing of how curved the losses are.
+
+    Returns:
+        The error in nats per token; infinite where the best rate is at an edge, so that nothing bounds it.
+    """
+    rates = sorted(losses)
+    place = rates.index(best)
+    if place in (0, len(rates) - 1):
+        return math.inf
+    return (max(min(losses[rates[each]], cap) for each in (place - 1, place + 1)) - losses[best]) / 4
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ With **looks** the seeds grow until pairs are decided. Look k tests at the level
 (a union bound over looks); a pair has the outcome, the difference and the interval of the look that decided it, else
 those of the last one.
 
+**Learning rates.** Where each method was tuned, a sign in nats per token that another rate might turn holds *at the
+rates tried*, and two methods whose rates may be worth half the margin are not equivalent (`with_rates`).
+
 A pair with fewer than two paired seeds is undecided. A method with a diverged seed can be neither better nor equivalent
 nor kept, as what is left is the better part of it.
 
@@ -54,7 +57,7 @@ from pydantic import Field
 from hfpatch.recipes.pairs import Question
 from hfpatch.results.decision import ALPHA, POWER, Decided, Design, decide_gain, decide_keep, reach
 from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE, is_share
-from hfpatch.results.parts import Clusters, Comparison, High, Low, Number, Part
+from hfpatch.results.parts import NATS_PER_TOKEN, Clusters, Comparison, High, Low, Number, Part
 
 Outcome = Literal[Decided, "not decided", "not tested"]
 Role = Literal["primary", "secondary"]
@@ -151,10 +154,12 @@ class Verdict(Part):
         looks: whether it was decided, or is still undecided, at a look at growing seeds: the plain interval is not
             corrected for these.
         changed: what is said of a question that was changed when results existed already.
+        at_rates_tried: whether another learning rate may turn the sign, see `with_rates`; else None.
     """
 
     written_if_set = frozenset(
-        {"clusters", "level", "margin", "detectable", "margin_detectable", "seeds_needed", "documents_needed", "looks"}
+        {"clusters", "level", "margin", "detectable", "margin_detectable", "seeds_needed", "documents_needed"}
+        | {"looks", "at_rates_tried"}
     )
 
     role: Role = "secondary"
@@ -186,6 +191,7 @@ class Verdict(Part):
     documents_needed: int | None = None
     looks: bool | None = None
     changed: str = ""
+    at_rates_tried: bool | None = None
 
     @property
     def is_found(self) -> bool:
@@ -346,6 +352,32 @@ def _of_measure(one: Comparison, value: float) -> float | None:
     """Return a value in units of the errors in those of the metric; None where it is not possible or not finite."""
     value *= _unit(one)
     return value if math.isfinite(value) and not (is_share(one.metric) and value > 1) else None
+
+
+def with_rates(verdict: Verdict, errors: Mapping[str, float | None]) -> Verdict:
+    """Return a verdict with what the choice of the learning rates leaves open, where its measure is nats per token.
+
+    A sign holds *at the rates tried* where the difference is smaller than what the choice of its loser's rate may be
+    worth. Two methods are equivalent only where that is below half the margin for both.
+
+    Args:
+        verdict: the verdict.
+        errors: by method what the choice of its rate may be worth, nats per token: infinite where its best rate is at
+            an edge, None where it was not tuned.
+    """
+    if verdict.metric != NATS_PER_TOKEN:
+        return verdict
+    loser = errors.get(verdict.method if verdict.tone == "worse" else verdict.other)
+    if verdict.is_found and loser is not None and abs(verdict.difference) < loser:
+        verdict = verdict.model_copy(update={"at_rates_tried": True})
+    wide = [
+        f"{name}'s is not bounded" if math.isinf(error) else f"{name}'s may be worth {error:.2g}"
+        for name in (verdict.method, verdict.other)
+        if (error := errors.get(name)) is not None and error >= (verdict.margin or 0.0) / 2
+    ]
+    if verdict.outcome != "equivalent" or not wide:
+        return verdict
+    return verdict.model_copy(update={"outcome": "undecided", "why": f"the choice of the rates: {', '.join(wide)}"})
 
 
 def interval_at(one: Comparison, level: float) -> tuple[float, float]:

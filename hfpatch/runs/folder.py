@@ -44,6 +44,7 @@ class RunPaths:
         evaluations: a file of records for each task.
         answers: the model's answers so far, for an evaluation that is interrupted or gets more documents.
         retention: the scores on the texts of ``retention``.
+        tuning_loss: the base's loss on the text of tuning.
         result: the whole run's outcome; written last, so that it marks the run as complete.
     """
 
@@ -56,6 +57,7 @@ class RunPaths:
         self.evaluations = root / "evaluations"
         self.answers = self.evaluations / ".answers"
         self.retention = root / "retention.json"
+        self.tuning_loss = root / "tuning_loss.json"
         self.result = root / "result.json"
 
     def rewound(self, scale: float) -> Path:

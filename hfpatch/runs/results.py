@@ -77,6 +77,9 @@ def collect(
     tuning = None
     if setup.tuning_text is not None:
         tuning = collect_tuning(setup.tuning, recipe, setup.tuning_text, setup.plans[recipe.tuning_seed])
+        for file in [RunPaths(run.folder).tuning_loss for run in runs if run.variant == baseline]:
+            if file.is_file():  # an older version's has none
+                tuning = tuning.model_copy(update={"base_loss": read_json(file)["loss"]})
     scores = next((r.evaluation for each in methods.values() for r in each.runs.values() if r.evaluation), {})
 
     # What pairs of methods show, once every run is there

@@ -237,6 +237,10 @@ class ComparisonSession(Session):
         scores: dict[str, Any] = {}
         with setup.patched(run, paths.patch) as model:
             model.eval()
+            if run.variant == recipe.baseline and setup.tuning_text is not None:  # which bounds the losses of trials
+                losses = by_document(document_losses, model, setup, setup.tuning_text, ranks)
+                if ranks.is_first:
+                    write_json(paths.tuning_loss, {"loss": float(losses[:, 0].sum() / losses[:, 1].sum())})
             if setup.held_out is not None:
                 progress.evaluating(run.name, HELD_OUT)
                 losses = by_document(document_losses, model, setup, setup.held_out, ranks)

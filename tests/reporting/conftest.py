@@ -131,7 +131,14 @@ def tuned_example():
     }
     raw = example()
     raw["tuning"] = {
-        **{"seed": 1000, "steps": 40, "learning_rates": [1e-3, 1e-2, 1e-1], "added": [1e-1], "trials": trials},
+        **{
+            "seed": 1000,
+            "steps": 40,
+            "learning_rates": [1e-3, 1e-2, 1e-1],
+            "added": [1e-1],
+            "trials": trials,
+            "base_loss": 1.6,
+        },
         **{"chosen": chosen, "text": {"documents": 200, "tokens": 12_345}},
     }
     del raw["training"]["lr"]

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from hfpatch.evaluation.stats import Estimate, Part
-from hfpatch.results.decision import Design, decide_gain, decide_keep
+from hfpatch.results.decision import Design, decide_gain, decide_keep, rate_error
 from hfpatch.results.parts import Comparison
 from hfpatch.results.verdicts import Look, Measure, PrimaryQuestion, judge_primary, look_parts
 
@@ -124,3 +124,17 @@ def test_looks_agree_with_the_decisions_of_the_simulation():
         asked = PrimaryQuestion(question="gain", pairs=[("a", "b")], on=["text"])
         (found,) = judge_primary(asked, made, {"text": Measure("score", True)}, {"text": DELTA})
         assert (found.outcome, found.seeds) == expected
+
+
+@pytest.mark.parametrize(
+    ("losses", "best", "cap", "error"),
+    [
+        ({1e-3: 3.4, 3e-3: 3.0, 1e-2: 3.1}, 3e-3, 4.0, 0.1),
+        ({1e-3: 9.0, 3e-3: 3.0, 1e-2: 3.1}, 3e-3, 4.0, 0.25),  # the base's loss is 4
+        ({1e-3: 3.1, 3e-3: 3.0, 1e-2: math.inf, 3e-2: math.inf}, 3e-3, 4.0, 0.25),
+        ({1e-3: 3.1, 3e-3: 3.0, 1e-2: math.inf}, 3e-3, math.inf, math.inf),
+        ({1e-3: 3.0, 3e-3: 3.1}, 1e-3, 4.0, math.inf),
+    ],
+)
+def test_what_the_choice_of_a_rate_may_be_worth(losses, best, cap, error):
+    assert rate_error(losses, best, cap) == pytest.approx(error)

@@ -14,11 +14,13 @@ from hfpatch.results.verdicts import (
     Look,
     Measure,
     PrimaryQuestion,
+    Verdict,
     deciding,
     interval_at,
     judge,
     judge_primary,
     look_parts,
+    with_rates,
 )
 
 BITS = Measure("bits_per_byte", False)
@@ -240,3 +242,23 @@ def test_a_perplexity_has_the_interval_of_its_logarithm():
     known["p"] = Estimate(ratio, [Part(*each) for each in errors]).p
     made = comparison("a", shifted(ratio), 1.0, 4.0, metric="word_perplexity", **known)
     assert interval_at(made, 0.01) == pytest.approx((shifted(ratio - reach(0.01)), shifted(ratio + reach(0.01))))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "difference", "errors", "expected"),
+    [
+        ("worse", 0.04, {"a": 0.09, "lora": 0.0}, ("worse", True, "")),
+        ("worse", 0.04, {"a": 0.03, "lora": 0.09}, ("worse", None, "")),  # a better rate of the winner changes no sign
+        ("better", -0.04, {"a": 0.0, "lora": math.inf}, ("better", True, "")),
+        ("better", -0.04, {"a": None, "lora": None}, ("better", None, "")),
+        ("equivalent", 0.001, {"a": 0.009, "lora": 0.0}, ("equivalent", None, "")),
+        ("equivalent", 0.001, {"a": 0.011, "lora": math.inf},
+         ("undecided", None, "the choice of the rates: a's may be worth 0.011, lora's is not bounded")),
+    ],
+)  # fmt: skip
+def test_the_choice_of_the_rates_is_said(outcome, difference, errors, expected):
+    known = {"question": "gain", "method": "a", "other": "lora", "task": "held_out_text", "margin": 0.02}
+    known |= {"outcome": outcome, "difference": difference, "metric": "nats_per_token", "higher_is_better": False}
+    found = with_rates(Verdict(**known), errors)
+    assert (found.outcome, found.at_rates_tried, found.why) == expected
+    assert with_rates(Verdict(**{**known, "metric": "acc"}), errors).outcome == outcome

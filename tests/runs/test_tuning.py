@@ -151,6 +151,7 @@ def test_every_method_has_the_same_trials_on_the_same_batches(straight):
         assert max(step["lr"] for step in steps) == pytest.approx(trial["values"]["lr"])
         assert steps[-1]["eval_loss"] == trial["loss"]
     assert set(losses["pre"]) == set(losses["lora"]) == set(tuning["learning_rates"])
+    assert all(best < tuning["base_loss"] for best in (min(losses["pre"].values()), min(losses["lora"].values())))
     plans = {trial["plan"] for trial in tuning["trials"]}
     final = {plan["sha256"] for plan in read_json(straight / "plan.json").values()} - plans
     assert (len(plans), len(final), tuning["seed"]) == (1, 2, 1000)

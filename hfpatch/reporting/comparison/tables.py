@@ -43,7 +43,7 @@ _SCORES = ("method", "seed", "task", "metric", "value", "stderr", "n", "trainabl
 PLAIN = ("difference", "low", "high", "p", "test")
 DECIDED = (
     *("role", "question", "outcome", "margin", "corrected_low", "corrected_high", "p_corrected", "level", "family"),
-    *("detectable", "margin_detectable", "seeds_needed", "documents_needed", "changed"),
+    *("detectable", "margin_detectable", "seeds_needed", "documents_needed", "at_rates_tried", "changed"),
 )
 _OF_PAIR = ("other", *PLAIN, *DECIDED, "why")
 _RESULTS = (*_SCORES, *_OF_PAIR, "groups", "grouped_by")

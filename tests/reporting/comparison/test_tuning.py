@@ -15,6 +15,7 @@ from hfpatch.reporting.theme import report_style
 from hfpatch.results.cautions import rates_sentence
 
 SKIP, LORA = "pre_projection_skip", "lora"
+WORTH = "the choice may be worth up to 0.1 nats per token"  # of the pre-projection; a diverged one has the base's
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def tuned(build):
 
 
 def test_the_first_thing_said_is_how_the_rates_were_chosen(tuned, results, raw, build):
-    assert rates_sentence(tuned) == "Each method at its best of 3 rates."
+    assert rates_sentence(tuned) == f"Each method at its best of 3 rates: {WORTH}; for lora it is not bounded."
     assert rates_sentence(results) == "All methods at one rate (0.001), which may favour some."
     alone = {name: raw["methods"][name] for name in ("baseline", SKIP)}
     text = rates_sentence(build(raw | {"tuning": None, "methods": alone, "comparisons": []}))
@@ -62,7 +63,10 @@ def test_a_method_whose_trials_all_diverged_is_never_called_tuned(build):
             trial |= {"loss": None, "diverged_step": 3}
     raw["tuning"]["chosen"][LORA] = {"values": {"lr": 1e-3}, "loss": None, "trials": 3, "edge": "lowest"}
     some = build(raw)
-    assert re.fullmatch("Each method but lora, .* at its best of 3 rates.", rates_sentence(some))
+    assert re.fullmatch(
+        "Each method but lora, .* at its best of 3 rates: the choice may be worth up to 0.1 nats per token.",
+        rates_sentence(some),
+    )
     assert chosen_facts(some, LORA) == [("Not tuned", "all 3 trials diverged; trained at lr=0.001")]
     text = markdown(document_of(some))
     assert "| lora | 0.001 | – | all diverged | 3 | – |" in text
@@ -78,7 +82,10 @@ def test_a_method_whose_trials_all_diverged_is_never_called_tuned(build):
 def test_what_each_method_was_tried_at_is_counted(build, tuned):
     choices = {name: choice.model_copy(update={"trials": 6}) for name, choice in tuned.tuning.chosen.items()}
     more = tuned.model_copy(update={"tuning": tuned.tuning.model_copy(update={"chosen": choices})})
-    assert rates_sentence(more) == "Each method at its best of 3 rates, 6 trials each."
+    assert (
+        rates_sentence(more)
+        == f"Each method at its best of 3 rates, 6 trials each: {WORTH}; for lora it is not bounded."
+    )
     raw = tuned_example()
     raw["tuning"]["trials"] = raw["tuning"]["trials"][:-1]
     raw["tuning"]["chosen"][LORA]["trials"] = 2
@@ -133,7 +140,7 @@ def test_a_loss_far_above_the_others_does_not_flatten_them(tuned):
 
 
 def test_cards_and_joint_reports_say_it_too(tuned, results):
-    assert "Each method at its best of 3 rates." in run_card(tuned)
+    assert "Each method at its best of 3 rates: the choice may" in run_card(tuned)
     check = next(check for check in merge({"a": tuned, "b": results}).checks if check.what == "Tuning")
     assert check.values == ("40 steps with seed 1000 at each of 0.001, 0.01, 0.1", "none")
     assert check.verdict == "differs"
