@@ -276,6 +276,12 @@ def plan(
         float | None,
         typer.Option(help="A difference to find the documents and seeds for: 0.01 is one point, or 1 % of perplexity."),
     ] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="An earlier comparison: its variances say what the primary questions can decide."
+        ),
+    ] = None,
     seconds: Annotated[
         float,
         typer.Option(
@@ -303,7 +309,7 @@ def plan(
     from hfpatch.runs.progress import Progress
 
     with nullcontext(Progress()) if as_json else choose_progress() as progress:
-        found = forecast(loaded, effect=effect, seconds=seconds, progress=progress)
+        found = forecast(loaded, effect=effect, like=like, seconds=seconds, progress=progress)
     from hfpatch.reporting.forecast import forecast_document
     from hfpatch.reporting.terminal import print_document
 

@@ -15,7 +15,12 @@ _ACTIONS = {
     "retain": "measurements of retention",
     "rewind": "rewound patches",
 }
-_NAMES = ("what", "method", "as fast as", "matched to", "kind", "task")
+_NAMES = ("what", "method", "as fast as", "matched to", "kind", "task", "pair")
+_DECIDES = (
+    "With the variances of an earlier run, in 80 % of cases: the true difference that is found, and the margin within "
+    "which equal methods are found to be equivalent, or to be kept. Needed: what decides equal methods within the "
+    "recipe's margin in the shortest time, and the time of the pair's runs with it."
+)
 _CAPTION = (
     "The true difference from the base that these documents and seeds find in 80 % of cases, for a method that changes "
     "the base much, and for one that changes it little. After Holm: with a correction over all {} comparisons, if no "
@@ -28,8 +33,9 @@ def forecast_document(found: Forecast) -> Document:
     device = found.provenance.get("device", "this machine")
     whole_steps = all(kind.step_share in (None, 1.0) for kind in found.kinds.values())
     bound = "" if whole_steps else " or more, as only parts of steps were run"
+    until = "" if found.first_look_s is None else f"{duration(found.first_look_s)} to the first look, at most "
     headline = (
-        f"{found.name} on {found.model['name']}: about {duration(found.seconds)} on {device}, and about "
+        f"{found.name} on {found.model['name']}: about {until}{duration(found.seconds)} on {device}, and about "
         f"{memory(found.memory_bytes)} of memory{bound}."
     )
     blocks: tuple[Block, ...] = (
@@ -81,6 +87,27 @@ def _tables(found: Forecast) -> Iterator[Table]:
     ]
     caption = "One optimiser step; one evaluation on all tasks; each in proportion to what was run of it. Peak memory."
     yield _table("kinds", "Measured", ("kind", "a step", "memory", "an evaluation", "memory"), rows, caption)
+    # what the primary questions can decide
+    rows = []
+    for asked in found.questions:
+        title = f"{asked.method} against {asked.other}" if asked.question == "gain" else f"{asked.method} keeps"
+        source = "no variance to go by"
+        if asked.like is not None and asked.like != (asked.method, asked.other):
+            source = f"as {asked.like[0]} against {asked.like[1]}"
+        elif asked.like is not None:
+            source = f"{asked.metric}, {count(asked.seeds)} seeds"
+        needed: str | Cell = NOTHING
+        if asked.margin is not None and asked.like is not None:
+            needed = "none within 100 seeds"
+        if asked.seeds_needed is not None and asked.documents_needed is not None:
+            design = f"{count(asked.seeds_needed)} seeds, {count(asked.documents_needed)} documents"
+            needed = Cell((design, duration(asked.seconds or 0.0)))
+        values = asked.difference, asked.smallest_margin, asked.margin
+        shown = [NOTHING if value is None else significant(value, 2) for value in values]
+        rows.append((Cell((f"{title} on {asked.task}", source)), *shown, needed))
+    if rows:
+        headings = ("pair", "smallest difference", "smallest margin", "margin", "needed")
+        yield _table("questions", "What the primary questions can decide", headings, rows, _DECIDES)
     # the smallest detectable differences
     headings = ("task", "base", "smallest (much)", "after Holm", "smallest (little)")
     rows = []

@@ -144,9 +144,17 @@ class Design:
         return replace(self, of_seeds=(error * math.sqrt((freedom + 1) / seeds), seeds - 1))
 
     def with_documents(self, documents: int) -> Design:
-        """Return the same with so many documents, or groups; the error over seeds stays, though documents are in it."""
+        """Return the same with so many documents, or groups.
+
+        The error over seeds has a part of documents, which is not known: with more of them it stays, with fewer it
+        grows as if it were all theirs.
+        """
         error, freedom = self.of_documents
-        return replace(self, of_documents=(error * math.sqrt((freedom + 1) / documents), documents - 1))
+        times = math.sqrt((freedom + 1) / documents)
+        found = replace(self, of_documents=(error * times, documents - 1))
+        if self.of_seeds is None or times <= 1:
+            return found
+        return replace(found, of_seeds=(self.of_seeds[0] * times, self.of_seeds[1]))
 
     def decides(self, name: Name, effect: float, level: float, margin: float = 0.0) -> float:
         """Return the probability that a true difference is decided.

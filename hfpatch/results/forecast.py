@@ -84,6 +84,42 @@ class PlannedTask(Part):
     detectable: dict[str, Detectable] = Field(default_factory=dict)
 
 
+class PlannedQuestion(Part):
+    """What the recipe can decide of a pair of a primary question, from the variances of an earlier run.
+
+    Attributes:
+        question: ``gain`` or ``keep``.
+        method, other: the pair.
+        task: the task or text.
+        metric: the measure that decides it.
+        seeds: of the recipe; with looks at the last one.
+        documents: documents, or groups of them.
+        like: the pair of the earlier run whose variance is taken; None where there is no variance to go by, and all
+            that follows is None.
+        difference: the true difference that is found in 80 % of cases, in the metric's unit.
+        smallest_margin: the margin within which equal methods are found to be equivalent in 80 % of cases.
+        margin: the recipe's margin, if the measure has one.
+        seeds_needed, documents_needed: the cheapest fixed numbers that decide equal methods within the recipe's margin
+            in 80 % of cases; None where no 100 seeds with four times the documents do.
+        seconds: the time of both methods' runs with them.
+    """
+
+    question: str
+    method: str
+    other: str
+    task: str
+    metric: str = ""
+    seeds: int
+    documents: int | None = None
+    like: tuple[str, str] | None = None
+    difference: float | None = None
+    smallest_margin: float | None = None
+    margin: float | None = None
+    seeds_needed: int | None = None
+    documents_needed: int | None = None
+    seconds: float | None = None
+
+
 class Work(Part):
     """All units of one action: how many, their steps, tokens and seconds."""
 
@@ -105,6 +141,8 @@ class Forecast(Part):
         kinds: the measurements by kind; ``base`` is the base itself.
         tasks: the tasks.
         work: by action: ``tune``, ``train``, ``evaluate``, ``retain``, ``rewind``.
+        questions: what the primary questions can decide.
+        first_look_s: with looks, the seconds until the first of them.
         comparisons: tests with the base, over which Holm's correction goes.
         effect: the difference that was asked about.
         assumptions: the assumptions of the estimates.
@@ -119,6 +157,8 @@ class Forecast(Part):
     kinds: dict[str, MeasuredKind]
     tasks: dict[str, PlannedTask]
     work: dict[str, Work]
+    questions: list[PlannedQuestion] = Field(default_factory=list)
+    first_look_s: float | None = None
     comparisons: int
     effect: float | None = None
     assumptions: list[str] = Field(default_factory=list)

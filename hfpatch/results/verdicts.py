@@ -324,7 +324,7 @@ def _decided(
     known |= {"margin_detectable": _of_measure(one, design.smallest_margin(level))}
     if outcome == "undecided" and not why:
         effect = one.difference if known["higher_is_better"] else -one.difference
-        unit = _unit(one)
+        unit = unit_of(one)
         given = (asked.question, effect / unit, level, size / unit)
         units = one.n if one.clusters is None else one.clusters.groups
         known |= {"seeds_needed": design.seeds_for(*given, above=one.seeds)}
@@ -337,7 +337,7 @@ def _turned(ends: tuple[float, float], one: Comparison, higher_is_better: bool) 
     return ends if higher_is_better else (-ends[1], -ends[0])
 
 
-def _unit(one: Comparison) -> float:
+def unit_of(one: Comparison) -> float:
     """Return how many units of the metric one unit of the errors is, which of a perplexity are of its logarithm.
 
     The upper end of its interval is ``unit · (exp(reach) - 1)`` above the difference.
@@ -350,7 +350,7 @@ def _unit(one: Comparison) -> float:
 
 def _of_measure(one: Comparison, value: float) -> float | None:
     """Return a value in units of the errors in those of the metric; None where it is not possible or not finite."""
-    value *= _unit(one)
+    value *= unit_of(one)
     return value if math.isfinite(value) and not (is_share(one.metric) and value > 1) else None
 
 
@@ -471,7 +471,7 @@ def _side(one: Comparison, towards_zero: bool, level: float) -> float:
     errors = _errors(one)
     if one.log_ratio or _errors_give_it(one):
         half = float(reach(errors, level / (one.choices or 1)))
-        reached = _unit(one) * (-math.expm1(-half) if down else math.expm1(half)) if one.log_ratio else half
+        reached = unit_of(one) * (-math.expm1(-half) if down else math.expm1(half)) if one.log_ratio else half
     else:
         reached = side * _stretch(one, errors, level)
     if not towards_zero or size == 0 or (p < level) == (reached < size):

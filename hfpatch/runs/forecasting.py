@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, listed
 from hfpatch.evaluation.power import ASSUMED
 from hfpatch.evaluation.sizing import Spread, TaskRequests, Timed
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.questions import margins_of
 from hfpatch.results.decision import ALPHA, POWER
-from hfpatch.results.forecast import Detectable, Forecast, PlannedMethod, PlannedTask
-from hfpatch.runs.measuring import SECONDS, kind_of, measure
-from hfpatch.runs.plan import plan_comparison
+from hfpatch.results.folder import load_results
+from hfpatch.results.forecast import Detectable, Forecast, PlannedMethod, PlannedQuestion, PlannedTask
+from hfpatch.results.parts import HELD_OUT
+from hfpatch.results.planning import Stored, cheapest, level_of, stored_for
+from hfpatch.results.schema import ComparisonResults
+from hfpatch.results.verdicts import look_parts, margin_for
+from hfpatch.runs.measuring import FORWARD, SECONDS, Measured, kind_of, measure
+from hfpatch.runs.plan import Unit, plan_comparison
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.support.provenance import Clock, provenance
@@ -24,7 +31,12 @@ _LATE_S = 10.0
 
 
 def forecast(
-    recipe: Recipe, *, effect: float | None = None, seconds: float = SECONDS, progress: Progress | None = None
+    recipe: Recipe,
+    *,
+    effect: float | None = None,
+    like: Path | None = None,
+    seconds: float = SECONDS,
+    progress: Progress | None = None,
 ) -> Forecast:
     """Plan a comparison: its runs, their time on this machine, and the differences that it could show.
 
@@ -34,16 +46,20 @@ def forecast(
     Args:
         recipe: the comparison.
         effect: a difference (of accuracies, of the logarithms of perplexities) to find the documents and seeds for.
+        like: the folder of an earlier comparison, whose variances say what the primary questions can decide.
         seconds: about how long to measure, beside loading; a first batch and a block of each kind are always run.
         progress: called at each measurement.
 
     Raises:
-        HfpatchError: if the recipe cannot be run, or the effect is no positive number.
+        HfpatchError: if the recipe cannot be run, the effect is no positive number, or ``like`` is no comparison.
     """
     if effect is not None and not 0 < effect < 1:
         raise HfpatchError(f"--effect {effect:g}: must lie between 0 and 1, such as 0.01 for one point of accuracy")
     if start_processes().num_processes > 1:
         raise HfpatchError("plan runs in one process; start it without a launcher")
+    earlier = None if like is None else load_results(like)
+    if earlier is not None and not isinstance(earlier, ComparisonResults):
+        raise HfpatchError(f"--like {like}: holds no comparison; give the folder of one")
     clock = Clock()
     units = plan_comparison(recipe, Path("runs") / recipe.name).units
     measured = measure(recipe, seconds, progress or Progress(), spread=True)
@@ -70,6 +86,16 @@ def forecast(
             )
         elif spread.sd is None:
             warnings.append(f"{name}: what differences of {spread.metric} it can show is not known: it is no mean.")
+    questions = _questions(measured, units, earlier)
+    if setup.questions and earlier is None:
+        warnings.append(
+            "What the primary questions can decide is not known: there is no variance to go by. --like RUN takes that "
+            "of an earlier comparison of such methods with two seeds or more."
+        )
+    elif unlike := [each for each in questions if each.like is None]:
+        named = listed(list(dict.fromkeys(each.task for each in unlike)))
+        warnings.append(f"{like} has no pair with several seeds on {named}: no variance to go by there.")
+    first = [unit for unit in units if unit.run.seed in recipe.training.first_seeds or unit.run.point]
     return Forecast(
         name=recipe.name,
         model={**setup.base.facts, "dtype": recipe.model.dtype, "parameters": setup.sizes[recipe.baseline].base},
@@ -90,6 +116,8 @@ def forecast(
             for name, each in asked.items()
         },
         work=measured.work(units),
+        questions=questions,
+        first_look_s=sum(work.seconds for work in measured.work(first).values()) if recipe.training.looks else None,
         comparisons=comparisons,
         effect=effect,
         assumptions=[measured.words, *_assumptions(setup, spreads.values())],
@@ -133,6 +161,64 @@ def _task(
         unit="share" if spread.accuracy else "log" if spread.exponential else "score",
         detectable=found,
     )
+
+
+def _questions(measured: Measured, units: Sequence[Unit], earlier: ComparisonResults | None) -> list[PlannedQuestion]:
+    """Return what each pair of the primary questions can decide with the variances of an earlier comparison."""
+    setup, found = measured.setup, list[PlannedQuestion]()
+    training, margins = setup.recipe.training, margins_of(setup.recipe)
+    part = look_parts(training.looks)[-1] if training.looks else 1.0
+    for asked in setup.questions:
+        for pair, task in product(asked.pairs, asked.on):
+            seeds = len(training.all_seeds)
+            named = {"question": asked.name, "method": pair[0], "other": pair[1], "task": task, "seeds": seeds}
+            stored = earlier and stored_for(earlier, pair, task, with_base=pair[1] == setup.recipe.baseline)
+            if not stored:
+                found.append(PlannedQuestion(**named))
+                continue
+            number = _units_of(measured, task, stored)
+            design = stored.design.with_documents(number).with_seeds(seeds)
+            margin, needed = margin_for(margins, task, stored.one.metric), None
+            if margin is not None:
+                own = [unit for unit in units if unit.run.variant in pair and unit.run.seed == training.all_seeds[0]]
+                seconds = _seconds_of(measured, own, task)
+                needed = cheapest(design, asked.name, level_of(asked), margin, number, seconds)
+            known = {
+                "metric": stored.one.metric,
+                "documents": number,
+                "like": (stored.one.method, stored.one.reference),
+                "difference": design.smallest_difference(level_of(asked, part)),
+                "smallest_margin": design.smallest_margin(level_of(asked, part)),
+                "margin": margin,
+            }
+            if needed is not None:
+                known |= {"seeds_needed": needed.seeds, "documents_needed": needed.documents, "seconds": needed.seconds}
+            found.append(PlannedQuestion(**named, **known))
+    return found
+
+
+def _units_of(measured: Measured, task: str, stored: Stored) -> int:
+    """Return how many documents, or groups of them as the stored ones have, the recipe has of a task or text."""
+    recipe = measured.setup.recipe
+    if task in measured.asked:
+        return max(2, round(measured.asked[task].documents * stored.units / stored.one.n))
+    if task == HELD_OUT:
+        return recipe.data.held_out or stored.units
+    return recipe.retention.documents if recipe.retention is not None else stored.units
+
+
+def _seconds_of(measured: Measured, units: Sequence[Unit], task: str) -> tuple[float, float]:
+    """Return the seconds of some units that all documents of a task take, in second place, and of all else."""
+    setup, training = measured.setup, measured.setup.recipe.training
+    of_task = 0.0
+    for unit in [unit for unit in units if unit.run.variant != setup.recipe.baseline and unit.action == "evaluate"]:
+        kind = measured.kinds[kind_of(setup.methods[unit.run.variant])]
+        of_task += kind.evaluation_s.get(task, 0.0)
+        if task == HELD_OUT and setup.held_out is not None:
+            of_task += (kind.step_s or 0.0) * len(setup.held_out) / training.batch_size * FORWARD
+    trained = [unit for unit in units if unit.run.variant != setup.recipe.baseline]
+    whole = sum(work.seconds for work in measured.work(trained).values())
+    return max(0.0, whole - of_task), of_task
 
 
 def _assumptions(setup: ComparisonSetup, spreads: Iterable[Spread]) -> list[str]:

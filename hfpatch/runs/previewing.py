@@ -125,6 +125,9 @@ def preview(
         sources.append(measured.words.rstrip("."))
     place_of = {id(unit): number for number, unit in enumerate(plan.units, start=1)}
     extensions = {run.folder for each in plan.tuning if each.edge is not None for run in each.runs}
+    if isinstance(recipe, Recipe) and recipe.training.looks:
+        first = recipe.training.first_seeds
+        extensions |= {run.folder for run in plan.runs if not run.point and run.seed not in first}
     all_steps = tuple(
         Step(unit, tuple(place_of[id(needed)] for needed in unit.needs), value, unit.run.folder in extensions)
         for unit, value in zip(plan.units, seconds, strict=True)

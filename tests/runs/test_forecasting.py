@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 from collections import Counter
 from pathlib import Path
@@ -21,13 +22,15 @@ from hfpatch.evaluation.windows import row_operations
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.reporting.forecast import forecast_document
 from hfpatch.reporting.terminal import print_document
+from hfpatch.results.decision import Design
 from hfpatch.results.forecast import Forecast
 from hfpatch.runs import forecast
 from hfpatch.runs.plan import plan_comparison
 from hfpatch.runs.progress import Progress
+from hfpatch.support.files import write_json
 from hfpatch.surgery.bases import load_base
 
-MODEL, DOCUMENTS = "tinyworld/gpt-neox", 24
+MODEL, DOCUMENTS, PAIR = "tinyworld/gpt-neox", 24, ("pre_projection", "c3a")
 METHODS = {
     "baseline": [],
     "pre_projection": [{"type": "pre_projection"}],
@@ -53,12 +56,51 @@ def empty(tmp_path_factory):
     return tmp_path_factory.mktemp("empty")
 
 
+def write_earlier(folder):
+    """Write the results of a comparison with four seeds of 40 documents, by the measure of tinyworld_text."""
+    one = {"method": "pre_projection", "reference": "c3a", "task": "tinyworld_text", "metric": "bits_per_byte", "n": 40}
+    one |= {"seeds": 4, "difference": 0.1, "low": 0.0, "high": 0.2, "p": 0.04, "errors": [[0.02, 39], [0.03, 3]]}
+    task = {"task": "tinyworld_text", "primary": "bits_per_byte", "higher_is_better": False, "n": 40, "metrics": {}}
+    results = {"schema": 2, "kind": "comparison", "name": "earlier", "complete": True, "methods": {}}
+    results |= {
+        "tasks": {"tinyworld_text": task},
+        "comparisons": [{**one, "test": "paired t over seeds and documents"}],
+    }
+    write_json(folder / "results.json", results)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def found(empty):
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(empty)
         patched.setattr(hfpatch.evaluation.sizing, "_BATCHES", 1)
-        return forecast(make_recipe(), effect=0.1, seconds=1000)  # whatever else this machine does
+        like = write_earlier(empty / "earlier")
+        gain = {"on": "tinyworld_text", "pairs": [PAIR, ("pre_projection_skip", "c3a")]}
+        recipe = make_recipe(questions={"gain": gain, "keep": None}, margin={"bits_per_byte": 0.3})
+        return forecast(recipe, effect=0.1, like=like, seconds=1000)  # whatever else this machine does
+
+
+def test_primary_questions_are_planned_with_the_variance_of_an_earlier_run(found):
+    """Two seeds and 24 documents where the earlier run had four and 40."""
+    own, other = found.questions
+    assert (own.like, other.like) == (PAIR, PAIR)
+    assert (own.seeds, own.documents, own.metric, own.margin) == (2, DOCUMENTS, "bits_per_byte", 0.3)
+    times = math.sqrt(40 / DOCUMENTS)
+    design = Design((0.02 * times, 23), (0.03 * times * math.sqrt(2), 1), known=3)
+    assert own.difference == pytest.approx(design.smallest_difference(0.025))
+    assert own.smallest_margin == pytest.approx(design.smallest_margin(0.025))
+    needed = design.with_seeds(own.seeds_needed).with_documents(own.documents_needed)
+    assert needed.decides("gain", 0.0, 0.025, 0.3) >= 0.8
+    # both methods' runs, in proportion to their documents
+    kinds = [found.kinds[found.methods[name].kind] for name in PAIR]
+    a_seed = sum(7 * kind.step_s + sum(kind.evaluation_s.values()) for kind in kinds)
+    more = sum(kind.evaluation_s["tinyworld_text"] for kind in kinds) * (own.documents_needed / DOCUMENTS - 1)
+    blocks = (own.seconds / own.seeds_needed - a_seed - more) / sum(kind.step_s for kind in kinds) * 4 * 3 / 2
+    assert blocks == pytest.approx(
+        round(blocks), abs=1e-6
+    )  # of held-out text, measured twice at a third of a step's time
+    assert round(blocks) > 0
 
 
 def test_it_counts_the_units_of_the_plan_and_the_tokens_of_the_requests(found):
@@ -185,7 +227,8 @@ def test_it_is_shown_and_read_back_and_nothing_is_written(found, capsys, empty):
     for part in ("small on tinyworld/gpt-neox", "What will be run", "block size", "What an effect of 0.1 needs"):
         assert part in shown
     assert Forecast.model_validate(found.to_json()) == found
-    assert list(empty.iterdir()) == []
+    assert "What the primary questions can decide" in shown
+    assert [path.name for path in empty.iterdir()] == ["earlier"]
 
 
 @pytest.mark.parametrize("effect", [0.0, -0.1, 1.0, float("nan")])

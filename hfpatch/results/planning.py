@@ -1,0 +1,115 @@
+"""What a planned comparison can decide, from the variances that an earlier one has stored.
+
+A difference of the earlier run has the errors ``e₂`` over documents and ``e₁`` over seeds. In the new one ``e₂`` goes
+with one over the root of its documents, ``e₁`` with that of its seeds. How much of ``e₁`` is of documents is not known;
+with fewer of them all of it is taken to be, so that the answer is rather too careful
+(:class:`hfpatch.results.decision.Design`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hfpatch.recipes.questions import Asked
+from hfpatch.results.decision import ALPHA, POWER, Design, Name
+from hfpatch.results.parts import Comparison
+from hfpatch.results.schema import ComparisonResults
+from hfpatch.results.verdicts import unit_of
+
+MOST_SEEDS = 100
+"""Of a design that is looked for."""
+_MOST_TIMES = 4.0  # as many documents as the recipe has, at most
+_FEWEST_DOCUMENTS = 20
+
+
+class Stored(NamedTuple):
+    """A stored difference of a pair like the planned one, and whether it is of the same methods."""
+
+    one: Comparison
+    same: bool
+
+    @property
+    def units(self) -> int:
+        """Its documents, or groups of them."""
+        return self.one.n if self.one.clusters is None else self.one.clusters.groups
+
+    @property
+    def design(self) -> Design:
+        """Its errors, in the unit of its metric."""
+        unit = unit_of(self.one)
+        return Design.of((error * unit, freedom) for error, freedom in self.one.errors)
+
+
+class Cheapest(NamedTuple):
+    """The seeds and documents, or groups of them, that take least time, and how long they take."""
+
+    seeds: int
+    documents: int
+    seconds: float
+
+
+def stored_for(results: ComparisonResults, pair: tuple[str, str], task: str, *, with_base: bool) -> Stored | None:
+    """Return a stored difference with several paired seeds: of the same pair, else the pair with the median error.
+
+    Args:
+        results: the earlier comparison.
+        pair: the method and the other.
+        task: the task or text.
+        with_base: whether the other is the base, as in ``keep``; only such pairs are alike.
+    """
+    changes = results.retention.changes if results.retention is not None else []
+    measure = results.deciding.get(task)
+    metric = measure.metric if measure is not None else "bits_per_byte"
+    alike = [
+        one
+        for one in (*results.comparisons, *changes)
+        if (one.task, one.metric) == (task, metric)
+        and (one.reference == results.baseline) == with_base
+        and len(one.errors) > 1
+        and "not paired" not in one.test
+    ]
+    if same := next((one for one in alike if (one.method, one.reference) == pair), None):
+        return Stored(same, same=True)
+    ranked = sorted(alike, key=lambda one: sum(error**2 for error, _ in one.errors))
+    return Stored(ranked[len(ranked) // 2], same=False) if ranked else None
+
+
+def level_of(asked: Asked, part: float = 1.0) -> float:
+    """Return the level of one of a question's pairs, at a look with so large a part of it."""
+    return ALPHA * part / (len(asked.pairs) * len(asked.on))
+
+
+def cheapest(
+    design: Design, name: Name, level: float, margin: float, documents: int, seconds: tuple[float, float]
+) -> Cheapest | None:
+    """Return the cheapest seeds and documents with which equal methods are decided in 80 % of cases, or None.
+
+    Args:
+        design: that of ``documents``.
+        name: the question.
+        level: of one pair.
+        margin: the largest difference that does not matter.
+        documents: of the recipe; up to four times as many are tried.
+        seconds: of one seed, without the documents, and of all these documents.
+    """
+    best: Cheapest | None = None
+    numbers, (fixed, of_documents) = _document_numbers(documents), seconds
+    for seeds in range(2, MOST_SEEDS + 1):
+        of_seeds = design.with_seeds(seeds)
+        for number in numbers:
+            taken = seeds * (fixed + of_documents * number / documents)
+            if best is not None and taken >= best.seconds:
+                break  # more documents take longer
+            if of_seeds.with_documents(number).decides(name, 0.0, level, margin) >= POWER:
+                best = Cheapest(seeds, number, taken)
+                break
+    return best
+
+
+def _document_numbers(documents: int) -> Sequence[int]:
+    """Return numbers of documents to try, in steps of about a tenth."""
+    most, numbers = max(_FEWEST_DOCUMENTS, round(_MOST_TIMES * documents)), [_FEWEST_DOCUMENTS]
+    while numbers[-1] < most:
+        numbers.append(min(most, max(numbers[-1] + 1, round(1.1 * numbers[-1]))))
+    return sorted({*numbers, max(_FEWEST_DOCUMENTS, documents)})

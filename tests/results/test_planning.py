@@ -1,0 +1,90 @@
+"""What a plan says that a comparison can decide, against simulated comparisons."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from hfpatch.recipes.questions import Asked
+from hfpatch.results.decision import Design
+from hfpatch.results.parts import Comparison
+from hfpatch.results.planning import cheapest, level_of, stored_for
+from hfpatch.results.schema import ComparisonResults
+
+
+def difference(method, reference, error, seeds=3, documents=200):
+    made = {"method": method, "reference": reference, "task": "text", "metric": "score", "n": documents}
+    made |= {"seeds": seeds, "difference": 0.0, "low": -1.0, "high": 1.0, "p": 1.0}
+    errors = [(0.004, documents - 1), (error, seeds - 1)]
+    return Comparison(**made, test="paired t over seeds and documents", errors=errors)
+
+
+def results_of(*comparisons):
+    tasks = {"text": {"task": "text", "primary": "score", "higher_is_better": True, "n": 200, "metrics": {}}}
+    methods = {
+        name: {"parts": [] if name == "baseline" else [{"type": "lora"}]} for name in ("baseline", "a", "b", "c")
+    }
+    for each in methods.values():
+        each["parameters"] = {"trainable": 1, "added": 1, "base": 1}
+    given = {"schema": 2, "name": "earlier", "complete": True, "tasks": tasks, "methods": methods}
+    return ComparisonResults.model_validate({**given, "comparisons": [each.to_json() for each in comparisons]})
+
+
+def test_a_pairs_own_variance_is_taken_before_that_of_the_median_pair():
+    pairs = [("a", "b", 0.01), ("a", "c", 0.03), ("b", "c", 0.02), ("a", "baseline", 0.5)]
+    results = results_of(*(difference(*pair) for pair in pairs))
+    own = stored_for(results, ("a", "b"), "text", with_base=False)
+    assert (own.same, own.one.errors[1][0], own.units) == (True, 0.01, 200)
+    other = stored_for(results, ("new", "c"), "text", with_base=False)
+    assert (other.same, other.one.errors[1][0]) == (False, 0.02)
+    assert stored_for(results, ("new", "baseline"), "text", with_base=True).one.errors[1][0] == 0.5
+    assert stored_for(results, ("a", "b"), "quiz", with_base=False) is None
+    one_seed = difference("a", "b", 0.01).model_copy(update={"errors": [(0.004, 199)]})
+    assert stored_for(results_of(one_seed), ("a", "b"), "text", with_base=False) is None
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 6), (5, 5), (6, 12), (8, 4)])
+@pytest.mark.parametrize("pairs", [1, 4])
+def test_what_is_planned_is_decided_in_80_percent(before, after, pairs):
+    """The earlier run has ``before`` seeds, the planned one ``after``; averaged over what the earlier one could be."""
+    rng, of_seeds, of_documents = np.random.default_rng(0), 0.02, 0.003
+    level = level_of(Asked("gain", (("a", "b"),) * pairs, ("text",)))
+    found, equal = [], []
+    for share in stats.chi2.ppf((np.arange(60) + 0.5) / 60, before - 1) / (before - 1):
+        stored = Design.of([(of_documents, 199), (of_seeds * math.sqrt(share / before), before - 1)])
+        design = stored.with_seeds(after).with_documents(200)
+        effect, margin = design.smallest_difference(level), design.smallest_margin(level)
+        values = of_seeds * rng.normal(size=(600, after)) + of_documents * rng.normal(size=(600, 1))
+        error, mean = values.std(axis=1, ddof=1) / math.sqrt(after), values.mean(axis=1)
+        wide, narrow = (
+            np.hypot(stats.t.ppf(1 - a / 2, after - 1) * error, stats.t.ppf(1 - a / 2, 199) * of_documents)
+            for a in (level, 2 * level)
+        )
+        found.append(np.mean(np.abs(effect + mean) > wide))
+        equal.append(np.mean(np.abs(mean) + narrow < margin))
+    assert np.mean(found) == pytest.approx(0.80, abs=0.03)
+    assert np.mean(equal) == pytest.approx(0.80, abs=0.03)
+
+
+def test_the_cheapest_design_decides_and_no_cheaper_one_does():
+    design, level, margin, seconds = Design.of([(0.01, 99), (0.012, 4)]), 0.0125, 0.03, (10.0, 50.0)
+    found = cheapest(design, "gain", level, margin, 100, seconds)
+
+    def decides(seeds, documents):
+        return design.with_seeds(seeds).with_documents(documents).decides("gain", 0.0, level, margin) >= 0.8
+
+    assert decides(found.seeds, found.documents)
+    assert found.seconds == pytest.approx(found.seeds * (10 + 50 * found.documents / 100))
+    for seeds in range(2, 40):
+        for documents in range(20, 400, 20):
+            if seeds * (10 + 50 * documents / 100) < 0.9 * found.seconds:  # documents are tried in steps of a tenth
+                assert not decides(seeds, documents)
+    assert cheapest(design, "gain", level, 1e-6, 100, seconds) is None
+
+
+def test_fewer_documents_leave_no_smaller_error_over_seeds():
+    design = Design.of([(0.01, 99), (0.012, 4)])
+    fewer, more = design.with_documents(25), design.with_documents(400)
+    assert (fewer.of_documents, fewer.of_seeds) == ((pytest.approx(0.02), 24), (pytest.approx(0.024), 4))
+    assert (more.of_documents, more.of_seeds) == ((pytest.approx(0.005), 399), (0.012, 4))
