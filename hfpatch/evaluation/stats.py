@@ -16,9 +16,8 @@ import scipy  # its parts are imported where they are first used
 from hfpatch.evaluation.clusters import Groups, group_sums
 from hfpatch.evaluation.metrics import Array, ratio_error
 from hfpatch.results.decision import ALPHA, reach
+from hfpatch.results.decision import FEWEST_DOCUMENTS as FEWEST_DOCUMENTS
 
-FEWEST_DOCUMENTS = 20
-"""With fewer documents, or groups of them, no difference is tested: below this the intervals have no known coverage."""
 _RESAMPLES = 9999
 _BLOCK = 1 << 22
 _SMALLEST_P = 1e-15

@@ -5,11 +5,22 @@ All text is plain: renderers escape it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from hfpatch.reporting.numbers import NOTHING
+
 Tone = Literal["better", "worse", "mixed", "same", "undecided", "not tested"]
+MARKS: dict[Tone, str] = {
+    "better": "●",
+    "worse": "◆",
+    "mixed": "◐",
+    "same": "■",
+    "undecided": "○",
+    "not tested": "×",
+}
+"""The mark of each tone as a character, so that colour alone distinguishes none."""
 Fact = tuple[str, str]
 """A label and its value."""
 
@@ -52,11 +63,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Findings:
-    """A list of findings; after the first dozen they are folded up as ``more {what}``."""
+    """A list of findings; after the first dozen they are folded up as ``more {what}``.
+
+    ``compact`` sets them as lines of text, without boxes.
+    """
 
     items: tuple[Finding, ...]
     title: str = ""
     what: str = "methods"
+    compact: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,6 +153,18 @@ class Table:
     folded: bool = False
     narrow: tuple[Table, ...] = ()
 
+    def with_values(self) -> Table:
+        """Return the table without the columns that have no value in any row."""
+        kept = [
+            i for i, _ in enumerate(self.columns) if any(str(row.cells[i]) not in ("", NOTHING) for row in self.rows)
+        ]
+        return self.only(kept) if self.rows else self
+
+    def only(self, places: Sequence[int]) -> Table:
+        """Return the table with the columns at some places."""
+        rows = tuple(replace(row, cells=tuple(row.cells[i] for i in places)) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[i] for i in places), rows=rows)
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -187,12 +214,16 @@ Block = Text | Facts | Sentences | Findings | Table | Figure | Download | Browse
 
 @dataclass(frozen=True)
 class Section:
-    """A section: its anchor, its heading, its blocks, and its name in the navigation."""
+    """A section: its anchor, its heading, its blocks, and its name in the navigation.
+
+    ``folded``: a page shows its blocks only when asked.
+    """
 
     name: str
     title: str
     blocks: tuple[Block, ...]
     label: str = ""
+    folded: bool = False
 
 
 @dataclass(frozen=True)

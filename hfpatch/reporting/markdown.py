@@ -35,7 +35,7 @@ def _section(section: doc.Section, prefix: str) -> Iterator[str]:
             case doc.Sentences():
                 yield "\n".join(f"- {paragraph(sentence)}" for sentence in block.items)
             case doc.Findings():
-                yield "\n".join(f"- **{escape(each.subject)}** {escape(each.rest)}" for each in block.items)
+                yield "\n".join(f"- {doc.MARKS[e.tone]} **{escape(e.subject)}** {escape(e.rest)}" for e in block.items)
             case doc.Figure():
                 path = f"figures/{prefix}{block.name}"
                 yield f"![{escape(block.title)}]({path}.svg)\n\n{escape(block.caption)} [Data]({path}.csv)."

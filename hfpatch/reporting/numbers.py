@@ -11,7 +11,8 @@ from typing import Any
 
 from hfpatch.errors import listed
 from hfpatch.results.cautions import level_at
-from hfpatch.results.low_noise import LOW_NOISE, is_share
+from hfpatch.results.decision import FEWEST_DOCUMENTS
+from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE, is_share
 from hfpatch.results.parts import NATS_PER_TOKEN
 from hfpatch.results.schema import Clusters, Comparison, ComparisonResults, Verdict
 
@@ -32,7 +33,7 @@ def scale_of(metric: str, higher_is_better: bool) -> Scale:
     """Return the unit in which differences of ``metric`` are reported."""
     if is_share(metric):
         return Scale.POINTS
-    return Scale.RAW if higher_is_better or metric == NATS_PER_TOKEN else Scale.RELATIVE
+    return Scale.RAW if higher_is_better or metric in (NATS_PER_TOKEN, BITS_PER_BYTE) else Scale.RELATIVE
 
 
 @dataclass(frozen=True)
@@ -42,27 +43,23 @@ class Change:
     difference: float
     low: float
     high: float
-    smallest_visible: float | None
     scale: Scale
 
     @property
     def turned(self) -> Change:
         """The difference with its sign turned, where lower is better."""
-        return Change(-self.difference, -self.high, -self.low, self.smallest_visible, self.scale)
+        return Change(-self.difference, -self.high, -self.low, self.scale)
 
 
-def change(
-    difference: float, low: float, high: float, smallest: float | None, *, scale: Scale, reference: float | None
-) -> Change:
-    """Convert a difference, its interval and the smallest visible one from the metric's unit to that of ``scale``.
+def change(difference: float, low: float, high: float, *, scale: Scale, reference: float | None) -> Change:
+    """Convert a difference and its interval from the metric's unit to that of ``scale``.
 
     Without ``reference``, the reference's own value, a relative change stays in the metric's unit.
     """
     if scale is Scale.RELATIVE and not reference:
         scale = Scale.RAW
     factor = {Scale.POINTS: 100.0, Scale.RELATIVE: 100.0 / (reference or 1.0), Scale.RAW: 1.0}[scale]
-    visible = None if smallest is None else smallest * factor
-    return Change(difference * factor, low * factor, high * factor, visible, scale)
+    return Change(difference * factor, low * factor, high * factor, scale)
 
 
 def scale_in(results: ComparisonResults, task: str, metric: str) -> Scale:
@@ -74,13 +71,12 @@ def scale_in(results: ComparisonResults, task: str, metric: str) -> Scale:
 def change_of(results: ComparisonResults, found: Verdict | Comparison, *, plain: bool = True) -> Change:
     """Return a difference in its reported unit with its 95 % interval; not ``plain``, with that of the verdict."""
     other = found.other if isinstance(found, Verdict) else found.reference
-    ends, visible = (found.low, found.high), None
-    if isinstance(found, Verdict):
-        visible = found.detectable
-        ends = ends if plain else (found.corrected_low, found.corrected_high)
+    ends = found.low, found.high
+    if isinstance(found, Verdict) and not plain:
+        ends = found.corrected_low, found.corrected_high
     values = results.values(other, found.task, found.metric) if found.task in results.tasks else []
     scale = scale_in(results, found.task, found.metric)
-    return change(found.difference, *ends, visible, scale=scale, reference=fmean(values) if values else None)
+    return change(found.difference, *ends, scale=scale, reference=fmean(values) if values else None)
 
 
 def gain_of(results: ComparisonResults, verdict: Verdict, *, plain: bool = False) -> Change | None:
@@ -101,18 +97,63 @@ def verdict_text(results: ComparisonResults, verdict: Verdict) -> str:
     return said
 
 
-def outcome_text(verdict: Verdict) -> str:
-    """Return an outcome in words: ``equivalent within 0.02``, ``undecided (needs 7 seeds)``."""
-    said: str = verdict.outcome
-    if verdict.margin is not None:
-        said = said.replace("less than the margin", f"less than {verdict.margin:g}")
-        said += f" within {verdict.margin:g}" if verdict.tone == "same" else ""
+def outcome_text(verdict: Verdict, gain: Change | None = None) -> str:
+    """Return an outcome in words: ``worse by 0.045``, ``equivalent within 0.02``, ``undecided (needs 7 seeds)``.
+
+    Without its gain, where the number stands beside it, a difference is ``worse`` alone.
+    """
+    said, margin = str(verdict.outcome), margin_text(verdict, gain)
+    if gain is not None and verdict.is_found:
+        size = size_text(gain, ends=False)
+        verb, _, less = said.partition(" by ")
+        said = f"{verb}{'' if verb == 'lost' else ' by'} {size}{f', less than {margin}' if less else ''}"
+    elif margin:
+        said = said.replace("less than the margin", f"less than {margin}")
+        said += f" within {margin}" if verdict.tone == "same" else ""
     said += " at the rates tried" if verdict.at_rates_tried else ""
+    why = why_text(verdict) or (f"needs {needs}" if (needs := needs_text(verdict)) else "")
+    return f"{said} ({why})" if why else said
+
+
+def why_text(verdict: Verdict) -> str:
+    """Return why nothing was tested or decided, of too few groups with their number."""
+    if verdict.why == "too few groups" and verdict.clusters is not None:
+        return f"{verdict.why}: {verdict.clusters.text}, and {FEWEST_DOCUMENTS} are needed"
+    return verdict.why
+
+
+def needs_text(verdict: Verdict) -> str:
+    """Return what would decide an undecided pair: ``7 seeds``, ``7 seeds or 900 documents``; nothing if not known."""
     needs = [f"{verdict.seeds_needed} seeds"] if verdict.seeds_needed is not None else []
     if verdict.documents_needed is not None:
         needs.append(f"{verdict.documents_needed:,} {'documents' if verdict.clusters is None else 'groups'}")
-    why = verdict.why or (f"needs {' or '.join(needs)}" if needs else "")
-    return f"{said} ({why})" if why else said
+    return " or ".join(needs)
+
+
+def margin_of(verdict: Verdict, gain: Change | None = None) -> float | None:
+    """Return the margin of a verdict in the unit of its gain; None where it has none."""
+    if verdict.margin is None:
+        return None
+    if is_share(verdict.metric):
+        return 100 * verdict.margin
+    relative = gain is not None and gain.scale is Scale.RELATIVE and verdict.difference
+    return verdict.margin * abs(gain.difference / verdict.difference) if gain and relative else verdict.margin
+
+
+def margin_text(verdict: Verdict, gain: Change | None = None) -> str:
+    """Return the margin of a verdict with its unit, as ``1 %`` or ``0.02``; nothing where it has none."""
+    margin = margin_of(verdict, gain)
+    if margin is None:
+        return ""
+    unit = f" {gain.scale.value}".rstrip() if gain is not None else ""
+    if is_share(verdict.metric):
+        unit = " points" if margin != 1 else " point"
+    return f"{margin:g}{unit}"
+
+
+def unit_text(metric: str, scale: Scale) -> str:
+    """Return the unit of a difference in words: ``nats per token``, ``points of acc``, ``% of word perplexity``."""
+    return f"{scale.value} of {metric_text(metric)}" if scale.value else metric_text(metric)
 
 
 def signed(value: float, digits: int) -> str:
@@ -156,14 +197,32 @@ def change_text(change: Change, *, unit: bool = True) -> str:
     return f"{signed(change.difference, digits)} {interval(change.low, change.high, digits)}{ending}"
 
 
-def size_text(change: Change) -> str:
+def size_text(change: Change, *, ends: bool = True) -> str:
     """Format a change with its interval and without its sign, which a verb has said, as ``3.1 points [1.2, 5.0]``."""
+    unit = f" {change.scale.value}".rstrip()
     if not math.isfinite(change.high - change.low):
-        return significant(abs(change.difference), 3)
-    sign = 1 if change.difference > 0 else -1
+        return significant(abs(change.difference), 3) + unit
+    if not ends:
+        return decimal(abs(change.difference), _digits_alone(change)) + unit
+    sign, digits = (1 if change.difference > 0 else -1), digits_for(change)
     low, high = sorted((sign * change.low, sign * change.high))
-    digits, unit = digits_for(change), f" {change.scale.value}".rstrip()
     return f"{decimal(abs(change.difference), digits)}{unit} {interval(low, high, digits)}"
+
+
+def signed_size(change: Change) -> str:
+    """Format a change with its sign and without its interval: ``−0.045``."""
+    unit = f" {change.scale.value}".rstrip()
+    if not math.isfinite(change.high - change.low):
+        sign = {1: "+", -1: MINUS}.get((change.difference > 0) - (change.difference < 0), "")
+        return sign + significant(abs(change.difference), 3) + unit
+    return signed(change.difference, _digits_alone(change)) + unit
+
+
+def _digits_alone(change: Change) -> int:
+    """Return how many decimals a change is shown with without its interval: two digits, at most one more than that."""
+    digits, size = digits_for(change), abs(change.difference)
+    fitting = 1 - math.floor(math.log10(size)) if 0 < size < math.inf else digits
+    return min(max(digits, fitting), digits + 1)
 
 
 def score(value: float | None, scale: Scale) -> str:

@@ -22,7 +22,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from hfpatch.reporting.document import Tone
-from hfpatch.reporting.numbers import Change, Scale, signed, significant
+from hfpatch.reporting.numbers import Change, Scale, signed
 from hfpatch.reporting.theme import BAND, BLUE, GREY, INK, MUTED, PAPER, VERMILLION, Style, shade, short, to_svg
 
 Floats = NDArray[np.float64]
@@ -117,34 +117,38 @@ class Interval:
 
 
 def forest(
-    ax: Axes, names: Sequence[str], rows: Mapping[int, Interval], *, limit: float, higher_is_better: bool = True
+    ax: Axes,
+    names: Sequence[str],
+    rows: Mapping[int, Interval],
+    *,
+    limits: tuple[float, float],
+    margin: float | None = None,
 ) -> None:
-    """Draw differences around zero, a row each, within ± ``limit``; to the right is better.
+    """Draw gains around zero, a row each, within ``limits``; to the right is better.
 
-    ``rows`` are by their place in ``names``. A grey bar spans the differences that a corrected test rarely finds. A
-    difference outside the panel is an arrow at its edge with its number. Where a lower value is better, the axis runs
-    backwards.
+    ``rows`` are by their place in ``names``. A grey band spans the differences within ± ``margin``. A difference
+    outside the panel is an arrow at its edge with its number.
     """
-    ax.set_xlim(*((-limit, limit) if higher_is_better else (limit, -limit)))
+    left, right = limits
+    ax.set_xlim(left, right)
+    if margin is not None:
+        ax.axvspan(-margin, margin, color=BAND, zorder=1)
     for y, row in rows.items():
         change, (colour, marker, face) = row.change, TONES[row.verdict]
-        if change.smallest_visible is not None and not math.isnan(change.smallest_visible):
-            seen = min(change.smallest_visible, limit)
-            ax.barh(y, 2 * seen, 0.62, -seen, color=BAND, zorder=1)
-        low, high = np.clip([change.low, change.high], -limit, limit)
+        low, high = np.clip([change.low, change.high], left, right)
         if low < high and not math.isinf(change.high - change.low):
             ax.hlines(y, low, high, color=colour, linewidth=1.8 if row.plain is None else 0.9, zorder=3)
         if row.plain is not None and all(map(math.isfinite, row.plain)):
-            inner = np.clip(row.plain, -limit, limit)
+            inner = np.clip(row.plain, left, right)
             ax.hlines(y, inner[0], inner[1], color=colour, linewidth=2.8, zorder=3)
         ax.plot(row.single, [y + 0.22] * len(row.single), "|", color=MUTED, markersize=5, zorder=3)
-        if abs(change.difference) <= limit:
+        if left <= change.difference <= right:
             ax.plot(change.difference, y, marker, color=colour, markerfacecolor=face, markersize=6.5, zorder=4)
         else:
-            right = (change.difference > 0) != ax.xaxis_inverted()
-            edge, offset, side = (0.97, -6, "right") if right else (0.03, 6, "left")
+            above = change.difference > right
+            edge, offset, side = (0.97, -6, "right") if above else (0.03, 6, "left")
             place = ax.get_yaxis_transform()
-            ax.plot(edge, y, marker=">" if right else "<", color=colour, markersize=6.5, zorder=4, transform=place)
+            ax.plot(edge, y, marker=">" if above else "<", color=colour, markersize=6.5, zorder=4, transform=place)
             text = f"{signed(change.difference, 0)}{' %' if change.scale is Scale.RELATIVE else ''}"
             ax.annotate(text, (edge, y), (offset, 0), place, "offset points", ha=side, va="center", color=INK)
     ax.axvline(0, color=MUTED, linewidth=1.0, zorder=2)
@@ -153,23 +157,24 @@ def forest(
     named_rows(ax, names)
 
 
-def side_column(ax: Axes, heading: str, texts: Sequence[str], offset: int) -> None:
+def side_column(ax: Axes, heading: str, texts: Sequence[str], offset: int, colour: str = INK) -> None:
     """Write a column of texts to the right of a panel, one a row; it ends ``offset`` points from the panel."""
     place = ax.get_yaxis_transform()
     for y, text in enumerate(texts):
-        ax.annotate(text, (1.0, y), (offset, 0), place, "offset points", ha="right", va="center", annotation_clip=False)
+        look: dict[str, Any] = {"ha": "right", "va": "center", "color": colour, "annotation_clip": False}
+        ax.annotate(text, (1.0, y), (offset, 0), place, "offset points", **look)
     ax.annotate(heading, (1.0, 1.0), (offset, 6), "axes fraction", "offset points", ha="right", color=MUTED)
 
 
-def verdict_key(figure: Figure, verdicts: Iterable[Tone], *, bar: bool = False) -> None:
-    """Put the key of a forest below the panels; ``bar``: with the grey bars."""
+def verdict_key(figure: Figure, verdicts: Iterable[Tone], *, margin: str = "") -> None:
+    """Put the key of a forest below the panels; ``margin`` names the band of the margin."""
     handles: list[Line2D | Patch] = []
     for verdict in verdicts:
         colour, marker, face = TONES[verdict]
         look: dict[str, Any] = {"color": colour, "marker": marker, "markerfacecolor": face}
         handles.append(Line2D([], [], linewidth=1.8, label=verdict, **look))
-    if bar:
-        handles.append(Patch(color=BAND, label="a corrected test rarely finds less"))
+    if margin:
+        handles.append(Patch(color=BAND, label=margin))
     figure.legend(handles=handles, loc="outside lower center", ncols=5, handletextpad=0.5, columnspacing=1.8)
 
 
@@ -189,21 +194,6 @@ def layer_lines(ax: Axes, lines: Sequence[tuple[ArrayLike, ArrayLike]], **option
     """Draw a line a layer, from the first (light) to the last (dark)."""
     for i, (x, y) in enumerate(lines):
         ax.plot(x, y, color=shade(i, len(lines)), **options)
-
-
-def point(ax: Axes, x: float, mean: float, spread: float, look: Style, *, centre: float, extent: float) -> None:
-    """Draw a mean and its spread; outside ``centre`` ± ``extent`` the mark is at the panel's edge with its number."""
-    marks: dict[str, Any] = {"color": look.colour, "markersize": 8, "zorder": 4}
-    marks |= {"markeredgecolor": PAPER, "markeredgewidth": 0.6}
-    if abs(mean - centre) > extent:
-        up, place = mean > centre, ax.get_xaxis_transform()
-        y, offset, side, arrow = (0.95, -7, "top", "↑") if up else (0.05, 7, "bottom", "↓")
-        ax.plot(x, y, look.marker, transform=place, **marks)
-        text = f"{significant(mean, 3)} {arrow}"
-        ax.annotate(text, (x, y), (0, offset), place, "offset points", ha="center", va=side)
-        return
-    ax.errorbar(x, mean, yerr=spread, color=look.colour, linewidth=1.2, zorder=3)
-    ax.plot(x, mean, look.marker, **marks)
 
 
 def method_key(figure: Figure, looks: Mapping[str, Style], *, points: bool = False) -> None:

@@ -15,7 +15,8 @@ from hfpatch.errors import HfpatchError
 from hfpatch.reporting.cards import write_patch_cards
 from hfpatch.reporting.comparison.answer import answer, headline_table
 from hfpatch.reporting.comparison.document import RunData, comparison_document, missing, read_material
-from hfpatch.reporting.comparison.figures import differences, draw
+from hfpatch.reporting.comparison.figures import draw
+from hfpatch.reporting.comparison.forest import forest_figure
 from hfpatch.reporting.comparison.merging import Check, merge
 from hfpatch.reporting.comparison.samples import Samples
 from hfpatch.reporting.comparison.tables import results_csv, score_table
@@ -192,7 +193,7 @@ def _write(out: Path, material: Sequence[RunData], checks: Sequence[Check], *, p
             table = replace(table, name=f"{table.name}-{place}" if len(material) > 1 else table.name)
             title = f"{each.title or each.results.name}: {table.title.lower()}."
             tables.append(latex(table, caption=" ".join(filter(None, (title, words, each.note)))))
-    summary = differences(material[0].results, title=True) if len(material) == 1 else None
+    summary = forest_figure(material[0].results, title=True) if len(material) == 1 else None
     drawn = [draw(each.results, each.layers) for each in material]
     shown = [replace(each, drawn=to_svgs(own)) for each, own in zip(material, drawn, strict=True)]
     document = comparison_document(shown, checks)

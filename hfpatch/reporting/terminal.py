@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text as Styled
@@ -36,7 +37,8 @@ def print_document(document: doc.Document) -> None:
                     console.print(f"{label}: {value}", highlight=False, markup=False, soft_wrap=True)
             case doc.Findings():
                 for finding in block.items:
-                    console.print(f"· {finding}", style=_COLOURS.get(finding.tone, ""), highlight=False, markup=False)
+                    said, style = f"{doc.MARKS[finding.tone]} {finding}", _COLOURS.get(finding.tone, "")
+                    console.print(said, style=style, highlight=False, markup=False)
 
 
 def _table(content: doc.Table, width: int) -> Table:
@@ -48,12 +50,13 @@ def _table(content: doc.Table, width: int) -> Table:
         for i, each in enumerate(content.columns)
     )  # fmt: skip
     title = {"title": content.title, "title_justify": "left", "title_style": "bold"} if content.heading else {}
-    table = Table(*columns, **title)  # type: ignore[arg-type]
+    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, **title)  # type: ignore[arg-type]
     for row in content.rows:
         cells = []
         for cell in row.cells:
             *first, last = cell.lines if isinstance(cell, doc.Cell) else (cell,)
             tone = cell.tone if isinstance(cell, doc.Cell) else None
-            cells.append(Styled("\n").join([*map(Styled, first), Styled(last, style=_COLOURS.get(tone or "", ""))]))
+            marked = f"{doc.MARKS[tone]} {last}" if tone is not None else last
+            cells.append(Styled("\n").join([*map(Styled, first), Styled(marked, style=_COLOURS.get(tone or "", ""))]))
         table.add_row(*cells)
     return table

@@ -55,15 +55,7 @@ def comparison_cautions(recipe: Recipe, results: ComparisonResults) -> Iterator[
     if tuning is None:
         yield from filter(None, [rates_sentence(results)])
     else:
-        for name, choice in tuning.chosen.items():
-            if not choice.is_tuned:
-                yield f"{name}: all {choice.trials} trials of tuning diverged; its runs take the lowest rate, untuned."
-            elif choice.edge is not None and choice.at is None:
-                rate, beyond = choice.values.get("lr"), "lower" if choice.edge == "lowest" else "higher"
-                yield (
-                    f"{name}: its best learning rate, {rate:g}, is the {choice.edge} of the "
-                    f"{len(tuning.rates_of(name))} that were tried, so a {beyond} one may be better."
-                )
+        yield from _tuning_cautions(tuning)
 
     # Methods whose size does not match that of methods compared with them
     own = controls_of(recipe.methods)
@@ -124,6 +116,24 @@ def comparison_cautions(recipe: Recipe, results: ComparisonResults) -> Iterator[
     if len(commits) > 1:
         yield f"The runs were made with several commits of hfpatch: {', '.join(sorted(commits))}."
     yield from computed_differently({name: run.computed_with for name, run in runs.items() if run.computed_with})
+
+
+def _tuning_cautions(tuning: Tuning) -> Iterator[str]:
+    """Yield a sentence for the methods whose best rate is at an edge of those tried, and for each that is not tuned."""
+    at_edge: dict[tuple[str, float, int], list[str]] = {}
+    for name, choice in tuning.chosen.items():
+        if choice.is_tuned and choice.edge is not None and choice.at is None:
+            key = choice.edge, float(choice.values["lr"]), len(tuning.rates_of(name))
+            at_edge.setdefault(key, []).append(name)
+    for (edge, rate, tried), names in at_edge.items():
+        beyond = "lower" if edge == "lowest" else "higher"
+        yield (
+            f"{listed(names)}: the best learning rate, {rate:g}, is the {edge} of the {tried} that were tried, so a "
+            f"{beyond} one may be better."
+        )
+    for name, choice in tuning.chosen.items():
+        if not choice.is_tuned:
+            yield f"{name}: all {choice.trials} trials of tuning diverged; its runs take the lowest rate, untuned."
 
 
 def _training_cautions(results: ComparisonResults) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from functools import cached_property
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field, computed_field
@@ -146,13 +146,39 @@ class SizeMatch(_Matched):
         return f"{self.size.replace('_', ' ')} {self.value:g}"
 
 
+class Cost(Part):
+    """What a training step of a method costs, measured beside the other methods.
+
+    Attributes:
+        steps_s: seconds of a step in each round; a round has one step of every method, on the same batch.
+        memory_bytes: the peak memory of a step, the median over rounds; on a CPU the process's resident memory, None
+            where the system does not measure that anew.
+        share: the share of a step's blocks that were run; ``steps_s`` are those of a whole step, in proportion.
+        shared: whether other programs used the machine meanwhile; None where that is not known.
+    """
+
+    steps_s: list[float]
+    memory_bytes: int | None = None
+    share: float = 1.0
+    shared: bool | None = None
+
+    def steps_over(self, other: Cost) -> float:
+        """Return the time of a step over that of another method: the median over rounds of the ratio in each."""
+        return median(own / its for own, its in zip(self.steps_s, other.steps_s, strict=True))
+
+    def memory_over(self, other: Cost) -> float | None:
+        """Return the peak memory over that of another method; None where one is not known."""
+        return self.memory_bytes / other.memory_bytes if self.memory_bytes and other.memory_bytes else None
+
+
 class Method(Part):
     """One method: its parts, its parameters, its runs by seed, and over seeds its loss curve and layers.
 
-    ``label`` is what reports call it; None is the name under which the results have it.
+    ``label`` is what reports call it; None is the name under which the results have it. ``cost`` is that of a training
+    step, where it was measured; ``merges`` whether the method can be merged into the base's weights, where known.
     """
 
-    written_if_set = frozenset({"label"})
+    written_if_set = frozenset({"label", "cost", "merges"})
 
     label: str | None = None
     parts: list[Values] = Field(default_factory=list)
@@ -162,6 +188,8 @@ class Method(Part):
     runs: dict[int, Run] = Field(default_factory=dict)
     curve: Curve | None = None
     layers: list[LayerSeries] = Field(default_factory=list)
+    cost: Cost | None = None
+    merges: bool | None = None
 
     @property
     def trainable(self) -> int:

@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter, computed_field
 from hfpatch.results.comparison import (
     Choice,
     ComparisonResults,
+    Cost,
     Curve,
     LayerSeries,
     Method,
@@ -42,7 +43,7 @@ from hfpatch.results.tables import Tabular
 from hfpatch.results.verdicts import Measure, PrimaryQuestion, Verdict, deciding, judge
 
 __all__ = [
-    "SCHEMA", "AtStep", "Choice", "Clusters", "Comparison", "ComparisonResults", "Curve", "Diagnostic",
+    "SCHEMA", "AtStep", "Choice", "Clusters", "Comparison", "ComparisonResults", "Cost", "Curve", "Diagnostic",
     "EvaluatedVariant", "EvaluationResults", "FewShot", "GroupResult", "Improvement", "KeptAnswers", "LayerSeries",
     "LeftOut", "Loss", "Method", "Parameters", "PrimaryQuestion", "Results", "Retention", "RetentionPoint", "Rewound",
     "Row", "Run", "StudyResults", "StudyRun", "Task", "TaskResult", "Trial", "Tuning", "Variant", "Verdict",

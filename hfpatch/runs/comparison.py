@@ -77,6 +77,8 @@ def compare(
             with open_runs(session, resume=resume, holder=executor.holder):
                 with session.throttle:
                     executor.execute(session)
+                if executor.measures:
+                    session.measure_costs()
                 session.write_results(complete=True)
                 if state.is_main_process:
                     reporting.write_report(out)

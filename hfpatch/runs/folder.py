@@ -30,6 +30,8 @@ NOT_IDENTITY = {
 """Keys of a recipe that may differ between a run and its continuation, with all that is below them: they change no
 number, but for rounding."""
 ABSENT = "absent"
+COSTS = "costs.json"
+"""What a training step of each method costs, in a run folder."""
 _LIMIT = re.compile(r"evaluation\.(tasks\.[^.]+\.)?limit")
 
 

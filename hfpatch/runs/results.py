@@ -32,7 +32,7 @@ from hfpatch.results.schema import (
 from hfpatch.results.series import mean_curve, mean_series
 from hfpatch.results.verdicts import LookTaken, look_parts
 from hfpatch.runs.declared import questions_of, seeds_before
-from hfpatch.runs.folder import RunPaths
+from hfpatch.runs.folder import COSTS, RunPaths
 from hfpatch.runs.identity import check_measured
 from hfpatch.runs.looks import read_looks
 from hfpatch.runs.plan import PlannedRun, planned_runs
@@ -66,7 +66,7 @@ def collect(
     baseline, training = recipe.baseline, recipe.training
     runs = [run for run in planned_runs(recipe, out) if run.result.is_file() and (seeds is None or run.seed in seeds)]
     looks = read_looks(out) if looks is None else looks
-    methods = {name: _method(setup, name, runs) for name in recipe.methods}
+    methods = {name: _method(setup, name, runs, out / COSTS) for name in recipe.methods}
     data = setup.blocks.to_json()
     if setup.held_out:
         data["held_out"] = setup.held_out.to_json()
@@ -164,7 +164,7 @@ def take_look(
     return results, look.model_copy(update={"growing": [name for name in setup.recipe.trained if name in growing]})
 
 
-def _method(setup: ComparisonSetup, name: str, runs: Sequence[PlannedRun]) -> Method:
+def _method(setup: ComparisonSetup, name: str, runs: Sequence[PlannedRun], costs: Path) -> Method:
     size, match, recipe = setup.sizes[name], setup.methods[name].match, setup.recipe
     paths, done = dict[int, RunPaths](), dict[int, dict[str, Any]]()
     for run in [run for run in runs if run.variant == name]:
@@ -190,6 +190,8 @@ def _method(setup: ComparisonSetup, name: str, runs: Sequence[PlannedRun]) -> Me
         runs={seed: Run.model_validate(result) for seed, result in done.items()},
         curve=mean_curve(path.metrics for path in paths.values()),
         layers=mean_series(layers),
+        cost=(costs.is_file() and read_json(costs).get(name)) or None,
+        merges=setup.methods[name].merges,
     )
 
 

@@ -19,7 +19,7 @@ from hfpatch.results.identity import task_identity
 from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.series import patch_norms
 from hfpatch.runs.declared import declare
-from hfpatch.runs.folder import RunPaths, diverged_step, summarise
+from hfpatch.runs.folder import COSTS, RunPaths, diverged_step, summarise
 from hfpatch.runs.identity import check_run, check_scores, check_seeds
 from hfpatch.runs.looks import is_wanted, read_looks, write_looks
 from hfpatch.runs.plan import MEASURING, PlannedRun, Unit
@@ -33,6 +33,9 @@ from hfpatch.surgery.folder import save_patch
 from hfpatch.training.probe import train_probe
 from hfpatch.training.processes import start_ranks
 from hfpatch.training.validation import document_losses, start_losses
+
+COST_SHARE = 0.05
+"""The share of a run's time that measuring the cost of each method may take."""
 
 
 class ComparisonSession(Session):
@@ -67,6 +70,18 @@ class ComparisonSession(Session):
             if complete and results.comparisons:
                 publish_values(out, results)
             write_json(out / "results.json", results.to_json())
+
+    def measure_costs(self) -> None:
+        """Measure what a training step of each method costs, once, for at most a twentieth of the run's time."""
+        path, state = self.plan.out / COSTS, PartialState()
+        names = {name for name, method in self.setup.methods.items() if method.configs}
+        if state.num_processes > 1 or (path.is_file() and read_json(path).keys() == names):
+            return
+        from hfpatch.runs.measuring import measure_costs
+
+        costs = measure_costs(self.setup, COST_SHARE * self.clock.seconds)
+        if costs:
+            write_json(path, {name: cost.to_json() for name, cost in costs.items()})
 
     def is_due(self, unit: Unit) -> bool:
         """Return whether `complete` would train or evaluate something; the units that this one needs are complete."""

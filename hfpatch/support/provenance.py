@@ -31,6 +31,11 @@ class Clock:
     before: float = 0.0
     began: float = field(default_factory=time.monotonic)
 
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken until now."""
+        return self.before + time.monotonic() - self.began
+
 
 def provenance(clock: Clock) -> dict[str, Any]:
     """Return the provenance of a result as JSON values."""
@@ -43,7 +48,7 @@ def provenance(clock: Clock) -> dict[str, Any]:
         "dirty": dirty,
         "command": command_line(sys.argv),
         "started": clock.started,
-        "wall_s": round(clock.before + time.monotonic() - clock.began, 3),
+        "wall_s": round(clock.seconds, 3),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
         "processor": processor(),

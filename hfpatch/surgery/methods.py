@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING, PeftConfig
+from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -78,6 +79,18 @@ class Method:
         """The classes of its computation: of its configurations, and PEFT's tuners for them."""
         tuners = [PEFT_TYPE_TO_TUNER_MAPPING.get(cast("Any", config.peft_type)) for config in self.configs]
         return [*map(type, self.configs), *filter(None, tuners)]
+
+    @property
+    def merges(self) -> bool | None:
+        """Whether it can be merged into the base's weights: every part is linear; None for the base itself."""
+
+        def can(config: PeftConfig) -> bool:
+            if isinstance(config, MethodConfig):
+                return config.unmergeable() is None
+            tuner = PEFT_TYPE_TO_TUNER_MAPPING.get(cast("Any", config.peft_type))
+            return isinstance(tuner, type) and issubclass(tuner, BaseTuner)
+
+        return all(map(can, self.configs)) if self.configs else None
 
 
 def validate_methods(methods: Methods) -> None:

@@ -14,6 +14,7 @@ import pytest
 from reporting.conftest import HOSTILE, example, write_run
 from reporting.inspection.test_document import whole
 from reporting.study_example import study, write_study_run
+from reporting.ten_methods import ten_methods
 
 from hfpatch.reporting import write_joint_report, write_report
 from hfpatch.reporting.explorer.page import write_explorer
@@ -62,7 +63,9 @@ def pages(tmp_path_factory):
     (inspected := root / "inspection.html").write_text(html(inspection_document(whole(), figures(whole()))))
     shutil.copytree(RESULTS / "quickstart", root / "quickstart")
     shutil.copytree(RESULTS, root / "results", ignore=shutil.ignore_patterns("figures", "*.csv"))
+    ten = write_run(root / "ten", ten_methods(), curves=False)
     return {
+        "ten methods": write_report(ten).html,
         "explorer": write_explorer([root / "results"], root / "results" / "explore.html").page,
         "explorer of hostile": write_explorer([bad, run], root / "explore.html").page,
         "run": write_report(run).html,
@@ -136,18 +139,19 @@ def column(page, table, index):
 
 def test_a_heading_sorts_up_down_and_back(visit):
     page = visit("quickstart")
-    before = column(page, "main", 1)
-    heading = page.locator("#main thead th").nth(1)
+    place = page.locator("#methods thead th").all_inner_texts().index("trainable ↕")
+    before = column(page, "methods", place)
+    heading = page.locator("#methods thead th").nth(place)
     numbers = sorted(int(text.replace(",", "")) for text in before)
     heading.locator("button").click()
     assert heading.get_attribute("aria-sort") == "ascending"
-    assert [int(text.replace(",", "")) for text in column(page, "main", 1)] == numbers
+    assert [int(text.replace(",", "")) for text in column(page, "methods", place)] == numbers
     heading.locator("button").click()
     assert heading.get_attribute("aria-sort") == "descending"
-    assert [int(text.replace(",", "")) for text in column(page, "main", 1)] == numbers[::-1]
+    assert [int(text.replace(",", "")) for text in column(page, "methods", place)] == numbers[::-1]
     heading.locator("button").click()
     assert heading.get_attribute("aria-sort") is None
-    assert column(page, "main", 1) == before
+    assert column(page, "methods", place) == before
 
 
 def test_names_and_signed_numbers_sort_too(visit):
@@ -226,13 +230,13 @@ def test_the_keyboard_reaches_and_works_everything(visit):
 def test_a_figure_can_be_taken_as_svg_and_its_data_as_csv(visit):
     page = visit("quickstart")
     with page.expect_download() as taken:
-        page.locator("#quality button.svg").click()
+        page.locator("#training button.svg").click()
     svg = Path(taken.value.path()).read_text()
     assert svg.startswith("<svg")
     assert "var(" not in svg
     assert "fill: rgb(27, 31, 36)" in svg
     with page.expect_download() as taken:
-        page.locator("#answer .downloads a").click()
+        page.locator("#answer .downloads a").dispatch_event("click")
     assert taken.value.suggested_filename == "differences.csv.gz"
     assert gzip.decompress(Path(taken.value.path()).read_bytes()).startswith(b"method,other,task")
 
@@ -330,8 +334,23 @@ def test_a_row_and_a_mark_of_the_explorer_open_the_report(visit):
 def test_figures_and_the_paired_table_fit_a_page_of_1280(visit):
     page = visit("quickstart")
     wide = "(each) => each.scrollWidth > each.clientWidth + 1"
-    for name in ("answer", "quality", "training", "paired"):
+    for name in ("answer", "training", "paired"):
         assert not page.locator(f"#{name} .scroll").first.evaluate(wide), name
+
+
+@pytest.mark.parametrize("name", ["quickstart", "ten methods"])
+def test_the_answer_is_on_the_first_screen(visit, name):
+    page = visit(name)
+    answer = page.locator("section.answer")
+    for selector in (".headline", ".sentences", "figure", "#headline"):
+        box = answer.locator(selector).first.bounding_box()
+        assert 0 < box["y"] < box["y"] + box["height"] <= 900, selector
+        assert box["x"] + box["width"] <= 1280, selector
+    assert page.locator("#headline tbody tr").count() == 10
+    assert page.evaluate("scrollY") == 0
+    folded = page.locator("#protocol details")
+    assert folded.get_attribute("open") is None
+    assert folded.locator("dl").first.is_hidden()
 
 
 def test_names_break_after_underscores_alone_on_a_phone(visit):

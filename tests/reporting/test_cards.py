@@ -45,5 +45,5 @@ def test_the_card_of_a_run_has_answer_table_and_how_to_load(results):
     card = run_card(results)
     assert card.startswith("---\nlibrary_name: peft\n")
     assert all(
-        said in card for said in ("Of 2 methods, 1 is", "| lora | 81,920 |", "tinyworld_cloze (acc)", "load_patch")
+        said in card for said in ("pre_projection_skip beats lora", "| lora | 41.5 % |", "is a LoRA", "load_patch")
     )

@@ -85,8 +85,8 @@ def test_downloads_hold_the_numbers_and_a_long_file_is_packed(build, raw):
     files = {
         attrs["download"]: unquote(attrs["href"].partition(",")[2]) for tag, attrs in parsed.tags if "download" in attrs
     }
-    assert set(files) == {"results.csv", "differences.csv", "quality.csv"}
-    assert files["quality.csv"] == figure_csv("quality", build(raw, curves=False), [])
+    assert set(files) == {"results.csv", "differences.csv"}
+    assert files["differences.csv"] == figure_csv("differences", build(raw, curves=False), [])
     content = "name,value\n" + "a,1\n" * 5000
     packed, plain = (str(_download(Download("x.csv", "its data", text))) for text in (content, "a,1\n"))
     name, data = re.search(r'download="([^"]*)" href="data:application/gzip;base64,([^"]*)"', packed).groups()
@@ -111,7 +111,7 @@ def test_ids_and_sections_are_unique_in_the_order_of_reading_and_references_reso
     assert len(parsed.ids) == len(set(parsed.ids))
     assert {link[1:] for link in parsed.links if link.startswith("#")} <= set(parsed.ids)
     sections = [attrs["id"] for tag, attrs in parsed.tags if tag == "section"]
-    assert sections == ["answer", "what", "quality", "paired", "results", "protocol", "environment", "cite"]
+    assert sections == ["answer", "cautions", "paired", "results", "protocol", "cite"]
 
 
 def test_ids_are_unique_where_there_are_tuning_controls_and_low_noise_metrics():
@@ -125,13 +125,13 @@ def test_ids_are_unique_where_there_are_tuning_controls_and_low_noise_metrics():
 
 def test_numbers_of_the_table_are_there_and_figures_follow_the_colours(build, raw):
     parsed, text = page_of(build(raw))
-    for part in ("45.0 %", "+5.0 [2.0, 8.0]", "−12.0 [−15.0, −9.0]", "81,920", "2,048", "light-dark(", "@media print"):
+    for part in ("45.0 %", "+5.0 [2.0, 8.0]", "−12.0 [−15.0, −9.0]", "81,920", "light-dark(", "@media print"):
         assert part in text.replace("<wbr>", "")
     assert "incomplete run" not in text
     drawn = text[text.index("<svg") :]
     assert "var(--ink)" in drawn
     assert "#1b1f24" not in drawn
-    assert sum(attrs.get("role") == "img" and "aria-label" in attrs for tag, attrs in parsed.tags if tag == "svg") == 3
+    assert sum(attrs.get("role") == "img" and "aria-label" in attrs for tag, attrs in parsed.tags if tag == "svg") == 2
 
 
 def test_an_empty_run_is_a_page_too(build):

@@ -11,15 +11,19 @@ from hfpatch.reporting.numbers import (
     decimal,
     diverged_text,
     duration,
+    margin_of,
     memory,
+    outcome_text,
     part_text,
     ratio,
     scale_of,
     score,
     short_count,
     signed,
+    signed_size,
     significant,
 )
+from hfpatch.results.schema import Verdict
 
 
 @pytest.mark.parametrize(
@@ -30,7 +34,7 @@ from hfpatch.reporting.numbers import (
         ("acc,none", True, Scale.POINTS),
         ("exact_match", True, Scale.POINTS),
         ("word_perplexity", False, Scale.RELATIVE),
-        ("bits_per_byte", False, Scale.RELATIVE),
+        ("bits_per_byte", False, Scale.RAW),
         ("bleu", True, Scale.RAW),
     ],
 )
@@ -39,13 +43,12 @@ def test_scale(metric, higher, scale):
 
 
 def test_a_change_of_a_share_is_in_points_and_a_relative_one_in_per_cent():
-    assert change(0.05, 0.02, 0.08, 0.04, scale=Scale.POINTS, reference=0.4) == Change(5.0, 2.0, 8.0, 4.0, Scale.POINTS)
-    found = change(-2.4, -3.0, -1.8, 0.8, scale=Scale.RELATIVE, reference=20.0)
+    assert change(0.05, 0.02, 0.08, scale=Scale.POINTS, reference=0.4) == Change(5.0, 2.0, 8.0, Scale.POINTS)
+    found = change(-2.4, -3.0, -1.8, scale=Scale.RELATIVE, reference=20.0)
     assert (found.difference, found.low, found.high) == pytest.approx((-12.0, -15.0, -9.0))
-    assert found.smallest_visible == pytest.approx(4.0)
     for reference in (None, 0.0):  # without a reference it is raw
-        found = change(-2.4, -3.0, -1.8, None, scale=Scale.RELATIVE, reference=reference)
-        assert found == Change(-2.4, -3.0, -1.8, None, Scale.RAW)
+        found = change(-2.4, -3.0, -1.8, scale=Scale.RELATIVE, reference=reference)
+        assert found == Change(-2.4, -3.0, -1.8, Scale.RAW)
 
 
 @pytest.mark.parametrize(
@@ -59,15 +62,65 @@ def test_a_change_of_a_share_is_in_points_and_a_relative_one_in_per_cent():
     ],
 )
 def test_change_text(low, high, scale, text):
-    assert change_text(Change(4.0, low, high, None, scale)) == text
+    assert change_text(Change(4.0, low, high, scale)) == text
+
+
+@pytest.mark.parametrize(
+    ("difference", "low", "high", "shown"),
+    [
+        (-0.0446, -0.135, 0.046, "−0.045"),
+        (0.00001, -0.03, 0.03, "0.0000"),
+        (0.56, 0.55, 0.57, "+0.560"),
+        (-0.0446, -math.inf, math.inf, "−0.0446"),
+    ],
+)
+def test_a_size_without_its_interval_has_two_digits_where_these_are_known(difference, low, high, shown):
+    assert signed_size(Change(difference, low, high, Scale.RAW)) == shown
+
+
+@pytest.mark.parametrize(
+    ("outcome", "known", "bare", "sized"),
+    [
+        ("worse", {}, "worse", "worse by 0.045"),
+        (
+            "better by less than the margin",
+            {"margin": 0.1},
+            "better by less than 0.1",
+            "better by 0.045, less than 0.1",
+        ),
+        ("lost", {"question": "keep"}, "lost", "lost 0.045"),
+        ("equivalent", {"margin": 0.02}, "equivalent within 0.02", "equivalent within 0.02"),
+        ("undecided", {"seeds_needed": 7}, "undecided (needs 7 seeds)", "undecided (needs 7 seeds)"),
+        ("undecided", {"why": "one seed"}, "undecided (one seed)", "undecided (one seed)"),
+        (
+            "not tested",
+            {"why": "too few groups", "clusters": {"column": "page", "groups": 5}},
+            *["not tested (too few groups: 5 groups of page, and 20 are needed)"] * 2,
+        ),
+    ],
+)
+def test_outcomes_in_words_have_margins_sizes_and_what_is_needed(outcome, known, bare, sized):
+    pair = {"question": "gain", "method": "a", "other": "b", "task": "t", "metric": "nats_per_token"}
+    verdict = Verdict(**(pair | {"higher_is_better": False, "outcome": outcome, "difference": 0.0446} | known))
+    assert outcome_text(verdict) == bare
+    assert outcome_text(verdict, Change(-0.0446, -0.135, 0.046, Scale.RAW)) == sized
+
+
+def test_margins_are_in_the_unit_of_the_gain():
+    pair = {"question": "gain", "method": "a", "other": "b", "task": "t", "higher_is_better": True, "margin": 0.01}
+    share = Verdict(**pair, metric="acc", outcome="equivalent")
+    assert margin_of(share) == 1.0
+    assert outcome_text(share) == "equivalent within 1 point"
+    perplexity = Verdict(**(pair | {"margin": 0.5, "metric": "word_perplexity", "difference": 2.0}))
+    assert margin_of(perplexity, Change(10.0, 9.0, 11.0, Scale.RELATIVE)) == 2.5
 
 
 def test_numbers_that_are_none_and_rounded_zeros():
-    untested = Change(4.0, -math.inf, math.inf, None, Scale.POINTS)
+    untested = Change(4.0, -math.inf, math.inf, Scale.POINTS)
     assert (change_text(untested), change_text(untested, unit=False)) == ("+4.0 points", "+4.0")
     assert decimal(math.nan, 1) == "not a number"
     assert signed(-math.inf, 1) == "−∞"
-    assert change_text(Change(math.nan, math.nan, math.inf, None, Scale.POINTS)).startswith("not a number [")
+    assert change_text(Change(math.nan, math.nan, math.inf, Scale.POINTS)).startswith("not a number [")
     assert score(math.inf, Scale.RELATIVE) == "∞"
     assert score(None, Scale.POINTS) == "–"
     assert signed(-0.04, 1) == "0.0"

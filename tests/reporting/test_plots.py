@@ -44,32 +44,22 @@ def shown(ax, markers):
     return [line for line in ax.lines if line.get_marker() in markers]
 
 
-@pytest.mark.parametrize("higher_is_better", [True, False])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_what_is_outside_a_forest_is_an_arrow_with_its_number(ax, sign, higher_is_better):
-    inside = plots.Interval(Change(1.0, -1.0, 9.0, 2.0, Scale.RAW), "undecided", single=[0.5, 1.5])
-    outside = plots.Interval(Change(sign * 70.0, sign * 70 - 1, sign * 70 + 1, None, Scale.RELATIVE), "better")
-    unknown = plots.Interval(Change(2.0, math.nan, math.nan, math.nan, Scale.RAW), "not tested")
+def test_what_is_outside_a_forest_is_an_arrow_with_its_number(ax, sign):
+    inside = plots.Interval(Change(1.0, -1.0, 9.0, Scale.RAW), "undecided", single=[0.5, 1.5])
+    outside = plots.Interval(Change(sign * 70.0, sign * 70 - 1, sign * 70 + 1, Scale.RELATIVE), "better")
+    unknown = plots.Interval(Change(2.0, math.nan, math.nan, Scale.RAW), "not tested")
     rows = {0: inside, 1: outside, 3: unknown}
-    plots.forest(ax, ["a", "b", "no row", "c"], rows, limit=5.0, higher_is_better=higher_is_better)
+    plots.forest(ax, ["a", "b", "no row", "c"], rows, limits=(-4.0, 5.0), margin=2.0)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b", "no row", "c"]
-    assert ax.get_xlim() == ((-5.0, 5.0) if higher_is_better else (5.0, -5.0))
+    assert ax.get_xlim() == (-4.0, 5.0)
     assert [line.get_xydata().tolist() for line in shown(ax, "ox")] == [[[1.0, 0.0]], [[2.0, 3.0]]]
     assert [segment.tolist() for each in ax.collections for segment in each.get_segments()] == [[[-1, 0], [5, 0]]]
     assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(-2.0, 4.0)]
     assert [list(line.get_xdata()) for line in shown(ax, "|") if len(line.get_xdata())] == [[0.5, 1.5]]
     (arrow,) = shown(ax, "<>")
-    right = (sign > 0) == higher_is_better
-    assert (arrow.get_marker(), arrow.get_xdata()[0] > 0.5) == (">" if right else "<", right)
+    assert (arrow.get_marker(), arrow.get_xdata()[0] > 0.5) == (">" if sign > 0 else "<", sign > 0)
     assert [text.get_text() for text in ax.texts] == [f"{'+' if sign > 0 else '−'}70 %"]
-
-
-def test_a_point_outside_the_panel_is_at_its_edge_with_its_number(ax):
-    look = styles(["a"], None)["a"]
-    for mean in (10.0, 30.0, -30.0):
-        plots.point(ax, 5.0, mean, 1.0, look, centre=10.0, extent=2.0)
-    assert [line.get_ydata()[0] for line in shown(ax, "o")] == [10.0, 0.95, 0.05]
-    assert [text.get_text() for text in ax.texts] == ["30.0 ↑", "−30.0 ↓"]
 
 
 def test_a_line_is_distinguished_by_dash_and_marks_and_has_a_band_where_its_ends_are_known(ax):

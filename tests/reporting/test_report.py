@@ -18,9 +18,9 @@ from hfpatch.reporting.numbers import MOST_METHODS
 from hfpatch.reporting.report import document_of
 from hfpatch.results.folder import load_results
 
-DRAWN = ("differences", "quality", "training")
+DRAWN = ("differences", "training")
 FILES = sorted(f"figures/{name}.{kind}" for name in DRAWN for kind in ("csv", "svg"))
-FILES[4:4] = ["figures/summary.pdf", "figures/summary.png"]
+FILES[2:2] = ["figures/summary.pdf", "figures/summary.png"]
 FILES += ["report.html", "report.md", "results.csv", "results.tex"]
 
 
@@ -66,17 +66,16 @@ def test_figures_are_pdfs_too_when_asked_and_never_older_than_their_svgs(run_dir
         assert str(run_dir) not in text
         assert not re.search(r"20[3-9]\d-|<dc:date>|Matplotlib v", text)
     pdfs = sorted(path for path in report.figures if path.suffix == ".pdf")
-    assert [path.name for path in pdfs] == [*(f"{name}.pdf" for name in (*DRAWN[:2], "summary", DRAWN[2]))]
+    assert [path.name for path in pdfs] == [f"{name}.pdf" for name in ("differences", "summary", "training")]
     first = {path: path.read_bytes() for path in pdfs}
     assert all(content.startswith(b"%PDF") for content in first.values())
     assert b"DejaVuSans" in first[pdfs[0]]  # with its font, so that a minus sign is one
-    raw["methods"]["lora"]["parameters"]["trainable"] = 40_000
+    raw["comparisons"][-1] |= {"difference": -1.0, "low": -1.5, "high": -0.5}
     (run_dir / "results.json").write_text(json.dumps(raw))
     pdfs[-1].unlink()
     again = write_report(run_dir)
     assert {path for path in again.figures if path.suffix == ".pdf"} == set(pdfs[:-1])  # summary.pdf is always there
-    assert pdfs[1].name == "quality.pdf"
-    assert pdfs[1].read_bytes() != first[pdfs[1]]
+    assert pdfs[0].read_bytes() != first[pdfs[0]]
 
 
 def test_an_incomplete_run_is_reported_as_far_as_it_got(run_dir, raw, build):

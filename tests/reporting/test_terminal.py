@@ -1,5 +1,7 @@
 """Tables in a terminal of 80 columns."""
 
+import re
+
 import pytest
 
 from hfpatch.reporting.document import Column, Document, Row, Table
@@ -15,5 +17,6 @@ def test_two_names_are_never_cut_to_the_same(printed, width, columns, end):
     table = Table("t", "t", (Column("method"), *headings), rows)
     lines = printed(Document("", (), summary=(table,)), width).splitlines()
     assert max(map(len, lines)) <= width
-    first = "".join(line.split("│")[1].strip() for line in lines if line.startswith("│"))
-    assert first == "".join(names)
+    rule = next(place for place, line in enumerate(lines) if line.startswith("──"))
+    end = re.match(r"\S+\s+", lines[rule - 1]).end()
+    assert "".join(line[:end].strip() for line in lines[rule + 1 :]) == "".join(names)

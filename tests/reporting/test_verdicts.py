@@ -9,6 +9,7 @@ from reporting.conftest import comparison, method, read_csv, write_run
 from scipy import stats
 
 from hfpatch.reporting.cards import run_card
+from hfpatch.reporting.comparison.forest import control_for
 from hfpatch.reporting.explorer.entries import entries
 from hfpatch.reporting.report import document_of, write_report
 from hfpatch.results import load_results
@@ -111,7 +112,12 @@ def test_no_two_statements_disagree_in_any_rendering(tmp_path, printed, seed):
     statements += [("written", (v.method, v.other, v.task), v.outcome) for v in again.verdicts]
     first = results.first_task
     headline = markdown_rows(text, "## Answer") if "| method | gain" in text else []
-    statements += [("headline", (line[0][0], "baseline", first), line[1][-1]) for line in headline if line[1] != ["–"]]
+    columns = [] if not headline else [cell.strip() for cell in text[text.index("| method | gain") :].split("|")[1:8]]
+    for line in headline:
+        for name, cell in zip(columns, line, strict=False):
+            if name.startswith("against ") and (outcome := re.match("better|worse|not decided|not tested", cell[0])):
+                control = control_for(results, line[0][0])
+                statements.append(("headline", (line[0][0], control, first), outcome[0]))
     by_pair = {}  # (method, other, task) -> verdict -> the renderings that say it
     for source, key, verdict in statements:
         by_pair.setdefault(key, {}).setdefault(
@@ -127,8 +133,8 @@ def test_no_two_statements_disagree_in_any_rendering(tmp_path, printed, seed):
         )
         assert leaves_out == (row["outcome"] in ("better", "worse"))
     known = {(row["method"], row["other"], row["task"]): row for row in made}
-    _check_words(headline, known, results, first)
-    _check_sentence(next(line for line in text.splitlines() if line.startswith(("Of ", "No "))), known, results, first)
+    _check_words(headline, columns, known, results, first)
+    _check_sentences(text, known, results)
     if not headline:
         return
     # HTML, LaTeX, the terminal and the card have the cells that Markdown has
@@ -140,57 +146,31 @@ def test_no_two_statements_disagree_in_any_rendering(tmp_path, printed, seed):
     assert all(line[-1] in rendered for line in shown for rendered in (terminal, tex, card))
 
 
-def _check_words(headline, known, results, first):
-    """The cells of the headline say of each task what its row says, or how many rows say it, and by which measure."""
-    tasks, loras = set(results.tasks), [name for name, each in results.methods.items() if each.parts == LORA]
-    for line in headline:
-        against = [("baseline", line[2], tasks - {first})] if len(tasks) > 1 and line[2] != ["–"] else []
-        if loras and line[0][0] not in loras:
-            against.append((loras[0], line[-1], tasks))
-        for other, cell, where in against:
-            rows = [known[key] for key in known if key[:2] == (line[0][0], other) and key[2] in where]
-            for outcome, clause in re.findall(
-                r"(better|worse) on (.*?)(?=, worse on|, sizes differ|; |$)", " ".join(cell)
-            ):
-                mine = [row for row in rows if row["outcome"] == outcome]
-                said = re.findall(r"(?: and |, )?([^()]+) \(([^)]*)\)", clause)
-                metrics = {metric for _, each in said for metric in each.split(", ")}
-                assert metrics == {row["metric"].replace("_", " ") for row in mine}
-                many = re.match(r"(\d+) of (\d+) tasks", clause)
-                if many:
-                    assert int(many[1]) == len(mine)
-                else:
-                    names = [name for each, _ in said for name in re.split(r", | and ", each)]
-                    assert sorted(names) == sorted(row["task"] for row in mine)
-            if "not decided" in " ".join(cell):
-                assert {row["outcome"] for row in rows} <= {"not decided", "not tested"}
+def _check_words(headline, columns, known, results, first):
+    """The cells on other tasks name those with the outcome, and those whose plain interval alone excludes 0."""
+    place = columns.index("on other tasks") if "on other tasks" in columns else None
+    for line in headline if place is not None else ():
+        rows = [row for (m, o, t), row in known.items() if (m, o) == (line[0][0], "baseline") and t != first]
+        for clause in line[place][0].split("; "):
+            words, _, names = clause.partition(": ")
+            tasks = names.split(", ") if names else [row["task"] for row in rows]
+            mine = [row for row in rows if row["task"] in tasks]
+            if words.startswith("alone "):
+                assert all(
+                    row["outcome"] == "not decided" and float(row["low"]) * float(row["high"]) > 0 for row in mine
+                )
+            elif words != "–":
+                assert {row["outcome"] for row in mine} == {words}
+                assert names == "" or len(mine) == sum(row["outcome"] == words for row in rows)
 
 
-def _check_sentence(sentence, known, results, first):
-    """Every count of the sentence is that of the rows."""
-    if not sentence.startswith("Of "):
-        assert not any(row["outcome"] in ("better", "worse") for row in known.values())
-        return
-    loras = [name for name, each in results.methods.items() if each.parts == LORA]
-
-    def methods(other, tasks, outcome):
-        return len({m for (m, o, t), row in known.items() if (o == other and t in tasks and row["outcome"] == outcome)})
-
-    def count(pattern, part):
-        found = re.search(pattern, part)
-        return 0 if found is None or found[1] == "none" else int(found[1])
-
-    clauses = sentence.rstrip(".").split("; ")
-    for clause in clauses:
-        if "than baseline on" in clause:
-            other, tasks = "baseline", [first]
-        elif clause.startswith("on the "):
-            other, tasks = "baseline", [task for task in results.tasks if task != first]
-        elif clause.startswith("against LoRA"):
-            other, tasks = loras[0], list(results.tasks)
-        else:
-            assert "none was tested" in clause
-            continue
-        for outcome in ("better", "worse"):
-            counted = count(rf"(\d+|none) (?:is|are) (?:shown to be )?{outcome}", clause)
-            assert counted == methods(other, tasks, outcome), sentence
+def _check_sentences(text, known, results):
+    """Every sentence names pairs with its outcome, and every pair with LoRA that differs has one."""
+    told = re.findall(r"- . \*\*Exploratory, (\S+): (better|worse) than (\S+)\*\* – (.*)\.", text.replace("\\", ""))
+    said = {
+        (part.split(" ")[0], other, task): outcome for task, outcome, other, rest in told for part in rest.split(", ")
+    }
+    for key, outcome in said.items():
+        assert known[key]["outcome"] == outcome
+    found = {key for key, row in known.items() if row["outcome"] in ("better", "worse") and key[1] != "baseline"}
+    assert {key for key in found if known[key]["question"] == "lora"} <= said.keys()

@@ -249,7 +249,7 @@ def test_a_trial_that_diverges_is_shown_and_never_chosen(model_folder, tmp_path)
     assert {choice["values"]["lr"] for choice in tuned["chosen"].values()} == {1e-3}
     assert tuned["seed"] == 1001
     assert set(tuned["chosen"]["pre"]) == {"values", "loss", "trials", "edge"}
-    said = "its best learning rate, 0.001, is the lowest of the 2 that were tried, so a lower one may be better."
+    said = "the best learning rate, 0.001, is the lowest of the 2 that were tried, so a lower one may be better."
     assert [warning for warning in results["warnings"] if said in warning] == [f"pre: {said}", f"lora: {said}"]
 
 

@@ -1,141 +1,206 @@
-"""The answer of a comparison, read from its verdicts: a line for each method, and one sentence."""
+"""The answer of a comparison, read from its verdicts: a sentence for each primary pair, and the table of methods."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from hfpatch.errors import listed
 from hfpatch.recipes import pairs
-from hfpatch.reporting.document import Cell, Column, Row, Table, Tone
+from hfpatch.recipes.budgets import budget_in, family_of
+from hfpatch.recipes.retention import text_of
+from hfpatch.reporting.comparison.forest import SIZE, against_controls, asked, control_for, forest_of, others_text
+from hfpatch.reporting.document import Cell, Column, Finding, Findings, Row, Table, Tone
 from hfpatch.reporting.numbers import (
+    MINUS,
     NOTHING,
-    Scale,
-    change_text,
-    count,
+    Change,
+    digits_for,
     diverged_text,
     gain_of,
-    measured,
-    metric_text,
-    metrics_text,
+    interval,
+    margin_text,
+    needs_text,
     outcome_text,
     ratio,
+    short_count,
+    signed_size,
+    size_text,
+    unit_text,
+    why_text,
 )
-from hfpatch.results.comparison import MATCHED
 from hfpatch.results.decision import ALPHA, reach
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.verdicts import Verdict
 
-_MOST_NAMED = 2
+_MOST_SENTENCES = 6  # of more pairs, a sentence for each outcome names them
+_MOST_LEFT_OUT = 3
 _FEW_SEEDS = 5
+_TONES: tuple[Tone, ...] = ("better", "worse", "same", "undecided", "not tested")
 
 
-@dataclass(frozen=True)
-class Line:
-    """One method.
-
-    Attributes:
-        method: its name.
-        trainable: how many parameters it trains.
-        first: the verdict against the baseline on the first task; None where there is none.
-        others: the verdicts against the baseline on all other tasks.
-        control: the LoRA that it was compared with, see :func:`control_for`.
-        ratio: its parameters over the LoRA's.
-        against: the verdicts against that LoRA.
-        words: the verdicts in words.
-    """
-
-    method: str
-    trainable: int
-    first: Verdict | None
-    others: tuple[Verdict, ...]
-    control: str | None
-    ratio: float | None
-    against: tuple[Verdict, ...]
-    words: str
-
-
-def method_lines(results: ComparisonResults) -> list[Line]:
-    """Return a line for each method, by gain on the first task, the highest first."""
-    lines, gains = [], {}
-    for name in results.others:
-        own, method = results.answers("base", name), results.methods[name]
-        control = control_for(results, name)
-        size = results.methods[control].trainable if control else 0
-        against = tuple(each for each in results.answers("lora", name) if each.other == control)
-        lost = len(method.diverged)
-        ending = f"; {lost} of {len(method.runs)} seeds diverged" if lost else ""
-        if not method.runs:
-            words = "not finished"
-        elif method.all_diverged:
-            words = diverged_text(method.diverged)
-        elif control is None:
-            words = ("is a LoRA" if pairs.is_lora(method.parts) else "not compared with a LoRA") + ending
-        else:
-            near = abs(size - method.trainable) <= MATCHED * method.trainable or are_matched(results, name, control)
-            words = f"{summary(against)}{'' if near else ', sizes differ'}{ending}"
-        first = next((each for each in own if each.task == results.first_task), None)
-        if first is not None and (gain := gain_of(results, first)) is not None:
-            gains[name] = gain.difference
-        others = tuple(each for each in own if each.task != results.first_task)
-        ratio = method.trainable / size if size else None
-        lines.append(Line(name, method.trainable, first, others, control, ratio, against, words))
-    return sorted(lines, key=lambda line: (line.method not in gains, -gains.get(line.method, 0.0)))
-
-
-def answer(results: ComparisonResults) -> str:
-    """Return one sentence that counts the verdicts."""
-    lines = method_lines(results)
-    if not lines or results.baseline is None:
+def lead(results: ComparisonResults) -> str:
+    """Return one or two sentences: what the first question found, and which method gains most."""
+    if results.baseline is None or not results.others:
         return "There is no method to compare with a baseline."
     if not results.comparisons:
         why = "No paired comparison was made" if results.complete else "The run is not complete; nothing is tested yet"
         return f"{why}, so nothing is decided."
-    # on the first task
-    known, task = [line.first for line in lines if line.first is not None], results.first_task
-    said = f"none was tested against {results.baseline}"
-    if task is not None and known:
-        where = f"{task} ({metric_text(results.deciding[task].metric)})"
-        better, worse = (sum(each.tone == outcome for each in known) for outcome in ("better", "worse"))
-        if all(each.tone == "not tested" for each in known):
-            said += f" on {where}"
+    verdicts = asked(results)
+    if not verdicts:
+        return "No pair was compared, so nothing is decided."
+    task, other = verdicts[0].task, others_text(results, verdicts)
+    names = {tone: [each.method for each in verdicts if each.tone == tone] for tone in _TONES}
+    if better := names["better"]:
+        said = f"On {task}, {names_text(better, results.others)} {'beat' if len(better) > 1 else 'beats'} {other}."
+    elif len(names["not tested"]) == len(verdicts):
+        said = f"On {task} nothing was tested{_why(verdicts)}."
+    elif len(names["worse"]) == len(verdicts) > 1:
+        said = f"On {task} every method that was asked about is worse than {other}."
+    else:
+        said = f"On {task} no method is shown to be better than {other}."
+    gains = {name: gain for name in results.others if (gain := _gain_on(results, name, task)) is not None}
+    most = max(gains, key=lambda name: gains[name].difference, default=None)
+    if most is not None and other != results.baseline and len(gains) > 1:
+        size = short_count(results.methods[most].trainable)
+        said += f" {most} gains most over {results.baseline}, with {size} parameters; its lead on all was not tested."
+    return said
+
+
+def sentences(results: ComparisonResults) -> Findings:
+    """Return a sentence for each primary pair; of more than a few pairs one for each outcome.
+
+    What is found of the methods that the question leaves out follows; where nothing was tested, of all pairs.
+    """
+    found, primary = list[Finding](), results.primary
+    untested = all(each.tone == "not tested" for each in primary)
+    if 0 < len(primary) <= _MOST_SENTENCES and not untested:
+        found = [_sentence(results, each) for each in primary]
+    else:
+        for question in ("gain", "keep"):
+            own = [each for each in primary if each.question == question]
+            for task in dict.fromkeys(each.task for each in own):
+                found += _grouped(results, [each for each in own if each.task == task])
+    if results.comparisons:
+        others = [each for name in ("lora", "base") for each in results.answers(name) if each.role == "secondary"]
+        first = asked(results)
+        beside = [each for each in against_controls(results, first[0].task if first else None) if each not in primary]
+        some = [each for each in beside if each.is_found]
+        if untested:
+            some = [each for each in others if each.is_found or (not primary and each in first)]
+        for question, task in dict.fromkeys((each.question, each.task) for each in some):
+            own = [each for each in some if (each.question, each.task) == (question, task)]
+            found += _grouped(results, own, f"Exploratory, {text_of(task)}: ")
+    return Findings(tuple(found), compact=True)
+
+
+def answer(results: ComparisonResults) -> str:
+    """Return the answer as one paragraph."""
+    return " ".join([lead(results), *map(str, sentences(results).items)])
+
+
+def _sentence(results: ComparisonResults, verdict: Verdict) -> Finding:
+    """Return the sentence of one primary pair, with its numbers."""
+    gain, task, other = gain_of(results, verdict), text_of(verdict.task), verdict.other
+    keeps = verdict.question == "keep"
+    if gain is None or verdict.tone == "not tested":
+        about = f"on {task}" if keeps else f"against {other} on {task}"
+        return Finding(verdict.method, f"{about}: {outcome_text(verdict)}.", verdict.tone)
+    unit, digits = unit_text(verdict.metric, gain.scale), digits_for(gain)
+    size = size_text(replace(gain, scale=type(gain.scale).RAW), ends=False)
+    ends = f" {_ends(gain, digits)}" if math.isfinite(gain.high - gain.low) else ""
+    side = "behind" if gain.difference < 0 else "ahead of"
+    margin = margin_text(verdict, gain)
+    less = f", less than {margin}" if "less than" in verdict.outcome else ""
+    if keeps:
+        verb = "loses" if gain.difference < 0 else "gains"
+        said = f"{verb} {size} {unit} on {task}{ends}"
+    else:
+        said = f"is {size} {unit} {side} {other}{ends}"
+    if verdict.tone == "undecided":
+        needs = needs_text(verdict)
+        why = f" ({verdict.why})" if verdict.why else f"; {needs} would decide it" if needs else ""
+        said += f": undecided{why}. {_alone(results, verdict)}".rstrip(". ")
+    elif verdict.tone == "same":
+        said += f": {verdict.outcome}{f' within {margin}' if margin else ''}"
+    else:
+        tried = " at the rates tried" if verdict.at_rates_tried else ""
+        said += f": {verdict.outcome.partition(' by ')[0]}{tried}{less}"
+    return Finding(verdict.method, f"{said}.", verdict.tone)
+
+
+def _alone(results: ComparisonResults, verdict: Verdict) -> str:
+    """Say that the plain interval of an undecided difference excludes 0; nothing where it does not."""
+    plain = gain_of(results, verdict, plain=True)
+    if plain is None or verdict.p is None or plain.low <= 0 <= plain.high:
+        return ""
+    return f"Alone, its 95 % interval {_ends(plain, digits_for(plain))} excludes 0"
+
+
+def _ends(gain: Change, digits: int) -> str:
+    """Return an interval that no line breaks."""
+    return interval(gain.low, gain.high, digits).replace(" ", "\u00a0")
+
+
+def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str = "") -> Iterator[Finding]:
+    """Yield a sentence for each outcome of one question on one task, the sizes of gains with their names."""
+    keeps, task = verdicts[0].question == "keep", text_of(verdicts[0].task)
+    other = others_text(results, list(verdicts))
+    for tone in _TONES:
+        own = [each for each in verdicts if each.tone == tone]
+        if not own:
+            continue
+        outcome, (gain, *_) = own[0].outcome.partition(" by ")[0], [gain_of(results, each) for each in own]
+        margin = margin_text(own[0], gain)
+        words = {
+            "same": f"{outcome} within {margin}",
+            "undecided": outcome,
+            "not tested": f"not tested{_why(own)}",
+        }.get(tone, outcome)
+        than = {"better": "than", "worse": "than", "equivalent": "to"}.get(outcome, "against")
+        subject = f"{role}{task}: {words}" if keeps else f"{role}{words.replace(' within', f' {than} {other} within')}"
+        subject += "" if keeps or " within" in words else f" {than} {other}"
+        if keeps:
+            rest = names_text([each.method for each in own], results.others)
         else:
-            losing = f" and {worse} {'is' if worse == 1 else 'are'} worse" if worse else ""
-            said = f"{better or 'none'} {'are' if better > 1 else 'is'} {'' if better else 'shown to be '}better"
-            said += f" than {results.baseline} on {where}{losing}"
-    clauses = [f"Of {len(lines)} method{'s' * (len(lines) != 1)}, {said}"]
-    # on the other tasks
-    others = [[each for each in line.others if each.tone != "not tested"] for line in lines]
-    every = [each for tested in others for each in tested]
-    if every:
-        tasks, metrics = len({each.task for each in every}), metrics_text(each.metric for each in every)
-        where = f"the {f'{tasks} other tasks' if tasks > 1 else 'other task'} ({metrics})"
-        any_of = " on at least one" if tasks > 1 else ""
-        outcomes = [{each.tone for each in tested} for tested in others]
-        counts = [(sum(outcome in each for each in outcomes), outcome) for outcome in ("better", "worse")]
-        parts = [f"{many} {'are' if many > 1 else 'is'} {outcome}{any_of}" for many, outcome in counts if many]
-        clauses.append(f"on {where} " + (listed(parts) or "none is found to differ"))
-    # against LoRA
-    is_lora = {name: pairs.is_lora(method.parts) for name, method in results.methods.items()}
-    against = [line.against for line in lines if not is_lora[line.method]]
-    compared = [[each for each in verdicts if each.tone != "not tested"] for verdicts in against]
-    if compared and any(is_lora.values()):
-        known_ones = [tested for tested in compared if tested]
-        if known_ones:
-            outcomes = [{each.tone for each in tested} for tested in known_ones]
-            better, worse = (sum(outcome in each for each in outcomes) for outcome in ("better", "worse"))
-            same, undecided = (sum(tone_of(each) == tone for each in known_ones) for tone in ("same", "undecided"))
-            untested = compared.count([])
-            parts = [f"{better} {'are' if better > 1 else 'is'} better" if better else "none is shown to be better"]
-            parts += [f"{worse} {'is' if worse == 1 else 'are'} worse"] if worse else []
-            parts += [f"{same} {'is' if same == 1 else 'are'} equivalent"] if same else []
-            parts += [f"{undecided} {'is' if undecided == 1 else 'are'} undecided"] if undecided else []
-            parts += [f"{untested} {'was' if untested == 1 else 'were'} not tested"] if untested else []
-            metrics = metrics_text(each.metric for tested in known_ones for each in tested)
-            clauses.append(f"against LoRA ({metrics}) {listed(parts)}")
-        else:
-            clauses.append("none was tested against a LoRA")
-    return "; ".join(clauses) + "."
+            listing = []
+            for each in own:
+                size, needs = gain_of(results, each), needs_text(each)
+                by = f" {signed_size(size)}" if size is not None else ""
+                by += " at the rates tried" if each.at_rates_tried else ""
+                listing.append(f"{each.method}{by}{f' (needs {needs})' if tone == 'undecided' and needs else ''}")
+            rest = ", ".join(listing)
+        yield Finding(subject if keeps else subject[:1].upper() + subject[1:], f"– {rest}.", tone)
+
+
+def _why(verdicts: Iterable[Verdict]) -> str:
+    reasons = ", ".join(dict.fromkeys(why_text(each) for each in verdicts if each.why))
+    return f" ({reasons})" if reasons else ""
+
+
+def names_text(names: Collection[str], every: Collection[str]) -> str:
+    """Return names, each once: ``every method``, ``all but lora``, and budgets of one method as ``lora (9k, 80k)``."""
+    names = [name for name in every if name in names]
+    rest = [name for name in every if name not in names]
+    if len(names) > 1 and not rest:
+        return "every method"
+    if len(names) > 2 * _MOST_LEFT_OUT and len(rest) <= _MOST_LEFT_OUT:
+        return f"all but {listed(rest)}"
+    families: dict[str, list[str]] = {}
+    for name in names:
+        families.setdefault(family_of(name), []).append(name)
+    said = []
+    for family, own in families.items():
+        whole = [name for name in every if family_of(name) == family]
+        budgets = ", ".join(filter(None, map(budget_in, own)))
+        said.append(family if len(own) == len(whole) or not budgets else f"{family} ({budgets})")
+    return listed(said)
+
+
+def _gain_on(results: ComparisonResults, method: str, task: str) -> Change | None:
+    verdict = results.verdict(method, task, results.baseline)
+    return None if verdict is None else gain_of(results, verdict)
 
 
 def tone_of(verdicts: Sequence[Verdict]) -> Tone:
@@ -147,92 +212,163 @@ def tone_of(verdicts: Sequence[Verdict]) -> Tone:
     return next((tone for tone in tones if tone in said), "not tested")
 
 
-def control_for(results: ComparisonResults, name: str) -> str | None:
-    """Return the LoRA that a method is compared with: the first of its match group, else the nearest in size.
-
-    None for a LoRA itself, and for a method that is compared with none.
-    """
-    if pairs.is_lora(results.methods[name].parts):
-        return None
-    declared = dict.fromkeys(each.other for each in results.verdicts if each.question == "lora" and each.method == name)
-    known = [other for other in declared if other in results.methods]
-    size = results.methods[name].trainable
-    matched = next((other for other in known if are_matched(results, name, other)), None)
-    return matched or min(known, key=lambda other: abs(results.methods[other].trainable - size), default=None)
-
-
-def are_matched(results: ComparisonResults, one: str, other: str) -> bool:
-    """Say whether one method's size was solved for the other's, or both for a third's."""
-    anchors = {name: [method.match.to] if method.match else [] for name, method in results.methods.items()}
-    return pairs.in_one_group(anchors, one, other)
-
-
-def summary(verdicts: Sequence[Verdict]) -> str:
-    """Return on which tasks, and by which measures, a method is better and on which it is worse."""
-    parts = []
-    tested = [each for each in verdicts if each.tone != "not tested"]
-    for outcome in ("better", "worse"):
-        side = [each for each in tested if each.tone == outcome]
-        several = f"{len(side)} of {len(tested)} tasks ({metrics_text(each.metric for each in side)})"
-        if side:
-            parts.append(f"{outcome} on {measured(side) if len(side) <= _MOST_NAMED else several}")
-    if parts:
-        return ", ".join(parts)
-    if tested:
-        primary = [f"{outcome_text(each)} on {measured([each])}" for each in tested if each.role == "primary"]
-        return "; ".join(primary) or f"not decided ({metrics_text(each.metric for each in tested)})"
-    reasons = ", ".join(dict.fromkeys(each.why for each in verdicts if each.why))
-    return f"not tested ({reasons})" if reasons else "not tested"
-
-
 def headline_table(results: ComparisonResults) -> Table:
-    """Build the table that a report opens with; for narrow terminals, of gains and of verdicts."""
-    lines, first = method_lines(results), results.first_task
-    table: list[tuple[Column, Sequence[str | Cell]]] = [(Column("method"), [line.method for line in lines])]
-    if first is not None:
-        metric = metric_text(results.deciding[first].metric)
-        gains = [(line.first, gain_of(results, line.first)) if line.first else (None, None) for line in lines]
-        scale = next((gain.scale for _, gain in gains if gain is not None), Scale.RAW)
-        unit = {Scale.POINTS: "points of ", Scale.RELATIVE: "% lower "}.get(scale, "")
-        notes = f"{unit}{metric}", f"n = {count(results.tasks[first].n)}"
-        cells = [
-            Cell((change_text(gain, unit=False), made.outcome), made.tone) if made and gain else NOTHING
-            for made, gain in gains
-        ]
-        table.append((Column(f"gain on {first}", notes, number=True, tip=_GAIN), cells))
-    others = {each.task: each.metric for line in lines for each in line.others}
-    if others:
-        column = Column("other tasks", (f"{len(others)}: {metrics_text(others.values())}",), tip=", ".join(others))
-        summaries = [Cell((summary(line.others),), tone_of(line.others)) if line.others else NOTHING for line in lines]
-        table.append((column, summaries))
-    place = len(table)
-    controls = {line.control for line in lines if line.control}
-    shared = next(iter(controls)) if len(controls) == 1 else None
-    column = Column("parameters", (f"(× {shared})",) if shared else (), number=True, tip=_SIZE)
-    ratios = (
-        f" ({ratio(line.ratio)} ×{'' if shared else f' {line.control}'})" if line.ratio is not None else ""
-        for line in lines
+    """Build the table of methods, by gain, the highest first; columns without values are left out."""
+    task = next((each.task for each in asked(results)), results.first_task)
+    gains = {name: gain for name in results.others if task and (gain := _gain_on(results, name, task)) is not None}
+    order = sorted(results.others, key=lambda name: -gains[name].difference if name in gains else math.inf)
+    controls = {name: control_for(results, name) for name in order}
+    others = {other for other in controls.values() if other is not None}
+    shared = next(iter(others)) if len(others) == 1 else None
+    columns: list[tuple[Column, Sequence[str | Cell]]] = [(Column("method"), order)]
+    if task is not None:
+        units = [unit_text(results.deciding[task].metric, gain.scale) for gain in gains.values()]
+        known = [signed_size(gains[name]) if name in gains else NOTHING for name in order]
+        columns.append((Column("gain", (task, *units[:1]), number=True, tip=_GAIN), known))
+        cells = [_against(results, name, task, controls[name]) for name in order]
+        columns.append((Column(f"against {shared or SIZE}", tip=_AGAINST), cells))
+    columns.append(_kept(results, order, task))
+    sizes = []
+    for name in order:
+        size, control = results.methods[name].trainable, controls[name]
+        of_control = results.methods[control].trainable if control is not None else 0
+        times = f" ({ratio(size / of_control)} ×)" if of_control else ""
+        sizes.append(short_count(size) + times)
+    columns.append((Column("parameters", number=True, tip=_SIZE), sizes))
+    columns += _costs(results, order, controls)
+    rows = tuple(map(Row, zip(*(cells for _, cells in columns), strict=True)))
+    return Table("headline", "Methods", tuple(column for column, _ in columns), rows, heading=False).with_values()
+
+
+_SIZE = "Trainable parameters, and how many times those of its LoRA."
+_GAIN = "The difference to the base, above 0 is better. Gains of different methods are compared in the next column."
+_AGAINST = "The paired difference with the interval of its outcome, above 0 is better."
+
+
+def _against(results: ComparisonResults, name: str, task: str, control: str | None) -> str | Cell:
+    """Return the outcome of a method against its control: with its numbers, primary or exploratory."""
+    method = results.methods[name]
+    if not method.runs:
+        return "not finished"
+    if method.all_diverged:
+        return diverged_text(method.diverged)
+    verdict = results.verdict(name, task, control) if control else None
+    if verdict is None:
+        return "is a LoRA" if pairs.is_lora(method.parts) else NOTHING
+    gain = gain_of(results, verdict)
+    notes = [] if verdict.role == "primary" else ["exploratory"]
+    if method.diverged and not verdict.why:
+        notes.append(f"{len(method.diverged)} of {len(method.runs)} seeds diverged")
+    if verdict.tone == "not tested" and gain is not None:  # the sentences say why
+        return Cell((f"not tested, {signed_size(gain)}",), verdict.tone)
+    numbers = ""
+    if gain is not None:
+        size = "" if verdict.is_found else f" {signed_size(gain)}"
+        turned = gain.turned if verdict.tone == "worse" else gain
+        ends = f" {interval(turned.low, turned.high, digits_for(gain))}" if math.isfinite(gain.high - gain.low) else ""
+        numbers = size + ends
+    words = f"{outcome_text(verdict, gain)}{numbers}{f', {listed(notes)}' if notes else ''}"
+    return Cell((words,), verdict.tone)
+
+
+def _kept(results: ComparisonResults, order: Sequence[str], task: str | None) -> tuple[Column, list[str | Cell]]:
+    """Return what each method kept: the second question, else what is found on the other tasks."""
+    keep = [each for each in results.primary if each.question == "keep"]
+    tasks = list(dict.fromkeys(each.task for each in keep))
+    margins = list(filter(None, dict.fromkeys(margin_text(each, gain_of(results, each)) for each in keep))) or [""]
+    cells: list[str | Cell] = []
+    for name in order:
+        own = [each for each in keep if each.method == name]
+        if not keep:
+            own = [each for each in results.answers("base", name) if each.task != task and each.role == "secondary"]
+        if not own:
+            cells.append(NOTHING)
+            continue
+        if len(tasks) == 1:
+            said_of = outcome_text(own[0], gain_of(results, own[0])).replace(f" within {margins[0]}", "")
+            cells.append(Cell((said_of,), own[0].tone))
+            continue
+        said: dict[str, list[str]] = {}
+        for each in own:
+            alone = "" if keep or each.is_found or each.p is None or each.low <= 0 <= each.high else "alone "
+            worse = (each.difference > 0) != each.higher_is_better
+            words = f"alone {'worse' if worse else 'better'}" if alone else each.outcome.partition(" by ")[0]
+            said.setdefault(words, []).append(text_of(each.task).removeprefix("tinyworld_"))
+        found = [f"{words}: {', '.join(names)}" for words, names in said.items() if words != "not decided"]
+        if len(said) == 1 and not next(iter(said)).startswith("alone"):
+            words = next(iter(said)) + (" on all" if len(own) > 1 and keep else "")
+        else:
+            words = "; ".join(found)
+        lost = bool(keep) and any(each.tone == "worse" for each in own)
+        cells.append(Cell((words,), "worse" if lost else tone_of(own)))
+    title = f"keeps {text_of(tasks[0])}" if len(tasks) == 1 else "keeps" if keep else "on other tasks"
+    notes = (f"within {margins[0]}",) if len(tasks) == 1 and margins[0] else ()
+    return Column(title, notes, tip=_KEPT if keep else _OTHERS), cells
+
+
+_KEPT = "The second question: is what the base could do kept?"
+_OTHERS = "Exploratory. Alone: its plain 95 % interval excludes 0, and the corrected test does not."
+
+
+def _costs(
+    results: ComparisonResults, order: Sequence[str], controls: dict[str, str | None]
+) -> list[tuple[Column, list[str | Cell]]]:
+    """Return the columns of cost: time of a step and peak memory over those of the control, and merging."""
+    times, memory, folds = list[str | Cell](), list[str | Cell](), list[str | Cell]()
+    for name in order:
+        own, control = results.methods[name].cost, controls[name]
+        other = results.methods[control].cost if control is not None else None
+        over = own.memory_over(other) if own and other else None
+        mark = " *" if own is not None and own.shared else ""
+        times.append(f"{ratio(own.steps_over(other))} ×{mark}" if own and other else NOTHING)
+        memory.append(NOTHING if over is None else f"{ratio(over)} ×")
+        folds.append({True: "yes", False: "no", None: NOTHING}[results.methods[name].merges])
+    return [
+        (Column("step time", number=True, tip=_TIME), times),
+        (Column("memory", number=True, tip=_MEMORY), memory),
+        (Column("folds", tip="Whether it can be merged into the base's weights."), folds),
+    ]
+
+
+_TIME = "The time of a training step over that of the LoRA of its size, the median of interleaved rounds."
+_MEMORY = "The peak memory of a training step over that of the LoRA of its size."
+_LEGEND = (
+    "Gains are over the base. [Intervals] belong to their outcomes, corrected for all pairs of the question; above 0 "
+    "is better. Alone: the plain 95 % interval excludes 0. × is over the LoRA that a method is compared with."
+)
+
+
+def legend(results: ComparisonResults) -> str:
+    """Return how to read the table of methods, and what is to be known of its questions and costs."""
+    shared = any(method.cost is not None and method.cost.shared for method in results.methods.values())
+    said = [] if results.frontier is not None else [_LEGEND]
+    said += ["*: other programs used the machine meanwhile."] if shared else []
+    return " ".join([*said, *filter(None, [changed_text(results)])])
+
+
+def changed_text(results: ComparisonResults) -> str:
+    """Return which questions were asked when results existed already; nothing where none was."""
+    changed = dict.fromkeys(f"{each.question}: {each.changed}" for each in results.primary if each.changed)
+    return f"Questions, {'; '.join(changed)}." if changed else ""
+
+
+def terminal_table(results: ComparisonResults) -> Table:
+    """Build the table of methods with the forest as characters, and its parts for narrow terminals."""
+    table, found = headline_table(results), forest_of(results)
+    if found is None:
+        return table
+    strip = Column("difference", (" to ".join(f"{end:.2g}".replace("-", MINUS) for end in found.limits),))
+    drawn = [found.strip(str(row.cells[0])) for row in table.rows]
+    at = 2 if table.columns[1].name == "gain" else 1
+    columns = (*table.columns[:at], strip, *table.columns[at:])
+    rows = tuple(
+        replace(row, cells=(*row.cells[:at], own, *row.cells[at:])) for row, own in zip(table.rows, drawn, strict=True)
     )
-    table.append((column, [f"{count(line.trainable)}{size}" for line, size in zip(lines, ratios, strict=True)]))
-    if any(pairs.is_lora(method.parts) for method in results.methods.values()):
-        words = [Cell((line.words,), tone_of(line.against)) if line.against else line.words for line in lines]
-        table.append((Column("against the LoRA of its size", tip=_LORA), words))
-
-    tables = []
-    for name, title, kept in (
-        ("headline-gains", "Gains", table[:place]),
-        ("headline-verdicts", "Verdicts", [table[0], *table[place:]]),
-        ("headline", "Headline", table),
-    ):
-        rows = tuple(map(Row, zip(*(cells for _, cells in kept), strict=True)))
-        tables.append(Table(name, title, tuple(column for column, _ in kept), rows))
-    *halves, whole = tables
-    return replace(whole, heading=False, narrow=tuple(halves))
-
-
-_GAIN = "The difference to the baseline, above 0 is better, with the corrected interval of its verdict."
-_SIZE = "Trainable parameters, and how many times those of the LoRA that the method is compared with."
-_LORA = "The corrected paired tests against the LoRA of the method's match group, each by the measure of its task."
+    whole = replace(table, columns=columns, rows=rows)
+    of_pairs = [0, at, *(at + 1 for column in columns if column.name.startswith("against "))]
+    tested = tuple(row for row in rows if row.cells[at])
+    of_methods = [place for place in range(len(columns)) if place == 0 or place not in of_pairs]
+    return replace(whole, narrow=(replace(whole, rows=tested).only(of_pairs), whole.only(of_methods)))
 
 
 def uncovered(results: ComparisonResults) -> Iterator[str]:

@@ -10,8 +10,7 @@ from statistics import fmean
 from hfpatch.errors import listed
 from hfpatch.recipes.pairs import Control, controls_of
 from hfpatch.reporting.document import Column, Finding, Findings, Row, Section, Table, Text, Tone
-from hfpatch.reporting.numbers import NOTHING, Scale, count, decimal, metric_text, scale_of, verdict_text
-from hfpatch.results.low_noise import BITS_PER_BYTE
+from hfpatch.reporting.numbers import NOTHING, Scale, decimal, metric_text, scale_of, verdict_text
 from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.schema import ComparisonResults
 
@@ -69,18 +68,18 @@ def attribution(results: ComparisonResults) -> Iterator[Section]:
         return
     # the tasks that score text first: the held-out text, other text, then the others
     tasks = sorted(results.tasks, key=lambda task: (task != HELD_OUT, not results.tasks[task].is_text))
-    columns = [Column("method"), Column("what it keeps"), Column("trainable", number=True)]
+    columns = [Column("method"), Column("what it keeps")]
     columns += [Column(task, (metric_text(results.deciding[task].metric),), number=True) for task in tasks]
     rows, findings = [], []
     for name, controls in groups.items():
         made = [results.verdict(name, task, results.baseline) for task in tasks]  # numbers: table of differences
         cells = [NOTHING if each is None else verdict_text(results, each) for each in made]
-        rows.append(Row((name, "all", count(results.methods[name].trainable), *cells), strong=True))
+        rows.append(Row((name, "all", *cells), strong=True))
         known: dict[str, list[tuple[Control, Share]]] = {}
         for control in controls:
             shares = {task: share(results, name, control.name, task) for task in tasks}
             cells = [NOTHING if found is None else str(found) for found in shares.values()]
-            rows.append(Row((control.name, control.keeps, count(results.methods[control.name].trainable), *cells)))
+            rows.append(Row((control.name, control.keeps, *cells)))
             for task, found in shares.items():
                 if found is not None:
                     known.setdefault(task, []).append((control, found))
@@ -91,7 +90,6 @@ def attribution(results: ComparisonResults) -> Iterator[Section]:
             findings.append(Finding(name, f"{why}, so which part carries its effect cannot be told.", "not tested"))
             continue
         ranked = sorted(known[where], key=lambda pair: -pair[1].value)
-        parts = [f"{each.keeps} ({each.name}) reaches {found}" for each, found in ranked]
         most = [(each.keeps, found) for each, found in ranked if found.low > _HALF]
         tone: Tone = "better" if most else "not tested"
         if len(most) == 1:
@@ -105,10 +103,9 @@ def attribution(results: ComparisonResults) -> Iterator[Section]:
         else:
             conclusion = "whether a part alone carries most of the effect cannot be told"
         measure = f"{where} ({metric_text(results.deciding[where].metric)})"
-        rest = f"{listed(parts)}. {conclusion[0].upper()}{conclusion[1:]}."
-        findings.append(Finding(name, f"gains on {measure}; of that, {rest}", tone))
+        findings.append(Finding(name, f"gains on {measure}; {conclusion}.", tone))
     title = "Methods and their controls"
-    table = Table("shares", title, tuple(columns), tuple(rows), caption=_CAPTION, heading=False)
+    table = Table("shares", title, tuple(columns), tuple(rows), caption=_CAPTION, heading=False).with_values()
     blocks = (Findings(tuple(findings)), Text(_RULE, "caption"), table)
     yield Section("attribution", "Which part carries the effect", blocks, "Attribution")
 
@@ -130,7 +127,7 @@ def share(results: ComparisonResults, method: str, control: str, task: str) -> S
             continue
         values = results.values(each.other, each.task, each.metric)
         ends = [each.difference, each.low, each.high]
-        if values and each.metric != BITS_PER_BYTE and scale_of(each.metric, each.higher_is_better) is Scale.RELATIVE:
+        if values and scale_of(each.metric, each.higher_is_better) is Scale.RELATIVE:
             ends = [math.log1p(end / fmean(values)) if end > -fmean(values) else -math.inf for end in ends]
         estimates.append((ends[0] if each.higher_is_better else -ends[0], (ends[2] - ends[1]) / 2))
     (m, m_reach), (c, c_reach), (_, between) = estimates

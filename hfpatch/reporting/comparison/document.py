@@ -9,12 +9,20 @@ from typing import Any
 
 from hfpatch.reporting import document as doc
 from hfpatch.reporting.citations import citation_section
-from hfpatch.reporting.comparison.answer import answer, headline_table, uncovered
+from hfpatch.reporting.comparison.answer import (
+    changed_text,
+    headline_table,
+    lead,
+    legend,
+    sentences,
+    terminal_table,
+    uncovered,
+)
 from hfpatch.reporting.comparison.attribution import attribution
 from hfpatch.reporting.comparison.figures import Layers, figure_csv
-from hfpatch.reporting.comparison.frontier import frontier_blocks
+from hfpatch.reporting.comparison.frontier import budget_table, frontier_blocks
 from hfpatch.reporting.comparison.merging import Check
-from hfpatch.reporting.comparison.retention import CAPTION, answers_table, retention_sentences, retention_table
+from hfpatch.reporting.comparison.retention import CAPTION, answers_table, retention_table
 from hfpatch.reporting.comparison.samples import Samples, read_samples
 from hfpatch.reporting.comparison.tables import (
     difference_table,
@@ -23,7 +31,6 @@ from hfpatch.reporting.comparison.tables import (
     score_table,
     seed_table,
     sides_table,
-    task_table,
 )
 from hfpatch.reporting.comparison.tuning import tuning_csv, tuning_sections
 from hfpatch.reporting.facts import environment_facts, protocol_facts
@@ -35,18 +42,12 @@ from hfpatch.support.files import printable
 
 _FIGURES = {
     "differences": (
-        "Differences to the baseline",
+        "Paired differences",
         "Differences",
-        "Differences to the baseline, to the right is better; thick lines are plain 95 % intervals, thin ones the "
-        "corrected intervals of the verdicts.",
+        "Thin lines are the intervals of the outcomes, corrected for all pairs of the question; thick ones are those "
+        "of each difference alone (95 %). The band is what does not matter.",
     ),
     "retention": ("Learning against forgetting", "Forgetting", CAPTION),
-    "quality": (
-        "Quality against trainable parameters",
-        "Quality",
-        "The mean over seeds against trainable parameters; bars are the standard deviation over seeds, the grey line "
-        "is the baseline. A mark at a panel's edge lies outside it; its number is beside it.",
-    ),
     "training": (
         "Training curves",
         "Training",
@@ -66,13 +67,6 @@ _SAMPLES = (
     "Gained: documents that most seeds of a method get right and the baseline wrong; lost: the reverse. Of a measure "
     "that is neither right nor wrong, the documents whose value changed most are listed. What is shown of a document "
     "is what the evaluation recorded."
-)
-_LEGEND = (
-    "Better, worse: a paired test at 5 % with Holm's correction over all methods and tasks of its question. No "
-    "difference shown: the test finds none, which does not prove that there is none.",
-    "One measure decides a task: bits per byte of the right answer or the text, else its primary metric. Bits per byte "
-    "of right answers also see style; whether wrong answers gained too is in the margin, which has no verdict.",
-    "[Intervals] of gains are corrected: all of a question cover with 95 %. More in docs/fair-comparison.md.",
 )
 
 
@@ -185,65 +179,73 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
             for place, each in enumerate(material, 1)
         ),
         closing=(citation_section(sources),),
-        summary=(
-            score_table(first.results),
-            doc.Sentences((*warned_of_floor(first.results), *uncovered(first.results), *first.missing)),
-            headline_table(first.results),
-            *frontier_blocks(first.results, None, first.results),
-            *([retention] if (retention := retention_table(first.results)).rows else []),
-            doc.Text(f"{answer(first.results)} {rates_sentence(first.results)}".strip()),
-        ),
+        summary=_summary(first),
     )
+
+
+def _summary(material: RunData) -> tuple[doc.Block, ...]:
+    """Return what a terminal shows; the answer comes last, where a reader looks."""
+    results = material.results
+    tables = [budget_table(results)] if results.frontier is not None else [terminal_table(results)]
+    return (
+        doc.Sentences((*cautions(results), *material.missing)),
+        doc.Text(lead(results), "headline"),
+        sentences(results),
+        *(table for table in tables if table.rows),
+        *([doc.Text(said, "caption")] if (said := changed_text(results)) else []),
+    )
+
+
+def cautions(results: ComparisonResults) -> tuple[str, ...]:
+    """Return everything that is to be known of the numbers, each once."""
+    every = [*filter(None, [rates_sentence(results)]), *warned_of_floor(results), *uncovered(results)]
+    return tuple(dict.fromkeys(every))
 
 
 def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[doc.Section]:
     results, samples, drawn = material.results, material.samples, material.drawn
-    # the sentence, the table of methods, the differences, and the warnings
-    blocks: list[doc.Block] = [doc.Text(answer(results), "headline")]
-    blocks += frontier_blocks(results, drawn.get("frontier"), material.data.results)
-    table = headline_table(results)
-    if table.rows:
-        blocks += [table, *(doc.Text(line, "caption") for line in _LEGEND)]
+    # the first screen: the answer in sentences, one figure, one table
+    blocks: list[doc.Block] = [doc.Text(lead(results), "headline"), sentences(results)]
     blocks += [_figure("differences", material)] if "differences" in drawn else []
-    warnings = [*filter(None, [rates_sentence(results)]), *warned_of_floor(results), *uncovered(results)]
-    if warnings:
-        blocks.append(doc.Sentences(tuple(dict.fromkeys(warnings)), "Warnings"))
-    elif results.complete:
-        blocks.append(doc.Text("None."))
-    else:
-        checked = "whether parameters match, updates survive and the base is sound is checked once a run is complete"
-        blocks.append(doc.Text(f"Not checked yet: {checked}."))
-    if material.missing:
-        blocks.append(doc.Sentences(tuple(material.missing), "What is missing"))
+    methods = headline_table(results)
+    table = methods if results.frontier is None else budget_table(results)
+    if table.rows:
+        blocks += [table, doc.Text(legend(results), "caption")]
     yield doc.Section("answer", "Answer", tuple(blocks))
     yield from compared
-    if results.tasks:
-        yield doc.Section("what", "What the tasks are", (task_table(results, samples.documents),), "Tasks")
-    yield from attribution(results)
+    told = cautions(results)
+    notes: list[doc.Block] = [doc.Sentences(told)] if told else []
+    if not results.complete:
+        checked = "whether parameters match, updates survive and the base is sound is checked once a run is complete"
+        notes.append(doc.Text(f"Not checked yet: {checked}."))
+    if material.missing:
+        notes.append(doc.Sentences(tuple(material.missing), "What is missing"))
+    yield doc.Section("cautions", "Cautions", tuple(notes) or (doc.Text("None."),))
+    if results.frontier is not None:
+        of_budgets = frontier_blocks(results, drawn.get("frontier"), material.data.results)
+        yield doc.Section("frontier", "Gain by budget", (*of_budgets, methods), "Budgets")
+    if "training" in drawn:
+        yield doc.Section("training", _FIGURES["training"][0], (_figure("training", material),), "Training")
     # learning and forgetting
     table, answers = retention_table(results), answers_table(results)
-    forgotten: list[doc.Block] = [retention_sentences(results), table] if table.rows else []
-    if "retention" in drawn:
-        forgotten.insert(1, _figure("retention", material))
-    forgotten += [answers] if answers.rows else []
+    forgotten: list[doc.Block] = [_figure("retention", material)] if "retention" in drawn else []
+    forgotten += [each for each in (table, answers) if each.rows]
     if forgotten:
         yield doc.Section("retention", "Learning and forgetting", tuple(forgotten), "Forgetting")
-    # how methods were trained
+    yield from attribution(results)
     yield from tuning_sections(results, drawn.get("tuning"), tuning_csv(material.data.results))
-    for name in ("quality", "training", "layers"):
-        if name in drawn:
-            title, short, _ = _FIGURES[name]
-            yield doc.Section(name, title, (_figure(name, material),), short)
+    if "layers" in drawn:
+        yield doc.Section("layers", _FIGURES["layers"][0], (_figure("layers", material),), "Layers")
     # every number
     if samples.sides:
         # sides by method and task, and the documents that they name, for the page's script
-        methods, tasks = (list(dict.fromkeys(getattr(e, of) for e in samples.sides)) for of in ("method", "task"))
-        sides: list[list[dict[str, Any] | None]] = [[None] * len(tasks) for _ in methods]
+        methods_of, tasks = (list(dict.fromkeys(getattr(e, of) for e in samples.sides)) for of in ("method", "task"))
+        sides: list[list[dict[str, Any] | None]] = [[None] * len(tasks) for _ in methods_of]
         for side in samples.sides:
             changes = [[change.document, round(change.gained, 6), change.lost] for change in side.changes]
             listed = {"seeds": side.seeds, "binary": side.gained is not None, "left_out": side.left_out}
-            sides[methods.index(side.method)][tasks.index(side.task)] = {**listed, "changes": changes}
-        browser = doc.Browser({"methods": methods, "tasks": tasks, "sides": sides, "documents": samples.documents})
+            sides[methods_of.index(side.method)][tasks.index(side.task)] = {**listed, "changes": changes}
+        browser = doc.Browser({"methods": methods_of, "tasks": tasks, "sides": sides, "documents": samples.documents})
         shown = (doc.Text(_SAMPLES, "caption"), browser, sides_table(samples.sides))
         yield doc.Section("samples", "What changed sides", shown)
     pairs = difference_table(results)
@@ -253,15 +255,15 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
     # the facts of each run behind the part, with its label where there are several
     runs = [(label if len(material.sources) > 1 else "", each) for label, each in material.sources.items()]
     protocol = tuple(doc.Facts(tuple(protocol_facts(each)), label) for label, each in runs)
-    yield doc.Section("protocol", "Protocol and provenance", protocol, "Protocol")
-    environment = tuple(doc.Facts(tuple(environment_facts(each)), label) for label, each in runs)
-    yield doc.Section("environment", "Environment", environment)
+    environment = tuple(doc.Facts(tuple(environment_facts(each)), label or "Environment") for label, each in runs)
+    title = "Protocol and provenance"
+    yield doc.Section("protocol", title, (*protocol, *environment), "Protocol", folded=True)
 
 
 def _figure(name: str, material: RunData) -> doc.Figure:
     title, _, caption = _FIGURES[name]
     others = len(material.results.others)
-    if others > MOST_METHODS:
+    if others > MOST_METHODS and name != "differences":
         caption += (
             f" Of {others} methods the {MOST_METHODS} are drawn whose differences to the baseline have the smallest p, "
             "in either direction; the tables and the data have all."
@@ -293,6 +295,7 @@ def missing(results: ComparisonResults) -> Iterator[str]:
                 yield f"{name}, seed {seed}: no result on {', '.join(tasks)}."
     if results.tasks and len(results.methods) > 1 and not results.comparisons:
         yield "No paired comparison was made."
-    for name, method in results.methods.items():
-        if method.curve is None and any(run.train for run in method.runs.values()):
-            yield f"{name}: no training curve (metrics.jsonl)."
+    names = results.methods.items()
+    without = [name for name, each in names if each.curve is None and any(run.train for run in each.runs.values())]
+    if without:
+        yield f"{', '.join(without)}: no training curve (metrics.jsonl)."

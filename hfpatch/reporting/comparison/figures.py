@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from hfpatch.recipes.pairs import is_lora
 from hfpatch.recipes.retention import text_of
 from hfpatch.reporting import plots
+from hfpatch.reporting.comparison.forest import forest_figure
 from hfpatch.reporting.comparison.frontier import frontier_figure
 from hfpatch.reporting.comparison.retention import gain_at
 from hfpatch.reporting.comparison.tables import DECIDED, PLAIN, pairs
 from hfpatch.reporting.comparison.tuning import tuning_figure
-from hfpatch.reporting.numbers import MOST_METHODS, Scale, change_of, scale_in, short_count
+from hfpatch.reporting.numbers import MOST_METHODS
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import GREY, INK, MUTED, PAPER, report_style, short, styles
 from hfpatch.results.parts import HELD_OUT
@@ -39,9 +39,8 @@ def draw(results: ComparisonResults, layers: Layers) -> dict[str, Figure]:
     drawn = {
         "frontier": frontier_figure(results),
         "tuning": tuning_figure(shown),
-        "differences": differences(shown),
+        "differences": forest_figure(results),
         "retention": retention(shown),
-        "quality": quality(shown),
         "training": training(shown),
         "layers": layer_panels(shown, layers),
     }
@@ -61,55 +60,6 @@ def prominent(results: ComparisonResults) -> ComparisonResults:
             smallest[each.method] = min(each.p, smallest.get(each.method, 1.0))
     kept = {results.baseline, *sorted(results.others, key=lambda name: smallest.get(name, 1.0))[:MOST_METHODS]}
     return results.model_copy(update={"methods": {name: m for name, m in results.methods.items() if name in kept}})
-
-
-@report_style()
-def differences(results: ComparisonResults, *, title: bool = False) -> Figure | None:
-    """Draw the verdicts against the baseline, a panel a task; None where none was made.
-
-    The thin line is the corrected interval of the verdict, the thick one the plain interval. With ``title`` the
-    figure can be shown alone.
-    """
-    results = prominent(results)
-    made = {
-        (each.method, each.task): each for each in results.answers("base") if each.n and each.method in results.methods
-    }
-    if not made:
-        return None
-    tasks = [task for task in results.tasks if any(task == other for _, other in made)]
-    methods = [method for method in results.others if any(method == other for other, _ in made)]
-    model, seeds = str(results.model.get("name") or "the base model"), len(results.seeds)
-    shown = f"What each method changes against the frozen {short(model, 40)} ({seeds} seed{'s' * (seeds != 1)})"
-    figure, axes = plots.panels(
-        len(tasks),
-        columns=plots.COLUMNS,
-        width=(11.0 if len(tasks) > 2 else 8.8) / min(plots.COLUMNS, len(tasks)),
-        height=(1.8 if title else 1.45) + 0.34 * len(methods),
-        share_y=True,
-        title=shown if title else "",
-    )
-    for i, (task, ax) in enumerate(zip(tasks, axes, strict=True)):
-        known = {y: made[method, task] for y, method in enumerate(methods) if (method, task) in made}
-        rows = {}
-        for y, each in known.items():
-            plain = change_of(results, each)
-            change = change_of(results, each, plain=False)
-            rows[y] = plots.Interval(change, each.tone, plain=(plain.low, plain.high))
-        measure, changes = results.deciding[task], [row.change for row in rows.values()]
-        # to the farthest end of an interval, but not to that of an outlier
-        sizes = [(abs(change.low), abs(change.high), abs(change.difference)) for change in changes]
-        ends = [max((size for size in each if np.isfinite(size)), default=0.0) for each in sizes]
-        seen = [size for change in changes if 0 < (size := change.smallest_visible or 0) < plots.LARGEST]
-        limit = 1.12 * max(plots.robust_limit(ends), float(np.median(seen)) if seen else 0.0)
-        plots.forest(ax, methods, rows, limit=limit, higher_is_better=measure.higher_is_better)
-        ax.xaxis.set_major_locator(MaxNLocator(5, symmetric=True))
-        unit = {Scale.POINTS: "points", Scale.RELATIVE: "% of the baseline"}.get(changes[0].scale, "difference")
-        ax.set(title=short(task, 22), xlabel=f"{short(measure.metric)}, {unit}\nbetter →")
-        if i % plots.COLUMNS == plots.COLUMNS - 1 or i == len(tasks) - 1:
-            counts = [results.methods[method].trainable for method in methods]
-            plots.side_column(ax, "trained", [short_count(count) for count in counts], 46)
-    plots.verdict_key(figure, sorted({each.tone for each in made.values()}, key=list(plots.TONES).index), bar=True)
-    return figure
 
 
 def retention(results: ComparisonResults) -> Figure | None:
@@ -154,50 +104,6 @@ def retention(results: ComparisonResults) -> Figure | None:
         ax.set(title=short(text_of(task), 40), xlabel="KL(base ‖ method), nats per token   ← keeps more")
         ax.set_ylabel("gain on held-out text, nats per token   ↑ better")
     plots.method_key(figure, looks, points=True)
-    return figure
-
-
-def quality(results: ComparisonResults) -> Figure | None:
-    """Draw each task's metric against trainable parameters; None where no method has both."""
-    points: dict[str, dict[str, tuple[float, float]]] = {}  # task -> method -> mean and standard deviation over seeds
-    for task in results.tasks:
-        for name, method in results.methods.items():
-            values = [value for value in results.values(name, task) if abs(value) < plots.LARGEST]
-            if values and method.trainable:
-                spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-                points.setdefault(task, {})[name] = float(np.mean(values)), spread
-    if not points:
-        return None
-    looks = styles(list(results.methods), results.baseline)
-    width = (11.0 if len(points) > 2 else 8.8) / min(plots.COLUMNS, len(points))
-    figure, axes = plots.panels(len(points), columns=plots.COLUMNS, width=width, height=2.6, key=len(looks))
-    for (task, known), ax in zip(points.items(), axes, strict=True):
-        info = results.tasks[task]
-        factor = 100.0 if scale_in(results, task, info.primary) is Scale.POINTS else 1.0
-        base = results.mean(results.baseline, task) if results.baseline else None
-        scaled = {name: (factor * mean, factor * spread) for name, (mean, spread) in known.items()}
-        if base is not None and abs(base) < plots.LARGEST:
-            centre = factor * base
-            ax.axhline(centre, color=GREY, linewidth=1.4, zorder=2)
-        else:
-            centre = float(np.median([mean for mean, _ in scaled.values()]))
-        extent = 1.25 * plots.robust_limit(abs(mean - centre) + spread for mean, spread in scaled.values())
-        for name, (mean, spread) in scaled.items():
-            plots.point(ax, results.methods[name].trainable, mean, spread, looks[name], centre=centre, extent=extent)
-        ax.set_ylim(centre - extent, centre + extent)
-        sizes = [results.methods[name].trainable for name in known]
-        if max(sizes) > 20 * min(sizes):
-            ax.set(xscale="log", xlim=(min(sizes) / 2, max(sizes) * 2))
-            ax.xaxis.set_minor_formatter(NullFormatter())
-        else:
-            ax.set_xlim(0, 1.12 * max(sizes))
-            ax.xaxis.set_major_locator(MaxNLocator(4))
-        ax.xaxis.set_major_formatter(lambda value, _: short_count(value))
-        ax.set_xlabel("trainable parameters")
-        better = "↑ better" if info.higher_is_better else "↓ better"
-        ax.set(title=short(task, 22), ylabel=f"{short(info.primary)}{', %' if factor == 100.0 else ''}   {better}")
-    shown = {results.baseline, *(name for known in points.values() for name in known)}
-    plots.method_key(figure, {name: look for name, look in looks.items() if name in shown}, points=True)
     return figure
 
 
@@ -280,15 +186,6 @@ def figure_csv(name: str, results: ComparisonResults, layers: Layers) -> str:
     match name:
         case "differences":
             return csv_text(_DIFFERENCES, ([pair.get(key) for key in _DIFFERENCES] for pair in pairs(results)))
-        case "quality":
-            values = (
-                (name, method.trainable, task, info.primary, seed, run.evaluation[task].metrics.get(info.primary))
-                for name, method in results.methods.items()
-                for task, info in results.tasks.items()
-                for seed, run in sorted(method.runs.items())
-                if task in run.evaluation
-            )
-            return csv_text(("method", "trainable", "task", "metric", "seed", "value"), values)
         case "retention":
             first = ("method", "scale", "chosen", "text", "metric", "difference", "low", "high", "n", "seeds")
             found, kept = [], results.retention

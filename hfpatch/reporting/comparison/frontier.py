@@ -30,7 +30,7 @@ _READING = (
 
 
 def frontier_blocks(results: ComparisonResults, svg: str | None, data: ComparisonResults) -> Iterator[doc.Block]:
-    """Yield the first blocks of a report with budgets; nothing without budgets.
+    """Yield the figure of a comparison with budgets and its sentences; nothing without budgets.
 
     ``svg`` is the figure, if it is drawn, and ``data`` the results with the names that CSV files have.
     """
@@ -75,10 +75,22 @@ def frontier_blocks(results: ComparisonResults, svg: str | None, data: Compariso
                 )
         yield doc.Figure("frontier", "Gain against parameters", _CAPTION, svg, csv_text(headings, rows))
     others = [line for line in frontier.lines if line.method != frontier.reference]
-    against = {line.method: against_reference(results, line) for line in frontier.lines}
-    tones = {line.method: tone_of([*against[line.method].values()]) for line in others}
+    tones = {line.method: tone_of([*against_reference(results, line).values()]) for line in others}
     yield doc.Findings(tuple(doc.Finding(e.method, sentence(results, e), tones[e.method]) for e in others))
-    # the gains by budget, and the parameters for equal gain
+    if frontier.reference is not None:
+        yield doc.Text(_READING.format(name=frontier.reference), "caption")
+
+
+def budget_table(results: ComparisonResults) -> doc.Table:
+    """Build the table of gains by budget, with their outcomes against the reference, and of parameters for equal gain.
+
+    Raises:
+        ValueError: if the results have no budgets.
+    """
+    frontier = results.frontier
+    if frontier is None:
+        raise ValueError("the results have no budgets")
+    against = {line.method: against_reference(results, line) for line in frontier.lines}
     budgets = list(_budgets(results, frontier))
     alone = any(not budget_in(line.points[0]) for line in frontier.lines)
     columns = [doc.Column("method"), *(doc.Column(budget, number=True) for budget in budgets)]
@@ -105,10 +117,8 @@ def frontier_blocks(results: ComparisonResults, svg: str | None, data: Compariso
         table.append(doc.Row(tuple(cells)))
     scale = scale_in(results, frontier.task, frontier.metric).value
     unit = f"{metric_text(frontier.metric)}{f', {scale}' if scale else ''}"
-    caption = f"Gains on {frontier.task}, in {unit}."
-    yield doc.Table("budgets", "Gain by budget", tuple(columns), tuple(table), caption)
-    if frontier.reference is not None:
-        yield doc.Text(_READING.format(name=frontier.reference), "caption")
+    caption = f"Gains over the base on {frontier.task}, in {unit}; the marks are the outcomes against LoRA's budget."
+    return doc.Table("budgets", "Gain by budget", tuple(columns), tuple(table), caption, heading=False)
 
 
 def _budgets(results: ComparisonResults, frontier: Frontier) -> dict[str, int]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from hfpatch.recipes.retention import text_of
-from hfpatch.reporting.document import Cell, Column, Row, Sentences, Table
+from hfpatch.reporting.document import Cell, Column, Row, Table
 from hfpatch.reporting.numbers import (
     NOTHING,
     Change,
@@ -16,11 +15,9 @@ from hfpatch.reporting.numbers import (
     decimal,
     outcome_text,
     significant,
-    size_text,
 )
-from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
-from hfpatch.results.retention import AGREEMENT, KL, RETENTION, Retention, RetentionPoint
+from hfpatch.results.retention import AGREEMENT, RETENTION, Retention, RetentionPoint
 from hfpatch.results.schema import Comparison, ComparisonResults, KeptAnswers
 from hfpatch.results.verdicts import Verdict
 
@@ -30,45 +27,6 @@ CAPTION = (
     "rewind; the ring is the one that the text of tuning chooses. Nothing measured lies above and to the left of the "
     "grey front."
 )
-
-
-def retention_sentences(results: ComparisonResults) -> Sentences:
-    """Return one or two sentences for each method measured at the full scale of its patch."""
-    sentences, retention = [], results.retention
-    if retention is None:
-        return Sentences(())
-    for name in results.others:
-        points = {point.scale: point for point in retention.of(name)}
-        if 1.0 not in points or not points[1.0].comparisons:
-            continue
-        said = [f"{name} {'; '.join(_changes(results, points[1.0]))}."]
-        for each in answers(results, name):
-            kept, won = shares_text(each)
-            said.append(f"Of {each.task} it keeps {kept} of the right answers and wins {won} of the others.")
-        chosen = retention.chosen(name)
-        if chosen == 1:
-            said.append("The text of tuning chooses the patch as it was trained.")
-        elif chosen is not None and points[chosen].comparisons:
-            changes = "; ".join(_changes(results, points[chosen]))
-            said.append(f"At {chosen:g}, which the text of tuning chooses, it {changes}.")
-        sentences.append(" ".join(said))
-    return Sentences(tuple(sentences))
-
-
-def _changes(results: ComparisonResults, point: RetentionPoint) -> Iterator[str]:
-    """Yield the gains and losses of a point in words, with the verdicts of a whole method."""
-    gain = gain_at(results, point)
-    if gain is not None:
-        decided = results.verdict(point.method, HELD_OUT, results.baseline) if point.scale == 1 else None
-        verb, tested = "gains" if gain.difference <= 0 else "loses", f" ({outcome_text(decided)})" if decided else ""
-        yield f"{verb} {size_text(_change(gain, -1))} nats per token on held-out text{tested}"
-    for task in results.retention.texts if results.retention is not None else ():
-        bits, kl = point.comparison(task, BITS_PER_BYTE), point.comparison(task, KL)
-        if bits is not None and kl is not None:
-            decided = _verdict(results, point, task)
-            verb, tested = "loses" if bits.difference > 0 else "gains", f" ({outcome_text(decided)})" if decided else ""
-            where = f"where its KL from the base is {size_text(_change(kl))} nats per token"
-            yield f"{verb} {size_text(_change(bits))} bits per byte on {text_of(task)}{tested}, {where}"
 
 
 def gain_at(results: ComparisonResults, point: RetentionPoint) -> Comparison | None:
@@ -109,7 +67,7 @@ def answers_table(results: ComparisonResults) -> Table:
         "is described alone, and shares are not compared: plain 95 % intervals over seeds and documents, with one "
         "document right and one wrong added; none where documents come in groups."
     )
-    return Table("answers", "Right answers kept and won", columns, tuple(rows), caption)
+    return Table("answers", "Right answers kept and won", columns, tuple(rows), caption, folded=True)
 
 
 def retention_table(results: ComparisonResults) -> Table:
@@ -130,7 +88,8 @@ def retention_table(results: ComparisonResults) -> Table:
                 *(_cell(known[metric], 100.0 if metric == AGREEMENT else 1.0) for metric in RETENTION),
                 NOTHING if verdict is None else Cell((outcome_text(verdict),), verdict.tone),
             )
-            rows.append(Row(cells, faint=point.scale != 1 and not chosen))
+            others = point.scale != 1 and not chosen
+            rows.append(Row(cells, faint=others, page_only=others))
             short.append(Row((Cell((point.method, f"at {cells[1]}, {cells[2]}")), cells[3], cells[5], cells[-1])))
     gain, kl = ("gain", ("held-out text", "nats per token")), ("KL", ("nats per token",))
     verdicts = Column("verdict", ("bits per byte",))
@@ -170,7 +129,7 @@ def _cell(comparison: Comparison | None, factor: float) -> str:
 
 def _change(one: Comparison, factor: float = 1.0) -> Change:
     low, high = sorted((factor * one.low, factor * one.high))
-    return Change(factor * one.difference, low, high, None, Scale.RAW)
+    return Change(factor * one.difference, low, high, Scale.RAW)
 
 
 def _verdict(results: ComparisonResults, point: RetentionPoint, task: str) -> Verdict | None:

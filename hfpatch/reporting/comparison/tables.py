@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 
 from hfpatch.reporting.comparison.samples import Sides
 from hfpatch.reporting.document import Cell, Column, Filter, Row, Table
@@ -18,7 +18,6 @@ from hfpatch.reporting.numbers import (
     diverged_text,
     documents_text,
     interval,
-    memory,
     metric_text,
     p_text,
     part_text,
@@ -34,9 +33,7 @@ from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.schema import ComparisonResults, Method
 from hfpatch.results.tables import records
 from hfpatch.results.verdicts import QUESTIONS
-from hfpatch.tinyworld import DESCRIPTIONS, items
 
-_LONGEST = 120  # characters of an example: the last ones, which have the question
 _MOST_IN_MARKDOWN = 40  # verdicts; of more, Markdown has only differences that were found
 _VERDICTS = ("better", "worse", "same", "undecided", "not tested", "no verdict")
 _SCORES = ("method", "seed", "task", "metric", "value", "stderr", "n", "trainable")
@@ -50,7 +47,7 @@ _RESULTS = (*_SCORES, *_OF_PAIR, "groups", "grouped_by")
 
 
 def score_table(results: ComparisonResults) -> Table:
-    """Build the table of methods and tasks: the mean over seeds of each primary metric, and the cost of training."""
+    """Build the table of methods and tasks: the mean over seeds of each primary metric."""
     # the loss on held-out text has a column where it is no task
     held_out = HELD_OUT not in results.tasks and any(method.held_out_losses for method in results.methods.values())
     column = Column("held-out loss", ("nats per token", "lower is better"), number=True)
@@ -59,8 +56,7 @@ def score_table(results: ComparisonResults) -> Table:
         losses, base = list(method.held_out_losses.values()), results.base_loss
         loss = NOTHING if name != results.baseline or base is None else decimal(base, 4)
         if losses:
-            loss = decimal(fmean(losses), 4) + (f" ± {decimal(stdev(losses), 4)}" if len(losses) > 1 else "")
-        speed, peak = mean_of(method, "tokens_per_s"), mean_of(method, "peak_memory_bytes")
+            loss = decimal(fmean(losses), 4)
         scores = {}
         for task, info in results.tasks.items():
             scale = scale_in(results, task, info.primary)
@@ -76,7 +72,7 @@ def score_table(results: ComparisonResults) -> Table:
             elif errors:
                 text = f"{text} ± {significant(errors[0], 2)}"
             scores[task] = text
-        cells = (name, count(method.trainable), *[loss] * held_out, *scores.values(), count(speed), memory(peak))
+        cells = (name, *[loss] * held_out, *scores.values())
         rows.append(Row(cells, strong=name == results.baseline))
         narrow += [(task, Row((name, task, text))) for task, text in scores.items()]
     by_task = tuple(row for task in results.tasks for other, row in narrow if other == task)
@@ -84,9 +80,8 @@ def score_table(results: ComparisonResults) -> Table:
         name="main",
         title="Scores",
         columns=(
-            *(Column("method"), Column("trainable", number=True), *[column] * held_out),
+            *(Column("method"), *[column] * held_out),
             *(_task(results, task) for task in results.tasks),
-            *(Column("tokens/s", number=True), Column("peak memory", number=True)),
         ),
         rows=tuple(rows),
         caption="The mean over seeds; the baseline with its standard error over documents. Differences and verdicts "
@@ -118,7 +113,7 @@ def difference_table(results: ComparisonResults) -> Table:
     rows = []
     for verdict in decided:
         plain, own = change_of(results, verdict), change_of(results, verdict, plain=False)
-        known, tested, visible = verdict.n > 0, verdict.p_corrected is not None, own.smallest_visible
+        known, tested = verdict.n > 0, verdict.p_corrected is not None
         keys = {"question": QUESTIONS[verdict.question], "task": verdict.task, "verdicts": verdict.tone}
         keys["measure"] = metric_text(verdict.metric)
         cells = (
@@ -127,22 +122,22 @@ def difference_table(results: ComparisonResults) -> Table:
             change_text(plain) if known else NOTHING,
             interval(own.low, own.high, digits_for(own)) if tested else NOTHING,
             Cell((p_text(verdict.p_corrected), p_text(verdict.p))) if tested else NOTHING,
-            NOTHING if visible is None else f"{significant(visible, 2)} {own.scale.value}".strip(),
             Cell((verdict_text(results, verdict),), verdict.tone),
         )
         of_filters = {key: (value,) for key, value in keys.items()}
-        rows.append(Row(cells, keys=of_filters, page_only=long and not verdict.is_found))
+        told = verdict.role == "primary" or (verdict.other, verdict.task) == (results.baseline, results.first_task)
+        rows.append(Row(cells, keys=of_filters, page_only=long and (told or not verdict.is_found)))
     absent = sum(row.page_only for row in rows)
     for each in others:
         keys = {"question": QUESTIONS[asked[each.method, each.reference]], "task": each.task, "verdicts": "no verdict"}
         keys["measure"] = metric_text(each.metric)
         names = Cell((each.method, each.reference)), Cell((each.task, keys["measure"]))
-        without = *names, change_text(change_of(results, each)), NOTHING, NOTHING, NOTHING, "no verdict"
+        without = *names, change_text(change_of(results, each)), NOTHING, NOTHING, "no verdict"
         of_filters = {key: (value,) for key, value in keys.items()}
         rows.append(Row(without, faint=True, keys=of_filters, page_only=True))
     sizes = {each.question: each.family for each in decided if each.family}
     families = ", ".join(f"{QUESTIONS[question]} {size}" for question, size in sizes.items())
-    left_out = [f"the {absent} without a difference"] * bool(absent)
+    left_out = [f"{absent} that the answer has or that are not decided"] * bool(absent)
     left_out += [f"{len(others)} by other measures, which have no verdict"] * bool(others)
     more = f" In Markdown are left out: {', and '.join(left_out)}; the page and figures/differences.csv have all."
     metrics = [*(each.metric for each in decided), *(each.metric for each in others)]
@@ -156,7 +151,6 @@ def difference_table(results: ComparisonResults) -> Table:
             Column("difference", ("plain 95 % interval",), number=True, tip="Method minus reference."),
             Column("corrected", number=True, tip="The interval of the verdict: all of a question cover together."),
             Column("p corrected", ("p alone",), number=True),
-            Column("visible from", number=True, tip="What a corrected test finds in four of five cases."),
             Column("verdict"),
         ),
         rows=tuple(rows),
@@ -188,10 +182,10 @@ def seed_table(results: ComparisonResults) -> Table:
 
 def method_table(results: ComparisonResults) -> Table:
     """Build the table of methods: parts, parameters, how they were matched, and how training went."""
-    names = ("method", "parts", "form", "matched to", "trainable", "updates kept", "final loss", "training time")
+    names = ("method", "parts", "form", "matched to", "trainable", "updates kept", "final loss")
     rows = []
     for name, method in results.methods.items():
-        loss, wall = mean_of(method, "final_loss"), mean_of(method, "wall_s")
+        loss = mean_of(method, "final_loss")
         trains = [run.train for run in method.runs.values() if run.train is not None]
         kept = min((share for train in trains for share in train.update_survival.values()), default=None)
         matched, match = NOTHING, method.match
@@ -208,45 +202,16 @@ def method_table(results: ComparisonResults) -> Table:
                 count(method.trainable),
                 NOTHING if kept is None else f"{decimal(100 * kept, 1)} %",
                 NOTHING if loss is None else decimal(loss, 4),
-                NOTHING if wall is None else f"{wall:,.1f} s",
             )
         )
     columns = tuple(Column(name, number=place > 3) for place, name in enumerate(names))
-    return Table("methods", "Methods", columns, tuple(map(Row, rows)))
+    return Table("methods", "Methods", columns, tuple(map(Row, rows))).with_values()
 
 
 def mean_of(method: Method, field: str) -> float | None:
     """Return the mean over seeds of a field of the training outcome, or None where nothing was trained."""
     values = [getattr(run.train, field) for run in method.runs.values() if run.train is not None]
     return fmean(values) if values else None
-
-
-def task_table(results: ComparisonResults, documents: Mapping[str, Mapping[str, Mapping[str, str]]]) -> Table:
-    """Build the table of tasks: the question, the measure that decides it, and one example.
-
-    ``documents`` are by task and key the fields of the documents whose records were read.
-    """
-    rows = []
-    for task in results.tasks:
-        words, example = f"scored by {metric_text(results.tasks[task].primary)} in lm-eval", ""
-        own = task.removeprefix("tinyworld_")
-        if task == HELD_OUT:
-            words = "the likelihood of documents that are kept out of training"
-        elif task != own and own in DESCRIPTIONS:  # the package has an example
-            words, item = DESCRIPTIONS[own], items(own)[0]
-            choices = item.get("endings") or item.get("choices", {}).get("text", ())
-            asked = f" {item.get('question', '')} [{' | '.join(map(str, choices))}]".replace("  ", " ")
-            example = str(item.get("ctx") or item.get("passage") or item["text"]) + (asked if choices else "")
-            if own == "cloze":
-                example = " [".join(str(item["text"]).rsplit(" ", 1)) + "]"
-        elif results.tasks[task].is_text:
-            words = "the likelihood of whole texts"
-        known = next(iter(documents.get(task, {}).values()), {})
-        example = example or " ".join(f"{key}: {value}" for key, value in known.items())
-        shown = example if len(example) <= _LONGEST else f"… {example[-_LONGEST:]}"
-        rows.append(Row((task, words, metric_text(results.deciding[task].metric), shown or NOTHING)))
-    columns = tuple(map(Column, ("task", "what it asks", "decided by", "an example")))
-    return Table("tasks", "Tasks", columns, tuple(rows), heading=False)
 
 
 def sides_table(sides: Sequence[Sides]) -> Table:

@@ -60,27 +60,14 @@ def tuning_sections(results: ComparisonResults, svg: str | None, data: str) -> I
     chosen = []
     for method, choice in tuning.chosen.items():
         loss = "all diverged" if choice.loss is None else decimal(choice.loss, 4)
-        edge = NOTHING if choice.loss is None else f"{choice.edge} rate tried" if choice.edge else "no"
+        edge = f"{choice.edge} rate tried" if choice.loss is not None and choice.edge else NOTHING
         made = count(choice.trials) + (f" of {choice.at}" if choice.at is not None else "")
         rate, values = choice.values.get("lr"), _values(choice.values, without="lr")
         chosen.append((method, _shown(rate), values, loss, made, edge))
-    # all trials
-    tried = []
-    for trial in (trial for method in results.methods for trial in tuning.of(method)):
-        loss = "not finite" if trial.loss is None else decimal(trial.loss, 4)
-        outcome = loss if trial.diverged_step is None else f"diverged at step {trial.diverged_step:,}"
-        rate, values = trial.values.get("lr"), _values(trial.values, without="lr")
-        tried.append((trial.method, _shown(rate), values, outcome, "chosen" if tuning.is_chosen(trial) else ""))
-    common, numbers = ("method", "learning rate", "other values"), ("learning rate", "held-out loss", "trials")
-    of_chosen, of_tried = (
-        tuple(doc.Column(name, number=name in numbers) for name in (*common, "held-out loss", *names))
-        for names in (("trials", "at the edge"), ("choice",))
-    )
-    tables = (
-        doc.Table("chosen", "Chosen rates", of_chosen, tuple(map(doc.Row, chosen))),
-        doc.Table("trials", "All trials", of_tried, tuple(map(doc.Row, tried)), search=True, folded=True),
-    )
-    yield doc.Section("tuning", "Tuning", (doc.Text(how), *figures, *tables))
+    names = ("method", "learning rate", "other values", "held-out loss", "trials", "at the edge")
+    columns = tuple(doc.Column(name, number=name in ("learning rate", "held-out loss", "trials")) for name in names)
+    table = doc.Table("chosen", "Chosen rates", columns, tuple(map(doc.Row, chosen)), heading=False).with_values()
+    yield doc.Section("tuning", "Tuning", (doc.Text(how), *figures, table))
 
 
 def tuning_csv(results: ComparisonResults) -> str:

@@ -264,7 +264,7 @@ def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
         base = other.scores[task].metrics.get(metric) if other is not None else None
         higher = LOW_NOISE.get(metric, score.higher_is_better)
         ends = (compared.low, compared.high) if found is None else (found.corrected_low, found.corrected_high)
-        gain = change(compared.difference, *ends, None, scale=scale_of(metric, higher), reference=base)
+        gain = change(compared.difference, *ends, scale=scale_of(metric, higher), reference=base)
         size = (one.model or {}).get("parameters") if results.of_models else one.added
         yield Entry(
             axis,

@@ -91,13 +91,16 @@ def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, 
 
 
 def _table(name: str, title: str, items: Iterable[Any], columns: Columns, caption: str) -> doc.Table:
-    """Return a table with a row for each item; where all cells of a column begin like numbers, it is one of numbers."""
+    """Return a table with a row for each item; where all cells of a column begin like numbers, it is one of numbers.
+
+    Columns without values are left out.
+    """
     rows = [tuple(cell(item) for cell in columns.values()) for item in items]
     headings = tuple(
         doc.Column(heading, number=all(row[place].startswith(_NUMBERS) for row in rows))
         for place, heading in enumerate(columns)
     )
-    return doc.Table(name, title, headings, tuple(map(doc.Row, rows)), caption)
+    return doc.Table(name, title, headings, tuple(map(doc.Row, rows)), caption).with_values()
 
 
 def _layer_table(name: str, title: str, items: Mapping[int, Any], columns: Columns, caption: str) -> doc.Table:

@@ -82,7 +82,7 @@ def change_of(study: StudyResults, name: str) -> Change:
     low, high = found.low, found.high
     if found.p_corrected is not None:
         low, high = found.corrected_low, found.corrected_high
-    return Change(100 * found.difference, 100 * low, 100 * high, None, Scale.RELATIVE)
+    return Change(100 * found.difference, 100 * low, 100 * high, Scale.RELATIVE)
 
 
 def improvement_text(improvement: Improvement | None) -> str:
@@ -92,7 +92,7 @@ def improvement_text(improvement: Improvement | None) -> str:
     if improvement.low is None or improvement.high is None:
         return signed(100 * improvement.mean, 2)
     ends = 100 * improvement.low, 100 * improvement.high
-    return change_text(Change(100 * improvement.mean, *ends, None, Scale.RELATIVE), unit=False)
+    return change_text(Change(100 * improvement.mean, *ends, Scale.RELATIVE), unit=False)
 
 
 def share(study: StudyResults, variant: str) -> float:

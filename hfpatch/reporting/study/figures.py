@@ -59,7 +59,7 @@ def differences(study: StudyResults, *, title: bool = False) -> Figure | None:
         single = values if len(values) > 1 else ()
         drawn[y] = plots.Interval(change_of(study, row.variant), found.tone, single, plain)
     limit = 1.12 * plots.robust_limit((max(_sizes(study, row)) for row in rows), _OUTLIER, median_low)
-    plots.forest(ax, [row.variant for row in rows], drawn, limit=limit)
+    plots.forest(ax, [row.variant for row in rows], drawn, limits=(-limit, limit))
     ax.set_xlabel(f"improvement over {short(study.baseline)}, % of its validation loss\nbetter →")
     more = [f"{signed(100 * share(study, row.variant), 2)} %" for row in rows]
     plots.side_column(ax, "parameters", more, 64)

@@ -175,7 +175,7 @@
     for (const entry of [...named].sort((a, b) => rank(a) - rank(b) || b.gain - a.gain)) {
       const name = runs.size > 1 ? `${entry.method} (${entry.run.label})` : entry.method;
       const text = name.length > 34 ? `${name.slice(0, 33)}…` : name;
-      const [x, y, w, h] = [scale.x(entry[cost]), scale.y(entry.gain), 6.3 * text.length + 4, 14];
+      const [x, y, w, h] = [scale.x(entry[cost]), scale.y(entry.gain), 7.2 * text.length + 4, 14];
       const tries = [[9, 4], [-9 - w, 4], [-w / 2, -10], [-w / 2, 19], [9, -8], [9, 16], [-9 - w, -8], [-9 - w, 16]];
       for (const [right, down] of tries) {
         const box = { x: x + right, y: y + down - 11, w, h };

@@ -16,10 +16,12 @@ class Engine:
     Attributes:
         holder: the holder that the locks name, where workers borrow them.
         at_once: how many runs are worked on at a time, known once it is connected.
+        measures: whether this process has the device that runs take, so that it can measure what they cost.
     """
 
     holder: Holder | None = None
     at_once = 1
+    measures = True
 
     def connect(self, progress: Progress | None = None) -> None:
         """Find the devices that the runs ask for, before anything is written.

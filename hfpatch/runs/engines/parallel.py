@@ -69,6 +69,7 @@ class Parallel(Engine):
             raise HfpatchError("--jobs and --ray start processes of their own; leave out the launcher")
         if PartialState().device.type != "cpu":  # whose memory workers may be about to use
             os.environ[CPU_ONLY] = self._cpu_only = "true"
+            self.measures = False
             PartialState._reset_state()
             start_processes()
         if progress is not None and self.settings.ray is not None:

@@ -1,74 +1,208 @@
 import re
 
 import pytest
+from reporting.conftest import document_of
+from reporting.ten_methods import ten_methods
 from scipy import stats
 
-from hfpatch.reporting.comparison.answer import answer, control_for, headline_table, method_lines, tone_of, uncovered
+from hfpatch.reporting.comparison.answer import (
+    changed_text,
+    headline_table,
+    lead,
+    names_text,
+    sentences,
+    terminal_table,
+    tone_of,
+    uncovered,
+)
+from hfpatch.reporting.comparison.forest import control_for, forest_of
 
 TEXT, CLOZE, ENDINGS, SKIP = "tinyworld_text", "tinyworld_cloze", "tinyworld_endings", "pre_projection_skip"
 T6 = stats.t.ppf(1 - 0.025 / 6, 100) / stats.t.ppf(0.975, 100)  # the example compares six pairs with the base
 
 
 def rows(results):
-    return {str(row.cells[0]): [str(cell) for cell in row.cells[1:]] for row in headline_table(results).rows}
+    table = headline_table(results)
+    names = [column.name for column in table.columns]
+    return {str(row.cells[0]): dict(zip(names[1:], map(str, row.cells[1:]), strict=True)) for row in table.rows}
 
 
-def test_the_table_has_the_gain_with_its_corrected_interval_the_size_and_the_verdict(results):
-    half = 3.0 * T6  # per cent of 20
-    assert rows(results) == {
-        SKIP: [
-            f"+12.0 [{12 - half:.1f}, {12 + half:.1f}]\nbetter",
-            "better on tinyworld_cloze (acc)",
-            "80,000 (0.98 ×)",
-            "better on tinyworld_text (word perplexity)",
-        ],
-        "lora": [
-            f"+5.0 [−0.7, {5 + half * 2.5 / 3:.1f}]\nnot decided",  # p is 0.02
-            "not decided (acc, acc norm)",
-            "81,920",
-            "is a LoRA",
-        ],
+def told(results):
+    return [(finding.tone, str(finding)) for finding in sentences(results).items]
+
+
+@pytest.fixture
+def asked(raw, build, compared):
+    """Build results that ask whether SKIP is better than the LoRA, with seeds and documents, and what others keep."""
+
+    def make(difference, half, *, keep=(), p: float | None = 1e-5, seed_error=0.001, margin=None, tests=1, **changes):
+        others = [["lora", SKIP]] * (tests - 1)  # was not compared
+        raw["questions"] = [{"question": "gain", "pairs": [[SKIP, "lora"], *others], "on": [TEXT]}]
+        raw["margin"] = {TEXT: margin} if margin is not None else {}
+        one = compared(SKIP, TEXT, difference, half, "", reference="lora") | {"p": p}
+        one["errors"].append([seed_error, 2])
+        raw["comparisons"] = [each for each in raw["comparisons"] if each["reference"] == "baseline"] + [one | changes]
+        if keep:
+            raw["questions"].append({"question": "keep", "pairs": [[name, "baseline"] for name in keep], "on": [CLOZE]})
+        for each in raw["comparisons"]:
+            if each["task"] == CLOZE:
+                each["errors"] = [each["errors"][0], [0.0001, 1]]
+        return build(raw)
+
+    return make
+
+
+def test_a_primary_pair_has_one_sentence_with_its_numbers_and_what_would_decide_it(asked):
+    first, _ = told(
+        asked(0.45, 0.1, p=0.045, tests=2, seed_error=0.1, low=0.01, high=0.89)
+    )  # of a perplexity of 19, lower is better
+    tone, said = first
+    assert tone == "undecided"
+    assert said.startswith(f"{SKIP} is 2.4 % of word perplexity behind lora [−")
+    assert re.search(r"undecided; \d+ seeds.* would decide it", said)
+    # alone its interval excludes 0, which stands beside it
+    assert "Alone, its 95 % interval [−4.7,\u00a0−0.1] excludes 0" in said  # 0.89 and 0.01 of 19
+    (tone, said), _ = told(asked(0.3, 0.4, p=0.2, tests=2))
+    assert tone == "undecided"
+    assert "excludes 0" not in said
+
+
+def test_outcomes_are_said_as_they_are(asked):
+    better = asked(-2.0, 0.2)
+    assert [tone for tone, _ in told(better)] == ["better"]
+    assert lead(better).startswith(f"On {TEXT}, {SKIP} beats lora.")
+    worse = asked(2.0, 0.2)
+    assert [tone for tone, _ in told(worse)] == ["worse"]
+    assert "no method is shown to be better than lora" in lead(worse)
+    same = asked(0.05, 0.1, p=0.5, margin=0.6)
+    ((tone, said),) = told(same)
+    assert tone == "same"
+    assert said.endswith(f"equivalent within {100 * 0.6 / 19:g} %.")
+
+
+def test_one_seed_decides_nothing_and_says_so(asked):
+    one = asked(-2.0, 0.2, errors=[[0.1, 100]], seeds=1)
+    ((tone, said),) = told(one)
+    assert tone == "undecided"
+    assert "(one seed)" in said
+    assert "would decide" not in said
+
+
+def test_what_is_kept_has_sentences_too_and_many_pairs_one_for_each_outcome(asked, raw, build):
+    results = asked(2.0, 0.2, keep=[SKIP, "lora"])
+    assert [finding.subject for finding in sentences(results).items] == [SKIP, SKIP, "lora"]
+    assert rows(results)[SKIP][f"keeps {CLOZE}"].startswith("kept")
+    raw["questions"] = [{"question": "gain", "pairs": [[SKIP, "lora"]] * 7, "on": [TEXT]}]
+    (only,) = sentences(build(raw)).items
+    assert only.subject == "Undecided against lora" or only.subject == "Worse than lora"
+    assert only.rest.count(SKIP) == 7
+
+
+def test_what_was_not_tested_says_why_once_and_secondary_findings_follow(asked):
+    few = {
+        **dict.fromkeys(("low", "high", "p")),
+        "test": "none (too few groups)",
+        "clusters": {"column": "page", "groups": 5},
     }
-    columns = [(column.name, *column.notes[:1]) for column in headline_table(results).columns[1:4]]
-    gain = ("gain on tinyworld_text", "% lower word perplexity")
-    assert columns == [gain, ("other tasks", "2: acc, acc norm"), ("parameters", "(× lora)")]
+    results = asked(0.5, 0.2, **few)
+    why = "too few groups: 5 groups of page, and 20 are needed"
+    assert why in lead(results)
+    first, *others = told(results)
+    assert first[0] == "not tested"
+    assert why in first[1]
+    assert f"{SKIP} −2.63 %" in first[1]
+    assert [tone for tone, _ in others] == ["better", "better"]
+    assert all(said.startswith("Exploratory, ") for _, said in others)
+    assert rows(results)[SKIP]["against lora"] == "not tested, −2.63 %"
 
 
-def test_worse_is_said_with_its_measure_and_methods_are_ordered_by_gain(build, raw, compared):
-    raw["comparisons"] = [
-        compared(SKIP, CLOZE, 0.05, 0.03, "better"),
-        compared(SKIP, TEXT, 4.0, 1.0, "worse"),
-        compared("lora", TEXT, 0.1, 1.0, "not decided"),
-        compared(SKIP, CLOZE, 0.05, 0.02, "better", reference="lora"),
-        compared(SKIP, TEXT, 4.0, 1.0, "worse", reference="lora"),
-    ]
-    lora, skip = method_lines(build(raw))
-    assert (lora.method, skip.method) == ("lora", SKIP)
-    assert skip.words == "better on tinyworld_cloze (acc), worse on tinyworld_text (word perplexity)"
-    assert tone_of(skip.against) == "mixed"
-    counts = [re.findall(r"\d|none", clause) for clause in answer(build(raw)).split("; ")]
-    assert counts == [["2", "none", "1"], ["1"], ["1", "1"]]
+def test_the_table_has_gain_difference_size_and_no_empty_column(results):
+    assert rows(results) == {
+        SKIP: {
+            "gain": "+12.0 %",
+            "against lora": "better by 7.4 % [4.4, 10.4], exploratory",
+            "on other tasks": "better: cloze",
+            "parameters": "80k (0.98 ×)",
+        },
+        "lora": {"gain": "+5.0 %", "against lora": "is a LoRA", "on other tasks": "not decided", "parameters": "81.9k"},
+    }
+    gain = headline_table(results).columns[1]
+    assert gain.notes == (TEXT, "% of word perplexity")
+
+
+def test_costs_are_ratios_in_each_round_to_the_control_and_merging_is_said(raw, build):
+    for name, steps, memory in ((SKIP, [2.0, 6.0, 3.0], 300), ("lora", [1.0, 2.0, 2.0], 200)):
+        raw["methods"][name] |= {"cost": {"steps_s": steps, "memory_bytes": memory, "shared": name == SKIP}}
+    raw["methods"][SKIP]["merges"] = False
+    found = rows(build(raw))
+    assert found[SKIP]["step time"] == "2.00 × *"  # of 2, 3 and 1.5
+    assert found[SKIP]["memory"] == "1.50 ×"
+    assert [found[name]["folds"] for name in (SKIP, "lora")] == ["no", "–"]
+    assert found["lora"]["step time"] == "–"
+    raw["methods"]["lora"]["cost"]["memory_bytes"] = None
+    assert "memory" not in rows(build(raw))[SKIP]
+
+
+def test_plain_differences_stand_beside_what_the_corrected_test_does_not_decide(build, raw):
+    next(each for each in raw["comparisons"] if each["task"] == CLOZE and each["method"] == "lora")["p"] = 0.04
+    raw["comparisons"][3] |= {"low": 0.001}
+    assert rows(build(raw))["lora"]["on other tasks"] == "alone better: cloze"
+
+
+def test_a_terminal_has_the_forest_as_characters(results):
+    table = terminal_table(results)
+    strips = {str(row.cells[0]): str(row.cells[2]) for row in table.rows}
+    assert strips["lora"] == ""
+    assert "●" in strips[SKIP]
+    assert "━" in strips[SKIP]
+    found = forest_of(results)
+    left, right = found.limits
+    assert round((7.37 - left) / (right - left) * (len(strips[SKIP]) - 1)) == strips[SKIP].index("●")
+    assert [column.name for column in table.narrow[0].columns] == ["method", "difference", "against lora"]
+
+
+@pytest.mark.parametrize("width", [100, 120])
+def test_ten_methods_are_answered_in_forty_lines(build, printed, width):
+    results = build(ten_methods(), curves=False)
+    lines = printed(document_of(results), width).rstrip().splitlines()
+    first = next(place for place, line in enumerate(lines) if line.startswith(f"On {TEXT}"))
+    assert len(lines) - first <= 40  # what comes before are cautions
+    shown = "\n".join(lines[first:])
+    assert all(shown.count(name) >= 2 for name in results.others)
+    for mark in "●◆■○":
+        assert mark in shown
+
+
+def test_names_of_methods_and_their_budgets_are_short():
+    every = ["a@1k", "a@2k", "b@1k", "b@2k", "c"]
+    assert names_text(["a@1k", "a@2k", "b@2k"], every) == "a and b (2k)"
+    assert names_text(every, every) == "every method"
+    many = [f"m{i}" for i in range(9)]
+    assert names_text(many[1:], many) == "all but m0"
+
+
+def test_tones_together(build, raw, compared):
+    raw["comparisons"] = [compared(SKIP, CLOZE, 0.05, 0.03, "better"), compared(SKIP, TEXT, 4.0, 1.0, "worse")]
+    assert tone_of(build(raw).answers("base", SKIP)) == "mixed"
+
+
+def test_questions_that_were_asked_late_are_named(asked, raw, build):
+    assert changed_text(asked(0.5, 0.2)) == ""
+    raw["questions"][0]["changed"] = "declared late"
+    assert "gain: declared late" in changed_text(build(raw))
 
 
 def test_without_comparisons_nothing_is_claimed(build, raw):
     raw["comparisons"] = []
-    assert answer(build(raw)).startswith("No paired comparison")
+    assert lead(build(raw)).startswith("No paired comparison")
+    assert told(build(raw)) == []
     raw["complete"] = False
-    assert "not complete" in answer(build(raw))
+    assert "not complete" in lead(build(raw))
     raw["methods"] = {"baseline": raw["methods"]["baseline"]}
-    assert "no method" in answer(build(raw))
+    assert "no method" in lead(build(raw))
 
 
-def test_too_few_documents_are_said_and_get_no_verdict(build, raw, compared):
-    few = {**dict.fromkeys(("low", "high", "p")), "test": "none (too few documents)"}
-    raw["comparisons"] = [compared(SKIP, TEXT, 0.02, 0.03, "", reference=other) | few for other in ("baseline", "lora")]
-    results = build(raw)
-    assert rows(results)[SKIP][0].endswith("not tested")
-    assert rows(results)[SKIP][-1] == "not tested (not compared, too few documents)"
-    assert "none was tested against baseline" in answer(results)
-
-
-def test_the_control_is_the_matched_lora(build, raw, compared):
+def test_the_control_is_that_of_the_question_else_the_matched_lora(build, raw, compared):
     other = {**raw["methods"]["lora"], "match": None, "parameters": {"trainable": 80_001, "added": 0, "base": 0}}
     raw["methods"] = {"near": other, **raw["methods"]}
     raw["comparisons"].append(compared(SKIP, TEXT, 0.1, 1.0, "not decided", reference="near"))
@@ -77,25 +211,18 @@ def test_the_control_is_the_matched_lora(build, raw, compared):
     assert control_for(results, "lora") is None
     raw["methods"]["lora"]["match"] = None
     assert control_for(build(raw), SKIP) == "near"
+    raw["questions"] = [{"question": "gain", "pairs": [[SKIP, "lora"]], "on": [TEXT]}]
+    assert control_for(build(raw), SKIP) == "lora"
 
 
-def test_sizes_that_differ_and_what_diverged_are_said(build, raw):
-    raw["methods"]["lora"]["match"] = None
-    assert rows(build(raw))[SKIP][-1] == "better on tinyworld_text (word perplexity), sizes differ"
+def test_what_diverged_is_said(build, raw):
     run = raw["methods"][SKIP]["runs"]["1"]
     raw["methods"][SKIP]["runs"]["1"] = {"train": {**run["train"], "diverged_step": 90}, "evaluation": {}}
-    assert rows(build(raw))[SKIP][-1].endswith("; 1 of 2 seeds diverged")
+    assert "1 of 2 seeds diverged" in rows(build(raw))[SKIP]["against lora"]
     raw["methods"][SKIP]["runs"] = {"1": raw["methods"][SKIP]["runs"]["1"]}
     raw["comparisons"] = [each for each in raw["comparisons"] if each["method"] == "lora"]
     raw["pairs"] = {"base": [[SKIP, "baseline"], ["lora", "baseline"]], "lora": [[SKIP, "lora"]]}
-    results = build(raw)
-    assert rows(results)[SKIP] == [
-        "–",
-        f"not tested ({SKIP} diverged)",
-        "80,000 (0.98 ×)",
-        "diverged at step 90 (seed 1)",
-    ]
-    assert answer(results).endswith("none was tested against a LoRA.")
+    assert rows(build(raw))[SKIP]["against lora"] == "diverged at step 90 (seed 1)"
 
 
 @pytest.mark.parametrize(

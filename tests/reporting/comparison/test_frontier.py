@@ -5,7 +5,7 @@ from budgets_example import BUDGETS, EXCHANGES, GAINS, frontier_example
 from reporting.conftest import document_of, read_csv
 
 from hfpatch.reporting import document as doc
-from hfpatch.reporting.comparison.frontier import frontier_blocks, frontier_figure
+from hfpatch.reporting.comparison.frontier import budget_table, frontier_blocks, frontier_figure
 from hfpatch.reporting.html import html
 from hfpatch.reporting.markdown import markdown
 from hfpatch.reporting.theme import INK
@@ -27,7 +27,8 @@ def test_the_figure_has_a_line_a_method_and_the_lora_in_black():
 
 def test_the_table_has_each_gain_and_rate_and_findings_the_tones_of_their_verdicts():
     results = frontier_example()
-    findings, table, *_ = frontier_blocks(results, None, results)
+    findings, *_ = frontier_blocks(results, None, results)
+    table = budget_table(results)
     tones = {each.subject: each.tone for each in findings.items}
     assert tones == {"ahead": "better", "behind": "worse", "turning": "mixed", "alone": "not tested"}
     assert [column.name for column in table.columns] == ["method", *BUDGETS, "its one size", "for equal gain"]
@@ -41,10 +42,10 @@ def test_the_table_has_each_gain_and_rate_and_findings_the_tones_of_their_verdic
     assert tones["lora"] == [None] * 3
 
 
-def test_the_frontier_is_the_first_figure_and_its_data_are_complete():
+def test_the_frontier_follows_the_answer_and_its_data_are_complete():
     made = document_of(frontier_example())
     figures = made.parts[0].figures
-    assert next(iter(figures)) == "frontier"
+    assert list(figures)[:2] == ["differences", "frontier"]
     rows = read_csv(figures["frontier"].data)
     assert len(rows) == 3 * len(GAINS) + 1
     ahead = next(row for row in rows if row["point"] == "ahead@10k")
@@ -52,7 +53,7 @@ def test_the_frontier_is_the_first_figure_and_its_data_are_complete():
     assert (float(ahead["low"]), float(ahead["high"])) == pytest.approx((0.24, 0.36))
     assert float(ahead["rate_high"]) == EXCHANGES["ahead"]["high"]
     text = markdown(made)
-    assert text.index("figures/frontier.svg") < text.index("figures/differences.svg")
+    assert text.index("for equal gain") < text.index("## Cautions") < text.index("figures/frontier.svg")
     assert 'aria-label="Gain against parameters"' in html(made)
     assert any(isinstance(block, doc.Table) and block.name == "budgets" for block in made.summary)
 

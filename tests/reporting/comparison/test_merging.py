@@ -111,7 +111,7 @@ def test_a_joint_report_is_whole_and_touches_no_run(two, tmp_path):
     assert twin.index("## Answer") < twin.index("## Protocol")
     assert report.csv.read_text().startswith("method,seed,")
     assert report.tex.read_text().count(r"\begin{tabular}") == 2
-    assert len(report.document.parts[0].sections[0].blocks[1].rows) == 4  # one table has the methods of both
+    assert len(report.document.parts[0].sections[0].blocks[3].rows) == 4  # one table has the methods of both
     assert not [folder for folder in folders if (folder / "report.html").exists()]
 
 
@@ -144,11 +144,11 @@ def test_losses_on_other_held_out_documents_share_no_column(two, digest, shared)
 def test_side_by_side_each_run_has_its_own_part(two, tmp_path):
     report = write_joint_report(two(lambda raw: raw["model"].update(sha256="f" * 64)), tmp_path / "joint")
     page = report.html.read_text()
-    assert page.count('<section id="run1-') == page.count('<section id="run2-') == 8
+    assert page.count('<section id="run1-') == page.count('<section id="run2-') == 6
     assert page.index("cannot share a table") < page.index('id="run1-headline"') < page.index('id="run2-headline"')
     assert report.tex.read_text().count(r"\begin{tabular}") == 4
     assert report.csv.read_text().startswith("run,method,seed,")
-    assert {path.name for path in report.figures} >= {"run1-quality.svg", "run2-quality.svg"}
+    assert {path.name for path in report.figures} >= {"run1-differences.svg", "run2-differences.svg"}
 
 
 def test_labels_are_the_shortest_ends_that_differ_as_are_folders(tmp_path):

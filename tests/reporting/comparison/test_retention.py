@@ -2,7 +2,7 @@ import pytest
 from reporting.conftest import document_of, read_csv
 
 from hfpatch.reporting.comparison.figures import draw, figure_csv
-from hfpatch.reporting.comparison.retention import answers_table, retention_sentences, retention_table
+from hfpatch.reporting.comparison.retention import answers_table, retention_table
 from hfpatch.reporting.facts import protocol_facts
 
 TEXT = "retention_old"
@@ -48,15 +48,6 @@ def test_the_table_has_a_row_a_point_and_text(kept, build):
     ]  # fmt: skip
 
 
-def test_the_sentence_has_the_method_and_the_chosen_scale(kept, build):
-    (said,) = retention_sentences(build(kept)).items
-    whole, _, chosen = said.partition("At 0.5")
-    for number in ("0.300 [0.290, 0.310]", "0.100 [0.090, 0.110]", "0.200 [0.190, 0.210]", "(worse)"):
-        assert number in whole
-    for number in ("0.250 [0.240, 0.260]", "0.020 [0.010, 0.030]", "0.040 [0.030, 0.050]"):
-        assert number in chosen
-
-
 def test_the_data_has_every_difference(kept, build):
     rows = read_csv(figure_csv("retention", build(kept), []))
     assert len(rows) == 2 * 5
@@ -100,12 +91,3 @@ def test_answers_are_shown_without_retention_too(raw, build):
     assert table.columns[1].notes[:1] == ("right 200, wrong 20",)
     assert [list(map(str, row.cells)) for row in table.rows] == [["lora", "97 % [95, 99]\n50 %"]]
     assert retention_table(results).rows == ()
-
-
-def test_sentences_name_the_answers_of_the_tasks_to_keep(kept, build):
-    one = {"method": "lora", "seeds": 2, "right": 9, "wrong": 9, "kept": 0.8, "won": 0.1}
-    kept["kept"] = [one | {"task": "tinyworld_cloze"}, one | {"task": "tinyworld_endings", "kept": 0.7}]
-    (said,) = retention_sentences(build(kept)).items
-    assert "80 %" in said
-    assert "10 %" in said
-    assert "70 %" not in said

@@ -69,8 +69,7 @@ def test_a_method_whose_trials_all_diverged_is_never_called_tuned(build):
     )
     assert chosen_facts(some, LORA) == [("Not tuned", "all 3 trials diverged; trained at lr=0.001")]
     text = markdown(document_of(some))
-    assert "| lora | 0.001 | – | all diverged | 3 | – |" in text
-    assert "| lora | 0.001 | – | diverged at step 3 |  |" in text
+    assert "| lora | 0.001 | all diverged | 3 |" in text
     assert [row["method"] for row in read_csv(tuning_csv(some)) if row["chosen"] == "yes"] == [SKIP]
     with report_style():
         (ax,) = tuning_figure(some).axes
@@ -92,14 +91,13 @@ def test_what_each_method_was_tried_at_is_counted(build, tuned):
     assert re.search(r"best of 2 to 3 rates,.* \(pre_projection_skip 3, lora 2\)", rates_sentence(build(raw)))
 
 
-def test_the_report_shows_every_trial_the_choice_and_what_is_at_the_edge(tuned):
+def test_the_report_shows_the_choices_and_what_is_at_the_edge(tuned):
     document = document_of(tuned)
     text = markdown(document)
     assert rates_sentence(tuned) in text[: text.index("## Protocol")]
     assert "200 documents (12,345 tokens)" in text
-    assert "| pre_projection_skip | 0.01 | – | 1.2000 | 3 | no |" in text
-    assert "| lora | 0.1 | – | 1.2500 | 3 | highest rate tried |" in text
-    assert "| pre_projection_skip | 0.1 | – | diverged at step 7 |  |" in text
+    assert "| pre_projection_skip | 0.01 | 1.2000 | 3 | – |" in text
+    assert "| lora | 0.1 | 1.2500 | 3 | highest rate tried |" in text
     assert "figures/tuning.svg" in text
     assert "tuning" in document.parts[0].figures
     assert rates_sentence(tuned) in html(document)

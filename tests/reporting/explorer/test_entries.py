@@ -65,7 +65,7 @@ def test_a_measure_that_decides_nothing_has_no_verdict(build, raw, compared):
     found = by_place(build(raw))
     accuracy, low_noise = found["lora", CLOZE, "acc"], found["lora", CLOZE, "bits per byte"]
     assert (accuracy.axis.primary, accuracy.verdict, accuracy.gain) == (False, "no verdict", pytest.approx(1.5))
-    assert low_noise.gain == pytest.approx(5.0)  # 0.1 of 2 bits
+    assert low_noise.gain == pytest.approx(0.1)  # in bits
     assert (low_noise.axis.primary, low_noise.verdict) == (True, "better")
     assert found["lora", CLOZE, "margin"].text == "+0.30, no interval"
 

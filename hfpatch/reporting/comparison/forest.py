@@ -1,0 +1,190 @@
+"""The forest of a comparison: its paired differences as gains, for a figure, and as characters for a terminal."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from hfpatch.recipes.pairs import in_one_group, is_lora
+from hfpatch.reporting import plots
+from hfpatch.reporting.document import MARKS
+from hfpatch.reporting.numbers import MOST_METHODS, Change, gain_of, margin_of, margin_text, unit_text
+from hfpatch.reporting.theme import MUTED, report_style, short
+from hfpatch.results.schema import ComparisonResults
+from hfpatch.results.verdicts import Verdict
+
+SIZE = "the LoRA of its size"
+_MOST_ROWS = MOST_METHODS
+_LINE, _PLAIN, _CENTRE, _BAND = "─", "━", "│", "·"
+
+
+@dataclass(frozen=True)
+class ForestRow:
+    """One pair: its verdict, its gain with the interval of the verdict, and the ends of the plain interval."""
+
+    verdict: Verdict
+    gain: Change
+    plain: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Forest:
+    """The differences that answer the first question.
+
+    Attributes:
+        task: what they are measured on.
+        other: what each method is compared with, in words.
+        rows: the pairs, in the order of the recipe.
+        margin: the margin in the unit of the gains; None without one.
+        unit: that unit.
+        limits: the ends of an axis.
+    """
+
+    task: str
+    other: str
+    rows: tuple[ForestRow, ...]
+    margin: float | None
+    unit: str
+    limits: tuple[float, float]
+
+    def label(self, row: ForestRow) -> str:
+        """Return the name of a row: its method, with the other one where rows have several that are no LoRAs."""
+        one = row.verdict
+        return one.method if self.other in (one.other, SIZE) else f"{one.method} − {one.other}"
+
+    def strip(self, method: str, width: int = 25) -> str:
+        """Return the first row of a method as characters: the mark, both intervals, zero, and the margin's band."""
+        row = next((each for each in self.rows if each.verdict.method == method), None)
+        if row is None:
+            return ""
+
+        left, right = self.limits
+
+        def place(value: float) -> int:
+            return round((min(max(value, left), right) - left) / (right - left) * (width - 1))
+
+        cells = [" "] * width
+        if self.margin is not None:
+            for at in range(place(-self.margin), place(self.margin) + 1):
+                cells[at] = _BAND
+        for (low, high), line in (((row.gain.low, row.gain.high), _LINE), (row.plain, _PLAIN)):
+            if math.isfinite(high - low):
+                cells[place(low) : place(high) + 1] = line * (place(high) + 1 - place(low))
+        cells[place(0.0)] = _CENTRE
+        cells[place(row.gain.difference)] = MARKS[row.verdict.tone]
+        return "".join(cells)
+
+
+def asked(results: ComparisonResults) -> list[Verdict]:
+    """Return the verdicts of the first question: is it better, else than its LoRA, else than the base, on one task."""
+    gains = [each for each in results.primary if each.question == "gain"]
+    if not gains:
+        gains = against_controls(results, results.first_task)
+    gains = gains or [each for each in results.answers("base") if each.task == results.first_task]
+    return [each for each in gains if each.task == gains[0].task]
+
+
+def against_controls(results: ComparisonResults, task: str | None) -> list[Verdict]:
+    """Return the verdict of each method against its control on a task, where it was compared."""
+    found = []
+    for name in results.others:
+        control = control_for(results, name)
+        if task is not None and control is not None and (made := results.verdict(name, task, control)) and made.n:
+            found.append(made)
+    return found
+
+
+def control_for(results: ComparisonResults, name: str) -> str | None:
+    """Return the method that a method is compared with: by the primary question, else a LoRA, nearest in size.
+
+    None for a LoRA that no question compares, and for a method that is compared with none.
+    """
+    asked_of = next((each.other for each in results.primary if each.question == "gain" and each.method == name), None)
+    if asked_of is not None or is_lora(results.methods[name].parts):
+        return asked_of
+    declared = dict.fromkeys(each.other for each in results.verdicts if each.question == "lora" and each.method == name)
+    known = [other for other in declared if other in results.methods]
+    size = results.methods[name].trainable
+    matched = next((other for other in known if are_matched(results, name, other)), None)
+    return matched or min(known, key=lambda other: abs(results.methods[other].trainable - size), default=None)
+
+
+def are_matched(results: ComparisonResults, one: str, other: str) -> bool:
+    """Say whether one method's size was solved for the other's, or both for a third's."""
+    anchors = {name: [method.match.to] if method.match else [] for name, method in results.methods.items()}
+    return in_one_group(anchors, one, other)
+
+
+def others_text(results: ComparisonResults, verdicts: list[Verdict]) -> str:
+    """Return what the methods are compared with: one name, the LoRA of its size, or another method."""
+    others = list(dict.fromkeys(each.other for each in verdicts))
+    if len(others) == 1:
+        return others[0]
+    loras = all(name in results.methods and is_lora(results.methods[name].parts) for name in others)
+    return SIZE if loras else "another method"
+
+
+def forest_of(results: ComparisonResults) -> Forest | None:
+    """Return the forest of the first question; None where nothing was measured for it."""
+    verdicts, rows = asked(results), list[ForestRow]()
+    if verdicts and verdicts[0].role == "primary":  # then those that are exploratory
+        known = {each.method for each in verdicts}
+        verdicts += [each for each in against_controls(results, verdicts[0].task) if each.method not in known]
+    for each in verdicts:
+        gain, plain = gain_of(results, each), gain_of(results, each, plain=True)
+        if gain is not None and plain is not None:
+            rows.append(ForestRow(each, gain, (plain.low, plain.high)))
+    if not rows:
+        return None
+    if len(rows) > _MOST_ROWS:  # those with the smallest p stay
+        kept = sorted(rows, key=lambda row: 1.0 if row.verdict.p is None else row.verdict.p)[:_MOST_ROWS]
+        rows = [row for row in rows if row in kept]
+    margin = margin_of(rows[0].verdict, rows[0].gain)
+    sizes = []  # to the farthest end of an interval, but not to that of an outlier
+    for gain in (row.gain for row in rows):
+        sizes.append(max((abs(end) for end in (gain.difference, gain.low, gain.high) if math.isfinite(end)), default=0))
+    most = plots.robust_limit(sizes)
+    ends = [end for row in rows for end in (row.gain.difference, row.gain.low, row.gain.high) if math.isfinite(end)]
+    left, right = max(-most, min([0.0, *ends])), min(most, max([0.0, *ends]))
+    left, right = min(left, -1.5 * (margin or 0)), max(right, 1.5 * (margin or 0))
+    space = 0.05 * (right - left) or 1.0
+    return Forest(
+        task=rows[0].verdict.task,
+        other=others_text(results, verdicts),
+        rows=tuple(rows),
+        margin=margin,
+        unit=unit_text(rows[0].verdict.metric, rows[0].gain.scale),
+        limits=(left - space, right + space),
+    )
+
+
+@report_style()
+def forest_figure(results: ComparisonResults, *, title: bool = False) -> Figure | None:
+    """Draw the differences of the first question, a row a pair; None where nothing was measured.
+
+    The thin line is the interval of the outcome, the thick one the plain interval, the band the margin. With ``title``
+    the figure can be shown alone.
+    """
+    found = forest_of(results)
+    if found is None:
+        return None
+    model, seeds = str(results.model.get("name") or "the base model"), len(results.seeds)
+    shown = f"{short(found.task)}, {short(model, 40)}, {seeds} seed{'s' * (seeds != 1)}"
+    height = (1.15 if title else 0.9) + 0.205 * len(found.rows)
+    figure, (ax,) = plots.panels(1, columns=1, width=5.4, height=height, title=shown if title else "")
+    rows = {y: plots.Interval(row.gain, row.verdict.tone, plain=row.plain) for y, row in enumerate(found.rows)}
+    plots.forest(ax, [found.label(row) for row in found.rows], rows, limits=found.limits, margin=found.margin)
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    ax.set_xlabel(f"gain over {short(found.other)}, {found.unit} (better →)")
+    said = []
+    for one in (row.verdict for row in found.rows):
+        said.append(one.outcome.partition(" by ")[0] + ("" if one.role == "primary" else ", exploratory"))
+    width = 62 if all(row.verdict.role == "primary" for row in found.rows) else 118
+    plots.side_column(ax, "", said, width, colour=MUTED)
+    margin = margin_text(found.rows[0].verdict, found.rows[0].gain)
+    tones = [tone for tone in plots.TONES if any(row.verdict.tone == tone for row in found.rows)]
+    plots.verdict_key(figure, tones, margin=f"within {margin}" if margin else "")
+    return figure

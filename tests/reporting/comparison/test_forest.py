@@ -1,0 +1,124 @@
+"""The forest of the first question: what is drawn is what the verdicts contain."""
+
+import math
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from hfpatch.reporting.comparison.forest import SIZE, forest_figure, forest_of
+from hfpatch.reporting.numbers import MOST_METHODS
+from hfpatch.reporting.theme import to_svg
+
+pytestmark = pytest.mark.usefixtures("style")
+TEXT, SKIP = "tinyworld_text", "pre_projection_skip"
+
+
+def texts(svg):
+    root = ElementTree.fromstring(svg)
+    return ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def marks(ax):
+    return {line.get_marker(): line.get_xydata().tolist() for line in ax.lines if line.get_marker() in "oDsx"}
+
+
+@pytest.fixture
+def many(raw, compared):
+    """A method and its LoRA by number, every third pair worse, better or undecided; the margin is one per cent."""
+
+    def make(count, names="method_with_quite_a_long_name_{}"):
+        lora = raw["methods"]["lora"] | {"match": None}
+        raw["methods"] = {"baseline": raw["methods"]["baseline"], "l": lora}
+        raw["comparisons"], raw["margin"] = [], {TEXT: 0.19}
+        for i in range(count):
+            raw["methods"][names.format(i)] = lora | {"parts": [{"type": "pre_projection"}]}
+            one = compared(names.format(i), TEXT, (0.4, -0.4, 0.1)[i % 3], 0.15, "", reference="l")
+            one |= {"p": (1e-6, 1e-6, 0.4)[i % 3]}
+            one["errors"] = [[0.01, 100], [0.005, 2]] if i % 3 < 2 else [[0.15, 100], [0.05, 2]]
+            raw["comparisons"].append(one)
+        pairs = [[names.format(i), "l"] for i in range(count)]
+        raw["questions"] = [{"question": "gain", "pairs": pairs, "on": [TEXT]}]
+        return raw
+
+    return make
+
+
+def test_a_row_a_pair_with_both_intervals_the_margin_and_a_mark_for_each_outcome(many, build):
+    results = build(many(3, "m{}"), curves=False)
+    figure = forest_figure(results)
+    (ax,) = figure.axes
+    worse, better, undecided = (100 * value / 19 for value in (-0.4, 0.4, -0.1))
+    assert marks(ax) == {
+        "D": [pytest.approx([worse, 0])],
+        "o": [pytest.approx([undecided, 2])],
+    } | {"o": [pytest.approx([undecided, 2])]}
+    points = [line.get_xydata().tolist()[0] for line in ax.lines if line.get_marker() in "oD"]
+    assert points == [pytest.approx(place) for place in ([worse, 0], [better, 1], [undecided, 2])]
+    band = ax.patches[0].get_extents().transformed(ax.transData.inverted())
+    assert (band.x0, band.x1) == pytest.approx((-1.0, 1.0))  # 0.19 of 19
+    ends = [segment[:, 0].tolist() for lines in ax.collections for segment in lines.get_segments()]
+    verdict = results.primary[0]
+    corrected = [-100 * end / 19 for end in (verdict.corrected_high, verdict.corrected_low)]
+    assert ends[:2] == [pytest.approx(corrected), pytest.approx([100 * end / 19 for end in (-0.55, -0.25)])]
+    shown = texts(to_svg(figure))
+    assert [text for text in shown if text in ("worse", "better", "undecided")].count("undecided") == 2  # row and key
+    assert {"m0", "m1", "m2", "within 1 %"} <= set(shown)
+
+
+def test_what_is_compared_is_named_and_exploratory_pairs_follow_primary_ones(many, build, compared):
+    raw = many(2, "m{}")
+    assert forest_of(build(raw, curves=False)).other == "l"
+    raw["methods"]["k"] = raw["methods"]["l"]
+    raw["questions"][0]["pairs"][1][1] = raw["comparisons"][1]["reference"] = "k"
+    assert forest_of(build(raw, curves=False)).other == SIZE
+    raw["methods"]["n"] = raw["methods"]["m0"]
+    raw["comparisons"].append(compared("n", TEXT, 0.1, 1.0, "not decided", reference="l"))
+    found = forest_of(build(raw, curves=False))
+    assert [(row.verdict.method, row.verdict.role) for row in found.rows] == [
+        ("m0", "primary"), ("m1", "primary"), ("n", "secondary"),
+    ]  # fmt: skip
+    raw["questions"] = []
+    assert forest_of(build(raw, curves=False)).rows[0].verdict.role == "secondary"
+
+
+def test_without_a_lora_it_is_the_gain_over_the_base_and_without_tests_there_is_none(build, raw):
+    raw["comparisons"] = [each for each in raw["comparisons"] if each["reference"] == "baseline"]
+    found = forest_of(build(raw))
+    assert (found.other, [row.gain.difference for row in found.rows]) == ("baseline", [12.0, 5.0])
+    raw["comparisons"] = []
+    assert forest_figure(build(raw)) is None
+
+
+def test_an_outlier_does_not_set_the_limits(many, build):
+    raw = many(8)
+    raw["comparisons"][0]["difference"] = 800.0
+    found = forest_of(build(raw, curves=False))
+    assert max(map(abs, found.limits)) < 20
+    assert f"−{80000 / 19:.0f} %" in texts(to_svg(forest_figure(build(raw, curves=False))))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308])
+def test_numbers_that_are_not_finite_can_be_drawn(build, raw, value):
+    for item in raw["comparisons"]:
+        item["difference"] = item["low"] = item["high"] = value
+    figure = forest_figure(build(raw))
+    assert figure is None or texts(to_svg(figure))
+
+
+@pytest.mark.parametrize("count", [1, 10, 40])
+def test_it_has_at_most_so_many_rows_and_nothing_is_cut(many, build, count):
+    figure = forest_figure(build(many(count), curves=False), title=True)
+    (ax,) = figure.axes
+    assert len(ax.get_yticklabels()) == min(count, MOST_METHODS)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    boxes = [
+        ax.get_tightbbox(renderer),
+        legend.get_window_extent(renderer),
+        *(t.get_window_extent() for t in figure.texts),
+    ]
+    for box in boxes:
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
