@@ -1,10 +1,10 @@
-# make quickstart and make test are all the set-up there is; both create the virtual environment on first use.
+# `make quickstart` and `make test` create the environment on first use.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 # --index-url https://download.pytorch.org/whl/cpu: torch without CUDA's libraries, an environment of 2.3 GB instead of 6.3.
-# torch alone comes from there, what it needs from the package index: the other has not all the pinned versions.
+# Only torch comes from that index; it lacks some pinned dependencies.
 TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false

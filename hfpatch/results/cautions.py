@@ -1,7 +1,7 @@
 """Cautions of a comparison, one sentence each, for its results, its reports and the terminal.
 
-Where a base scores nothing, or no better than guessing, a task cannot distinguish methods: that no difference is shown
-says nothing of them there. A difference that is found is one wherever the base is.
+Where a base scores nothing, or no better than guessing, a task cannot distinguish methods: an undecided pair there
+says nothing of them. A difference that is found counts, whatever the base scores.
 """
 
 from __future__ import annotations

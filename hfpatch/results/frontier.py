@@ -147,5 +147,5 @@ def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict
 
 
 def times_text(value: float | None) -> str:
-    """Return how many times as a reader wants it: two digits."""
+    """Format a ratio to two significant digits."""
     return "∞" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.2g}"

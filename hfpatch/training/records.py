@@ -160,7 +160,7 @@ class JsonLines:
         """Drop the lines after ``step`` and any behind a damaged one; before the first step, all.
 
         Raises:
-            HfpatchError: if the steps of the lines that are left ``are_complete`` not.
+            HfpatchError: if ``are_complete`` rejects the remaining steps.
         """
         lines = self._whole_lines() if step else []
         values = takewhile(lambda value: value is not None and value["step"] <= step, map(_parse, lines))
