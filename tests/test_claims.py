@@ -1,10 +1,11 @@
-"""Claims about methods in README.md and results/README.md are verdicts of the committed results.
+"""Claims about methods in the pages are verdicts of the committed results.
 
 A claim is a comment behind its sentence, ``RUN: METHOD < OTHER, METHOD ? OTHER on TASK``: worse, undecided, with ``>``
 better, with ``=`` equivalent or kept, with ``/`` not tested.
 """
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,19 @@ import pytest
 from hfpatch import load_results
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "results/README.md", "docs/what-a-real-model-shows.md")
+PAGES = (
+    "README.md",
+    "results/README.md",
+    "docs/what-a-real-model-shows.md",
+    *(f"docs/methods/{path.name}" for path in sorted((ROOT / "docs" / "methods").glob("*.md"))),
+)
 MEANING = {"<": "worse", "=": "same", ">": "better", "?": "undecided", "/": "not tested"}
-CLAIM = re.compile(r"<!-- ([\w-]+): (.+?)\s+on\s+(\w+)\s*-->", re.DOTALL)
+CLAIM = re.compile(r"<!-- ([\w-]+): (.+?)\s+on\s+([\w ]+?)\s*-->", re.DOTALL)
+
+
+@cache
+def verdicts_of(run):
+    return load_results(ROOT / "results" / run, kind=None).verdicts
 
 
 def claims():
@@ -26,8 +37,7 @@ def claims():
 
 @pytest.mark.parametrize(("run", "method", "sign", "other", "task"), list(claims()))
 def test_a_claim_is_a_verdict(run, method, sign, other, task):
-    verdicts = load_results(ROOT / "results" / run).verdicts
-    found = {each.tone for each in verdicts if (each.method, each.other, each.task) == (method, other, task)}
+    found = {each.tone for each in verdicts_of(run) if (each.method, each.other, each.task) == (method, other, task)}
     assert found == {MEANING[sign]}
 
 
