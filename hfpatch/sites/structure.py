@@ -11,6 +11,8 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -43,6 +45,9 @@ IN_THIRDS = re.compile(
     r"|\bchunk\(3\b|\bsplit\(self\.\w+, dim=2\)"
 )
 """In the source of an attention: the columns of one projection are all queries, then all keys, then all values."""
+
+
+_READ: WeakKeyDictionary[nn.Module, tuple[Any, Family | None]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -92,9 +97,25 @@ def attention_paths(block: nn.Module) -> Iterator[str]:
 def read_family(block: nn.Module) -> Family | None:
     """Return the declaration that is read from the structure of a block; None if it has no attention.
 
+    It is read once, and again where modules or switches of the block have changed.
+
     Raises:
         HfpatchError: if the structure is ambiguous; the message says where.
     """
+    state = [(name, type(module)) for name, module in block.named_modules()]
+    switches = [
+        (name, value)
+        for module in block.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, bool | int | float | str) and name != "training"
+    ]
+    seen = _READ.get(block)
+    if seen is None or seen[0] != (state, switches):
+        seen = _READ[block] = (state, switches), _read_family(block)
+    return seen[1]
+
+
+def _read_family(block: nn.Module) -> Family | None:
     paths = list(attention_paths(block))
     if not paths:
         return None

@@ -99,3 +99,10 @@ def test_the_nonlinear_query(kind, tower):
 def test_the_page_has_every_type_that_is_tested():
     assert {name for names in table.KINDS.values() for name in names} == set(TOWERS)
     assert table.other_section() in table.FILE.read_text(encoding="utf-8")
+
+
+def test_a_changed_switch_is_read_again():
+    model = make("esmc")
+    assert hfpatch.find_sites(model)[0].exit_factor == pytest.approx((2 / 36) ** -0.5)
+    model.layers[0].scaling_factor = 0.5
+    assert [site.exit_factor for site in hfpatch.find_sites(model)] == pytest.approx([2, (2 / 36) ** -0.5])
