@@ -93,7 +93,8 @@ class LoopSettings(Section):
     compile: bool = False
     """Run the model through torch.compile: worth its start-up on GPUs, gains nothing on CPUs."""
     evaluate_every: PositiveInt | None = None
-    """Measure the loss on the evaluation blocks every so many steps and at the end; None measures at the end only."""
+    """Measure the loss on the evaluation blocks at the start, every so many steps and at the end; None measures at the
+    end only."""
     patience: PositiveInt | None = None
     """Stop when so many evaluations in a row brought no lower loss; None never stops early."""
     keep_best: bool = False

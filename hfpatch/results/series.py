@@ -136,7 +136,8 @@ def mean_curve(paths: Iterable[Path]) -> Curve | None:
         for record in read_lines(path, skip_broken=True):
             if isinstance(record, Mapping) and isinstance(record.get("step"), int):
                 value, measured = record.get("loss"), record.get("eval_loss")
-                loss[record["step"]] = float(value) if isinstance(value, int | float) else math.nan
+                if record["step"]:  # before the first there is none
+                    loss[record["step"]] = float(value) if isinstance(value, int | float) else math.nan
                 if isinstance(measured, int | float):
                     held_out[record["step"]] = float(measured)
         if loss:

@@ -127,7 +127,7 @@ class Measured:
         # how many steps take as long as the measurements of the loss on held-out text, or for a trial on tuning's
         steps = 1 if unit.action == "evaluate" else training_steps(setup.recipe, unit) or 0
         every = None if unit.action == "tune" else training.evaluate_every
-        times, measured = 1 + ((steps - 1) // every if every else 0), 0.0
+        times, measured = 1 + ((steps - 1) // every + 1 if every else 0), 0.0
         if (text := setup.tuning_text if unit.run.point else setup.held_out) is not None:
             measured = times * len(text) / training.batch_size * FORWARD
         if unit.action == "evaluate":

@@ -48,7 +48,8 @@ def train_probe(
         plan: which blocks each step sees, drawn for these blocks.
         seed: the seed of dropout.
         run_dir: the run's own folder.
-        held_out: blocks that are never trained on; the loss on all of them is recorded as ``eval_loss``.
+        held_out: blocks that are never trained on; the loss on all of them is recorded as ``eval_loss``,
+            before the first step too where the recipe has ``evaluate_every``.
         resume: continue from the newest checkpoint in ``run_dir``; without one, start again.
         on_step: called after each step, on the main process.
         origin: hashes of the base and of the method's settings, kept in every checkpoint; a run only resumes with the
@@ -77,6 +78,7 @@ def train_probe(
         folder=run_dir,
         origin=origin or {"frozen": hash_tensors(frozen)},
         held_out=held_out,
+        evaluate_at_start=held_out is not None and settings.evaluate_every is not None,
         on_step=on_step,
         on_bad_loss=settings.on_bad_loss,
         blocks_checked=blocks_checked,

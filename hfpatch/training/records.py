@@ -25,7 +25,7 @@ _END_BYTES = 4096
 class StepRecord:
     """One line of metrics.jsonl.
 
-    A pretraining run's first line is of step 0, before any update: an ``eval_loss``, no ``loss``.
+    The first line may be of step 0, before any update: an ``eval_loss``, no ``loss``.
 
     Attributes:
         step: the optimiser step, from 1.

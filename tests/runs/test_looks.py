@@ -21,7 +21,7 @@ PAIRS = [("pre", "lora"), ("twin", "lora")]
 
 
 def make_recipe(base, seeds: object, **sections) -> Recipe:
-    training = {"steps": 2, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": seeds}
+    training = {"steps": 2, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": seeds, "evaluate_every": 2}
     given = {
         "data": {"block_size": 32, "max_documents": 60, "held_out": 24},
         "training": training,
@@ -61,6 +61,14 @@ def test_only_undecided_pairs_and_their_references_get_more_seeds(grown):
     ]
     assert [look.part for look in results.looks] == [2 / 9, 3 / 9, 4 / 9]
     assert any("4 of 16 planned trainings" in warning for warning in results.warnings)
+
+
+def test_held_out_curves_begin_at_the_loss_of_the_base(grown):
+    results = load_results(grown[0])
+    for name in results.others:
+        held_out = results.methods[name].curve.held_out
+        assert list(held_out) == [0, 2]
+        assert held_out[0] == pytest.approx(results.base_loss, rel=1e-5)
 
 
 def test_a_pair_keeps_the_outcome_and_interval_of_the_look_that_decided_it(grown, model_folder, tmp_path):

@@ -364,7 +364,7 @@ def test_trackers_hear_of_every_step(patched, blocks, tmp_path, monkeypatch):
     assert seen == [(str(tmp_path), 1e-2, STEPS), STEPS]
     steps = [(step, logs) for step, logs in heard if "mfu" in logs]
     assert [step for step, _ in steps] == list(range(1, STEPS + 1))
-    lines = metrics_of(tmp_path)
+    lines = metrics_of(tmp_path)[1:]  # the first is of step 0
     assert [logs["loss"] for _, logs in steps] == [line["loss"] for line in lines]
     assert [logs["learning_rate"] for _, logs in steps] == [line["lr"] for line in lines]
     assert [step for step, logs in steps if "eval_loss" in logs] == [4, 8]
@@ -398,5 +398,5 @@ def test_any_peft_method_is_trained(base, blocks, tmp_path, method, wrapped):
     assert any(not torch.equal(before[name], value) for name, value in after.items())
     assert all(torch.equal(dict(model.named_parameters())[name], value) for name, value in frozen.items())
     evaluated = [line["eval_loss"] for line in metrics_of(tmp_path) if "eval_loss" in line]
-    assert len(evaluated) == 2
-    assert evaluated[1] < evaluated[0]
+    assert len(evaluated) == 3  # at the start, after 4 steps and in the end
+    assert evaluated == sorted(evaluated, reverse=True)
