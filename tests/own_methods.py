@@ -48,6 +48,11 @@ def defined(*, method="mine", annotations=None, base=hfpatch.MethodConfig, decor
     return hfpatch.method(method)(dataclass(cls)) if decorate else cls
 
 
+def leaking(self, parts, q, x, site):
+    """A method whose query reads the mean over all positions, of padding and the future too."""
+    return q + parts["b"](parts["a"](x.mean(1, keepdim=True)))
+
+
 def on_the_cpu(self, parts, q, x, site):
     return q + parts["b"](parts["a"](x)) * torch.ones(q.shape[-1])
 

@@ -77,7 +77,7 @@ def outcome(case, features, name):
     kind = WithSecond if SECOND in features else Base
     try:
         config = dataclasses.replace(copy.deepcopy(CASES[case]), **options)
-        return "no" if kept(kind(base().model, base().tokens), config, name) else "yes"
+        return "no" if kept(kind(base().model, base().inputs), config, name) else "yes"
     except (Broken, KeyError, TypeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
 

@@ -19,7 +19,8 @@ from peft.utils.other import ModulesToSaveWrapper
 from hfpatch.errors import HfpatchError
 from hfpatch.export.parts import Description, Tensors, base_name, describe, exported_name, merge_others
 from hfpatch.export.runtime import MADE
-from hfpatch.promises.common import compared, example_tokens, logits, one_relative
+from hfpatch.promises.common import compared, one_relative
+from hfpatch.promises.inputs import example_tokens, logits
 from hfpatch.sites import find_sites
 from hfpatch.sites.family import EXPORTED
 from hfpatch.support.files import write_text

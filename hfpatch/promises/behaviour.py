@@ -25,13 +25,14 @@ from hfpatch.promises.common import (
     each_relative,
     gradients,
     leak,
-    logits,
     one_relative,
     perturbed,
     relative,
     within,
 )
-from hfpatch.support.modes import keeping_flags
+from hfpatch.promises.inputs import DECODER, Inputs, logits, ordered
+from hfpatch.sites import AttentionSite
+from hfpatch.support.modes import hooked, keeping_flags
 from hfpatch.surgery.bases import hash_weights
 from hfpatch.surgery.budget import attention_modules
 from hfpatch.surgery.folder import load_patch, save_patch
@@ -46,12 +47,12 @@ OTHER = "meta"  # as any device but the CPU, it takes no tensor of the CPU, but 
 CHANGED_SHARE = 1e-7  # of the largest logit: below it a patch has no effect
 
 
-def no_op(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def no_op(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """With default init the logits equal those of the base, frozen as a patch freezes it, bit for bit."""
     with keeping_flags(model):
         model.requires_grad_(False)  # torch picks kernels by the flags
-        before = logits(model, tokens)
-        difference = float((before - logits(patch(model, config), tokens)).abs().max())
+        before = logits(model, inputs)
+        difference = float((before - logits(patch(model, config), inputs)).abs().max())
         unpatch(model)
     pre_projection = isinstance(config, PreProjectionConfig) and config.init != "identity"
     if pre_projection or (isinstance(config, NonlinearQueryConfig) and config.form == "literal"):
@@ -69,11 +70,11 @@ class Call(NamedTuple):
     in_place: bool
 
 
-def results(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def results(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """Each place returns the dtype that it was given, and a new tensor: others may read the one that it was given."""
     if not isinstance(config, MethodConfig):
         return True, NOT_OURS
-    calls = _calls(model, config, tokens)
+    calls = _calls(model, config, inputs)
     for place, call in calls.items():
         if call.returned != call.given[0].dtype:
             return False, f"{place} returns {call.returned} where it was given {call.given[0].dtype}"
@@ -82,11 +83,11 @@ def results(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     return True, f"at {', '.join(calls)}"
 
 
-def devices(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def devices(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """Each place takes its parts and tensors on any device, and puts none of another one beside them."""
     if not isinstance(config, MethodConfig):
         return True, NOT_OURS
-    site, calls = method_site(changed_by(model, config)[0]), _calls(model, config, tokens)
+    site, calls = method_site(changed_by(model, config)[0]), _calls(model, config, inputs)
     with FakeTensorMode(allow_non_fake_inputs=True):  # computes shapes, dtypes and devices only
         with torch.device(OTHER):
             parts = config.build(site, config.seed)
@@ -104,27 +105,34 @@ def devices(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     return True, f"at {', '.join(calls)}"
 
 
-def unpatch_restores(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def unpatch_restores(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """After unpatching, logits, weights and names are the base's; meanwhile the patch had an effect."""
-    before, weights, names = logits(model, tokens), hash_weights(model), list(model.state_dict())
+    before, weights, names = logits(model, inputs), hash_weights(model), list(model.state_dict())
     with perturbed(model, config):
-        changed = relative(before, logits(model, tokens))
+        changed = relative(before, logits(model, inputs))
         same_weights = hash_weights(model) == weights
-    restored = torch.equal(logits(model, tokens), before) and list(model.state_dict()) == names
+    restored = torch.equal(logits(model, inputs), before) and list(model.state_dict()) == names
     return (
         same_weights and restored and changed > CHANGED_SHARE,
         f"weights {weights[:8]} before and after; the patch changed logits by {changed:.2g} of the largest",
     )
 
 
-def cache(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def cache(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """Greedy generation with and without K/V cache agrees, up to the rounding of its logits."""
+    if not model.can_generate():
+        return True, f"does not apply: {type(model).__name__} does not generate"
+    if isinstance(inputs, Tensor):
+        prompt, given = [inputs], {"attention_mask": torch.ones_like(inputs)}
+    else:
+        prompt, given = [], {name: value for name, value in inputs.items() if name != DECODER}
 
     def generated(use_cache: bool) -> Any:
         torch.manual_seed(0)
         return model.generate(
-            tokens,
-            attention_mask=torch.ones_like(tokens),
+            *prompt,
+            **given,
+            min_new_tokens=NEW_TOKENS,  # Whisper stops at its own end token
             max_new_tokens=NEW_TOKENS,
             do_sample=False,
             use_cache=use_cache,
@@ -144,33 +152,36 @@ def cache(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
         return compared(model, lambda: generated(False), lambda: generated(True), differences=differences)
 
     text = f"logits of {NEW_TOKENS} greedy tokens differ by {{:.1g}} of the largest"
-    return within(model, config, text, difference, difference, lambda: leak(model, tokens))
+    ways = [difference] if (name := ordered(model, inputs)) is None else [difference, lambda: leak(model, inputs, name)]
+    return within(model, config, text, difference, *ways)
 
 
-def padding(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def padding(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """Left padding does not change a row's result beyond rounding."""
+    if not isinstance(inputs, Tensor):
+        return True, f"does not apply: {type(model).__name__} reads other inputs than token ids"
     pad = 3
-    mask = torch.ones_like(tokens)
+    mask = torch.ones_like(inputs)
     mask[:, :pad] = 0
     accepts = "position_ids" in inspect.signature(model.forward).parameters  # sees through decorators
     extra = {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)} if accepts else {}
 
     def difference() -> Apart:
-        padded = partial(logits, model, tokens, attention_mask=mask, **extra)
-        alone = partial(logits, model, tokens[:, pad:])
+        padded = partial(logits, model, inputs, attention_mask=mask, **extra)
+        alone = partial(logits, model, inputs[:, pad:])
         return compared(model, alone, lambda: padded()[:, pad:], differences=one_relative)
 
     return within(model, config, "relative difference {:.1g}", difference, difference)
 
 
-def checkpointing(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def checkpointing(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """Gradient checkpointing of both kinds gives the same gradients; excused where it does not for LoRA either."""
     if not model.supports_gradient_checkpointing:
         return True, "does not apply: the model does not support gradient checkpointing"
 
     def checkpointed(reentrant: bool) -> dict[str, Tensor]:
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})  # and the inputs require gradients
-        found = gradients(model, tokens)
+        found = gradients(model, inputs)
         model.gradient_checkpointing_disable()
         return found
 
@@ -180,7 +191,7 @@ def checkpointing(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool,
         model.gradient_checkpointing_disable()
         try:
             kinds = [partial(checkpointed, reentrant) for reentrant in (False, True)]
-            return compared(model, partial(gradients, model, tokens), *kinds, differences=each_relative)
+            return compared(model, partial(gradients, model, inputs), *kinds, differences=each_relative)
         finally:
             # The user's setting again
             model.gradient_checkpointing_disable()
@@ -195,49 +206,51 @@ def checkpointing(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool,
     return within(model, config, "largest relative gradient difference {:.1g} (both kinds)", difference, with_lora)
 
 
-def compiled(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def compiled(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """torch.compile gives the same logits, and so the same loss."""
 
     def by_compiled() -> Tensor:
         torch.compiler.reset()
         try:
-            return logits(torch.compile(model, backend="aot_eager"), tokens)
+            return logits(torch.compile(model, backend="aot_eager"), inputs)
         finally:
             torch.compiler.reset()
 
     with perturbed(model, config):
-        found = compared(model, partial(logits, model, tokens), by_compiled, differences=one_relative)
+        found = compared(model, partial(logits, model, inputs), by_compiled, differences=one_relative)
     text = f"logits differ by {found.difference:.1g} of the largest; rounding explains {found.rounding:.1g}"
     return found.is_rounding, text
 
 
-def gradients_reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def gradients_reach(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """Every added parameter receives a gradient within two steps, and no base parameter does."""
     patch(model, config)
     added = adapter_parameters(model)
     optimizer = torch.optim.SGD(added.values(), lr=1.0)
     reached: set[str] = set()
     for _ in range(2):
-        reached |= {name for name, gradient in gradients(model, tokens).items() if gradient.abs().max() > 0}
+        reached |= {name for name, gradient in gradients(model, inputs).items() if gradient.abs().max() > 0}
         optimizer.step()
     base = [name for name, p in base_parameters(model).items() if p.grad is not None or p.requires_grad]
-    missing = added.keys() - reached
+    idle = [site.path for site in changed_by(model, config) if not _acts(model, site, inputs)]
+    missing = {name for name in added.keys() - reached if not name.startswith(tuple(f"{path}." for path in idle))}
     wrong = f"; {_some(sorted(missing))} received none" if missing else f"; {_some(base)} did" if base else ""
-    return not wrong, f"{len(reached)} of {len(added)} added tensors, {len(base)} base tensors{wrong}"
+    text = f"{len(reached)} of {len(added)} added tensors, {len(base)} base tensors{wrong}"
+    return not wrong, text + (f"; nothing reads {_some(idle)}, in the model without hfpatch, too" if idle else "")
 
 
-def save_and_load(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def save_and_load(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """A saved patch loads to equal logits; its files are safetensors, JSON and a Markdown card."""
     with tempfile.TemporaryDirectory() as folder:
         with perturbed(model, config):
-            saved = logits(model, tokens)
+            saved = logits(model, inputs)
             save_patch(model, Path(folder) / "patch")
         kinds = {file.suffix for file in Path(folder).rglob("*") if file.is_file()}
-        loaded = logits(load_patch(model, Path(folder) / "patch"), tokens)
+        loaded = logits(load_patch(model, Path(folder) / "patch"), inputs)
     return torch.equal(saved, loaded) and kinds <= ALLOWED_FILES, f"equal logits; files {', '.join(sorted(kinds))}"
 
 
-def init_independent(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def init_independent(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """Init depends only on seed, layer and name, and is independent of order and other adapters."""
     if isinstance(config, MethodConfig):
         first, *others = [method_site(site) for site in changed_by(model, config)]
@@ -261,7 +274,20 @@ def init_independent(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bo
     return equal_names and not _different(*states), f"{len(states[0])} tensors, injected before and after a LoRA"
 
 
-def _calls(model: Any, config: MethodConfig, tokens: Tensor) -> dict[str, Call]:
+def _acts(model: Any, site: AttentionSite, inputs: Inputs) -> bool:
+    """Return whether anything that is compared depends on an attention."""
+
+    def other(module: Any, args: Any, output: Any) -> Any:
+        values = output if isinstance(output, Tensor) else output[0]
+        values = values + torch.randn(values.shape, generator=torch.Generator().manual_seed(0)).to(values)
+        return values if isinstance(output, Tensor) else (values, *output[1:])
+
+    plain = logits(model, inputs)
+    with hooked([site.attention.register_forward_hook(other)]):
+        return not torch.equal(plain, logits(model, inputs))
+
+
+def _calls(model: Any, config: MethodConfig, inputs: Inputs) -> dict[str, Call]:
     """Run the model with the method and return the first call at each place where the method acts."""
     calls: dict[str, Call] = {}
 
@@ -277,7 +303,7 @@ def _calls(model: Any, config: MethodConfig, tokens: Tensor) -> dict[str, Call]:
         for place, function in original.items():
             setattr(type(config), place, partialmethod(record, place, function))
         try:
-            logits(model, tokens)
+            logits(model, inputs)
         finally:
             for place, function in original.items():
                 setattr(type(config), place, function)
@@ -299,7 +325,7 @@ def _some(names: Sequence[str]) -> str:
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
-def full_precision(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def full_precision(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """Trainables are fp32 on any base dtype."""
     patch(model, config)
     dtypes = {str(p.dtype).removeprefix("torch.") for p in adapter_parameters(model).values()}

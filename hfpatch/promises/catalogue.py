@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import re
 import tempfile
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -34,9 +35,11 @@ from peft.utils.hotswap import hotswap_adapter
 from torch import Tensor, nn
 
 from hfpatch.promises.common import NOT_OURS, in_one_line, moved
-from hfpatch.sites import survey
+from hfpatch.promises.inputs import Inputs, example_inputs
+from hfpatch.sites import find_sites, survey
 from hfpatch.support.modes import keeping_flags
 from hfpatch.surgery.budget import attention_modules
+from hfpatch.surgery.model_class import other_class
 from hfpatch.tuners.adapters import adapter_parameters
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.twins import twin
@@ -59,10 +62,15 @@ class Broken(AssertionError):
 
 @dataclass(frozen=True)
 class Base:
-    """A tiny model, which every entry copies, and tokens ``(batch, seq)`` for it."""
+    """A tiny model, which every entry copies, and inputs for it."""
 
     model: Any
-    tokens: Tensor
+    inputs: Inputs
+
+    @property
+    def rows(self) -> int:
+        """The size of a batch."""
+        return len(self.inputs if isinstance(self.inputs, Tensor) else next(iter(self.inputs.values())))
 
     def new(self) -> Any:
         """Return a new copy of the model, in evaluation mode."""
@@ -79,11 +87,12 @@ Entry = Callable[[Base, PeftConfig], "str | None"]
 
 
 @torch.no_grad()
-def outputs(model: Any, tokens: Tensor, **options: Any) -> Tensor:
+def outputs(model: Any, inputs: Inputs, **options: Any) -> Tensor:
     """Return the first output of a model, with every gradient off: torch picks kernels by these flags."""
     with keeping_flags(model):
         model.requires_grad_(False)
-        found: Tensor = model(tokens, **options)[0]
+        is_alone = isinstance(inputs, Tensor)
+        found: Tensor = (model(inputs, **options) if is_alone else model(**cast("Any", inputs), **options))[0]
     return found
 
 
@@ -157,7 +166,7 @@ def other_start(base: Base, config: PeftConfig) -> str | None:
     options: dict[str, Any] = {str(field): False}
     changed = dataclasses.replace(copy.deepcopy(config), **options)
     model = get_peft_model(base.new(), changed).eval()
-    difference = (outputs(model, base.tokens) - outputs(base.new(), base.tokens)).abs().max()
+    difference = (outputs(model, base.inputs) - outputs(base.new(), base.inputs)).abs().max()
     require(float(difference) > 1e-6, "init_weights=False starts as the base")
     return None
 
@@ -165,7 +174,7 @@ def other_start(base: Base, config: PeftConfig) -> str | None:
 def saving(base: Base, config: PeftConfig) -> str | None:
     """Saved adapters load to equal outputs, by ``PeftModel.from_pretrained`` and both ``load_adapter``."""
     model = base.wrapped(config)
-    expected, bare = outputs(model, base.tokens), outputs(base.new(), base.tokens)
+    expected, bare = outputs(model, base.inputs), outputs(base.new(), base.inputs)
     require(not torch.equal(expected, bare), "the adapter changes nothing")
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
@@ -177,29 +186,29 @@ def saving(base: Base, config: PeftConfig) -> str | None:
         by_transformers.load_adapter(folder)
         small = PeftModel.from_pretrained(base.new(), folder, low_cpu_mem_usage=True)
     for each in (loaded, second, by_transformers, small):
-        require(near(outputs(each, base.tokens), expected, _EXACT), "a loaded adapter computes something else")
+        require(near(outputs(each, base.inputs), expected, _EXACT), "a loaded adapter computes something else")
     return None
 
 
 def several(base: Base, config: PeftConfig) -> str | None:
     """Adapters are added, set, disabled and deleted by name; only the active one trains."""
     model = base.wrapped(config)
-    first, bare = outputs(model, base.tokens), outputs(base.new(), base.tokens)
+    first, bare = outputs(model, base.inputs), outputs(base.new(), base.inputs)
     model.add_adapter("second", copy.deepcopy(config))
     model.eval()  # a new part is in training mode
-    require(torch.equal(outputs(model, base.tokens), first), "a further adapter acts before it is set")
+    require(torch.equal(outputs(model, base.inputs), first), "a further adapter acts before it is set")
     model.set_adapter("second")
     moved(model, _NOISE, seed=1)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     only_second = bool(trained) and all(".second" in name for name in trained)
     require(only_second, "other tensors than the active adapter's train")
-    second = outputs(model, base.tokens)
+    second = outputs(model, base.inputs)
     with model.disable_adapter():
-        require(torch.equal(outputs(model, base.tokens), bare), "a disabled adapter acts")
-    require(torch.equal(outputs(model, base.tokens), second), "enabled again it computes something else")
+        require(torch.equal(outputs(model, base.inputs), bare), "a disabled adapter acts")
+    require(torch.equal(outputs(model, base.inputs), second), "enabled again it computes something else")
     model.delete_adapter("second")
     model.set_adapter("default")
-    require(not torch.equal(second, outputs(model, base.tokens)), "the deleted adapter acts")
+    require(not torch.equal(second, outputs(model, base.inputs)), "the deleted adapter acts")
     require(not any(".second" in name for name in model.state_dict()), "the deleted adapter has tensors left")
     return None
 
@@ -212,7 +221,7 @@ def state_dict(base: Base, config: PeftConfig) -> str | None:
     found: Any = set_peft_model_state_dict(target, state)
     require(not found.unexpected_keys, "the state dict has unexpected tensors")
     require(adapter_parameters(target).keys() == adapter_parameters(source).keys(), "it is injected elsewhere")
-    equal = near(outputs(target.eval(), base.tokens), outputs(source.eval(), base.tokens), _EXACT)
+    equal = near(outputs(target.eval(), base.inputs), outputs(source.eval(), base.inputs), _EXACT)
     require(equal, "the state dict makes another model")
     return None
 
@@ -226,9 +235,10 @@ def further_modules(base: Base, config: PeftConfig) -> str | None:
 
 def tokens(base: Base, config: PeftConfig) -> str | None:
     """``trainable_token_indices`` are trained, saved and loaded beside the adapter."""
+    ids = base.inputs if isinstance(base.inputs, Tensor) else base.inputs["input_ids"]
     embedding = base.model.get_input_embeddings()
     name = next(name for name, module in base.model.named_modules() if module is embedding)
-    options = {"trainable_token_indices": {name.split(".")[-1]: sorted({*base.tokens[0, :2].tolist()})}}
+    options = {"trainable_token_indices": {name.split(".")[-1]: sorted({*ids[0, :2].tolist()})}}
     return _trained_too(base, config, options, "trainable_tokens_delta")
 
 
@@ -240,9 +250,9 @@ def _trained_too(base: Base, config: PeftConfig, options: dict[str, Any], part: 
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         loaded = PeftModel.from_pretrained(base.new(), folder)
-    require(near(outputs(loaded, base.tokens), outputs(model, base.tokens), _EXACT), f"{part} is not saved")
+    require(near(outputs(loaded, base.inputs), outputs(model, base.inputs), _EXACT), f"{part} is not saved")
     without = base.wrapped(config)
-    require(not torch.equal(outputs(without, base.tokens), outputs(model, base.tokens)), f"{part} does not act")
+    require(not torch.equal(outputs(without, base.inputs), outputs(model, base.inputs)), f"{part} does not act")
     return None
 
 
@@ -284,7 +294,9 @@ def task_types(base: Base, config: PeftConfig) -> str | None:
             continue
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            headed = Base(auto.from_config(base.model.config), base.tokens)
+            headed = Base(auto.from_config(base.model.config), base.inputs)
+        if task is not None and "input_ids" not in inspect.signature(headed.model.forward).parameters:
+            continue  # PEFT's classes of tasks pass them
         try:
             model = headed.wrapped(dataclasses.replace(copy.deepcopy(config), task_type=task))
         except NoMatchingPeftModuleError:  # full names of modules are others in another class
@@ -297,43 +309,43 @@ def task_types(base: Base, config: PeftConfig) -> str | None:
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             loaded = PeftModel.from_pretrained(headed.new(), folder)
-        equal = near(outputs(loaded, base.tokens), outputs(model, base.tokens), _EXACT)
+        equal = near(outputs(loaded, base.inputs), outputs(model, base.inputs), _EXACT)
         require(equal, f"{task}: it loads to other outputs")
     return None
 
 
 def dtypes(base: Base, config: PeftConfig) -> str | None:
     """Parts are in fp32 on a base in bf16; ``autocast_adapter_dtype=False`` uses the dtype of the base."""
-    low = Base(base.new().to(torch.bfloat16), base.tokens)
+    low = Base(base.new().to(torch.bfloat16), base.inputs)
     for autocast, dtype in ((True, torch.float32), (False, torch.bfloat16)):
         model = low.wrapped(config, autocast_adapter_dtype=autocast)
         model.add_adapter("second", copy.deepcopy(config), autocast_adapter_dtype=autocast)
         found = {p.dtype for p in adapter_parameters(model).values()}
         require(found == {dtype}, f"autocast_adapter_dtype={autocast} gives {found}")
-        require(bool(outputs(model, base.tokens).isfinite().all()), f"in {dtype} its outputs are not finite")
+        require(bool(outputs(model, base.inputs).isfinite().all()), f"in {dtype} its outputs are not finite")
     return None
 
 
 def merging(base: Base, config: PeftConfig) -> str | None:
     """Merged weights give the adapter's outputs; unmerging restores the base's weights bit for bit."""
-    model, bare = base.wrapped(config), outputs(base.new(), base.tokens)
-    expected, before = outputs(model, base.tokens), copy.deepcopy(model.state_dict())
+    model, bare = base.wrapped(config), outputs(base.new(), base.inputs)
+    expected, before = outputs(model, base.inputs), copy.deepcopy(model.state_dict())
     if why := refusal(model.merge_adapter):
         for call in (model.merge_and_unload, lambda: model.merge_and_unload(safe_merge=True)):
             require(refusal(call) is not None, "merge_adapter is refused, and merge_and_unload is not")
         _require_untouched(model, before, expected, base)
         return why
-    require(near(outputs(model, base.tokens), expected), "merged it computes something else")
+    require(near(outputs(model, base.inputs), expected), "merged it computes something else")
     model.unmerge_adapter()
-    require(near(outputs(model, base.tokens), expected), "unmerged it computes something else")
+    require(near(outputs(model, base.inputs), expected), "unmerged it computes something else")
     model.merge_adapter(safe_merge=True)
     with model.disable_adapter():
-        require(near(outputs(model, base.tokens), bare), "a disabled merged adapter acts")
+        require(near(outputs(model, base.inputs), bare), "a disabled merged adapter acts")
     for parameter in adapter_parameters(broken := base.wrapped(config)).values():
         parameter.data.fill_(torch.inf)
     require(refusal(lambda: broken.merge_adapter(safe_merge=True)) is not None, "safe_merge merges infinite weights")
     merged = base.wrapped(config).merge_and_unload(safe_merge=True)
-    require(near(outputs(merged, base.tokens), expected), "merged and unloaded it computes otherwise")
+    require(near(outputs(merged, base.inputs), expected), "merged and unloaded it computes otherwise")
     require(list(merged.state_dict()) == list(base.model.state_dict()), "merged and unloaded it is not the stock model")
     return None
 
@@ -341,14 +353,14 @@ def merging(base: Base, config: PeftConfig) -> str | None:
 def _require_untouched(model: Any, before: dict[str, Tensor], expected: Tensor, base: Base) -> None:
     state = model.state_dict()
     same = state.keys() == before.keys() and all(torch.equal(state[name], tensor) for name, tensor in before.items())
-    require(same and torch.equal(outputs(model, base.tokens), expected), "a refused call changes the model")
+    require(same and torch.equal(outputs(model, base.inputs), expected), "a refused call changes the model")
 
 
 def unloading(base: Base, config: PeftConfig) -> str | None:
     """``unload`` restores the base bit for bit, and it can be wrapped again."""
     plain = base.wrapped(config).unload()
     require([n for n, _ in plain.named_modules()] == [n for n, _ in base.model.named_modules()], "modules are left")
-    equal = torch.equal(outputs(plain, base.tokens), outputs(base.new(), base.tokens))
+    equal = torch.equal(outputs(plain, base.inputs), outputs(base.new(), base.inputs))
     require(equal, "unloaded it computes otherwise")
     weights = base.model.state_dict()
     require(all(torch.equal(w, weights[name]) for name, w in plain.state_dict().items()), "weights are others")
@@ -359,13 +371,13 @@ def unloading(base: Base, config: PeftConfig) -> str | None:
 def rows(base: Base, config: PeftConfig) -> str | None:
     """``adapter_names`` selects an adapter for each row of a batch."""
     model = base.wrapped(config)
-    before, expected = copy.deepcopy(model.state_dict()), outputs(model, base.tokens)
-    names = ["default", *["__base__"] * (len(base.tokens) - 1)]
+    before, expected = copy.deepcopy(model.state_dict()), outputs(model, base.inputs)
+    names = ["default", *["__base__"] * (base.rows - 1)]
     found: list[Tensor] = []
-    if why := refusal(lambda: found.append(outputs(model, base.tokens, adapter_names=names))):
+    if why := refusal(lambda: found.append(outputs(model, base.inputs, adapter_names=names))):
         _require_untouched(model, before, expected, base)
         return why
-    by_hand = torch.cat([expected[:1], outputs(base.new(), base.tokens)[1:]])
+    by_hand = torch.cat([expected[:1], outputs(base.new(), base.inputs)[1:]])
     require(near(found[0], by_hand), "a row has another adapter than requested")
     return None
 
@@ -375,12 +387,12 @@ def weighted(base: Base, config: PeftConfig) -> str | None:
     model = base.wrapped(config)
     model.add_adapter("second", copy.deepcopy(config))
     model.eval()  # a new part is in training mode
-    before, expected = copy.deepcopy(model.state_dict()), outputs(model, base.tokens)
+    before, expected = copy.deepcopy(model.state_dict()), outputs(model, base.inputs)
     if why := refusal(lambda: model.add_weighted_adapter(["default", "second"], [1.0, 0.0], "both", "cat")):
         _require_untouched(model, before, expected, base)
         return why
     model.set_adapter("both")
-    require(near(outputs(model, base.tokens), expected), "the sum is another")
+    require(near(outputs(model, base.inputs), expected), "the sum is another")
     return None
 
 
@@ -439,7 +451,7 @@ def kept(base: Base, config: PeftConfig, name: str) -> str | None:
     return why
 
 
-def peft_calls(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def peft_calls(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """PEFT's features work on a tiny random twin of the model."""
     if not isinstance(config, MethodConfig):
         return True, NOT_OURS
@@ -447,8 +459,12 @@ def peft_calls(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, st
         copy.deepcopy(config), layers_to_transform=None, layers_pattern=None, target_modules=None, exclude_modules=None
     )
     try:
-        base = Base(twin(model.config), torch.arange(3, 3 + tokens.shape[1])[None].repeat(2, 1))
-        outputs(get_peft_model(base.new(), copy.deepcopy(small)), base.tokens)
+        small_model = twin(model.config, other_class(type(model)))
+        if isinstance(inputs, Tensor):
+            base = Base(small_model, torch.arange(3, 3 + inputs.shape[1])[None].repeat(2, 1))
+        else:
+            base = Base(small_model, example_inputs(small_model, find_sites(small_model)))
+        outputs(get_peft_model(base.new(), copy.deepcopy(small)), base.inputs)
     except Exception as error:  # a rank as wide as the model, inputs other than tokens, ...
         return True, f"does not apply: not on a tiny twin: {in_one_line(error)}"
     refused = []

@@ -1,4 +1,4 @@
-"""Inputs, repeatable forward passes and temporary patches for the promises."""
+"""Losses, gradients, measured rounding and temporary patches for the promises."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import normal_
+from hfpatch.promises.inputs import LENGTH, Inputs, forward, logits, no_random_layers
 from hfpatch.sites import AttentionSite, find_sites, text_config
 from hfpatch.support.modes import hooked
 from hfpatch.surgery.patch import patch, unpatch
@@ -20,12 +21,12 @@ from hfpatch.tuners.adapters import adapter_parameters
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.model import changed_sites
 
-BATCH, LENGTH, NEW_TOKENS = 2, 9, 6
+NEW_TOKENS = 6
 UNITS = 8  # kernels may differ by as many times the measured rounding
 TINY = 1e-12
 NOT_OURS = "does not apply: PEFT's own method"
 
-Test = Callable[[Any, PeftConfig, Tensor], tuple[bool, str]]
+Test = Callable[[Any, PeftConfig, Inputs], tuple[bool, str]]
 Result = TypeVar("Result")
 
 
@@ -41,50 +42,36 @@ class Apart(NamedTuple):
         return self.difference <= self.rounding
 
 
-def example_tokens(model: Any) -> Tensor:
-    """Return token ids ``(batch, seq)``; models of several codebooks take one row for each codebook."""
-    rows = BATCH * int(getattr(model.config, "num_codebooks", 1) if "musicgen" in model.config.model_type else 1)
-    config = text_config(model)
-    chunks = [getattr(config, name, None) or 1 for name in ("local_attn_chunk_length", "lsh_attn_chunk_length")]
-    longest = getattr(config, "max_position_embeddings", None) or LENGTH
-    length = math.lcm(*chunks) if max(chunks) > 1 else min(LENGTH, longest)  # Reformer trains on whole chunks only
-    generator = torch.Generator().manual_seed(0)
-    highest = config.vocab_size
-    return torch.randint(min(3, highest - 1), highest, (rows, length), generator=generator).to(model.device)
-
-
 def changed_by(model: Any, config: PeftConfig) -> list[AttentionSite]:
     """Return the sites that a configuration changes."""
     return changed_sites(model, config) if isinstance(config, MethodConfig) else find_sites(model)
 
 
-@torch.no_grad()
-def logits(model: Any, tokens: Tensor, **kwargs: Any) -> Tensor:
-    """Return the logits; a model that draws random numbers in evaluation draws the same ones in every call."""
-    torch.manual_seed(0)
-    out: Tensor = model(tokens, use_cache=False, **kwargs).logits
-    return out
+def loss(model: Any, inputs: Inputs) -> Tensor:
+    """Return the mean negative log-likelihood of the next token, without other losses of the model.
+
+    Of a model with other inputs or outputs than tokens: the mean squared distance of its output to fixed random values.
+    """
+    out = forward(model, inputs)
+    if isinstance(inputs, Tensor) and out.dim() == 3 and out.shape[-1] > int(inputs.max()):
+        width = min(inputs.shape[1], out.shape[1])
+        flat = out[:, : width - 1].reshape(-1, out.shape[-1]).float()
+        return torch.nn.functional.cross_entropy(flat, inputs[:, 1:width].reshape(-1))
+    wanted = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out.device)
+    return (out.float() - wanted).square().mean()
 
 
-def loss(model: Any, tokens: Tensor) -> Tensor:
-    """Return the mean negative log-likelihood of the next token, without other losses of the model."""
-    torch.manual_seed(0)
-    out = model(tokens, use_cache=False).logits
-    width = min(tokens.shape[1], out.shape[1])
-    flat = out[:, : width - 1].reshape(-1, out.shape[-1]).float()
-    return torch.nn.functional.cross_entropy(flat, tokens[:, 1:width].reshape(-1))
-
-
-def gradients(model: Any, tokens: Tensor) -> dict[str, Tensor]:
+def gradients(model: Any, inputs: Inputs) -> dict[str, Tensor]:
     """Return the gradients of the added tensors in training; dropout drops the same entries in every call."""
     config = text_config(model)
-    if getattr(config, "axial_pos_embds", False):  # these take only one length in training
-        length = math.prod(config.axial_pos_shape)
-        tokens = tokens.repeat(1, -(-length // tokens.shape[1]))[:, :length]
+    if isinstance(inputs, Tensor) and getattr(config, "axial_pos_embds", False):
+        length = math.prod(config.axial_pos_shape)  # these take only one length in training
+        inputs = inputs.repeat(1, -(-length // inputs.shape[1]))[:, :length]
     model.zero_grad()
     model.train()
     try:
-        loss(model, tokens).backward()  # type: ignore[no-untyped-call]
+        with no_random_layers(model):
+            loss(model, inputs).backward()  # type: ignore[no-untyped-call]
     finally:
         model.eval()
     return {name: p.grad.clone() for name, p in adapter_parameters(model).items() if p.grad is not None}
@@ -176,12 +163,14 @@ def compared(
     return max(found, key=lambda each: each.difference / max(each.rounding, TINY))
 
 
-def leak(model: Any, tokens: Tensor) -> Apart:
-    """Return how much changed tokens change the logits before them."""
-    at = tokens.shape[1] // 2
+def leak(model: Any, inputs: Inputs, name: str) -> Apart:
+    """Return how much changed tokens change the logits before them; ``name`` is their argument, see :func:`ordered`."""
+    tokens = inputs if isinstance(inputs, Tensor) else inputs[name]
+    at = max(tokens.shape[1] // 2, tokens.shape[1] - (LENGTH + 1) // 2)  # behind the tokens of an image
     other = tokens.clone()
     other[:, at:] = tokens[:, at:].flip(-1).roll(1, -1)
-    before = (lambda: logits(model, tokens)[:, :at]), (lambda: logits(model, other)[:, :at])
+    changed = other if isinstance(inputs, Tensor) else {**inputs, name: other}
+    before = (lambda: logits(model, inputs)[:, :at]), (lambda: logits(model, changed)[:, :at])
     return compared(model, *before, differences=one_relative)
 
 

@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hfpatch.methods import PreProjectionConfig
-from hfpatch.promises.common import Apart, changed_by, compared, logits, one_relative
+from hfpatch.promises.common import Apart, changed_by, compared, one_relative
+from hfpatch.promises.inputs import Inputs, logits
 from hfpatch.promises.softmax import SoftmaxMode, silence
-from hfpatch.sites import AttentionSite, find_sites
+from hfpatch.sites import AttentionSite, survey
 from hfpatch.support.modes import hooked
 from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.tuners.adapters import adapter_parameters
@@ -32,7 +33,7 @@ MATRIX = re.compile(r"mm|matmul|linear|convolution")
 VISIBLE = 1e-6  # relative, above rounding
 
 
-def arrival(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def arrival(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """x~ W_skip of every block is added with coefficient 1 where its attention branch joins the residual stream.
 
     It does nothing else: what changes the sum of branch and stream as it does changes all later values as it does.
@@ -47,7 +48,7 @@ def arrival(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
             prefix = f"{site.host_path}.hfpatch_"
             skip = next(p for n, p in adapter_parameters(model).items() if n.startswith(prefix) and "skip" in n)
             before = skip.detach().clone()
-            differs[site.path], elsewhere = _arrival_at(partial(AdditionTrace, model, site, skip), tokens)
+            differs[site.path], elsewhere = _arrival_at(partial(AdditionTrace, model, site, skip), inputs)
             skip.data.copy_(before)
             if elsewhere is not None and not elsewhere.is_rounding:
                 text = f"the model differs by {elsewhere.difference:.1g} of the largest logit from one where x~ W_skip"
@@ -59,18 +60,18 @@ def arrival(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     return differs[worst].is_rounding, text
 
 
-def _arrival_at(trace: Callable[..., AdditionTrace], tokens: Tensor) -> tuple[Apart, Apart | None]:
+def _arrival_at(trace: Callable[..., AdditionTrace], inputs: Inputs) -> tuple[Apart, Apart | None]:
     """Compare what W_skip of one site changes, with what it should change.
 
     Args:
         trace: makes a trace of the site.
-        tokens: token ids ``(batch, seq)``.
+        inputs: the arguments of its forward.
 
     Returns:
         How far the residual stream is from differing by x~ W_skip; and how far the logits are from those where the
         sum of branch and stream is changed by hand, None without such a sum.
     """
-    plain, silent, skipped = trace().run(tokens), trace().run(tokens, silent=True), trace(random=True).run(tokens)
+    plain, silent, skipped = trace().run(inputs), trace().run(inputs, silent=True), trace(random=True).run(inputs)
     join = plain.join(silent, skipped.expected.numel())
     nearest = skipped.nearest_difference(plain, join)
     if join is None:
@@ -81,7 +82,7 @@ def _arrival_at(trace: Callable[..., AdditionTrace], tokens: Tensor) -> tuple[Ap
     assert mine is not None
     assert theirs is not None
     change = mine - theirs if _changes(theirs, mine) else skipped.expected.reshape(theirs.shape).to(theirs)
-    ways = [lambda: trace(random=True).run(tokens).output, lambda: trace(changes={join: change}).run(tokens).output]
+    ways = [lambda: trace(random=True).run(inputs).output, lambda: trace(changes={join: change}).run(inputs).output]
     return nearest, compared(plain.model, *ways, differences=one_relative)
 
 
@@ -132,17 +133,17 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tracing, self.finished = False, False
         self.steps: list[Step] = []
 
-    def run(self, tokens: Tensor, *, silent: bool = False) -> AdditionTrace:
+    def run(self, inputs: Inputs, *, silent: bool = False) -> AdditionTrace:
         """Run the model once; with ``silent``, all weights of the attention are zero."""
         self.skip.data.zero_()
-        sites = find_sites(self.model)
+        sites = survey(self.model).with_others().sites
         handles = [site.attention.register_forward_pre_hook(self._stop) for site in sites]
         handles.append(self.site.attention.register_forward_pre_hook(self._start))
         handles.append(self.site.entries[0].register_forward_pre_hook(self._expect, with_kwargs=True))
         watched = {self.site.path: self.site.attention}
         with hooked(handles), SoftmaxMode(watched, silence if silent else None):
             try:
-                self.output = logits(self.model, tokens)
+                self.output = logits(self.model, inputs)
             finally:
                 self._stop()
         return self

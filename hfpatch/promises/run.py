@@ -17,10 +17,12 @@ from torch import nn
 from hfpatch.errors import HfpatchError
 from hfpatch.methods import PreProjectionConfig
 from hfpatch.promises import behaviour, catalogue, residual, site
-from hfpatch.promises.common import Test, changed_by, example_tokens, in_one_line
+from hfpatch.promises.common import Test, changed_by, in_one_line
+from hfpatch.promises.inputs import Inputs, checked_inputs, example_inputs
 from hfpatch.support.markup import html_table
 from hfpatch.support.modes import evaluating
-from hfpatch.surgery.bases import load_base, load_config
+from hfpatch.surgery.bases import load_config
+from hfpatch.surgery.model_class import load_model, other_class, own_class
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
 from hfpatch.twins import twin
 
@@ -102,27 +104,32 @@ def check(
     model_or_id: nn.Module | str,
     config: PeftConfig | None = None,
     *,
+    inputs: Inputs | None = None,
     config_only: bool = False,
     watch: Callable[[str, int, int], None] | None = None,
 ) -> CheckReport:
     """Run the promises on a model with a configuration; a given model is left unchanged.
 
     Args:
-        model_or_id: a causal language model without adapters, or the name of one for :func:`hfpatch.load_base`.
+        model_or_id: a model of transformers of any kind, without adapters, or the name of one, which is loaded as the
+            class that it was saved as.
         config: the method to inject; pre-projection with content skip by default.
+        inputs: token ids ``(batch, seq)``, or the arguments of its ``forward`` by name; None makes them from its
+            configuration. Its logits are compared, or its last hidden state.
         config_only: check a tiny random twin of the model's configuration; see :func:`hfpatch.twins.twin`.
         watch: called with ``(promise, done, total)`` before each promise is tested.
 
     Raises:
-        HfpatchError: if the method cannot be injected into the model at all.
+        HfpatchError: if the method cannot be injected into the model at all, or the model does not run with the inputs.
     """
     model: Any
     name = model_or_id if isinstance(model_or_id, str) else type(model_or_id).__name__
     if config_only:
-        model = twin(load_config(model_or_id) if isinstance(model_or_id, str) else model_or_id.config)
+        of = load_config(model_or_id) if isinstance(model_or_id, str) else model_or_id.config
+        model = twin(of, own_class(of) if isinstance(model_or_id, str) else other_class(type(model_or_id)))
         name = f"a tiny random twin of {name}"
     else:
-        model = load_base(model_or_id).model if isinstance(model_or_id, str) else model_or_id
+        model = load_model(model_or_id) if isinstance(model_or_id, str) else model_or_id
     config = config or PreProjectionConfig(content_skip=True)
     with ExitStack() as afterwards:
         afterwards.callback(torch.set_rng_state, torch.get_rng_state())
@@ -130,14 +137,14 @@ def check(
         afterwards.callback(unpatch, model)
         left_out = patch_summary(patch(model, config)).skipped
         unpatch(model)
-        changed = len({site.layer for site in changed_by(model, config)})
-        tokens = example_tokens(model)
+        sites = changed_by(model, config)
+        inputs = example_inputs(model, sites) if inputs is None else checked_inputs(model, inputs)
         verdicts: list[Verdict] = []
         for promise, test in PROMISES:
             if watch is not None:
                 watch(promise, len(verdicts), len(PROMISES))
             try:
-                holds, seen = test(model, config, tokens)
+                holds, seen = test(model, config, inputs)
             except HfpatchError:
                 raise
             except Exception as error:  # a verdict, too
@@ -149,4 +156,4 @@ def check(
             finally:
                 unpatch(model)
             verdicts.append(Verdict(promise, holds, seen))
-    return CheckReport(name, type(config).__name__, changed, left_out, verdicts)
+    return CheckReport(name, type(config).__name__, len(sites), left_out, verdicts)

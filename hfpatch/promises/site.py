@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from hfpatch.methods import PreProjectionConfig, QueryTemperatureConfig
 from hfpatch.nn import QueryTemperature
-from hfpatch.promises.common import TINY, changed_by, leak, logits, relative, within
+from hfpatch.promises.common import TINY, changed_by, leak, relative, within
+from hfpatch.promises.inputs import Inputs, lengths, logits, ordered
 from hfpatch.promises.softmax import Observation, SoftmaxMode, observe, self_attention, silence
 from hfpatch.sites import TARGETS, AttentionSite, find_sites, survey, unwrapped
 from hfpatch.support.modes import hooked
@@ -28,11 +29,13 @@ MOVED = 1e-6  # relative; both runs have the same kernels and shapes, so that wh
 NO_SOFTMAX = "no softmax over the sequence runs in {path} (attn_implementation sdpa and eager can be observed)"
 
 
-def anatomy(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def anatomy(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """Each attention runs a softmax over the sequence, which its output projection reads; no skipped block has one."""
-    found = survey(model)
-    plain = observe(model, found.sites, tokens)
-    for site in found.sites:
+    found, sites = survey(model), _with_changed(model, config)
+    plain = observe(model, sites, inputs)
+    for site in sites:
+        if site.path not in plain:
+            return False, f"{site.path} is not called with these inputs"
         if plain[site.path].scores is None:
             return False, NO_SOFTMAX.format(path=site.path)
 
@@ -42,54 +45,57 @@ def anatomy(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
         if bool(args[0].any()):
             wrong.append(path)
 
-    paths = [s.output_path for s in found.sites if s.output_path != s.path]  # else the attention computes it
+    paths = [s.output_path for s in sites if s.output_path != s.path]  # else the attention computes it
     handles = [unwrapped(model.get_submodule(p)).register_forward_pre_hook(partial(reads, p)) for p in paths]
-    with hooked(handles), SoftmaxMode({s.path: s.attention for s in found.sites}, silence):
-        logits(model, tokens)
+    with hooked(handles), SoftmaxMode({s.path: s.attention for s in sites}, silence):
+        logits(model, inputs)
     if wrong:
         return False, f"{wrong[0]} is no output projection: it reads more than the values that the softmax weights"
     skipped = {path: model.get_submodule(path) for layer, path in enumerate(found.blocks) if layer in found.skipped}
     with SoftmaxMode(skipped) as mode:
-        logits(model, tokens)
+        logits(model, inputs)
     for path, scores in mode.scores.items():
-        if self_attention(scores, mode.weights[path], (tokens.shape[1],))[0] is not None:
+        if self_attention(scores, mode.weights[path], lengths(inputs))[0] is not None:
             return False, f"{path} is left out but runs a softmax over the sequence"
-    return True, f"a softmax in each of {len(found.sites)} attentions, none in {len(skipped)} blocks left out"
+    return True, f"a softmax in each of {len(sites)} attentions, none in {len(skipped)} blocks left out"
 
 
-def purity(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def purity(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """With every attention weight forced to zero, a changed input of the attention is invisible."""
     sites = changed_by(model, config)
     # Everywhere, as later layers may read the keys and values of earlier ones
-    everywhere = {site.path: site.attention for site in find_sites(model)}
+    everywhere = {site.path: site.attention for site in _with_changed(model, config)}
     with SoftmaxMode(everywhere, silence):
-        plain = logits(model, tokens)
+        plain = logits(model, inputs)
         with hooked([handle for site in sites for handle in _entering(site, _moved)]):
-            moved = logits(model, tokens)
+            moved = logits(model, inputs)
     difference = relative(plain, moved)
     return difference <= MOVED, f"a changed input moves {difference:.1g} of the largest logit past silent branches"
 
 
-def causality(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def causality(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """A changed token changes no logit before it."""
+    name = ordered(model, inputs)
+    if name is None:
+        return True, f"does not apply: {type(model).__name__} has no output for each token id"
     text = "a token changes earlier logits by {:.1g} of the largest"
-    return within(model, config, text, lambda: leak(model, tokens), lambda: leak(model, tokens))
+    return within(model, config, text, lambda: leak(model, inputs, name), lambda: leak(model, inputs, name))
 
 
-def reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def reach(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """x~ reaches the query, the key and the value of every head, at every site."""
     if not isinstance(config, PreProjectionConfig):
         return True, "does not apply: tested with a pre-projection"
     sites = changed_by(model, config)
     for site in sites:
-        seen = observe(model, [site], tokens)[site.path]
+        seen = observe(model, [site], inputs)[site.path]
         if seen.scores is None:
             return False, NO_SOFTMAX.format(path=site.path)
         moved = partial(_moved, at=seen.middle)
-        effect = _effect_of(model, site, tokens, seen, _entering(site, moved))
+        effect = _effect_of(model, site, inputs, seen, _entering(site, moved))
         at_the_call = effect  # of x changed where the attention itself is called
         if site.norm is not None or site.entries != (site.attention,):
-            at_the_call = _effect_of(model, site, tokens, seen, [_at(site.attention, moved)])
+            at_the_call = _effect_of(model, site, inputs, seen, [_at(site.attention, moved)])
         missing = effect.missing()
         own_query_alone = site.projections.keys() == {"query"} and site.projections["query"].source is None
         if own_query_alone and at_the_call.missing() == ["key", "value"]:  # the attention reads those of another layer
@@ -103,7 +109,7 @@ def reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     return True, f"a changed input changes query, key and value in each of {len(sites)} attentions"
 
 
-def projections(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def projections(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """Each declared projection acts as what it is called, query, key or value, at every site.
 
     A call of the attention calls it once, for the hidden state. The scores q·k are read where the softmax reads them.
@@ -116,7 +122,7 @@ def projections(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, s
     for site in sites:
         targets = [target for target in site.projections if target not in site.refusals]
         modules = [path for target in targets for path in site.projections[target].paths]
-        seen = observe(model, [site], tokens, modules={site.path: modules})[site.path]
+        seen = observe(model, [site], inputs, modules={site.path: modules})[site.path]
         for target in targets:
             path = site.projections[target].path
             if seen.calls[path] == 0:
@@ -127,7 +133,7 @@ def projections(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, s
         if seen.scores is None:
             return False, NO_SOFTMAX.format(path=site.path)
         for target in targets:
-            problem = _wrong_columns(model, site, target, tokens, seen)
+            problem = _wrong_columns(model, site, target, inputs, seen)
             if problem:
                 return False, f"{problem} in {site.path}"
         tested.update(targets)
@@ -135,7 +141,7 @@ def projections(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, s
     return True, f"columns act as {which or 'nothing'}, and no others do, in each of {len(sites)} attentions"
 
 
-def own_heads(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+def own_heads(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """Each τ changes the scores of its own head where the softmax reads them, and of no other, at every site.
 
     The heads are distinguished by the binary digits of their numbers: one run a digit and site.
@@ -146,7 +152,7 @@ def own_heads(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str
     patch(model, config)
     try:
         for site in sites:
-            scores = observe(model, [site], tokens)[site.path].scores
+            scores = observe(model, [site], inputs)[site.path].scores
             if scores is None:
                 return False, NO_SOFTMAX.format(path=site.path)
             size = scores.nan_to_num().abs().amax((1, 2)).clamp(min=TINY)
@@ -157,7 +163,7 @@ def own_heads(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str
             for digit in range(max(1, (len(tau) - 1).bit_length())):
                 chosen = (number >> digit) % 2 == (0 if len(tau) == 1 else 1)
                 tau.data.copy_(chosen)
-                seen = observe(model, [site], tokens)[site.path].scores
+                seen = observe(model, [site], inputs)[site.path].scores
                 tau.data.zero_()
                 if seen is None or seen.shape[0] % len(tau):
                     return False, f"the softmax does not see {len(tau)} query heads in {site.path}"
@@ -168,6 +174,11 @@ def own_heads(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str
     finally:
         unpatch(model)
     return True, f"each temperature acts only on its own head in each of {len(sites)} attentions"
+
+
+def _with_changed(model: Any, config: PeftConfig) -> list[AttentionSite]:
+    """Return the sites of the language model, and those that a configuration changes elsewhere."""
+    return list({site.path: site for site in (*find_sites(model), *changed_by(model, config))}.values())
 
 
 @dataclass(frozen=True)
@@ -196,10 +207,10 @@ class _Effect:
         return [target for target, change in reached.items() if change <= MOVED]
 
 
-def _effect_of(model: Any, site: AttentionSite, tokens: Tensor, plain: Observation, handles: list[Any]) -> _Effect:
+def _effect_of(model: Any, site: AttentionSite, inputs: Inputs, plain: Observation, handles: list[Any]) -> _Effect:
     """Run the model with hooks that change something at the middle position, attention weights fixed."""
     with hooked(handles):
-        seen = observe(model, [site], tokens, weights={site.path: plain.weights})[site.path]
+        seen = observe(model, [site], inputs, weights={site.path: plain.weights})[site.path]
     assert plain.scores is not None
     assert seen.scores is not None
     at = plain.middle
@@ -218,7 +229,7 @@ def _effect_of(model: Any, site: AttentionSite, tokens: Tensor, plain: Observati
     )
 
 
-def _wrong_columns(model: Any, site: AttentionSite, target: str, tokens: Tensor, plain: Observation) -> str | None:
+def _wrong_columns(model: Any, site: AttentionSite, target: str, inputs: Inputs, plain: Observation) -> str | None:
     """Return an error about the columns declared for a target; None if they are right."""
     declared, projection, at = site.projections[target], site.projection_module(target), plain.middle
     columns = declared.columns
@@ -228,12 +239,12 @@ def _wrong_columns(model: Any, site: AttentionSite, target: str, tokens: Tensor,
         if output.shape != original.shape:  # another call, with another stream
             return output
         fixed = output.clone()
-        fixed[:, at] = original[:, at]
+        fixed[..., at, :] = original[..., at, :]
         return columns.write(output, columns.read(fixed)) if module is projection else fixed
 
     # Moved columns have the effect of the target in every head, and no other
     move = projection.register_forward_hook(lambda _, args, output: columns.write(output, moved(columns.read(output))))
-    effect = _effect_of(model, site, tokens, plain, [move])
+    effect = _effect_of(model, site, inputs, plain, [move])
     row, column = float(effect.row.max()), float(effect.column.max())
     besides = {
         "query": max(column, effect.others, effect.here, effect.elsewhere),
@@ -247,7 +258,7 @@ def _wrong_columns(model: Any, site: AttentionSite, target: str, tokens: Tensor,
     handles = [_at(site.attention, moved)]
     for path in declared.paths:
         handles.append(site.inner_module(path).register_forward_hook(partial(fix, plain.projected[path])))
-    left = _effect_of(model, site, tokens, plain, handles)
+    left = _effect_of(model, site, inputs, plain, handles)
     if {"query": float(left.row.max()), "key": float(left.column.max()), "value": left.elsewhere}[target] > MOVED:
         return f"{declared.path}: columns are not all of the {target}"
     return None
@@ -275,5 +286,5 @@ def _moved(x: Tensor, at: int | None = None) -> Tensor:
     if at is None:
         return moved
     out = x.clone()
-    out[:, at] = moved[:, at]
+    out[..., at, :] = moved[..., at, :]  # (seq, hidden), where images are packed
     return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from hfpatch.promises.common import logits
+from hfpatch.promises.inputs import Inputs, lengths, logits
 from hfpatch.sites import AttentionSite
 from hfpatch.support.modes import hooked
 from hfpatch.tuners.hidden_state import hidden_argument
@@ -142,7 +142,7 @@ class Observation:
 def observe(
     model: Any,
     sites: list[AttentionSite],
-    tokens: Tensor,
+    inputs: Inputs,
     *,
     modules: Mapping[str, Iterable[str]] | None = None,
     weights: Mapping[str, list[Tensor]] | None = None,
@@ -152,18 +152,19 @@ def observe(
     Args:
         model: the model.
         sites: where to look.
-        tokens: token ids ``(batch, seq)``.
+        inputs: the arguments of its forward.
         modules: by the path of a site the paths of modules below its attention whose output to keep.
         weights: attention weights to use instead of the computed ones, by path.
     """
-    lengths: dict[str, int] = {}
+    rows: dict[str, int] = {}
     outputs: dict[str, Tensor] = {}
     projected: dict[str, dict[str, Tensor]] = {site.path: {} for site in sites}
     calls = {site.path: dict.fromkeys((modules or {}).get(site.path, ()), 0) for site in sites}
 
     def around(path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        lengths.setdefault(path, hidden_argument(args, kwargs).shape[1])
-        outputs.setdefault(path, (output if isinstance(output, Tensor) else output[0]).detach().float().clone())
+        rows.setdefault(path, hidden_argument(args, kwargs).shape[-2])
+        first = (output if isinstance(output, Tensor) else output[0]).detach().float()
+        outputs.setdefault(path, first.reshape(-1, *first.shape[-2:]).clone())
 
     def behind(path: str, inner: str, module: nn.Module, args: Any, output: Tensor) -> None:
         projected[path].setdefault(inner, output.detach().clone())
@@ -176,10 +177,10 @@ def observe(
             handles.append(site.inner_module(inner).register_forward_hook(partial(behind, site.path, inner)))
     change = None if weights is None else lambda path, index, computed: weights[path][index]
     with hooked(handles), SoftmaxMode({site.path: site.attention for site in sites}, change) as mode:
-        logits(model, tokens)
+        logits(model, inputs)
     return {
         path: Observation(
-            *self_attention(mode.scores[path], mode.weights[path], (lengths[path], tokens.shape[1])),
+            *self_attention(mode.scores[path], mode.weights[path], (rows[path], *lengths(inputs))),
             mode.weights[path],
             output,
             projected[path],
@@ -189,11 +190,11 @@ def observe(
     }
 
 
-def self_attention(scores: list[Tensor], weights: list[Tensor], lengths: tuple[int, ...]) -> tuple[Tensor | None, int]:
+def self_attention(scores: list[Tensor], weights: list[Tensor], of_length: Sequence[int]) -> tuple[Tensor | None, int]:
     """Return the scores over the whole sequence, without those of sinks, and the position that is in most sums."""
     for found, used in zip(scores, weights, strict=True):
         rows = found.shape[-2]
-        if found.shape == used.shape and found.dim() > 2 and rows in lengths and found.shape[-1] >= rows:
+        if found.shape == used.shape and found.dim() > 2 and rows in of_length and found.shape[-1] >= rows:
             whole, seen = (part.flatten(0, -3)[..., :rows] for part in (found, used > 0))
             seen = seen & ~torch.eye(rows, dtype=torch.bool, device=seen.device)
             sums = (seen.sum(-1) * seen.sum(-2)).amin(0)

@@ -10,8 +10,9 @@ from hfpatch.promises import CheckReport
 from hfpatch.promises import check as run_promises
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.runs.progress import Progress
-from hfpatch.surgery.bases import load_base, load_config
+from hfpatch.surgery.bases import load_config
 from hfpatch.surgery.methods import Part, build_method, validate_methods
+from hfpatch.surgery.model_class import load_model, own_class
 from hfpatch.twins import twin
 
 EVERY_KIND: list[Part] = [{"type": "pre_projection", "content_skip": True}, {"type": "nonlinear_query"}]
@@ -46,9 +47,9 @@ def check(
         config = load_config(model.full_name, revision=model.revision, trust_remote_code=model.trust_remote_code)
         if hasattr(config, "hfpatch"):
             raise HfpatchError(f"{model.name}: is an export, whose parts have their sizes; leave --config-only out")
-        name, loaded = f"a tiny random twin of {model.full_name}", twin(config)
+        name, loaded = f"a tiny random twin of {model.full_name}", twin(config, own_class(config))
     else:
-        name, loaded = model.full_name, load_base(model.name, **model.loading).model
+        name, loaded = model.full_name, load_model(model.name, **model.loading)
 
     def show(method: str, promise: str, done: int, total: int) -> None:
         progress.evaluating(method, promise)

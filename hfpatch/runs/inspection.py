@@ -24,7 +24,7 @@ from hfpatch.analysis.text import batches_of, token_rows
 from hfpatch.data.corpora import documents
 from hfpatch.errors import HfpatchError
 from hfpatch.models.paths import query_paths_with_f
-from hfpatch.promises.common import example_tokens
+from hfpatch.promises.inputs import example_tokens
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.data import DataSettings
 from hfpatch.sites import find_sites, survey

@@ -7,6 +7,7 @@ block, see :mod:`hfpatch.sites.joining`. Anything else has to be declared.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Iterable, Iterator
@@ -154,6 +155,11 @@ def _read_family(block: nn.Module) -> Family | None:
     )
 
 
+@functools.cache  # inspect parses the whole file of a class
+def _is_in_thirds(kind: Any) -> bool:
+    return IN_THIRDS.search(inspect.getsource(kind)) is not None
+
+
 def _misread(attention: nn.Module, form: Form) -> dict[str, str]:
     """Return what cannot be changed where queries, keys and values do not read the attention's input itself."""
     kind, everything = type(attention).__name__, ("pre_projection", "content_skip", *TARGETS, "temperature")
@@ -211,7 +217,8 @@ def _form(module: nn.Module) -> Form | None:
         mixed = inputs if output is None else features(unwrapped(submodule(module, output, of=output)))[0]
         if columns != 3 * mixed:
             return None
-        known = IN_THIRDS.search(inspect.getsource(type(unwrapped(module))))
+        kind: Any = type(unwrapped(module))
+        known = _is_in_thirds(kind)
         why = f"{type(module).__name__} does not show the order of the columns of {path}"
         unknown = {} if known else dict.fromkeys(TARGETS, why)
         return Form(equal_parts(path), dict.fromkeys(TARGETS, path), output, unknown)

@@ -134,7 +134,7 @@ def load_base(
     if tensor_parallel is not None:
         config = load_config(name, revision=revision, trust_remote_code=trust_remote_code)
         options["distributed_config"] = tensor_parallel_plan(config, tensor_parallel)
-    with _loading(f"model {name!r}", gguf=gguf is not None):
+    with loading(f"model {name!r}", gguf=gguf is not None):
         register_scratch(source)
         model, report = AutoModelForCausalLM.from_pretrained(
             source,
@@ -247,7 +247,7 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> Any:
     """
     alone = Path(name).is_dir() and find_gguf(name) is None
     source, file = (name, None) if alone else locate(name, revision)
-    with _loading(f"tokenizer {name!r}", gguf=file is not None):
+    with loading(f"tokenizer {name!r}", gguf=file is not None):
         return _tokenizer_of(source, file, revision)
 
 
@@ -267,7 +267,7 @@ def load_config(name: str, *, revision: str | None = None, trust_remote_code: bo
     is_json = Path(name).is_file() and not name.endswith(SUFFIX)
     source, file = (name, None) if is_json else locate(name, revision)
     options = {} if file is None else {"gguf_file": str(file)}
-    with _loading(f"the configuration of {name!r}", gguf=file is not None):
+    with loading(f"the configuration of {name!r}", gguf=file is not None):
         register_scratch(source)
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code, **options)
         if getattr(config, "transformers_weights", None) == NO_WEIGHTS:  # an export, read without its patch
@@ -445,7 +445,7 @@ def _tokenizer_of(source: str, file: Path | None, revision: str | None, *, trust
 
 
 @contextmanager
-def _loading(what: str, *, gguf: bool = False) -> Iterator[None]:
+def loading(what: str, *, gguf: bool = False) -> Iterator[None]:
     """Turn the errors of transformers' loading into one line, and let it parse a GGUF file once."""
     kinds: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, ImportError, SafetensorError)
     advice = "Check the id, the network and HF_HUB_OFFLINE, or give a local folder"

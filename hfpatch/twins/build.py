@@ -23,17 +23,22 @@ RANK = 24
 NOISE = 0.1  # moves biases and gains off the zero and one where a wrong site would not show
 
 
-def twin(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
+def twin(config: PreTrainedConfig, kind: Any = None, *, seed: int = 0) -> PreTrainedModel:
     """Return a tiny random model of the architecture and switches of ``config``; see :func:`shrink`.
 
     Models from scratch keep their query paths.
+
+    Args:
+        config: the configuration.
+        kind: the class of the model; None: the causal language model.
+        seed: of its weights.
 
     Raises:
         HfpatchError: as :func:`random_model`.
     """
     parts = take_apart(config)
     if parts is None:
-        return random_model(shrink(config), seed=seed)
+        return random_model(shrink(config), kind, seed=seed)
     stock, plan = parts
     settings = ScratchSettings.model_validate(plan["settings"])
     if settings.head_size is not None:
@@ -45,20 +50,23 @@ def twin(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
     return _with_noise(build_scratch(shrink(stock), settings, seed=seed), seed)
 
 
-def random_model(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
-    """Return a causal language model of random fp32 weights, in evaluation mode; the same for the same seed.
+def random_model(config: PreTrainedConfig, kind: Any = None, *, seed: int = 0) -> PreTrainedModel:
+    """Return a model of random fp32 weights, in evaluation mode; the same for the same seed.
 
     Every parameter is transformers' initial value plus noise of standard deviation 0.1, so that no bias is zero and
     no gain one.
 
     Raises:
-        HfpatchError: if transformers cannot build a causal language model of this configuration.
+        HfpatchError: if transformers cannot build a model of this configuration and class; None is that of a causal
+            language model.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             decoder: Any = getattr(config, "decoder", None)
-            if isinstance(decoder, PreTrainedConfig):  # transformers registers some causal models under their composite
+            if kind is not None:
+                model = kind(config)
+            elif isinstance(decoder, PreTrainedConfig):  # some causal models are registered under their composite
                 model = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type])(decoder)
             else:
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -17,7 +17,7 @@ import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
 from hfpatch.promises import residual
 from hfpatch.promises import site as site_promises
-from hfpatch.promises.common import example_tokens
+from hfpatch.promises.inputs import example_tokens
 from hfpatch.sites.discovery import survey
 
 ROUNDING = 1e-4  # of fp32, relative to the largest value

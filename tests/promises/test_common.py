@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from families import HIDDEN, make_model, make_tokens
-from own_methods import defined, forgotten
+from own_methods import defined, forgotten, leaking
 from torch import nn
 
 import hfpatch
@@ -127,11 +127,6 @@ def test_rounding_of_an_ill_conditioned_model_is_none_of_the_patch_s(monkeypatch
     (seen,) = [each.seen for each in report.verdicts if each.promise == PADDING]
     assert "the model itself" not in seen
     assert float(seen.split()[2].rstrip(";")) > 1e-4
-
-
-def leaking(self, parts, q, x, site):
-    """A method whose query reads the mean over all positions, of padding and the future too."""
-    return q + parts["b"](parts["a"](x.mean(1, keepdim=True)))
 
 
 def recomputed(self, parts, q, x, site):

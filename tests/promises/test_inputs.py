@@ -1,0 +1,247 @@
+"""``check`` on models of every kind: what they are given, what is compared, and that defects are seen."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers as t
+from own_methods import defined, forgotten, leaking
+from torch import nn
+
+import hfpatch
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch.__main__ import main
+from hfpatch.promises import run
+from hfpatch.promises.inputs import BATCH, FRAMES, LENGTH, example_inputs, forward, no_random_layers
+from hfpatch.sites import survey
+from hfpatch.twins import random_model
+
+ALL = list(run.PROMISES)
+CAUSAL, CACHE, PADDING, REACHED = (
+    "causality", "generation with and without cache", "left padding", "gradients reach exactly the added tensors",
+)  # fmt: skip
+SKIP = PreProjectionConfig(content_skip=True)
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+PAIR = {
+    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "vocab_size": 64,
+}  # fmt: skip
+IMAGE = {"image_size": 16, "patch_size": 4, **SIZES}
+TOKENS, ROPE = {"vocab_size": 64, **SIZES}, {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+
+
+def bert():
+    return t.BertConfig(max_position_embeddings=32, **TOKENS)
+
+
+def bart():
+    return t.BartConfig(max_position_embeddings=32, **PAIR)
+
+
+def whisper():
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    none = {"suppress_tokens": None, "begin_suppress_tokens": None}
+    return t.WhisperConfig(num_mel_bins=8, max_source_positions=20, max_target_positions=32, **PAIR, **ids, **none)
+
+
+def wav2vec2():
+    convolutions = {"conv_dim": (32, 32), "conv_kernel": (10, 3), "conv_stride": (5, 2), "num_feat_extract_layers": 2}
+    positions = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
+    return t.Wav2Vec2Config(vocab_size=32, **convolutions, **positions, **SIZES)
+
+
+def clip():
+    text = {"max_position_embeddings": 16, "projection_dim": 16, "bos_token_id": 1, "eos_token_id": 2, **TOKENS}
+    return t.CLIPConfig(text_config=text, vision_config={"projection_dim": 16, **IMAGE}, projection_dim=16)
+
+
+def llava():
+    text, vision = t.LlamaConfig(num_key_value_heads=2, **TOKENS), t.CLIPVisionConfig(projection_dim=16, **IMAGE)
+    return t.LlavaConfig(text_config=text, vision_config=vision, image_token_index=60)
+
+
+def qwen2_vl():
+    ids = {"image_token_id": 60, "video_token_id": 61, "vision_start_token_id": 62, "vision_end_token_id": 63}
+    vision = {"embed_dim": 32, "hidden_size": 32, "depth": 2, "num_heads": 4, "patch_size": 4, "mlp_ratio": 2}
+    text = {"num_key_value_heads": 2, "rope_parameters": ROPE, "bos_token_id": 1, "eos_token_id": 2, **TOKENS}
+    return t.Qwen2VLConfig(text_config=text, vision_config=vision, **ids)
+
+
+def patch_tst():
+    sizes = {"d_model": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48}
+    return t.PatchTSTConfig(num_input_channels=2, context_length=32, patch_length=4, patch_stride=4, **sizes)
+
+
+ENCODER, VISION = r".*encoder\..*self_attn", r".*vis(ion|ual).*attn"
+KINDS = {  # class, configuration, target_modules, number of attentions, promises that do not apply
+    "encoder": (t.BertModel, bert, None, 2, {CAUSAL, CACHE}),
+    "masked": (t.BertForMaskedLM, bert, None, 2, {CAUSAL, CACHE}),
+    "classifier": (t.BertForSequenceClassification, bert, None, 2, {CAUSAL, CACHE, PADDING}),
+    "vision": (t.ViTModel, lambda: t.ViTConfig(**IMAGE), None, 2, {CAUSAL, CACHE, PADDING}),
+    "images": (t.ViTForImageClassification, lambda: t.ViTConfig(**IMAGE), None, 2, {CAUSAL, CACHE, PADDING}),
+    "speech": (t.Wav2Vec2Model, wav2vec2, None, 2, {CAUSAL, CACHE, PADDING}),
+    "speech to text": (t.WhisperForConditionalGeneration, whisper, None, 2, {PADDING}),
+    "speech encoder": (t.WhisperModel, whisper, ENCODER, 2, {CACHE, PADDING}),
+    "decoder": (t.BartForConditionalGeneration, bart, None, 2, {PADDING}),
+    "both": (t.BartModel, bart, r".*self_attn", 4, {CACHE, PADDING}),
+    "two towers": (t.CLIPModel, clip, None, 4, {CAUSAL, CACHE, PADDING}),
+    "image and text": (t.LlavaForConditionalGeneration, llava, None, 2, set()),
+    "image tower": (t.LlavaForConditionalGeneration, llava, VISION, 2, {PADDING}),
+    "packed images": (t.Qwen2VLForConditionalGeneration, qwen2_vl, VISION, 2, {PADDING}),
+    "time series": (t.PatchTSTModel, patch_tst, None, 2, {CAUSAL, CACHE, PADDING}),
+}
+
+
+def made(kind):
+    cls, config, *_ = KINDS[kind]
+    return random_model(config(), cls)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    slow = ("torch.compile", "PEFT's features")
+    monkeypatch.setattr(run, "PROMISES", [each for each in ALL if each[0] not in slow])
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [(kind, SKIP) for kind in KINDS]
+    + [(kind, NonlinearQueryConfig()) for kind in ("encoder", "vision", "speech", "both", "image tower")],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+@pytest.mark.filterwarnings("ignore:.*checkpointing.*:FutureWarning")
+def test_the_promises_hold_on_models_of_every_kind(kind, method):
+    *_, target, changed, absent = KINDS[kind]
+    report = hfpatch.check(made(kind), replace(method, target_modules=target))
+    assert report.passed, str(report)
+    assert report.changed == changed
+    seen = {each.promise: each.seen for each in report.verdicts}
+    assert {name for name in (CAUSAL, CACHE, PADDING) if seen[name].startswith("does not apply")} == absent
+
+
+@pytest.mark.parametrize("kind", ["encoder", "vision", "speech to text"])
+def test_peft_s_features_are_tested_on_a_twin_of_the_class(kind, monkeypatch):
+    monkeypatch.setattr(run, "PROMISES", ALL[-1:])
+    (verdict,) = hfpatch.check(made(kind)).verdicts
+    assert verdict.holds, verdict.seen
+    assert "on a tiny twin" in verdict.seen
+    assert "not apply" not in verdict.seen
+    assert "save and load" not in verdict.seen
+
+
+def shapes(model, sites=()):
+    found = example_inputs(model, sites)
+    return {"input_ids": (*found.shape,)} if isinstance(found, torch.Tensor) else {
+        name: (*value.shape,) for name, value in found.items()
+    }  # fmt: skip
+
+
+def test_what_models_are_given():
+    ids = (BATCH, LENGTH)
+    assert shapes(made("encoder")) == shapes(made("image and text")) == {"input_ids": ids}
+    assert shapes(made("decoder")) == {"input_ids": ids, "decoder_input_ids": ids}
+    assert shapes(made("vision")) == {"pixel_values": (BATCH, 3, 16, 16)}
+    assert shapes(made("speech to text")) == {"input_features": (BATCH, 8, 40), "decoder_input_ids": ids}
+    assert shapes(made("two towers")) == {"input_ids": ids, "pixel_values": (BATCH, 3, 16, 16)}
+    assert shapes(made("time series")) == {"past_values": (BATCH, 32, 2)}
+    model = made("image tower")
+    found = example_inputs(model, survey(model).others)
+    assert found["input_ids"].shape == (BATCH, 16 + LENGTH)  # an image has 16 patches
+    assert ((found["input_ids"] == 60).sum(1) == 16).all()
+    model = made("speech")
+    assert model(**example_inputs(model, [])).last_hidden_state.shape == (BATCH, FRAMES, 32)
+
+
+def test_what_is_compared():
+    model, tokens = made("masked"), torch.arange(3, 9)[None]
+    assert torch.equal(forward(model, tokens), model(tokens).logits)
+    assert torch.equal(forward(model.bert, {"input_ids": tokens}), model.bert(tokens).last_hidden_state)
+    model = made("two towers")
+    inputs = example_inputs(model, [])
+    out = model(**inputs)
+    assert torch.equal(forward(model, inputs)[-BATCH * 16 :], out.image_embeds.flatten())
+    assert forward(model, inputs).shape == (2 * BATCH * BATCH + 2 * BATCH * 16,)
+
+
+def test_layers_left_out_at_random_are_no_missing_gradients():
+    model = made("speech")
+    model.config.layerdrop, model.config.mask_time_prob = 0.999, 0.9
+    with no_random_layers(model):
+        assert model.config.layerdrop == 0
+        assert not model.config.apply_spec_augment
+    assert (model.config.layerdrop, model.config.apply_spec_augment) == (0.999, True)
+    (verdict,) = [each for each in hfpatch.check(model, SKIP).verdicts if each.promise == REACHED]
+    assert verdict.holds, verdict.seen
+
+
+def test_an_attention_that_the_model_does_not_read_needs_no_gradient():
+    """Llava reads its vision tower before the last block."""
+    report = hfpatch.check(made("image tower"), replace(SKIP, target_modules=VISION))
+    (seen,) = [each.seen for each in report.verdicts if each.promise == REACHED]
+    assert "3 of 6 added tensors" in seen
+    assert "nothing reads model.vision_tower.encoder.layers.1.self_attn" in seen
+
+
+def broken(model, config, **options):
+    return {each.promise for each in hfpatch.check(model, config, **options).verdicts if not each.holds}
+
+
+@pytest.mark.parametrize("kind", ["decoder", "speech to text", "image and text"])
+def test_a_method_that_sees_the_future_is_seen(kind):
+    with forgotten():
+        assert broken(made(kind), defined(query=leaking)()) >= {CAUSAL, CACHE}
+
+
+@pytest.mark.parametrize("kind", ["encoder", "vision", "speech", "time series"])
+def test_a_skip_that_nothing_reads_is_seen(kind, monkeypatch):
+    def elsewhere(model):
+        found = survey(model)
+        for site in found.sites:
+            object.__setattr__(site, "exit", nn.Identity())
+        return found
+
+    monkeypatch.setattr("hfpatch.tuners.model.survey", elsewhere)
+    monkeypatch.setattr("hfpatch.promises.site.find_sites", lambda model: elsewhere(model).sites)
+    assert broken(made(kind), SKIP) >= {"the content skip reaches the residual", REACHED}
+
+
+def test_given_inputs_are_used(monkeypatch):
+    monkeypatch.setattr(run, "PROMISES", ALL[:1])
+    used = []
+    model = made("vision")
+    model.register_forward_pre_hook(lambda module, args, kwargs: used.append(kwargs["pixel_values"]), with_kwargs=True)
+    pixels = torch.randn(3, 3, 16, 16)
+    assert hfpatch.check(model, inputs={"pixel_values": pixels}).passed
+    assert all(each is pixels for each in used)
+    with pytest.raises(HfpatchError, match=r"ViTModel does not take them: .*image size"):
+        hfpatch.check(model, inputs={"pixel_values": torch.randn(1, 3, 8, 8)})
+
+
+def test_inputs_that_cannot_be_made_are_one_line(monkeypatch):
+    model = made("vision")
+    monkeypatch.setattr(type(model), "forward", lambda self, pixel_values, secret: None)
+    with pytest.raises(HfpatchError, match=r"no inputs for ViTModel: .*'secret'; give its forward's.*inputs=") as error:
+        hfpatch.check(model)
+    assert "\n" not in str(error.value)
+    assert not hasattr(model, "peft_config")
+
+
+@pytest.mark.parametrize("kind", ["encoder", "images", "speech to text", "image and text"])
+def test_a_folder_is_loaded_as_the_class_that_it_was_saved_as(kind, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "PROMISES", ALL[:1])
+    made(kind).save_pretrained(tmp_path)
+    assert hfpatch.check(str(tmp_path)).passed
+    for option in ([], ["--config-only"]):
+        assert main(["check", str(tmp_path), "--json", *option]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [report["method"] for report in found["reports"]] == ["PreProjectionConfig", "NonlinearQueryConfig"]
+        assert not found["refused"]
+
+
+def test_a_folder_whose_inputs_cannot_be_made_is_one_line(tmp_path, capsys, monkeypatch):
+    made("vision").save_pretrained(tmp_path)
+    monkeypatch.setattr("hfpatch.promises.inputs.MEDIA", ())
+    monkeypatch.setattr(t.ViTModel, "dummy_inputs", property(lambda self: {}))
+    assert main(["check", str(tmp_path)]) == 2
+    assert "no inputs for ViTModel" in capsys.readouterr().err
