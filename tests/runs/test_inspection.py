@@ -122,7 +122,7 @@ def test_a_model_from_scratch_shows_its_own_f(tmp_path):
     ]  # fmt: skip
     assert all(len(each.head_sizes) == 2 and each.size > 0 for each in found.query_sizes)
     assert any("counts as 0" in note for note in found.notes)
-    assert tables_of(found)["What f adds to its anchor"][1][5] == f"{found.query_sizes[1].size:.3g}"
+    assert tables_of(found)["What f adds to its anchor"][1][1] == f"{found.query_sizes[1].size:.3g}"
     assert figures_of(found) == ["queries", "attention", "relation", "offsets"]
     untold = inspect(ModelSettings(name=str(tmp_path / "nonlinear")), None)
     assert untold.query_sizes == []

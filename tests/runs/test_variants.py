@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from hfpatch.recipes.comparison import ModelSettings
-from hfpatch.runs import variants
+from hfpatch.runs import Progress, variants
 from hfpatch.runs.variants import Models, short_names
 from hfpatch.surgery.placement import Placement
 
@@ -18,12 +18,14 @@ def test_models_are_called_by_what_distinguishes_them():
 
 def test_what_is_asked_for_goes_to_transformers(monkeypatch):
     given = []
-    monkeypatch.setattr(variants, "load_base", lambda name, **options: given.append(options))
+    loaded = SimpleNamespace(model=None)
+    monkeypatch.setattr(variants, "load_base", lambda name, **options: given.append(options) or loaded)
     monkeypatch.setattr(variants, "place_base", lambda base, device: None)
+    monkeypatch.setattr(variants, "require_causal", lambda model, name: None)
     model = ModelSettings(name="some/model", device_map="cpu")
     for asked in (Placement(), Placement("auto"), Placement(tp=True)):
         made = object.__new__(variants.Models)
-        made.ranks, made._placement, made._loaded = SimpleNamespace(count=2), asked, None
+        made.ranks, made._placement, made._loaded, made.progress = SimpleNamespace(count=2), asked, None, Progress()
         made.load(model)
     assert [options["device_map"] for options in given] == ["cpu", "auto", "cpu"]
     assert [options["tensor_parallel"] for options in given] == [None, None, 2]
