@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 from hfpatch.errors import listed
 from hfpatch.recipes import pairs
@@ -82,7 +83,7 @@ def sentences(results: ComparisonResults) -> Findings:
             own = [each for each in primary if each.question == question]
             for task in dict.fromkeys(each.task for each in own):
                 found += _grouped(results, [each for each in own if each.task == task])
-    if results.comparisons:
+    if results.comparisons and (untested or results.frontier is None):  # the table of budgets has them
         others = [each for name in ("lora", "base") for each in results.answers(name) if each.role == "secondary"]
         first = asked(results)
         beside = [each for each in against_controls(results, first[0].task if first else None) if each not in primary]
@@ -147,8 +148,8 @@ def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str 
     """Yield a sentence for each outcome of one question on one task, the sizes of gains with their names."""
     keeps, task = verdicts[0].question == "keep", text_of(verdicts[0].task)
     other = others_text(results, list(verdicts))
-    for tone in _TONES:
-        own = [each for each in verdicts if each.tone == tone]
+    for tone, tried in product(_TONES, (False, True)):
+        own = [each for each in verdicts if each.tone == tone and bool(each.at_rates_tried) == tried]
         if not own:
             continue
         outcome, (gain, *_) = own[0].outcome.partition(" by ")[0], [gain_of(results, each) for each in own]
@@ -161,6 +162,7 @@ def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str 
         than = {"better": "than", "worse": "than", "equivalent": "to"}.get(outcome, "against")
         subject = f"{role}{task}: {words}" if keeps else f"{role}{words.replace(' within', f' {than} {other} within')}"
         subject += "" if keeps or " within" in words else f" {than} {other}"
+        subject += " at the rates tried" if tried else ""
         if keeps:
             rest = names_text([each.method for each in own], results.others)
         else:
@@ -168,8 +170,8 @@ def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str 
             for each in own:
                 size, needs = gain_of(results, each), needs_text(each)
                 by = f" {signed_size(size)}" if size is not None else ""
-                by += " at the rates tried" if each.at_rates_tried else ""
-                listing.append(f"{each.method}{by}{f' (needs {needs})' if tone == 'undecided' and needs else ''}")
+                why = why_text(each) or (f"needs {needs}" if needs else "")
+                listing.append(f"{each.method}{by}{f' ({why})' if tone == 'undecided' and why else ''}")
             rest = ", ".join(listing)
         yield Finding(subject if keeps else subject[:1].upper() + subject[1:], f"– {rest}.", tone)
 

@@ -42,7 +42,7 @@ from hfpatch.support.files import printable
 
 _FIGURES = {
     "differences": (
-        "Paired differences",
+        "Differences of the first question",
         "Differences",
         "Thin lines are the intervals of the outcomes, corrected for all pairs of the question; thick ones are those "
         "of each difference alone (95 %). The band is what does not matter.",
