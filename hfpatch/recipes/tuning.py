@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -39,6 +40,9 @@ class TuningSettings(Section):
     extend: NonNegativeInt = 2
     """Where a method's best rate is the lowest or the highest, up to so many more rates on that side, for every
     method."""
+    refine: Annotated[int, Field(ge=0, le=4)] = 0
+    """Up to so many times, two more rates for every method, halfway between its best and its neighbours, while the
+    choice of a rate may be worth half the margin of ``nats_per_token``, or more, for some method."""
     at: Literal["every", "middle"] = "every"
     """With budgets: try the values at every budget of a method, or at its middle one, whose best then serves all."""
     grid: dict[str, list[Any]] = Field(default_factory=dict)
@@ -78,6 +82,17 @@ class TuningSettings(Section):
         rates = sorted(self.learning_rates, reverse=edge == "lowest")
         inner, outer = rates[-2:]
         return [float(f"{outer * (outer / inner) ** step:.2e}") for step in range(1, self.extend + 1)]
+
+    def refinements(self) -> list[list[float]]:
+        """Return the rates that each refinement chooses from: halfway between all before, and beyond them."""
+        rates = sorted({*self.learning_rates, *self.extension("lowest"), *self.extension("highest")})
+        found = []
+        for _ in range(self.refine):
+            ends = rates[0] * rates[0] / rates[1], rates[-1] * rates[-1] / rates[-2]
+            halfway = [math.sqrt(one * other) for one, other in pairwise([ends[0], *rates, ends[1]])]
+            found.append([float(f"{rate:.2e}") for rate in halfway])
+            rates = sorted({*rates, *found[-1]})
+        return found
 
     def combinations(self, method: str, methods: Mapping[str, Any]) -> list[Values]:
         """Return the values of the grid that a method is tried at with each rate, the last key varying fastest."""

@@ -14,7 +14,7 @@ from hfpatch.errors import listed
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pairs import SAME_SIZE, controls_of, references
 from hfpatch.recipes.training import group_of
-from hfpatch.results.comparison import MATCHED, Tuning
+from hfpatch.results.comparison import MATCHED
 from hfpatch.results.identity import computed_differently
 from hfpatch.results.low_noise import is_share
 from hfpatch.results.parts import HELD_OUT
@@ -299,7 +299,7 @@ def rates_sentence(results: ComparisonResults) -> str:
         if any(choice.at is not None for choice in tuning.chosen.values()):
             middle = "; the rate of a method's middle budget serves all its budgets, which may favour that one"
         tried = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
-        return f"Each method{but} at its best of {tried} rates{more}{middle}{_rate_errors(tuning)}."
+        return f"Each method{but} at its best of {tried} rates{more}{middle}{_rate_errors(results)}."
     if not results.training or not results.others:
         return ""
 
@@ -330,9 +330,9 @@ def rates_sentence(results: ComparisonResults) -> str:
     return f"No rate was tuned: {listed(clauses)}, which may favour some."
 
 
-def _rate_errors(tuning: Tuning) -> str:
+def _rate_errors(results: ComparisonResults) -> str:
     """Return what the choice of the rates may be worth, to follow the sentence about them."""
-    errors = {name: error for name in tuning.chosen if (error := tuning.rate_error(name)) is not None}
+    errors = {name: error for name, error in results.rate_errors.items() if error is not None}
     known = {name: error for name, error in errors.items() if math.isfinite(error)}
     said = []
     if known:

@@ -306,27 +306,30 @@ class Tuning(Part):
         steps: optimiser steps of each.
         learning_rates: the rates that every method was tried at, ascending.
         added: those of them that the recipe does not list: beyond an edge that was some method's best.
+        refined: those of them that lie between others, of which each method was tried at those beside its best.
         text: the text whose loss decides: documents, tokens, hash.
         trials: every trial that is complete.
         chosen: the values of each method's final runs.
         base_loss: the untrained base's loss on the text, nats per token; None where it was not measured.
     """
 
-    written_if_set = frozenset({"base_loss"})
+    written_if_set = frozenset({"base_loss", "refined"})
 
     seed: int
     steps: int
     learning_rates: list[float] = Field(default_factory=list)
     added: list[float] = Field(default_factory=list)
+    refined: list[float] | None = None
     text: Values = Field(default_factory=dict)
     trials: list[Trial] = Field(default_factory=list)
     chosen: dict[str, Choice] = Field(default_factory=dict)
     base_loss: Measured = None
 
-    def rate_error(self, method: str) -> float | None:
+    def rate_error(self, method: str, otherwise: float | None = None) -> float | None:
         """Return what the choice of a method's rate may be worth, in nats per token; None where it was not tuned.
 
-        It is that of :func:`hfpatch.results.decision.rate_error` over the trials that differ in the rate alone.
+        It is that of :func:`hfpatch.results.decision.rate_error` over the trials that differ in the rate alone, capped
+        at the base's loss on tuning's text, or ``otherwise`` on another text where that was not measured.
         """
         choice = self.chosen.get(method)
         if choice is None or not choice.is_tuned:
@@ -337,7 +340,8 @@ class Tuning(Part):
                 losses[trial.rate] = math.inf if trial.loss is None else trial.loss
         if best not in losses:
             return None
-        return rate_error(losses, best, math.inf if self.base_loss is None else self.base_loss)
+        caps = (cap for cap in (self.base_loss, otherwise) if cap is not None)
+        return rate_error(losses, best, next(caps, math.inf))
 
     def of(self, method: str) -> list[Trial]:
         """Return the trials of a method."""
@@ -441,8 +445,7 @@ class ComparisonResults(Tabular):
         found += judge(self.comparisons, secondary, self.deciding, self._why_not, without=primary)
         of_base = list(dict.fromkeys((each.method, each.reference) for each in changes))
         found += judge(changes, {"retention": of_base}, texts, without=primary)
-        errors = {name: self.tuning.rate_error(name) for name in self.methods} if self.tuning is not None else {}
-        return [with_rates(each, errors) for each in found]
+        return [with_rates(each, self.rate_errors) for each in found]
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
         """Return a copy, without the cached comparisons of the original."""
@@ -596,6 +599,12 @@ class ComparisonResults(Tabular):
         changes = self.retention.changes if self.retention is not None else []
         made = [*self.comparisons, *changes]
         return [one for one in made if (one.method, one.reference, one.task) in asked]
+
+    @property
+    def rate_errors(self) -> dict[str, float | None]:
+        """What the choice of each method's rate may be worth, in nats per token, see :meth:`Tuning.rate_error`."""
+        tuning = self.tuning
+        return {} if tuning is None else {name: tuning.rate_error(name, self.base_loss) for name in tuning.chosen}
 
     @property
     def primary(self) -> list[Verdict]:

@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import Point, PretrainRecipe, StudyRecipe, point_name
+from hfpatch.recipes.questions import margins_of
 from hfpatch.recipes.training import LoopSettings
 from hfpatch.recipes.tuning import Edge
 from hfpatch.runs.folder import AnyRecipe, RunPaths
@@ -85,16 +86,19 @@ class Unit:
 
 @dataclass(frozen=True)
 class Round:
-    """Trials of tuning that are all needed or all not: those of the recipe's rates, or those of one rate beyond them.
+    """Trials of tuning that are decided on together: at the recipe's rates, at one beyond them, or at rates between.
 
     Attributes:
-        edge: None for the recipe's rates; else the round is needed where a method's best rate of the rounds before is
-            this edge of the rates tried so far.
+        edge: where it is one, the round is needed where a method's best rate of the rounds before is this edge of the
+            rates tried so far; all or none of its trials take place.
         runs: the trials, equally many of each method.
+        enough: of a refinement, what the choice of a rate may be worth for each method, in nats per token, without it;
+            else each method has its trials at the two rates beside its best one.
     """
 
     edge: Edge | None
     runs: tuple[PlannedRun, ...]
+    enough: float | None = None
 
 
 @dataclass(frozen=True)
@@ -241,13 +245,15 @@ def _plan_tuning(
     tuning = recipe.tuning
     if tuning is None:
         return (), []
-    rounds: list[tuple[Edge | None, list[float]]] = [(None, sorted(tuning.learning_rates))]
+    rounds: list[tuple[Edge | None, list[float], float | None]] = [(None, sorted(tuning.learning_rates), None)]
     edges: tuple[Edge, Edge] = ("lowest", "highest")
-    rounds += [(edge, [rate]) for edge in edges for rate in tuning.extension(edge)]
+    rounds += [(edge, [rate], None) for edge in edges for rate in tuning.extension(edge)]
+    enough = margins_of(recipe).get("nats_per_token", 0.0) / 2
+    rounds += [(None, rates, enough) for rates in tuning.refinements()]
     trained = {name: recipe.methods[name] for name in recipe.trained}
     tried = dict.fromkeys(map(recipe.tuned_at, recipe.trained))
     found, units = [], list[Unit]()
-    for edge, rates in rounds:
+    for edge, rates, least in rounds:
         runs, before = [], tuple(units) or needs
         for method, rate in product(tried, rates):
             for values in tuning.combinations(method, trained):
@@ -256,7 +262,7 @@ def _plan_tuning(
                 folder /= point_name(point)
                 lock = "@".join(folder.relative_to(out / "runs").parts)
                 runs.append(PlannedRun(name, method, point, recipe.tuning_seed, folder, lock))
-        found.append(Round(edge, tuple(runs)))
+        found.append(Round(edge, tuple(runs), least))
         own = [run for run in runs if part in (None, run.variant)]
         units += [Unit("tune", run, RunPaths(run.folder).training, before) for run in own]
     return tuple(found), units

@@ -124,7 +124,9 @@ def preview(
             seconds[place] = measured.work_of(plan.units[place]).seconds
         sources.append(measured.words.rstrip("."))
     place_of = {id(unit): number for number, unit in enumerate(plan.units, start=1)}
-    extensions = {run.folder for each in plan.tuning if each.edge is not None for run in each.runs}
+    extensions = {
+        run.folder for each in plan.tuning if each.edge is not None or each.enough is not None for run in each.runs
+    }
     if isinstance(recipe, Recipe) and recipe.training.looks:
         first = recipe.training.first_seeds
         extensions |= {run.folder for run in plan.runs if not run.point and run.seed not in first}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from hfpatch.data.plan import BatchPlan
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.tuning import Edge, Values
 from hfpatch.results import schema as results
+from hfpatch.results.decision import rate_error
 from hfpatch.runs.folder import RunPaths, diverged_step
 from hfpatch.runs.plan import PlannedRun, Round
 from hfpatch.support.files import read_json
@@ -61,10 +63,10 @@ class Tuning:
         """Whether a trial takes place, by the outcomes of the rounds before."""
         known: list[Outcome] = []
         for each in self.rounds:
-            needed = each.edge is None or bool(_at_edge(known, each.edge))
+            needed = _needed(each, known)
             if run in each.runs:
-                return needed
-            known += [one for one in self._outcomes(each) if needed and self.part in (None, one.run.variant)]
+                return run in needed
+            known += [one for one in self._outcomes(each) if one.run in needed and self.part in (None, one.run.variant)]
         return False
 
     def outcomes(self) -> list[Outcome]:
@@ -75,8 +77,8 @@ class Tuning:
         """
         known: list[Outcome] = []
         for each in self.rounds:
-            if self.part is not None or each.edge is None or _at_edge(known, each.edge):
-                known += self._outcomes(each)
+            needed = each.runs if self.part is not None else _needed(each, known)
+            known += [one for one in self._outcomes(each) if one.run in needed]
         return sorted(known, key=lambda outcome: outcome.rate)
 
     def chosen(self, method: str) -> Values:
@@ -103,6 +105,33 @@ def best_of(outcomes: Sequence[Outcome], method: str) -> Outcome | None:
     return min(own, key=lambda outcome: (outcome.loss, outcome.rate), default=None)
 
 
+def _needed(each: Round, known: Sequence[Outcome]) -> Sequence[PlannedRun]:
+    """Return the trials of a round that take place, by the outcomes before."""
+    if each.enough is None:
+        return each.runs if each.edge is None or _at_edge(known, each.edge) else ()
+    best = {run.variant: best_of(known, run.variant) for run in each.runs}
+    found = [one for one in best.values() if one is not None and math.isfinite(one.loss)]
+    if all(_error(known, one) < each.enough for one in found):
+        return ()
+    rates = sorted({float(run.point["lr"] or 0.0) for run in each.runs})
+    beside = {}
+    for one in found:
+        place = bisect(rates, one.rate)
+        beside[one.run.variant] = rates[max(0, place - 1) : place + 1]
+    return [run for run in each.runs if run.point["lr"] in beside.get(run.variant, ())]
+
+
+def _error(known: Sequence[Outcome], best: Outcome) -> float:
+    """Return what the choice of a method's rate may be worth, in nats per token."""
+    values = {key: value for key, value in best.run.point.items() if key != "lr"}
+    losses = {
+        one.rate: one.loss
+        for one in known
+        if one.run.variant == best.run.variant and {**one.run.point, **values} == one.run.point
+    }
+    return rate_error(losses, best.rate)
+
+
 def _at_edge(known: Sequence[Outcome], edge: Edge) -> list[str]:
     """Return the methods whose best rate is the lowest, or highest, that was tried."""
     rates: dict[str, list[float]] = {}
@@ -119,12 +148,14 @@ def collect_tuning(tuning: Tuning, recipe: Recipe, text: TokenBlocks, plan: Batc
     outcomes = tuning.outcomes()
     rates = list(dict.fromkeys(outcome.rate for outcome in outcomes))
     sides: tuple[Edge, Edge] = ("highest", "lowest")  # a single rate counts as the lowest
+    beyond = [rate for edge in sides for rate in recipe.tuning.extension(edge)]
     edges = {method: edge for edge in sides for method in _at_edge(outcomes, edge)}
     return results.Tuning(
         seed=recipe.tuning_seed,
         steps=plan.steps,
         learning_rates=rates,
-        added=[rate for rate in rates if rate not in recipe.tuning.learning_rates],
+        added=[rate for rate in rates if rate in beyond],
+        refined=[rate for rate in rates if rate not in (*recipe.tuning.learning_rates, *beyond)] or None,
         text=text.to_json(),
         trials=[
             results.Trial(

@@ -55,9 +55,11 @@ class StopTrial(Stop):
 # What is planned and decided, on outcomes made up.
 
 
-def outcomes(out: Path, losses: dict[str, dict[float, float]], *, extend: int = 2) -> tuple[Tuning, list[str], Found]:
+def outcomes(
+    out: Path, losses: dict[str, dict[float, float]], *, extend: int = 2, refine: int = 0
+) -> tuple[Tuning, list[str], Found]:
     """Run the trials of a plan with these losses by method and rate; return the tuning and the order of its trials."""
-    tuning = {**TUNING, "learning_rates": [0.1, 0.2], "extend": extend}
+    tuning = {**TUNING, "learning_rates": [0.1, 0.2], "extend": extend, "refine": refine}
     methods = {"baseline": [], **{name: [{"type": "lora", "r": 1}] for name in losses}}
     recipe = make_recipe(out, tuning=tuning, methods=methods)
     plan = plan_comparison(recipe, out)
@@ -91,6 +93,27 @@ def test_one_method_at_an_edge_adds_a_rate_for_all(tmp_path):
     _, trials, found = outcomes(tmp_path / "none", losses, extend=0)
     assert len(trials) == 4
     assert [found.chosen[name].edge for name in "ab"] == ["lowest", "lowest"]
+
+
+def test_rates_between_the_best_and_its_neighbours_are_tried_until_the_choice_is_worth_little(tmp_path):
+    """The losses are parabolas over the logarithm of the rate; the margin is 0.02 nats a token."""
+
+    class Parabola(dict):
+        def __missing__(self, rate):
+            return 1 + self["curve"] * math.log(rate / self["best"]) ** 2
+
+    methods = {"a": Parabola(best=0.15, curve=0.5), "b": Parabola(best=0.19, curve=0.1)}
+    tuning, trials, found = outcomes(tmp_path, methods, extend=1, refine=3)
+    counts = [sum(trial.startswith(name) for trial in trials) for name in "ab"]
+    assert counts[0] == counts[1]  # as many of every method
+    assert {"a 0.141", "b 0.141", "b 0.283"} <= set(trials)  # halfway between 0.1, 0.2 and 0.4
+    assert all(found.rate_error(name) < 0.01 for name in "ab")
+    assert not {*found.refined} & {0.05, 0.1, 0.2, 0.4}
+    assert tuning.chosen("a")["lr"] == pytest.approx(0.15, rel=0.2)
+    _, fewer, coarse = outcomes(tmp_path / "none", methods, extend=1)
+    assert len(fewer) < len(trials)
+    assert coarse.refined is None
+    assert max(coarse.rate_error(name) for name in "ab") > 0.01
 
 
 def test_a_trial_that_diverged_is_never_the_best_and_all_of_them_leave_the_lowest_rate(tmp_path):

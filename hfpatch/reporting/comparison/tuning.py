@@ -43,6 +43,8 @@ def tuning_sections(results: ComparisonResults, svg: str | None, data: str) -> I
     if tuning.added:
         were = "was" if len(tuning.added) == 1 else "were"
         added = f" {added} {were} added for all methods, because the best rate of one was at the edge."
+    if tuning.refined:
+        added = f"{added or ''} Then every method was tried at rates between its best and its neighbours."
     trials = listed(sorted({count(each.trials) for each in tuning.chosen.values()})) if tuning.chosen else "no"
     plans = {trial.plan for trial in tuning.trials}
     batches = f"the same batches (SHA-256 {str(next(iter(plans)))[:16]}…)" if len(plans) == 1 else "several batch plans"
