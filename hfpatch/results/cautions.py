@@ -14,7 +14,7 @@ from hfpatch.errors import listed
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pairs import SAME_SIZE, controls_of, references
 from hfpatch.recipes.training import group_of
-from hfpatch.results.comparison import MATCHED
+from hfpatch.results.comparison import MATCHED, Tuning
 from hfpatch.results.identity import computed_differently
 from hfpatch.results.low_noise import is_share
 from hfpatch.results.parts import HELD_OUT
