@@ -1,10 +1,13 @@
-"""Every cell of the notebooks in examples/ runs, and what a cell shows can be shown."""
+"""Every cell of the notebooks in examples/ runs, and what a cell shows can be shown; the scripts there run."""
 
 import ast
+import importlib.util
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
@@ -45,3 +48,38 @@ def test_a_notebook_is_committed_without_outputs_and_says_what_it_is(path):
     assert notebook["nbformat"] == 4
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_sentence_encoder_learns_and_is_saved_with_its_head():
+    found = script("sentence_encoder").main(epochs=6)
+    assert found["before"] < 0.6
+    assert found["after"] > 0.9
+
+
+def test_speech_and_image_models_are_patched_saved_loaded_and_generate():
+    found = script("speech_and_images").main()
+    assert len(found) == 4
+    assert all(case["changed"] for case in found.values())
+    assert {case["trainable"] for case in found.values()} == {2 * (2 * 32 * 40 + 32 * 32)}  # two blocks: up, down, skip
+    assert all(any("target_modules can name" in why for why in case["left out"].values()) for case in found.values())
+
+
+def test_new_digits_are_compared_by_paired_intervals():
+    """A short form: three seeds, few steps; its intervals are scipy's."""
+    found = script("new_digits").main(seeds=3, steps=20, pretraining=60)
+    sizes = found["sizes"]
+    assert sizes["pre-projection"] == sizes["linear control"] == 2 * (2 * 32 * 8)
+    assert abs(sizes["matched LoRA"] - sizes["pre-projection"]) <= 2 * 4 * (32 + 32) / 2  # the nearest rank
+    assert all(len(values) == 3 and 0 <= min(values) <= max(values) <= 1 for values in found["scores"].values())
+    for other, (mean, low, high) in found["differences"].items():
+        pairs = np.subtract(found["scores"]["pre-projection"], found["scores"][other])
+        assert mean == pytest.approx(pairs.mean(), abs=1e-6)
+        expected = stats.ttest_1samp(pairs, 0).confidence_interval() if pairs.std() else (pairs.mean(), pairs.mean())
+        assert (low, high) == pytest.approx((expected[0], expected[1]), abs=1e-6)
