@@ -17,7 +17,7 @@ NEOX = {"model_type": "gpt_neox", "hidden_size": 16, "num_hidden_layers": 2, "nu
 NEOX |= {"intermediate_size": 32, "max_position_embeddings": 64}
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 32, "biases": False}
 DIFFERENT = {
-    *("seconds", "wall_s", "tokens_per_s", "peak_memory_bytes", "mfu", "seconds_per_step"),
+    *("seconds", "wall_s", "tokens_per_s", "peak_memory_bytes", "mfu", "seconds_per_step", "cost"),
     *("provenance", "commit", "started"),
 }
 """What depends on when, where and in how many sessions a run took place."""

@@ -239,7 +239,7 @@ def headline_table(results: ComparisonResults) -> Table:
     columns.append((Column("parameters", number=True, tip=_SIZE), sizes))
     columns += _costs(results, order, controls)
     rows = tuple(map(Row, zip(*(cells for _, cells in columns), strict=True)))
-    return Table("headline", "Methods", tuple(column for column, _ in columns), rows, heading=False).with_values()
+    return Table("headline", "Headline", tuple(column for column, _ in columns), rows, heading=False).with_values()
 
 
 _SIZE = "Trainable parameters, and how many times those of its LoRA."
