@@ -34,7 +34,7 @@ class Drawn:
 def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iterator[Drawn]:
     """Leave each document out of its own few-shot examples inside the ``with`` block.
 
-    Examples are drawn as lm-eval does, and where they are drawn from the scored documents as it does if
+    Left out is also one that only differs in fields that no prompt has, such as a number. Examples are drawn as lm-eval does, and where they are drawn from the scored documents as it does if
     ``fewshot_split`` names their split.
 
     Args:
@@ -51,26 +51,32 @@ def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iter
         return
     draw, context, from_scored = task.sampler.sample, task.fewshot_context, _from_scored(task)
     asked: Any = None
+    as_read: Any = None
+
+    def read(document: Any) -> Any:
+        choices = None if task.config.doc_to_choice is None else task.doc_to_choice(document)
+        return task.doc_to_text(document), choices, task.doc_to_target(document)
 
     def fewshot_context(doc: Any, *arguments: Any, **options: Any) -> Any:
-        nonlocal asked
-        asked = doc
+        nonlocal asked, as_read
+        asked, as_read = doc, read(doc)
         return context(doc, *arguments, **options)
 
     def sample(n: int, eval_doc: Any = None, **options: Any) -> Sequence[Any]:
+        more = 0
         try:
             drawn: Sequence[Any] = draw(n=n, eval_doc=asked if from_scored else eval_doc, **options)
-            is_own = eval_doc is None and asked in drawn  # in a split with another name
-            if is_own:
-                drawn = draw(n=n, eval_doc=asked, **options)
+            while len(others := [each for each in drawn if each != asked and read(each) != as_read]) < n:
+                more += n - len(others)  # in a split with another name, or again in the same one
+                drawn = draw(n=n + more, eval_doc=asked, **options)
         except (ValueError, AssertionError) as error:
             raise HfpatchError(
                 f"task {name}: {n} few-shot examples cannot be chosen ({first_line(error)}); lower num_fewshot"
             ) from error
-        found.own_left_out |= is_own or (from_scored and eval_doc is None)
+        found.own_left_out |= more > 0 or (from_scored and eval_doc is None)
         own = None if cluster is None else asked.get(cluster)
-        found.related += own is not None and any(example.get(cluster) == own for example in drawn)
-        return drawn
+        found.related += own is not None and any(example.get(cluster) == own for example in others[:n])
+        return others[:n]
 
     vars(task)["fewshot_context"], vars(task.sampler)["sample"] = fewshot_context, sample
     try:

@@ -117,6 +117,21 @@ def test_examples_of_the_same_group_are_counted(write, support, tokenizer, monke
     )
 
 
+@pytest.mark.parametrize("keys", [{"test_split": "train"}, {"test_split": "train", "fewshot_split": "train"}])
+def test_a_document_that_is_there_again_with_another_number_is_no_example(
+    tmp_path, write, support, tokenizer, monkeypatch, keys
+):
+    folder = write(**keys)
+    support.write_rows(
+        tmp_path / "rows.jsonl",
+        [{"question": f"Who is {n % 8}?", "answer": "me", "group": f"{n}"} for n in range(24)],
+    )
+    prompts, result = asked(folder, support, tokenizer, monkeypatch)
+    assert own_shown(prompts) == 0
+    assert all(prompt.count("Q: ") == 6 for _, prompt in prompts)
+    assert result.few_shot.own_left_out
+
+
 def test_too_many_examples_are_one_line(write, support, tokenizer, monkeypatch):
     with pytest.raises(HfpatchError, match=r"task after: 24 few-shot examples cannot be chosen .*; lower num_fewshot"):
         asked(write(), support, tokenizer, monkeypatch, shots=24)
