@@ -19,15 +19,12 @@ from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.planning import Stored, cheapest, level_of, stored_for
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.verdicts import look_parts, margin_for
-from hfpatch.runs.measuring import FORWARD, SECONDS, Measured, kind_of, measure
+from hfpatch.runs.measuring import FORWARD, LATE_S, SECONDS, Measured, kind_of, measure
 from hfpatch.runs.plan import Unit, plan_comparison
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.processes import start_processes
-
-_LATE_S = 10.0
-"""How much longer than asked for measuring may take without a word."""
 
 
 def forecast(
@@ -47,7 +44,7 @@ def forecast(
         recipe: the comparison.
         effect: a difference (of accuracies, of the logarithms of perplexities) to find the documents and seeds for.
         like: the folder of an earlier comparison, whose variances say what the primary questions can decide.
-        seconds: about how long to measure, beside loading; a first batch and a block of each kind are always run.
+        seconds: about how long to measure, beside loading, see :func:`hfpatch.runs.measuring.measure`.
         progress: called at each measurement.
 
     Raises:
@@ -68,11 +65,18 @@ def forecast(
     comparisons = len(matches) * sum(spread.sd is not None for spread in spreads.values())
     warnings = [f"{caution}." for caution in setup.cautions]
     warnings += [f"{name} is left out: {reason}." for name, reason in setup.left_out.items()]
-    if measured.taken_s > seconds + _LATE_S:
+    enough = math.ceil(measured.enough_s / 10) * 10
+    if measured.estimated:
         warnings.insert(
             0,
-            f"Measuring took {measured.taken_s:.0f} s and not {seconds:g} s: a first part of each task and kind of "
-            "method is always run, and this machine is slow or busy; the times are those of a machine as busy as now.",
+            f"No time was left to measure {listed(measured.estimated)}: a task is taken to need the others' time a "
+            f"token, a method that of the slowest measured one; --seconds {enough} would be enough.",
+        )
+    if measured.taken_s > seconds + LATE_S:
+        warnings.insert(
+            0,
+            f"Measuring took {measured.taken_s:.0f} s and not {seconds:g} s: this machine is slow or busy; the times "
+            "are those of a machine as busy as now.",
         )
     for name, each in asked.items():
         spread, document_s = spreads.get(name), measured.timed[name].seconds / max(1, each.documents)
@@ -82,7 +86,7 @@ def forecast(
         elif spread is None:
             warnings.append(
                 f"{name}: what differences it can show is not known: a document takes {document_s:.2g} s here; "
-                f"--seconds {math.ceil(measured.enough_s / 10) * 10} would be enough."
+                f"--seconds {enough} would be enough."
             )
         elif spread.sd is None:
             warnings.append(f"{name}: what differences of {spread.metric} it can show is not known: it is no mean.")

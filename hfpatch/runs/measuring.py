@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
@@ -47,6 +48,8 @@ from hfpatch.tuners.config import method_name
 BASE = "base"
 SECONDS = 20.0
 """How long a forecast measures, loading and tokenising aside."""
+LATE_S = 10.0
+"""How much longer it may measure first parts; what is left then is estimated from what was measured."""
 _MOST = 4  # steps of each kind of method
 FORWARD = 1 / 3
 """How long a forward pass takes, of a step's time for each token."""
@@ -78,7 +81,8 @@ class Measured:
         spreads: how documents vary under the base, of the tasks where that was measured.
         kinds: the times and the memory of each kind of method.
         taken_s: how long measuring took.
-        enough_s: in how many seconds the spreads of all tasks would have been measured as well.
+        enough_s: in how many seconds everything, the spreads of all tasks too, would have been measured.
+        estimated: tasks and kinds of methods for which no time was left.
     """
 
     setup: ComparisonSetup
@@ -88,6 +92,20 @@ class Measured:
     kinds: dict[str, MeasuredKind] = field(default_factory=dict)
     taken_s: float = 0.0
     enough_s: float = 0.0
+    estimated: list[str] = field(default_factory=list)
+
+    def estimate_task(self, name: str) -> None:
+        """Take a task to need the others' time a token."""
+        tokens = sum(self.asked[other].tokens for other in self.timed)
+        a_token = math.fsum(timed.seconds for timed in self.timed.values()) / tokens
+        self.timed[name] = Timed(a_token * self.asked[name].tokens, 0)
+        self.estimated.append(name)
+
+    def estimate_kind(self, kind: str, method: str) -> None:
+        """Take a kind of method to be as slow as the slowest measured one."""
+        slowest = max(self.kinds.values(), key=lambda each: each.step_s or 0.0)
+        self.kinds[kind] = slowest.model_copy(update={"method": method, "step_share": None})
+        self.estimated.append(kind)
 
     @property
     def words(self) -> str:
@@ -150,13 +168,47 @@ def _range(values: Sequence[float], form: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+class _Seconds:
+    """The seconds of a forecast, of which each measurement gets its share by weight."""
+
+    def __init__(self, seconds: float, weights: float, progress: Progress) -> None:
+        self._begun, self._seconds, self._weights, self._progress = time.perf_counter(), seconds, weights, progress
+
+    @property
+    def taken_s(self) -> float:
+        return time.perf_counter() - self._begun
+
+    @property
+    def is_late(self) -> bool:
+        """Whether nothing more is to be measured."""
+        return self.taken_s > self._seconds + LATE_S
+
+    def share(self, kind: str, what: str, weight: float) -> float:
+        """Return a measurement's share of the seconds that are left, and show how many are left."""
+        left_s = max(0.0, self._seconds - self.taken_s)
+        self._progress.evaluating(kind, f"{what}, about {left_s:.0f} s left")
+        own, self._weights = weight / self._weights, self._weights - weight
+        return left_s * own
+
+
+def _largest_of_kinds(setup: ComparisonSetup) -> dict[str, str]:
+    """Return the method with the most parameters by kind."""
+    largest: dict[str, str] = {}
+    for name, method in setup.methods.items():
+        other = largest.setdefault(kind_of(method), name)
+        if setup.sizes[name].trainable > setup.sizes[other].trainable:
+            largest[kind_of(method)] = name
+    return largest
+
+
 def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool) -> Measured:
     """Set a comparison up, and measure its parts for about ``seconds``.
 
     Args:
         recipe: the comparison.
-        seconds: for the base on each task, a step of each kind of method, and the spreads; loading comes on top. A
-            first batch of each task and a block of each kind are always run, however long they take.
+        seconds: for the base on each task, a step of each kind of method, and the spreads; loading comes on top. First
+            batches of tasks and blocks of kinds are run for up to ``LATE_S`` longer; then the tasks that are left are
+            taken to need the others' time per token, and the kinds that of the slowest one, but for one of each.
         progress: called at each measurement.
         spread: whether to score documents of each task with the base, too.
 
@@ -164,11 +216,7 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
         HfpatchError: if the recipe cannot be run.
     """
     setup = set_up(recipe, progress=progress)
-    recipe, base, largest = setup.recipe, setup.base, dict[str, str]()
-    for name, method in setup.methods.items():  # that of each kind with the most parameters
-        other = largest.setdefault(kind_of(method), name)
-        if setup.sizes[name].trainable > setup.sizes[other].trainable:
-            largest[kind_of(method)] = name
+    recipe, base, largest = setup.recipe, setup.base, _largest_of_kinds(setup)
     progress.evaluating(BASE, "requests of the tasks")
     given = (base.model, base.tokenizer, recipe.evaluation)
     with quiet():
@@ -176,16 +224,7 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
         scorer = HfpatchLM(base.model, **scorer_options(base.tokenizer, recipe.evaluation))
     found = Measured(setup, collect_requests(*given, chosen))
     weights = (_SCORE + spread * _SPREAD) * len(found.asked) + _STEP * max(1, len(largest) - 1)
-    begun = time.perf_counter()
-    end, spread_s = begun + seconds, [0.0]
-
-    def share(kind: str, what: str, weight: float) -> float:
-        """Return a measurement's share of the seconds that are left, and show how many are left."""
-        nonlocal weights
-        left_s = max(0.0, end - time.perf_counter())
-        progress.evaluating(kind, f"{what}, about {left_s:.0f} s left")
-        own, weights = weight / weights, weights - weight
-        return left_s * own
+    clock, spread_s = _Seconds(seconds, weights, progress), [0.0]
 
     with pinned_library(setup.matmul):
         # The base on each task
@@ -193,9 +232,13 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
         base_bytes = sum(each.numel() * each.element_size() for each in base.model.parameters())
         reset_peak_memory()
         for name, asked in found.asked.items():
-            found.timed[name] = time_requests(scorer, [asked], share(BASE, f"a part of {name}", _SCORE))
+            if clock.is_late and any(found.asked[other].tokens for other in found.timed):
+                found.estimate_task(name)
+            else:
+                left = clock.share(BASE, f"a part of {name}", _SCORE)
+                found.timed[name] = time_requests(scorer, [asked], left)
         for name, asked in found.asked.items() if spread else ():
-            left = share(BASE, f"documents of {name}", _SPREAD)
+            left = clock.share(BASE, f"documents of {name}", _SPREAD)
             if asked.encoded and not asked.generated:
                 each = found.timed[name].seconds / asked.documents
                 spread_s.append(each * min(ENOUGH, asked.documents))
@@ -203,11 +246,14 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
                     found.spreads[name] = base_spread(*given, chosen.only(name, documents))
 
         # A forward pass and a training step of each kind of method
-        memory, forward_s = peak_memory_bytes(), _forward_seconds(setup, base.model)
+        memory, forward_s, at = peak_memory_bytes(), _forward_seconds(setup, base.model), time.perf_counter()
         for kind, name in sorted(largest.items(), key=lambda pair: pair[0] != BASE):
             own_s, added, step = forward_s, 0, dict[str, Any]()
+            if clock.is_late and len(found.kinds) > 1:
+                found.estimate_kind(kind, name)
+                continue
             if kind != BASE:
-                left = share(kind, "a part of a training step", _STEP)
+                left = clock.share(kind, "a part of a training step", _STEP)
                 model = patch(base.model, setup.methods[name].configs, seed=recipe.training.all_seeds[0])
                 try:
                     own_s = _forward_seconds(setup, model)
@@ -222,10 +268,12 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
             found.kinds[kind] = MeasuredKind(
                 method=name, evaluation_s=scored, evaluation_memory_bytes=memory + added, **step
             )
-    found.taken_s = time.perf_counter() - begun
+    found.taken_s = clock.taken_s
+    # what was estimated would have taken as long as one kind
+    kind_s = (time.perf_counter() - at) / max(1, len(largest) - 1 - sum(kind in largest for kind in found.estimated))
     # the first spread has the smallest share of what the base's times leave
     shares = len(found.asked) + _STEP / _SPREAD * max(1, len(largest) - 1)
-    found.enough_s = found.taken_s + shares * max(spread_s)
+    found.enough_s = found.taken_s + shares * max(spread_s) + kind_s * len(found.estimated)
     return found
 
 

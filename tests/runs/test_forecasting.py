@@ -166,6 +166,25 @@ def test_what_takes_longer_than_asked_for_is_said_and_how_long_is_enough(monkeyp
     assert not [warning for warning in found.warnings if "Measuring took" in warning or "--seconds" in warning]
 
 
+def test_what_no_time_is_left_for_is_estimated_and_said(monkeypatch):
+    """One task and one kind are measured however slow the machine is."""
+    now = itertools.count(step=40.0)
+    monkeypatch.setattr("hfpatch.runs.measuring.time.perf_counter", lambda: next(now))
+    found = forecast(make_recipe(), seconds=20)
+    said = next(warning for warning in found.warnings if warning.startswith("No time was left to measure"))
+    first, other = found.tasks["tinyworld_cloze"], found.tasks["tinyworld_text"]
+    assert first.timed
+    assert not other.timed
+    base, *kinds = found.kinds.values()
+    seconds = base.evaluation_s
+    assert seconds["tinyworld_text"] / seconds["tinyworld_cloze"] == pytest.approx(other.tokens / first.tokens)
+    assert [kind.step_share is not None for kind in kinds] == [True] + [False] * (len(kinds) - 1)
+    assert len(kinds) == 2
+    assert len({kind.step_s for kind in kinds}) == 1
+    assert all(name in said for name in ("tinyworld_text", list(found.kinds)[-1]))
+    assert sum("what differences it can show is not known" in warning for warning in found.warnings) == 2
+
+
 def test_a_part_is_scaled_to_the_whole(monkeypatch):
     """Of a scorer that takes as long as its rows have operations, a small part tells the time of all."""
     base, recipe = load_base(MODEL), make_recipe()
