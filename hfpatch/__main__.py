@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 
 from hfpatch.errors import HfpatchError
 from hfpatch.support.lazy import needing_lab
 from hfpatch.support.ranks import may_speak
+
+_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,6 +22,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HfpatchError as error:
         if may_speak():  # where there are several processes, one of them
             print(f"hfpatch: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return 2
+    except (MemoryError, RuntimeError) as error:  # torch has no class for the memory of CPUs
+        if not (isinstance(error, MemoryError) or _MEMORY.search(str(error))):
+            raise
+        if may_speak():
+            reason = " ".join(str(error).split()) or "it is all in use"
+            print(
+                f"hfpatch: error: not enough memory ({reason[-200:]}); take a smaller size, batch or block",
+                file=sys.stderr,
+            )
         return 2
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)

@@ -79,8 +79,8 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
     # Local files.
     if settings.is_token_file:
         raise HfpatchError(f"data.source: {settings.source} is a token file, and text is needed here; use a text")
-    if settings.streaming and path.exists():
-        raise HfpatchError(f"data.source: {settings.source} is local; data.streaming is for hub data sets")
+    if path.exists() and (of_hub := settings.changed(("streaming", "config", "revision"))):
+        raise HfpatchError(f"data.source: {settings.source} is local; data.{of_hub[0]} is for hub data sets")
     if any((path / name).is_file() for name in _SAVED):
         return _saved(path, settings)
     if path.exists() or glob.has_magic(settings.source):

@@ -34,8 +34,8 @@ class Drawn:
 def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iterator[Drawn]:
     """Leave each document out of its own few-shot examples inside the ``with`` block.
 
-    Left out is also one that only differs in fields that no prompt has, such as a number. Examples are drawn as lm-eval does, and where they are drawn from the scored documents as it does if
-    ``fewshot_split`` names their split.
+    Left out is also one that only differs in fields that no prompt has, such as a number. Examples are drawn as lm-eval
+    does, and where they are drawn from the scored documents as it does if ``fewshot_split`` names their split.
 
     Args:
         name: the task's name.

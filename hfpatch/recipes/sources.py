@@ -116,6 +116,8 @@ class TextSource(Section):
             raise ValueError(
                 f"data.{changed[0]} is of data sets of the hub, and {self.source} is embedded in hfpatch; leave it out"
             )
+        if self.source.startswith(EMBEDDED) and self.format == "text" and self.changed(COLUMNS["text"]):
+            raise ValueError(f"data.text_column: {self.source} is embedded in hfpatch and has no columns; leave it out")
         if self.source.startswith(EMBEDDED) and (self.max_documents or 0) > _EMBEDDED_LIMIT:
             raise ValueError(
                 f"data.max_documents is {self.max_documents}, and of {self.source}, which is generated, there are at "

@@ -323,7 +323,11 @@ def _check_plain(value: object, path: tuple[str, ...], source: str) -> None:
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """Return the first mistake, an unknown key before others, in one line with the number of the rest."""
-    mistakes = sorted(error.errors(include_url=False), key=lambda mistake: mistake["type"] != "extra_forbidden")
+    mistakes = error.errors(include_url=False)
+    inside = {each["loc"][:end] for each in mistakes for end in range(len(each["loc"]))}
+    # of a list with a wrong item pydantic says, too, that the right ones are too few
+    mistakes = [each for each in mistakes if each["type"] != "too_short" or each["loc"] not in inside]
+    mistakes.sort(key=lambda mistake: mistake["type"] != "extra_forbidden")
     first = mistakes[0]
     others = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
     path = ".".join(str(part) for part in first["loc"] if not str(part).startswith("<"))  # such is a kind of value

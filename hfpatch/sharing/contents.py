@@ -18,7 +18,7 @@ from hfpatch.results.folder import load_results
 from hfpatch.sharing.paths import cut_paths, paths_in, without_paths
 from hfpatch.support.files import read_json
 from hfpatch.surgery.card import shown_base
-from hfpatch.surgery.manifest import refuse_a_run
+from hfpatch.surgery.manifest import read_manifest, refuse_a_run
 
 Contents = dict[str, Path | bytes]
 """Files for the hub: the path there -> the file, or its bytes."""
@@ -114,6 +114,8 @@ def _tree(folder: Path, root: Path) -> Contents:
         found[place.as_posix()] = path
         if (keys := _BASE_NAMES.get(path.name)) is not None:
             value = read_json(path)
+            if path.name == "patch.json":
+                read_manifest(path)  # so that nobody gets a damaged one
             holder: Any = value
             for key in keys[:-1]:
                 holder = holder.get(key) if isinstance(holder, dict) else None

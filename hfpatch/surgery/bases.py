@@ -245,6 +245,7 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> Any:
     Raises:
         HfpatchError: if it cannot be found or loaded.
     """
+    _require_hub(name, revision)
     alone = Path(name).is_dir() and find_gguf(name) is None
     source, file = (name, None) if alone else locate(name, revision)
     with loading(f"tokenizer {name!r}", gguf=file is not None):
@@ -264,6 +265,7 @@ def load_config(name: str, *, revision: str | None = None, trust_remote_code: bo
     """
     from transformers import AutoConfig
 
+    _require_hub(name, revision)
     is_json = Path(name).is_file() and not name.endswith(SUFFIX)
     source, file = (name, None) if is_json else locate(name, revision)
     options = {} if file is None else {"gguf_file": str(file)}
@@ -279,8 +281,10 @@ def locate(name: str, revision: str | None = None) -> tuple[str, Path | None]:
     """Return the argument of ``from_pretrained`` for a base's name, and the GGUF file to read there, if it is one.
 
     Raises:
-        HfpatchError: if it is a tinyworld name or a file that does not exist, or a folder without a model.
+        HfpatchError: if it is a tinyworld name or a file that does not exist, a folder without a model, or a folder or
+            tinyworld with a revision.
     """
+    _require_hub(name, revision)
     if (file := find_gguf(name, revision)) is not None:
         return str(file.parent), file
     if name.startswith(TINYWORLD):
@@ -293,6 +297,13 @@ def locate(name: str, revision: str | None = None) -> tuple[str, Path | None]:
     if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise HfpatchError(f"model folder {name!r} does not exist")
     return name, None
+
+
+def _require_hub(name: str, revision: str | None) -> None:
+    """Refuse a revision of what is not on the hub, where it would have no effect."""
+    if revision is not None and ((embedded := name.startswith(TINYWORLD)) or Path(name).exists()):
+        kind = "embedded in hfpatch" if embedded else "local"
+        raise HfpatchError(f"revision {revision}: {name} is {kind}, and revisions are of the hub; leave it out")
 
 
 def hash_weights(model: nn.Module) -> str:

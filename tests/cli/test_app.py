@@ -225,6 +225,23 @@ def test_a_method_that_cannot_be_trained_is_one_line(capsys, recipe, tmp_path, m
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("kind", [MemoryError, RuntimeError])
+def test_too_little_memory_is_one_line_and_other_errors_are_not(capsys, recipe, tmp_path, monkeypatch, kind):
+    huge = "methods.x=[{type: lora, r: 1000000000000000, target_modules: attention}]"
+    assert "not enough memory" in refused(capsys, "compare", recipe, huge, "--out", tmp_path / "out")
+    assert not (tmp_path / "out" / "results.json").exists()
+
+    def fail(*_, **__):
+        raise kind("sizes do not match")
+
+    monkeypatch.setattr("hfpatch.recipes.comparison.load_recipe", fail)
+    if kind is MemoryError:
+        assert "not enough memory" in refused(capsys, "compare", recipe)
+    else:
+        with pytest.raises(RuntimeError, match="sizes do not match"):
+            main(["compare", str(recipe)])
+
+
 def test_compare_and_report_print_the_table_and_the_report(capsys, tmp_path, recipe):
     out = tmp_path / "out"
     for arguments in (["compare", str(recipe), "--out", str(out)], ["report", str(out)]):

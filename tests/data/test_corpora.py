@@ -220,6 +220,9 @@ def test_streaming_contradictions_are_refused(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", "one")
     with pytest.raises(HfpatchError, match=r"is local; data.streaming is for hub data sets"):
         open_corpus(DataSettings(source=str(path), streaming=True, max_documents=1))
+    for key in ("config", "revision"):
+        with pytest.raises(HfpatchError, match=rf"is local; data.{key} is for hub data sets"):
+            open_corpus(DataSettings(source=str(path), **{key: "v2"}))
 
 
 def test_unreachable_hub_is_one_clear_error(tmp_path, monkeypatch):

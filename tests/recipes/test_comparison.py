@@ -92,6 +92,7 @@ def test_overrides_are_yaml_values_under_dotted_keys(write, overrides, read, exp
             ["is not an index", "a method has no rate of its own: tuning: ", "training.learning_rates"],
         ),
         ("training.decay_steps=5", ["training.decay_steps is of training.schedule=wsd", "is cosine"]),
+        ("training.seeds=[-1]", ["training.seeds.0 is -1; must be greater than or equal to 0"]),
         ("training.seeds=0", ["training.seeds: must be a list of seeds, or how many", "not 0"]),
         ("training.seeds=1000000000", ["how many from 1 to 1000"]),
         ("training.seeds=true", ["training.seeds is true; must be a list"]),

@@ -18,6 +18,7 @@ def test_bounds():
         ({"config": "de"}, "data.config is of data sets of the hub, and tinyworld/shifted is embedded"),
         ({"revision": "v2"}, "data.revision is of data sets of the hub"),
         ({"streaming": True, "max_documents": 5}, "data.streaming is of data sets of the hub"),
+        ({"text_column": "story"}, "data.text_column: tinyworld/shifted is embedded in hfpatch and has no columns"),
         ({"max_documents": 10**9}, "data.max_documents is 1000000000, and of tinyworld/shifted"),
         ({"chat_template": "none.jinja"}, "data.chat_template is of conversations"),
         ({"chat_template": "none.jinja", "source": "a.txt"}, "data.chat_template is of conversations"),

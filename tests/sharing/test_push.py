@@ -202,7 +202,7 @@ def test_what_is_not_there_is_named(run, options, message):
         contents(run, **options)
 
 
-@pytest.mark.parametrize("text", ['{"base": {"name": "/home/me/base"', '{"base":' * 100_000, "[]"])
+@pytest.mark.parametrize("text", ['{"base": {"name": "/home/me/base"', '{"base":' * 100_000, "[]", '{"adapters": 3}'])
 def test_a_damaged_patch_is_one_line(text, tmp_path, capsys):
     (tmp_path / "patch.json").write_text(text)
     assert main(["push", str(tmp_path), "--to", "me/patch", "--dry-run"]) == 2

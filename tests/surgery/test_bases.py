@@ -111,6 +111,13 @@ def test_a_folder_that_does_not_exist(name):
         load_base(name)
 
 
+@pytest.mark.parametrize("name", ["tinyworld/gpt-neox", ""])
+def test_what_is_not_of_the_hub_has_no_revision(name, checkpoint):
+    for load in (load_base, load_tokenizer, load_config):
+        with pytest.raises(HfpatchError, match=r"revision main: .* is (embedded in hfpatch|local), and revisions are"):
+            load(name or str(checkpoint), revision="main")
+
+
 @pytest.mark.parametrize("name", ["", " "])
 def test_a_model_without_a_name(name, checkpoint, monkeypatch):
     monkeypatch.chdir(checkpoint)  # the folder that '' would mean
