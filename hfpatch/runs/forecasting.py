@@ -60,36 +60,10 @@ def forecast(
     clock = Clock()
     units = plan_comparison(recipe, Path("runs") / recipe.name).units
     measured = measure(recipe, seconds, progress or Progress(), spread=True)
-    setup, asked, spreads, recipe = measured.setup, measured.asked, measured.spreads, measured.setup.recipe
+    setup, spreads, recipe = measured.setup, measured.spreads, measured.setup.recipe
     matches = {name: method.match for name, method in setup.methods.items() if name != recipe.baseline}
     comparisons = len(matches) * sum(spread.sd is not None for spread in spreads.values())
-    warnings = [f"{caution}." for caution in setup.cautions]
-    warnings += [f"{name} is left out: {reason}." for name, reason in setup.left_out.items()]
-    enough = math.ceil(measured.enough_s / 10) * 10
-    if measured.estimated:
-        warnings.insert(
-            0,
-            f"No time was left to measure {listed(measured.estimated)}: a task is taken to need the others' time a "
-            f"token, a method that of the slowest measured one; --seconds {enough} would be enough.",
-        )
-    if measured.taken_s > seconds + LATE_S:
-        warnings.insert(
-            0,
-            f"Measuring took {measured.taken_s:.0f} s and not {seconds:g} s: this machine is slow or busy; the times "
-            "are those of a machine as busy as now.",
-        )
-    for name, each in asked.items():
-        spread, document_s = spreads.get(name), measured.timed[name].seconds / max(1, each.documents)
-        warnings += [f"{name}: {each.windows}."] if each.windows else []
-        if each.generated:
-            warnings.append(f"{name} generates {each.generated:,} texts, whose time is not estimated.")
-        elif spread is None:
-            warnings.append(
-                f"{name}: what differences it can show is not known: a document takes {document_s:.2g} s here; "
-                f"--seconds {enough} would be enough."
-            )
-        elif spread.sd is None:
-            warnings.append(f"{name}: what differences of {spread.metric} it can show is not known: it is no mean.")
+    warnings = _warnings(measured, seconds)
     questions = _questions(measured, units, earlier)
     if setup.questions and earlier is None:
         warnings.append(
@@ -117,7 +91,7 @@ def forecast(
             name: _task(
                 each, measured.timed[name], spreads.get(name), len(recipe.training.all_seeds), comparisons, effect
             )
-            for name, each in asked.items()
+            for name, each in measured.asked.items()
         },
         work=measured.work(units),
         questions=questions,
@@ -128,6 +102,38 @@ def forecast(
         warnings=warnings,
         provenance={**provenance(clock), "matmul": setup.matmul},
     )
+
+
+def _warnings(measured: Measured, seconds: float) -> list[str]:
+    """Return what was not measured, or not in the seconds that were asked for."""
+    warnings = [f"{caution}." for caution in measured.setup.cautions]
+    warnings += [f"{name} is left out: {reason}." for name, reason in measured.setup.left_out.items()]
+    enough = math.ceil(measured.enough_s / 10) * 10
+    if measured.estimated:
+        warnings.insert(
+            0,
+            f"No time was left to measure {listed(measured.estimated)}: a task is taken to need the others' time a "
+            f"token, a method that of the slowest measured one; --seconds {enough} would be enough.",
+        )
+    if measured.taken_s > seconds + LATE_S:
+        warnings.insert(
+            0,
+            f"Measuring took {measured.taken_s:.0f} s and not {seconds:g} s: this machine is slow or busy; the times "
+            "are those of a machine as busy as now.",
+        )
+    for name, each in measured.asked.items():
+        spread, document_s = measured.spreads.get(name), measured.timed[name].seconds / max(1, each.documents)
+        warnings += [f"{name}: {each.windows}."] if each.windows else []
+        if each.generated:
+            warnings.append(f"{name} generates {each.generated:,} texts, whose time is not estimated.")
+        elif spread is None:
+            warnings.append(
+                f"{name}: what differences it can show is not known: a document takes {document_s:.2g} s here; "
+                f"--seconds {enough} would be enough."
+            )
+        elif spread.sd is None:
+            warnings.append(f"{name}: what differences of {spread.metric} it can show is not known: it is no mean.")
+    return warnings
 
 
 def _task(
