@@ -149,7 +149,8 @@ def forest(
             edge, offset, side = (0.97, -6, "right") if above else (0.03, 6, "left")
             place = ax.get_yaxis_transform()
             ax.plot(edge, y, marker=">" if above else "<", color=colour, markersize=6.5, zorder=4, transform=place)
-            text = f"{signed(change.difference, 0)}{' %' if change.scale is Scale.RELATIVE else ''}"
+            digits = 0 if abs(change.difference) >= 10 else 2
+            text = f"{signed(change.difference, digits)}{' %' if change.scale is Scale.RELATIVE else ''}"
             ax.annotate(text, (edge, y), (offset, 0), place, "offset points", ha=side, va="center", color=INK)
     ax.axvline(0, color=MUTED, linewidth=1.0, zorder=2)
     ax.grid(visible=False, axis="y")

@@ -11,7 +11,15 @@ from hfpatch.errors import listed
 from hfpatch.recipes import pairs
 from hfpatch.recipes.budgets import budget_in, family_of
 from hfpatch.recipes.retention import text_of
-from hfpatch.reporting.comparison.forest import SIZE, against_controls, asked, control_for, forest_of, others_text
+from hfpatch.reporting.comparison.forest import (
+    ANOTHER,
+    SIZE,
+    against_controls,
+    asked,
+    control_for,
+    forest_of,
+    others_text,
+)
 from hfpatch.reporting.document import Cell, Column, Finding, Findings, Row, Table, Tone
 from hfpatch.reporting.numbers import (
     MINUS,
@@ -51,6 +59,8 @@ def lead(results: ComparisonResults) -> str:
     verdicts = asked(results)
     if not verdicts:
         return "No pair was compared, so nothing is decided."
+    loras = [each for each in verdicts if pairs.is_lora(results.methods[each.other].parts)]
+    verdicts = loras or verdicts  # a question may ask about controls, too
     task, other = verdicts[0].task, others_text(results, verdicts)
     names = {tone: [each.method for each in verdicts if each.tone == tone] for tone in _TONES}
     if better := names["better"]:
@@ -162,6 +172,8 @@ def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str 
         than = {"better": "than", "worse": "than", "equivalent": "to"}.get(outcome, "against")
         subject = f"{role}{task}: {words}" if keeps else f"{role}{words.replace(' within', f' {than} {other} within')}"
         subject += "" if keeps or " within" in words else f" {than} {other}"
+        if other == ANOTHER:  # each pair is named
+            subject = f"{role}{words}"
         subject += " at the rates tried" if tried else ""
         if keeps:
             rest = names_text([each.method for each in own], results.others)
@@ -171,7 +183,8 @@ def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str 
                 size, needs = gain_of(results, each), needs_text(each)
                 by = f" {signed_size(size)}" if size is not None else ""
                 why = why_text(each) or (f"needs {needs}" if needs else "")
-                listing.append(f"{each.method}{by}{f' ({why})' if tone == 'undecided' and why else ''}")
+                name = f"{each.method} {than} {each.other}" if other == ANOTHER else each.method
+                listing.append(f"{name}{by}{f' ({why})' if tone == 'undecided' and why else ''}")
             rest = ", ".join(listing)
         yield Finding(subject if keeps else subject[:1].upper() + subject[1:], f"– {rest}.", tone)
 

@@ -17,6 +17,7 @@ from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.verdicts import Verdict
 
 SIZE = "the LoRA of its size"
+ANOTHER = "another method"
 _MOST_ROWS = MOST_METHODS
 _LINE, _PLAIN, _CENTRE, _BAND = "─", "━", "│", "·"
 
@@ -124,7 +125,7 @@ def others_text(results: ComparisonResults, verdicts: list[Verdict]) -> str:
     if len(others) == 1:
         return others[0]
     loras = all(name in results.methods and is_lora(results.methods[name].parts) for name in others)
-    return SIZE if loras else "another method"
+    return SIZE if loras else ANOTHER
 
 
 def forest_of(results: ComparisonResults) -> Forest | None:
