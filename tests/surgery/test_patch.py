@@ -478,3 +478,9 @@ def test_places_and_lora_targets_agree():
     for case in FAMILIES:
         path, names, output = PLACES[model_type(case)]
         assert attention_modules(make_model(case))[: len(names) + 1] == [f"{path}.{n}" for n in [*names, output]]
+
+
+@pytest.mark.parametrize("config", [{"mine": PreProjectionConfig()}, ["pre_projection"], "pre_projection"])
+def test_what_is_no_configuration_is_one_line(config):
+    with pytest.raises(HfpatchError, match="patch takes a PEFT configuration or a list of them"):
+        hfpatch.patch(make_model("gpt_neox"), config)
