@@ -27,15 +27,6 @@ def test_every_place_in_the_guide_is_there_and_few_modules_at_the_top():
     assert {path.name for path in (ROOT / "hfpatch").glob("*.py")} == {"__init__.py", "__main__.py", "errors.py"}
 
 
-def test_functions_are_short_enough_to_read():
-    long = []
-    for path in sorted((ROOT / "hfpatch").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 80:
-                long.append(f"{path.name}: {node.name}")
-    assert long == []
-
-
 def test_no_mean_depends_on_the_version_of_python():
     """``sum`` rounds floats otherwise since Python 3.12; `statistics.fmean` and `math.fsum` are exact everywhere."""
     mean = re.compile(r"\bsum\(([a-z_]+)\) / len\(\1\)")

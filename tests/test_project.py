@@ -37,7 +37,7 @@ def test_the_readme_has_no_relative_link_on_the_package_index(project):
     targets = re.findall(r"\]\(([^)]+)\)", text)
     assert len(targets) > 10
     assert [target for target in targets if not target.startswith("https://")] == []
-    assert "](https://raw.githubusercontent.com/hfpatch/hfpatch/main/results/smollm2-135m/figures/" in text
+    assert "](https://raw.githubusercontent.com/hfpatch/hfpatch/main/results/smollm2-135m-gpu/figures/" in text
 
 
 def test_one_address_of_the_repository(project):

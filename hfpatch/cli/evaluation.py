@@ -25,6 +25,7 @@ from hfpatch.support.lazy import collection_paused
 if TYPE_CHECKING:
     from hfpatch.recipes.comparison import ModelSettings
     from hfpatch.recipes.evaluation import EvaluationSettings
+    from hfpatch.results.schema import EvaluationResults
 
 _LISTS = ("list", "list_groups", "list_subtasks", "list_tags")
 _KINDS = ("hf", "hf-auto", "huggingface", "hfpatch")  # lm-eval's names of its models for transformers
@@ -268,8 +269,12 @@ def evaluate(given: EvalOptions) -> None:
         else:
             of_one: dict[str, Any] = {"patches": given.patch or [], "baseline": given.baseline, "scales": scales}
             found = run_evaluate(models[0], allow_other_base=given.allow_other_base, **of_one, **common)
-    if not ranks.is_first:
-        return
+    if ranks.is_first:
+        _print(found, given)
+
+
+def _print(found: EvaluationResults, given: EvalOptions) -> None:
+    """Print results in the form that was asked for."""
     if given.as_json:
         print(json.dumps(found.to_json(), indent=2))
     elif given.as_markdown or given.as_latex:

@@ -87,27 +87,8 @@ def _tables(found: Forecast) -> Iterator[Table]:
     ]
     caption = "One optimiser step; one evaluation on all tasks; each in proportion to what was run of it. Peak memory."
     yield _table("kinds", "Measured", ("kind", "a step", "memory", "an evaluation", "memory"), rows, caption)
-    # what the primary questions can decide
-    rows = []
-    for asked in found.questions:
-        title = f"{asked.method} against {asked.other}" if asked.question == "gain" else f"{asked.method} keeps"
-        source = "no variance to go by"
-        if asked.like is not None and asked.like != (asked.method, asked.other):
-            source = f"as {asked.like[0]} against {asked.like[1]}"
-        elif asked.like is not None:
-            source = f"{asked.metric}, {count(asked.seeds)} seeds"
-        needed: str | Cell = NOTHING
-        if asked.margin is not None and asked.like is not None:
-            needed = "none within 100 seeds"
-        if asked.seeds_needed is not None and asked.documents_needed is not None:
-            design = f"{count(asked.seeds_needed)} seeds, {count(asked.documents_needed)} documents"
-            needed = Cell((design, duration(asked.seconds or 0.0)))
-        values = asked.difference, asked.smallest_margin, asked.margin
-        shown = [NOTHING if value is None else significant(value, 2) for value in values]
-        rows.append((Cell((f"{title} on {asked.task}", source)), *shown, needed))
-    if rows:
-        headings = ("pair", "smallest difference", "smallest margin", "margin", "needed")
-        yield _table("questions", "What the primary questions can decide", headings, rows, _DECIDES)
+    if found.questions:
+        yield _question_table(found)
     # the smallest detectable differences
     headings = ("task", "base", "smallest (much)", "after Holm", "smallest (little)")
     rows = []
@@ -141,6 +122,29 @@ def _tables(found: Forecast) -> Iterator[Table]:
         "the recipe's seeds are enough, their number."
     )
     yield _table("needed", f"What an effect of {effect:g} needs", headings, rows, caption)
+
+
+def _question_table(found: Forecast) -> Table:
+    """Return what the primary questions can decide."""
+    rows: list[Sequence[str | Cell]] = []
+    for asked in found.questions:
+        title = f"{asked.method} against {asked.other}" if asked.question == "gain" else f"{asked.method} keeps"
+        source = "no variance to go by"
+        if asked.like is not None and asked.like != (asked.method, asked.other):
+            source = f"as {asked.like[0]} against {asked.like[1]}"
+        elif asked.like is not None:
+            source = f"{asked.metric}, {count(asked.seeds)} seeds"
+        needed: str | Cell = NOTHING
+        if asked.margin is not None and asked.like is not None:
+            needed = "none within 100 seeds"
+        if asked.seeds_needed is not None and asked.documents_needed is not None:
+            design = f"{count(asked.seeds_needed)} seeds, {count(asked.documents_needed)} documents"
+            needed = Cell((design, duration(asked.seconds or 0.0)))
+        values = asked.difference, asked.smallest_margin, asked.margin
+        shown = [NOTHING if value is None else significant(value, 2) for value in values]
+        rows.append((Cell((f"{title} on {asked.task}", source)), *shown, needed))
+    headings = ("pair", "smallest difference", "smallest margin", "margin", "needed")
+    return _table("questions", "What the primary questions can decide", headings, rows, _DECIDES)
 
 
 def _size(task: PlannedTask, value: float | None) -> str:
