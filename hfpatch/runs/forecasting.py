@@ -23,10 +23,12 @@ from hfpatch.runs.measuring import FORWARD, LATE_S, SECONDS, Measured, kind_of, 
 from hfpatch.runs.plan import Unit, plan_comparison
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.setup import ComparisonSetup
+from hfpatch.support.paths import takes_text
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.processes import start_processes
 
 
+@takes_text
 def forecast(
     recipe: Recipe,
     *,

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites.family import Family, families_of, family_of, how_to_declare, load_plugins
@@ -161,6 +160,8 @@ def _is_language_model(base: nn.Module, blocks: _BlockList, prefix: str) -> bool
 def _block_lists(base: nn.Module) -> list[_BlockList]:
     """Return the lists of blocks of all towers: those that are declared, and those of a known structure."""
     found: list[_BlockList] = []
+    from transformers import PreTrainedModel  # takes a second to import, which an evaluation of a base does without
+
     owners = {name: module for name, module in base.named_modules() if isinstance(module, PreTrainedModel)}
     for at, owner in owners.items():
         for family in families_of(owner.config.model_type):

@@ -40,7 +40,6 @@ from hfpatch.surgery.gguf_files import (
     read_gguf,
 )
 from hfpatch.surgery.placement import require_devices, tensor_parallel_plan
-from hfpatch.tuners.quantised import keep_unpacked
 
 TINYWORLD = "tinyworld/"
 _SNAPSHOT = re.compile(r"[/\\]snapshots[/\\]([0-9a-f]{40})[/\\]")
@@ -146,7 +145,10 @@ def load_base(
         )
         tokenizer = _tokenizer_of(source, file, revision, trust_remote_code=trust_remote_code)
     _require_complete(model, name, sorted(report["missing_keys"]), gguf)
-    keep_unpacked(model, training=False)
+    if getattr(model.config, "quantization_config", None) is not None:
+        from hfpatch.tuners.quantised import keep_unpacked  # with PEFT, which a plain base does without
+
+        keep_unpacked(model, training=False)
     return Base(
         name=name,
         revision=_commit(source, file, revision),

@@ -668,7 +668,7 @@ def test_eval_compares_whole_models(capsys, tmp_path):
         ("--model", "tinyworld/gpt2"): "--model tinyworld/gpt2: named twice",
         ("--model", "x/y@"): "--model x/y@: no revision after the @",
         ("--model", "tinyworld/gpt3"): "tinyworld has no checkpoint 'gpt3'",
-        ("--model", "tinyworld/gpt2@main"): "gpt2@main is the same model as gpt2",
+        ("--model", "tinyworld/gpt2@main"): "revision main: tinyworld/gpt2 is embedded in hfpatch",
     }
     for options, message in refusals.items():
         assert message in refused(capsys, "eval", *models, *options, *tasks)

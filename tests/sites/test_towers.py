@@ -1,5 +1,6 @@
 """Towers beside the language model: `target_modules` reaches their self-attentions, and what is left out is said."""
 
+import logging
 from dataclasses import replace
 
 import pytest
@@ -125,6 +126,7 @@ def add_formula(model, attention, exit_, tensors):
 
 def test_the_default_is_the_language_model_and_what_is_left_out_is_said(caplog, monkeypatch):
     monkeypatch.setattr(tuner, "_LOGGED", set())
+    caplog.set_level(logging.WARNING, logger=tuner.__name__)  # commands turn it off
     model = hfpatch.patch(tiny(BartConfig()), PreProjectionConfig())
     (line,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert "left out: encoder: 2 self-attentions" in line

@@ -1,5 +1,7 @@
 """A patch survives a change of the head: causal model, body alone, classifier."""
 
+import logging
+
 import pytest
 import torch
 from families import frozen, perturb
@@ -108,6 +110,7 @@ def warnings_of(caplog):
 
 def test_a_frozen_head_is_said_and_a_trained_one_is_not(caplog, monkeypatch):
     monkeypatch.setattr(tuner, "_LOGGED", set())
+    caplog.set_level(logging.WARNING, logger=tuner.__name__)  # commands turn it off
     hfpatch.patch(classifier(), PreProjectionConfig())
     assert "pre-projection: classifier stays frozen; if it is random, train it" in warnings_of(caplog)[0]
     classifier().add_adapter(NonlinearQueryConfig())
