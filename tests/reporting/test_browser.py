@@ -17,6 +17,7 @@ from reporting.inspection.test_document import whole
 from reporting.study_example import study, write_study_run
 from reporting.ten_methods import ten_methods
 
+from hfpatch import load_results
 from hfpatch.reporting import write_joint_report, write_report
 from hfpatch.reporting.explorer.page import write_explorer
 from hfpatch.reporting.html import html
@@ -266,13 +267,9 @@ def test_the_explorer_has_no_overflow_and_its_filters_work(visit, width):
     axes = json.loads(page.locator(".explorer-data").text_content())["axes"]
     assert panels.count() == sum(a["model"] == "SmolLM2-135M-Instruct.Q4_1.gguf" and a["primary"] for a in axes)
     form.locator("[name=task]").select_option("lambada_openai")
-    verdicts = json.loads((RESULTS / "smollm2-135m" / "results.json").read_text())["verdicts"]
-    said = {
-        each["outcome"].replace("not decided", "undecided")
-        for each in verdicts
-        if (each["task"], each["other"]) == ("lambada_openai", "baseline")
-    }
-    assert set(column(page, "explore .gains", 4)) == {f"{verdict}3 seeds" for verdict in said}
+    runs = [load_results(RESULTS / f"smollm2-135m{each}", kind=None) for each in ("", "-queries", "-gpu")]
+    verdicts = [run.verdict(name, "lambada_openai", "baseline") for run in runs for name in run.others]
+    assert set(column(page, "explore .gains", 4)) == {f"{one.tone}{one.seeds} seeds" for one in verdicts}
     form.locator("[name=method]").select_option("lora")
     assert set(column(page, "explore .gains", 0)) == {"lora"}
     form.locator("[name=verdict]").select_option("better")
