@@ -22,6 +22,7 @@ from hfpatch.runs import Progress, compare, locks, pretrain_study
 from hfpatch.runs.engines import parallel, processes, worker
 from hfpatch.runs.engines.job import Job, Place
 from hfpatch.runs.engines.settings import EngineSettings
+from hfpatch.runs.folder import COSTS
 from hfpatch.support.files import read_json
 from hfpatch.support.signals import sigterm_kept
 from hfpatch.training.records import MetricsFile
@@ -49,9 +50,11 @@ def straight(recipe, tmp_path_factory):
 
 
 def content(out: Path) -> dict:
-    """Return every file of a run folder but kept answers: numbers of JSON files, the bytes of others."""
+    """Return every file of a run folder but kept answers and times: numbers of JSON files, the bytes of others."""
     found = {}
     for path in sorted(each for each in out.rglob("*") if each.is_file() and each.parent.name != ".answers"):
+        if path.name == COSTS:  # measured where there is time for it
+            continue
         if path.suffix == ".json":
             found[str(path.relative_to(out))] = numbers(read_json(path))
         elif path.suffix == ".jsonl":
