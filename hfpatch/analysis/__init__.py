@@ -8,6 +8,5 @@ module                       result
 ``linearised``               that relation where the query is nonlinear, and how much of the logits it explains
 ``ablation``                 the effect of each layer's adapters
 ``movement``, ``gradients``  the changes of weights in training, and their gradients
-``reparametrisation``        the invariance (X, W) -> (XΘ, Θ⁻¹W) and its consequences
 ===========================  ==========================================================================================
 """

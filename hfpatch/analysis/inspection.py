@@ -15,7 +15,6 @@ from hfpatch.analysis.linearised import Linearised
 from hfpatch.analysis.movement import Movement, RunRecord
 from hfpatch.analysis.norms import LayerSize, QuerySize, SkipNorm
 from hfpatch.analysis.relation import HeadRelation
-from hfpatch.analysis.reparametrisation import LayerReparametrisation
 from hfpatch.sites import AttentionSite
 from hfpatch.surgery.bases import Base
 from hfpatch.surgery.patch import PatchSummary
@@ -52,7 +51,6 @@ class Inspection:
         gradients: of the patch's tensors.
         movement: of the patch's tensors since their initialisation.
         run: the records of the patch's run, if the patch is in a run folder.
-        reparametrisation: of each layer, on request.
         notes: a sentence for each missing analysis, with the reason.
     """
 
@@ -75,7 +73,6 @@ class Inspection:
     gradients: list[GradientNorm] = field(default_factory=list)
     movement: list[Movement] = field(default_factory=list)
     run: RunRecord | None = None
-    reparametrisation: list[LayerReparametrisation] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:

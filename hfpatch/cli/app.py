@@ -217,9 +217,6 @@ def inspect(
     tokens: Annotated[
         int | None, typer.Option(min=2, help="Tokens of it; 8 times the hidden size if not given.")
     ] = None,
-    reparametrisation: Annotated[
-        bool, typer.Option("--reparametrisation", help="Verify (X, W) -> (XΘ, Θ⁻¹W), and what it can remove.")
-    ] = False,
     as_json: AsJson = False,
     as_html: Annotated[bool, typer.Option("--html", help="Write a page with figures.")] = False,
     out: Annotated[Path, typer.Option(help="The file of the page.")] = Path("inspection.html"),
@@ -244,7 +241,6 @@ def inspect(
         text=text,
         tokens=tokens,
         data_dir=data_dir,
-        reparametrisation=reparametrisation,
     )
     from hfpatch.reporting.inspection.document import inspection_document
     from hfpatch.reporting.terminal import print_document

@@ -19,12 +19,10 @@ from hfpatch.analysis.linearised import is_nonlinear, linearise
 from hfpatch.analysis.movement import initial_tensors, movement, patch_tensors, read_run
 from hfpatch.analysis.norms import pre_projection_sizes, query_sizes, skip_norms, skip_sizes
 from hfpatch.analysis.relation import gauge_deviation, head_relations
-from hfpatch.analysis.reparametrisation import reparametrise
 from hfpatch.analysis.text import batches_of, token_rows
 from hfpatch.data.corpora import documents
 from hfpatch.errors import HfpatchError
 from hfpatch.models.paths import query_paths_with_f
-from hfpatch.promises.inputs import example_tokens
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.data import DataSettings
 from hfpatch.sites import find_sites, survey
@@ -51,7 +49,6 @@ def inspect(
     text: str | None = None,
     tokens: int | None = None,
     data_dir: Path | None = None,
-    reparametrisation: bool = False,
 ) -> Inspection:
     """Look at a model's attention: its sites and parameters, the Q-K relation of every head, and the effect of a patch.
 
@@ -63,7 +60,6 @@ def inspect(
             trained on. None takes that of tinyworld's tasks for tinyworld's models, and measures nothing for others.
         tokens: how many tokens of it; None takes eight times the hidden size, at least 2048.
         data_dir: a folder that holds local copies of hub data sets.
-        reparametrisation: verify the invariance (X, W) -> (XΘ, Θ⁻¹W) too.
 
     Raises:
         HfpatchError: if the model, the patch or the text cannot be loaded, or the model's architecture is not declared.
@@ -94,10 +90,6 @@ def inspect(
     found |= _of_the_base(base, notes)
     with _noted(notes, "Attention on the text"):
         found["attention"] = head_attention(base.model, batches) if rows else []
-    if reparametrisation:
-        ids = batches_of(rows[:2])[0]["input_ids"] if rows else example_tokens(base.model)
-        with _noted(notes, "Reparametrisation"):
-            found["reparametrisation"] = reparametrise(base.model, ids)
     if patch is not None:
         load_patch(base.model, patch, allow_other_base=allow_other_base)
         found |= _of_the_patch(base, rows, notes)

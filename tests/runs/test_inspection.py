@@ -42,13 +42,13 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(run):
-    return inspect(MODEL, run / "patch", reparametrisation=True)
+    return inspect(MODEL, run / "patch")
 
 
 def test_every_analysis_is_made(found):
     told = found.to_json()
     layers = [0, 1, 2, 3]
-    for name in ("skip_norms", "skip_sizes", "pre_projection_sizes", "query_sizes", "linearised", "reparametrisation"):
+    for name in ("skip_norms", "skip_sizes", "pre_projection_sizes", "query_sizes", "linearised"):
         assert [each["layer"] for each in told[name]] == layers, name
     assert [each["layer"] for each in told["sites"]] == layers
     assert len(told["relations"]) == len(told["relations_patched"]) == 16
@@ -151,18 +151,17 @@ def test_the_command_prints_tables_json_and_a_page(capsys, tmp_path, run):
     assert f"page: {page}" in err
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     (text := tmp_path / "stories.txt").write_text("One day.\n<|endoftext|>\nAnother day, another walk.\n" * 40)
-    plain = ["inspect", "tinyworld/gpt2", "--text", str(text), "--tokens", "300", "--reparametrisation"]
+    plain = ["inspect", "tinyworld/gpt2", "--text", str(text), "--tokens", "300"]
     assert main(plain) == 0
     out = capsys.readouterr().out
-    assert all(title in out for title in ("Attention branches", "Q-K relation", "Reparametrisation"))
-    assert "orthogonal" in out
+    assert all(title in out for title in ("Attention branches", "Q-K relation"))
     assert str(text) in re.sub(r"\s", "", out)
 
 
 def test_a_model_of_a_short_context_is_inspected(capsys, tmp_path):
     random_model(make_config("gpt2", n_positions=6, vocab_size=12)).save_pretrained(tmp_path)
-    assert main(["inspect", str(tmp_path), "--reparametrisation"]) == 0
-    assert "Reparametrisation" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert "Attention branches" in capsys.readouterr().out
 
 
 def test_text_that_is_not_there_is_one_line(capsys, tmp_path):

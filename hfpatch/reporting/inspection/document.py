@@ -14,7 +14,6 @@ from typing import Any
 
 from hfpatch.analysis.inspection import Inspection
 from hfpatch.analysis.relation import HeadRelation
-from hfpatch.analysis.reparametrisation import WHY_NOT
 from hfpatch.reporting import document as doc
 from hfpatch.reporting.facts import gguf_text
 from hfpatch.reporting.numbers import MINUS, NOTHING, count, decimal, interval, short_count, signed, significant
@@ -33,7 +32,7 @@ def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, 
     ``drawn`` has the name, title, caption and SVG document of each figure. The summary for a terminal needs none.
     """
     figures = {name: doc.Figure(name, title, f"{title}. {caption}", svg) for name, title, caption, svg in drawn}
-    (added, without, training), (linearised, reparametrisation) = _of_patch(found), _fits(found)
+    (added, without, training), linearised = _of_patch(found), _linear(found)
     relations, attention = _relations(found), _attention(found)
     notes = doc.Sentences(tuple(found.notes), title="What is not shown")
     base, summary, text = found.base, found.summary, found.text
@@ -72,11 +71,10 @@ def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, 
         ("patch", "Patch" if found.patch else "Nonlinear queries", (*of_patch, training)),
         ("on-text", "Attention on the text", (figures.get("attention"), *attention)),
         ("relation", "Queries and keys", of_relation),
-        ("invariance", "Invariance of the weights", (reparametrisation,)),
     ):
         there = (each for each in blocks if each is not None and getattr(each, "rows", getattr(each, "items", True)))
         sections.append(doc.Section(name, title, tuple(there)))
-    tables = (branches, added, *attention, *relations, linearised, without, training, reparametrisation)
+    tables = (branches, added, *attention, *relations, linearised, without, training)
     return doc.Document(
         title=base.name,
         kind="inspection",
@@ -237,8 +235,8 @@ def _relations(found: Inspection) -> list[doc.Table]:
     ]
 
 
-def _fits(found: Inspection) -> tuple[doc.Table, doc.Table]:
-    """Return the tables of the linear stand-in and of the reparametrisation."""
+def _linear(found: Inspection) -> doc.Table:
+    """Return the table of the linear stand-in."""
     columns: Columns = {
         "logits explained": lambda fit: _spread(fit.explained, 3),
         "their change explained": lambda fit: _spread((each for each in fit.explained_change if each is not None), 3),
@@ -250,22 +248,7 @@ def _fits(found: Inspection) -> tuple[doc.Table, doc.Table]:
         "over heads. Below 0 the fit is worse than none."
     )
     fits = {fit.layer: fit for fit in found.linearised}
-    linear = _layer_table("linear", "Linear stand-in", fits, columns, caption)
-    columns = {
-        "error, random Θ": lambda each: _number(each.invariance_error, 2),
-        "error, Θ = W_Q": lambda each: each.obstacle or _number(each.elimination_error, 2),
-        "parameters removed": lambda each: count(each.removed),
-        "condition of W_Q": lambda each: _number(each.query_condition),
-        "norm's error": lambda each: _number(each.norm_error),
-        "not orthogonal": lambda each: _number(each.orthogonal_distance),
-    }
-    caption = (
-        "In fp64, relative to the output's largest value: the attention on XΘ with Θ⁻¹W_Q, Θ⁻¹W_K, Θ⁻¹W_V for a random "
-        "Θ; and with Θ = W_Q, which leaves Q = X'. What prevents converting the model: ‖norm(hΘ) − "
-        "norm(h)Θ‖/‖norm(h)Θ‖ and W_Q's distance from orthogonal. " + WHY_NOT
-    )
-    layers = {each.layer: each for each in found.reparametrisation}
-    return linear, _layer_table("reparametrisation", "Reparametrisation", layers, columns, caption)
+    return _layer_table("linear", "Linear stand-in", fits, columns, caption)
 
 
 def _by_layer(items: Iterable[Any]) -> Mapping[int, list[Any]]:

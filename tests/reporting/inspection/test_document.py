@@ -20,7 +20,6 @@ from hfpatch.analysis.linearised import Linearised
 from hfpatch.analysis.movement import Movement, RunRecord
 from hfpatch.analysis.norms import LayerSize, QuerySize, SkipNorm
 from hfpatch.analysis.relation import HeadRelation, Relation
-from hfpatch.analysis.reparametrisation import LayerReparametrisation
 from hfpatch.reporting.document import Table
 from hfpatch.reporting.html import html
 from hfpatch.reporting.inspection.document import inspection_document
@@ -78,10 +77,6 @@ def whole():
             Movement(1, "b.other.x.weight", 4, 4, 0.0, 2.0, 2.0),
         ],
         run=RunRecord(steps=5, update_survival={"preproj_up": 0.75, "all": 0.5}),
-        reparametrisation=[
-            LayerReparametrisation(0, 10.0, 2.7e-15, 1937.2, 2.1e-14, "", 16384, 0.25, math.inf),
-            LayerReparametrisation(1, 10.0, None, None, None, "W_Q is not square", 16384, None, None),
-        ],
         notes=["Something: not shown; & why."],
     )  # fmt: skip
 
@@ -101,7 +96,6 @@ def test_tables_show_what_was_found(found):
     # columns of numbers are marked, so that they sort as numbers
     tables = {block.title: block for block in inspection_document(found).summary if isinstance(block, Table)}
     assert [column.number for column in tables["Attention branches"].columns] == [True, *[False] * 4, True]
-    assert [column.number for column in tables["Reparametrisation"].columns][:4] == [True, True, False, True]
     assert tables_of(found) == {
         "Attention branches": [
             ("0", "llama", "layers.N.attention", "–", "norm", "30"),
@@ -126,10 +120,6 @@ def test_tables_show_what_was_found(found):
         "Training": [
             ("preproj_up", "2,000", "20 (1.0%)", "5.00", "1.41", "5.00", "75.0%"),
             ("other", "4", "4 (100.0%)", "0", "2.00", "–", "–"),
-        ],
-        "Reparametrisation": [
-            ("0", "2.7e−15", "2.1e−14", "16,384", "1,937", "0.250"),
-            ("1", "–", "W_Q is not square", "16,384", "–", "–"),
         ],
     }
 
