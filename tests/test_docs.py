@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 
 from hfpatch.__main__ import main
 from hfpatch.cli.app import app
-from hfpatch.cli.lm_eval_options import as_hfpatch
 from hfpatch.recipes.comparison import load_recipe
 from hfpatch.recipes.pretraining import load_pretrain_or_study
 from hfpatch.recipes.training import TrainingSettings
@@ -156,7 +155,7 @@ def test_commands_that_are_only_shown_have_what_they_name(page):
     for line in re.findall(r"^    .*?\bhfpatch ((?!lm_eval)[a-z][\w-]* .*)", prose, flags=re.MULTILINE):
         words = shlex.split(line.rstrip("'"), comments=True)
         if not {"RECIPE", "...", "|"} & set(words):
-            check_command(as_hfpatch(words) if words[0] == "eval" else words)
+            check_command(words)
 
 
 def test_recipes_are_in_their_table_and_few_blocks_need_a_hub():

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hfpatch.cli import creating, engines, eval_options, evaluation, lm_eval_options, options, pretraining
+from hfpatch.cli import creating, engines, eval_options, evaluation, options, pretraining
 from hfpatch.cli.help import Group
 from hfpatch.cli.options import (
     AsJson,
@@ -258,7 +258,10 @@ def inspect(
         print_document(inspection_document(found))
 
 
-app.command("eval", cls=lm_eval_options.EvalCommand)(eval_options.command_of(evaluation.evaluate))
+# --num_fewshot, as lm-eval writes it, is --num-fewshot.
+app.command("eval", context_settings={"token_normalize_func": lambda name: name.replace("_", "-")})(
+    eval_options.command_of(evaluation.evaluate)
+)
 app.command(cls=engines.EngineCommand)(pretraining.pretrain)
 app.command()(pretraining.tokenize)
 

@@ -1,4 +1,4 @@
-"""The options of ``eval``, as one dataclass; options that lm-eval has too have its names."""
+"""The options of ``eval``, as one dataclass; what lm-eval has too is called as there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import typer
 
 from hfpatch.cli import options
 
-_PROMPTS = "Prompts and generation, as in lm-eval"
 _OUTPUT = "Output"
 
 
@@ -20,13 +19,21 @@ _OUTPUT = "Output"
 class EvalOptions:
     """The options of ``hfpatch eval`` as they were given."""
 
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Keys of a recipe that have no option here: evaluation.apply_chat_template=true, "
+            "evaluation.gen_kwargs.temperature=0.8, model.load_in_4bit=true.",
+        ),
+    ] = None
     model: Annotated[
         list[str] | None,
         typer.Option(
             "--model",
             "-M",
             help="A hub id, a local folder, a GGUF file, or tinyworld/gpt-neox; ID@REVISION for a hub revision. "
-            "Repeated: whole models are compared pairwise. As in lm-eval, hf with --model-args pretrained=ID.",
+            "Repeated: whole models are compared pairwise.",
         ),
     ] = None
     tasks: Annotated[
@@ -36,15 +43,6 @@ class EvalOptions:
             "-t",
             help="Tasks, groups and tags of lm-eval, or patterns such as 'arc_*', separated by commas; list, "
             "list_groups, list_tags or list_subtasks prints what there is.",
-        ),
-    ] = None
-    model_args: Annotated[
-        str | None,
-        typer.Option(
-            "--model-args",
-            "-a",
-            metavar="KEY=VALUE,...",
-            help="lm-eval's arguments of the model: pretrained, peft, revision, dtype and others.",
         ),
     ] = None
     include_path: Annotated[
@@ -92,15 +90,15 @@ class EvalOptions:
         int | None, typer.Option(min=1, help="Tokens scored at once; chosen for the device if not given.")
     ] = None
     batch_size: Annotated[
-        str | None,
-        typer.Option("--batch-size", "-b", metavar="N|auto", help="Rows of one batch in text generation; 16 for auto."),
+        int | None,
+        typer.Option("--batch-size", "-b", min=1, help="Rows of one batch in text generation; 16 if not given."),
     ] = None
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            help="A folder for results and records, lm-eval's --output_path; the same command continues there.",
+            help="A folder for results and records; the same command continues there.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None
@@ -147,50 +145,6 @@ class EvalOptions:
         ),
     ] = False
     trust_remote_code: options.TrustRemoteCode = False
-    apply_chat_template: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[NAME]",
-            help="Write prompts in the tokenizer's chat template, or in the one of this name.",
-            rich_help_panel=_PROMPTS,
-        ),
-    ] = None
-    system_instruction: Annotated[
-        str | None, typer.Option(help="A system message before each prompt.", rich_help_panel=_PROMPTS)
-    ] = None
-    fewshot_as_multiturn: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[true|false]",
-            help="With a chat template: few-shot examples are turns of the conversation, the default, or one message.",
-            rich_help_panel=_PROMPTS,
-        ),
-    ] = None
-    gen_kwargs: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY=VALUE,...",
-            help="Arguments of text generation that replace those of the tasks: temperature=0.8,do_sample=true.",
-            rich_help_panel=_PROMPTS,
-        ),
-    ] = None
-    seed: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|N,N,N,N",
-            help="Seeds of Python, NumPy, torch and few-shot examples, or one for all four; None leaves one as it is. "
-            "Few-shot examples have 1234 if not given.",
-            rich_help_panel=_PROMPTS,
-        ),
-    ] = None
-    confirm_run_unsafe_code: Annotated[
-        bool,
-        typer.Option(
-            "--confirm-run-unsafe-code",
-            help="Run tasks that execute the code which the model writes.",
-            rich_help_panel=_PROMPTS,
-        ),
-    ] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel=_OUTPUT)] = (
         False
     )

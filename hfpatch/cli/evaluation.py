@@ -6,15 +6,12 @@ import gc
 import hashlib
 import json
 import os
-import re
-from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfpatch.cli.eval_options import EvalOptions
-from hfpatch.cli.lm_eval_options import read_arguments
 from hfpatch.cli.options import model_settings
 from hfpatch.cli.running import interruptible, quiet_libraries
 from hfpatch.errors import HfpatchError, nearest
@@ -28,89 +25,63 @@ if TYPE_CHECKING:
     from hfpatch.results.schema import EvaluationResults
 
 _LISTS = ("list", "list_groups", "list_subtasks", "list_tags")
-_KINDS = ("hf", "hf-auto", "huggingface", "hfpatch")  # lm-eval's names of its models for transformers
-_OPTIONS = (
-    *("revision", "dtype", "trust_remote_code", "max_length", "token_budget", "batch_size", "device", "device_map"),
-    *("allow_other_base", "gguf_file"),
-)
-_MODEL = ("load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "attn_implementation")
-_NAMES = ("pretrained", "peft", "patch", "revision", "device", "batch_size", "gguf_file")
-_OTHERS = ("pretrained", "peft", "patch", "parallelize")
-_TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 
-def with_model_args(given: EvalOptions) -> tuple[EvalOptions, dict[str, Any]]:
-    """Return the options with those of ``--model-args`` put in, and the keys of the model that have no option."""
-    arguments = read_arguments(given.model_args, "--model-args", names=_NAMES)
-    known = (*_OTHERS, *_OPTIONS, *_MODEL)
-    for key in arguments:
-        if key not in known:
-            raise HfpatchError(
-                f"--model-args {key}: hfpatch eval does not take it{nearest(key, known)}; hfpatch lm_eval --model "
-                "hfpatch takes all of lm-eval's"
-            )
-    if arguments.pop("parallelize", False):
-        arguments.setdefault("device_map", "auto")
-    models = list(given.model or [])
-    kinds = [model for model in models if model in _KINDS and not Path(model).exists()]
-    if "pretrained" in arguments:  # --model is lm-eval's kind of model
-        if len(models) > len(kinds):
-            raise HfpatchError(
-                f"--model {next(model for model in models if model not in kinds)}: with --model-args pretrained=, "
-                "--model is lm-eval's kind of model, of which hfpatch eval has hf alone; leave one out"
-            )
-        models = [str(arguments.pop("pretrained"))]
-    elif kinds:
-        raise HfpatchError(f"--model {kinds[0]}: name the model as --model ID, or with --model-args pretrained=ID")
-    elif not models:
-        raise HfpatchError("--model: missing; give a hub id or a folder")
-    changed: dict[str, Any] = {"model": models, "model_args": None}
-    adapters = [Path(str(arguments.pop(key))) for key in ("peft", "patch") if key in arguments]
-    changed["patch"] = [*(given.patch or []), *adapters] or None
-    for key in [key for key in _OPTIONS if key in arguments]:
-        value, other = arguments.pop(key), getattr(given, key)
-        value = str(value) if key in ("batch_size", "device") else value
-        if other not in (None, False) and other != value:
-            raise HfpatchError(f"--model-args {key}={value}: --{key.replace('_', '-')} is {other}; leave one out")
-        changed[key] = value
-    return replace(given, **changed), arguments
+def read_overrides(given: EvalOptions) -> dict[str, dict[str, Any]]:
+    """Return the keys of the sections ``model`` and ``evaluation``; a key that is an option too is refused."""
+    from hfpatch.recipes.comparison import Recipe
+    from hfpatch.recipes.strict import put_override, read_override
+
+    sections: dict[str, dict[str, Any]] = {"model": {}, "evaluation": {}}
+    for override in given.overrides or ():
+        section, _, key = read_override(override)[0].partition(".")
+        if section not in sections:
+            raise HfpatchError(f"{override}: eval takes keys of a recipe's sections model and evaluation")
+        option = "model" if key == "name" else key.partition(".")[0]
+        if hasattr(given, option):
+            raise HfpatchError(f"{override}: write it as the option --{option.replace('_', '-')}")
+        put_override(sections, override, Recipe)
+    return sections
 
 
 def read_models(given: EvalOptions, more: dict[str, Any]) -> list[ModelSettings]:
     """Return the models, each with the revision after its ``@``; ``more`` are keys of all of them."""
     named, revision, models = given.model or [], given.revision, []
-    of_one = {"--patch": given.patch, "--baseline": given.baseline, "--scale": given.scale != "1"}
-    if len(named) > 1 and any(of_one.values()):
-        option = next(name for name, value in of_one.items() if value)
-        raise HfpatchError(
-            f"{option}: goes with one --model, not with {len(named)}; compare patches with their base and whole models "
-            "with each other in two commands"
-        )
-    if given.gguf_file is not None and len(named) > 1:
-        raise HfpatchError(f"--gguf-file {given.gguf_file}: name the file of each model as --model ORG/REPO/FILE.gguf")
+    if not named:
+        raise HfpatchError("--model: missing; give a hub id or a folder")
+    if len(named) > 1:
+        for option, value in (("patch", given.patch), ("baseline", given.baseline), ("scale", given.scale != "1")):
+            if value:
+                raise HfpatchError(
+                    f"--{option}: goes with one --model, not with {len(named)}; compare patches with their base and "
+                    "whole models with each other in two commands"
+                )
+        if given.gguf_file is not None:
+            raise HfpatchError(
+                f"--gguf-file {given.gguf_file}: name the file of each model as --model ORG/REPO/FILE.gguf"
+            )
     for text in named:
-        name, at, own = (text, "", "") if Path(text).exists() else text.partition("@")
-        if at and not own:
+        name, at, pinned = (text, "", "") if Path(text).exists() else text.partition("@")
+        if at and not pinned:
             raise HfpatchError(f"--model {text}: no revision after the @; write ID@REVISION, or the id alone")
-        if revision is not None and (own or len(named) > 1):
+        if revision is not None and (pinned or len(named) > 1):
             raise HfpatchError(f"--revision {revision}: write the revision of each model as --model {name}@{revision}")
         dtype = given.dtype or "float32"
         models.append(
-            model_settings(name, own or revision, dtype, given.trust_remote_code, gguf_file=given.gguf_file, **more)
+            model_settings(name, pinned or revision, dtype, given.trust_remote_code, gguf_file=given.gguf_file, **more)
         )
     return models
 
 
-def read_settings(given: EvalOptions) -> EvaluationSettings:
-    """Return the tasks and how to run them."""
+def read_settings(given: EvalOptions, more: dict[str, Any]) -> EvaluationSettings:
+    """Return the tasks and how to run them; ``more`` are keys without an option."""
     from hfpatch.recipes.evaluation import EvaluationSettings
     from hfpatch.recipes.strict import validate
 
-    # The tasks, with limits of their own if there are any, and the limit of all others
     names = [name.strip() for name in (given.tasks or "").split(",") if name.strip()]
     if not names:
         raise HfpatchError("--tasks: missing; name tasks with commas between them, --tasks list prints what there is")
-    limits: dict[str, float] = {}  # under an empty name that of all tasks
+    limits: dict[str, float] = {}  # by task; the limit of all tasks has an empty name
     for text in given.limit or ():
         name, equals, value = text.rpartition("=")
         if equals and not name:
@@ -124,35 +95,12 @@ def read_settings(given: EvalOptions) -> EvaluationSettings:
         if name and name not in names:
             raise HfpatchError(f"--limit {name}=: {name!r} is not among --tasks{nearest(name, names)}")
     limit = limits.pop("", None)
-
-    # The rows of a batch, groups of documents and prompts
-    rows = given.batch_size
-    if rows is not None and re.fullmatch(r"auto(:\d+)?", rows):
-        rows = None
-    if rows is not None and (not rows.isdecimal() or int(rows) < 1):
-        raise HfpatchError(f"--batch-size {rows}: must be auto or a number of rows")
     clusters: dict[str, str | None] = {}
-    for each in given.cluster or ():
-        task, equals, column = (part.strip() for part in each.partition("="))
+    for text in given.cluster or ():
+        task, equals, column = (part.strip() for part in text.partition("="))
         if not task or not equals:
-            raise HfpatchError(f"--cluster {each}: write it as TASK=COLUMN, such as boolq=passage")
+            raise HfpatchError(f"--cluster {text}: write it as TASK=COLUMN, such as boolq=passage")
         clusters[task] = column or None
-    multiturn = _flag(given.fewshot_as_multiturn)
-    if isinstance(multiturn, str):
-        raise HfpatchError(f"--fewshot-as-multiturn {multiturn}: must be true or false")
-
-    # The four seeds of lm-eval's --seed: of one number all four, of three the last one is 1234
-    seeds: list[int | None] | None = None
-    if given.seed is not None:
-        parts = [part.strip().lower() for part in given.seed.split(",")]
-        seeds = [None if part == "none" else int(part) if part.isdecimal() else -1 for part in parts]
-        seeds = seeds * 4 if len(seeds) == 1 else [*seeds, 1234] if len(seeds) == 3 else seeds
-        if len(seeds) != 4 or -1 in seeds:
-            raise HfpatchError(f"--seed {given.seed}: must be one number, or four with commas between them")
-        if seeds[3] is None:
-            raise HfpatchError(
-                f"--seed {given.seed}: the last one chooses few-shot examples, which all models must share"
-            )
     values = {
         "tasks": {name: {"limit": limits.get(name)} for name in names} if limits else names,
         "include_path": str(given.include_path) if given.include_path else None,
@@ -160,17 +108,11 @@ def read_settings(given: EvalOptions) -> EvaluationSettings:
         "num_fewshot": given.num_fewshot,
         "max_length": given.max_length,
         "token_budget": given.token_budget,
-        **({} if rows is None else {"batch_size": int(rows)}),
+        **({} if given.batch_size is None else {"batch_size": given.batch_size}),
         "allow_unknown_base": given.allow_unknown_base,
         "cluster": clusters,
-        "apply_chat_template": _flag(given.apply_chat_template) or False,
-        "system_instruction": given.system_instruction,
-        "fewshot_as_multiturn": multiturn,
-        "gen_kwargs": read_arguments(given.gen_kwargs, "--gen-kwargs"),
-        "seed": seeds,
-        "confirm_run_unsafe_code": given.confirm_run_unsafe_code,
     }
-    return validate(values, EvaluationSettings, "hfpatch eval")
+    return validate({**values, **more}, EvaluationSettings, "hfpatch eval")
 
 
 def device_map_of(given: EvalOptions) -> str | None:
@@ -184,12 +126,6 @@ def device_map_of(given: EvalOptions) -> str | None:
     if not DEVICE.fullmatch(given.device):
         raise HfpatchError(f"--device {given.device}: must be cpu, cuda, cuda:1, mps or the like")
     return given.device
-
-
-def _flag(text: str | None) -> bool | str | None:
-    """Return an option that is on, off or a name."""
-    lower = (text or "").lower()
-    return None if text is None else True if lower in _TRUE else False if lower in _FALSE else text
 
 
 def task_list(what: str, include_path: Path | None = None) -> str:
@@ -221,8 +157,7 @@ def task_list(what: str, include_path: Path | None = None) -> str:
 def evaluate(given: EvalOptions) -> None:
     """Evaluate a model, bare or with each of several patches, on lm-eval tasks; or compare several whole models.
 
-    Options may be written as lm-eval's are, with underscores or dashes. On several processes, which share the work:
-    accelerate launch -m hfpatch eval --model ...
+    On several processes, which share the work: accelerate launch -m hfpatch eval --model ...
 
     Example: hfpatch eval --model EleutherAI/pythia-160m --tasks lambada_openai,arc_easy --limit 100
     """
@@ -230,7 +165,7 @@ def evaluate(given: EvalOptions) -> None:
         print(task_list(given.tasks, given.include_path))
         return
     if given.log_samples and given.output is None:
-        raise HfpatchError("--log-samples: needs --output DIR (--output_path), where the samples go")
+        raise HfpatchError("--log-samples: needs --output DIR, where the samples go")
     if given.output is not None and given.output.suffix == ".json":
         raise HfpatchError(f"--output {given.output}: is a folder for several files; give one without .json")
     forms = [name for name in ("json", "markdown", "latex") if getattr(given, f"as_{name}")]
@@ -242,8 +177,9 @@ def evaluate(given: EvalOptions) -> None:
         raise HfpatchError(
             f"--scale {given.scale}: give numbers with commas between them, such as 0.25,0.5,1"
         ) from error
-    given, more = with_model_args(given)
-    settings, models, device_map = read_settings(given), read_models(given, more), device_map_of(given)
+    more = read_overrides(given)
+    settings, models = read_settings(given, more["evaluation"]), read_models(given, more["model"])
+    device_map = device_map_of(given)
     quiet_libraries()
     with collection_paused():
         from hfpatch.surgery.placement import Placement

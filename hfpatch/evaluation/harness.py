@@ -14,6 +14,7 @@ from typing import Any
 from lm_eval.utils import env
 from tqdm import tqdm
 
+from hfpatch.errors import HfpatchError
 from hfpatch.support.files import hash_values, sha256_file
 
 _MODULES = ("lm_eval.api.task", "lm_eval.api.model", "lm_eval.models.huggingface")
@@ -93,6 +94,7 @@ def run_lm_eval(arguments: Sequence[str]) -> None:
     Only lm-eval up to 0.4.13 needs this; later versions find hfpatch by the entry point ``lm_eval.models``.
 
     Raises:
+        HfpatchError: if there is no such task.
         SystemExit: as lm-eval ends, such as after its help or with wrong arguments.
     """
     from lm_eval.__main__ import cli_evaluate
@@ -101,5 +103,9 @@ def run_lm_eval(arguments: Sequence[str]) -> None:
     sys.argv = ["lm_eval", *arguments]  # its parser reads them there
     try:
         cli_evaluate()
+    except ValueError as error:
+        if str(error).startswith("Tasks not found"):
+            raise HfpatchError(f"lm_eval: {error}; hfpatch eval --tasks list prints what there is") from None
+        raise
     finally:
         sys.argv = before

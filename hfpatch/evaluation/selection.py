@@ -79,8 +79,7 @@ def select(settings: EvaluationSettings, data_dir: Path | None = None) -> Select
     for name, task in tasks.items():
         if getattr(task, "UNSAFE_CODE", False) and not settings.confirm_run_unsafe_code:
             raise HfpatchError(
-                f"task {name}: executes the code that the model writes; --confirm-run-unsafe-code (in a recipe "
-                "evaluation.confirm_run_unsafe_code) allows it"
+                f"task {name}: executes code that the model writes; evaluation.confirm_run_unsafe_code=true allows it"
             )
         if getattr(task, "MULTIMODAL", False):
             raise HfpatchError(f"task {name}: shows images or sounds to the model; hfpatch scores text only")

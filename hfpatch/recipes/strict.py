@@ -160,8 +160,7 @@ def load_as(
     file = find_recipe(Path(path))
     values = read_yaml(file)
     for override in overrides:
-        key, value = read_override(override)
-        _put(values, key.split("."), value, override, model)
+        put_override(values, override, model)
     source = f"{file} with {' '.join(overrides)}" if overrides else str(file)
     try:
         values = rearranged(values)
@@ -257,8 +256,10 @@ def _parse(text: str, source: str) -> object:
         raise HfpatchError(f"{source}: not valid YAML ({str(error).splitlines()[0]})") from None
 
 
-def _put(values: dict[str, Any], keys: list[str], value: object, override: str, model: type[BaseModel]) -> None:
-    """Set ``value`` under the dotted ``keys``; below a mapping with free keys or a list any key goes."""
+def put_override(values: dict[str, Any], override: str, model: type[BaseModel]) -> None:
+    """Set the value of ``key=value`` under its dotted key; below a mapping with free keys or a list any key goes."""
+    path, value = read_override(override)
+    keys = path.split(".")
     known: type[BaseModel] | None = model
     place: Any = values
     is_free = False  # whether the place is a mapping with free keys, from which null removes an entry

@@ -56,7 +56,7 @@ def test_from_a_recipe_to_an_export(here, capsys):
     arguments = ["--patch", patch, "--baseline", "--tasks", "tinyworld_cloze", "--limit", "4"]
     assert main(["eval", "--model", NAME, *arguments, "--output", "scores"]) == 0
     check_results(here / "scores", NAME)
-    assert main(["eval", "--model_args", f"pretrained=.,gguf_file={NAME}", *arguments, "--no-cache"]) == 0
+    assert main(["eval", "--model", ".", "--gguf_file", NAME, *arguments, "--no-cache"]) == 0
     assert main(["inspect", NAME, "--patch", patch]) == 0
     assert "dequantised from Q4_1" in " ".join(capsys.readouterr().out.split())
     assert main(["explore", "run", "--out", "explorer.html"]) == 0
@@ -97,7 +97,7 @@ def test_the_model_of_lm_eval_takes_its_own_spelling(here):
         (["--model", "a", "--model", "b", "--gguf-file", "x.gguf"], "name the file of each model as"),
         (["--model", ".", "--gguf-file", "x.txt"], "no .gguf file"),
         (["--model", NAME, "--gguf-file", "x.gguf"], "is a GGUF file already"),
-        (["--model_args", f"pretrained={NAME},load_in_8bit=true"], "a GGUF file is dequantised"),
+        (["--model", NAME, "model.load_in_8bit=true"], "a GGUF file is dequantised"),
     ],
 )
 def test_contradictions_are_one_line(here, capsys, arguments, message):

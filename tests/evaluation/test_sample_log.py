@@ -79,14 +79,14 @@ PLAIN = (["--limit", "6", "--num_fewshot", "1"], {"limit": 6, "num_fewshot": 1, 
 SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 TURNS = (
     [
-        *("--apply_chat_template", "--system_instruction", "Be short.", "--num_fewshot=2", "--limit", "0.5"),
-        *("--seed", "3", "--gen_kwargs", "max_gen_toks=3", "until=['e']"),
+        *("evaluation.apply_chat_template=true", "evaluation.system_instruction=Be short.", "--num_fewshot=2"),
+        *("--limit", "0.5", "evaluation.seed=[3, 3, 3, 3]", "evaluation.gen_kwargs={max_gen_toks: 3, until: [e]}"),
     ],
     {"apply_chat_template": True, "system_instruction": "Be short.", "num_fewshot": 2, "limit": 0.5}
     | {"gen_kwargs": {"max_gen_toks": 3, "until": ["e"]}, "fewshot_as_multiturn": True, **dict.fromkeys(SEEDS, 3)},
 )
 ONE_MESSAGE = (
-    ["--apply-chat-template", "--fewshot_as_multiturn", "false", "-f", "2", "-L", "5"],
+    ["evaluation.apply_chat_template=true", "evaluation.fewshot_as_multiturn=false", "-f", "2", "-L", "5"],
     {"apply_chat_template": True, "fewshot_as_multiturn": False, "num_fewshot": 2, "limit": 5},
 )
 
@@ -100,9 +100,9 @@ def test_scores_and_files_are_lm_evals(tmp_path, capsys, folders, tasks, given):
     words, options = given
     theirs, their_samples, _ = run_lm_eval(folders, tmp_path / "theirs", tasks, **options)
     capsys.readouterr()
-    command = ["eval", "--model", "hf", "--model_args", f"pretrained={folders / 'model'}", "dtype=float32"]
-    command += ["--include_path", str(folders / "tasks"), "--tasks", *tasks, *words, "--batch_size", "auto"]
-    assert main([*command, "--device", "cpu", "--output_path", str(tmp_path / "out"), "--log_samples", "--json"]) == 0
+    command = ["eval", "--model", str(folders / "model"), "--include_path", str(folders / "tasks")]
+    command += ["--tasks", ",".join(tasks), *words, "--log_samples", "--json"]
+    assert main([*command, "--device", "cpu", "--output", str(tmp_path / "out")]) == 0
     printed = json.loads(capsys.readouterr().out)["variants"]["base"]
     ours, our_samples, files = read(next((tmp_path / "out" / "lm_eval").iterdir()))
     assert [path.name for path in (tmp_path / "theirs").iterdir()] == [ours["model_name_sanitized"]]

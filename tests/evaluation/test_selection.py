@@ -89,7 +89,7 @@ def test_mistakes_are_one_line(own, monkeypatch, settings, message):
 
 @pytest.mark.parametrize(
     ("mark", "message"),
-    [("UNSAFE_CODE", "executes the code that the model writes; --confirm-run-unsafe-code"), ("MULTIMODAL", "images")],
+    [("UNSAFE_CODE", "executes code that the model writes; evaluation.confirm"), ("MULTIMODAL", "images")],
 )
 def test_tasks_that_are_not_run_unasked(own, monkeypatch, mark, message):
     task = load_tasks(["own_word"], include_path=own)["own_word"]
@@ -129,7 +129,7 @@ def test_a_table_of_tasks_is_kept_until_a_file_changes(own, capsys, monkeypatch,
 
 
 def test_scores_of_groups_as_markdown_and_latex(capsys, own):
-    arguments = ["eval", "--model", "tinyworld/gpt2", "--tasks", "own_group", "own_word", "--include_path", str(own)]
+    arguments = ["eval", "--model", "tinyworld/gpt2", "--tasks", "own_group,own_word", "--include_path", str(own)]
     arguments += ["--limit", "own_word=3", "--limit", "5", "--no-cache"]
     assert main([*arguments, "--markdown"]) == 0
     lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| own_")]
