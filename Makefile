@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart smollm2 test test-slow test-processors lint format types hooks docs reference package core deepspeed bench architectures peft-methods vllm vllm-throughput oldest clean
+.PHONY: help install quickstart smollm2 test test-slow test-processors lint format types hooks docs reference package core deepspeed reports bench architectures peft-methods vllm vllm-throughput oldest clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9.%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -71,6 +71,10 @@ types: install  ## check types
 	$(BIN)/mypy
 
 RUN ?=
+
+reports: install  ## write the reports of results/ again from their results.json (a minute)
+	for report in results/*/report.md; do $(BIN)/hfpatch report $$(dirname $$report) >/dev/null || exit 1; done
+	$(BIN)/hfpatch explore results --out results/explore.html
 
 bench: install  ## print the measured ratios with their peers; RUN=training-70m-amd DATA_DIR=... measures one of them again
 	$(BIN)/python benchmarks/table.py $(if $(RUN),--run $(RUN)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))

@@ -10,10 +10,11 @@ from statistics import fmean
 from typing import Any
 
 from hfpatch.errors import listed
+from hfpatch.recipes.retention import text_of
 from hfpatch.results.cautions import level_at
 from hfpatch.results.decision import FEWEST_DOCUMENTS
 from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE, is_share
-from hfpatch.results.parts import NATS_PER_TOKEN
+from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.schema import Clusters, Comparison, ComparisonResults, Verdict
 
 MINUS = "−"
@@ -308,6 +309,11 @@ def diverged_text(diverged: Mapping[int, int]) -> str:
     """Return ``diverged at step 340 (seed 2) and 360 (seed 0)``, or nothing."""
     steps = [f"{step:,} (seed {seed})" for seed, step in sorted(diverged.items(), key=lambda item: (item[1], item[0]))]
     return f"diverged at step {listed(steps)}" if steps else ""
+
+
+def task_text(task: str) -> str:
+    """Return the name of a task or a text as a sentence has it."""
+    return "held-out text" if task == HELD_OUT else text_of(task)
 
 
 def metric_text(metric: str) -> str:

@@ -36,6 +36,7 @@ TONES: dict[Tone, tuple[str, str, str]] = {  # colour, marker and the face of th
     "undecided": (GREY, "o", PAPER),
     "not tested": (GREY, "x", GREY),
 }
+WORDS: dict[str, str] = {"same": "equivalent"}  # of tones, in keys
 _SHADES = 48  # from 49 on, matplotlib turns a colour bar into a picture
 _DIVERGING = LinearSegmentedColormap.from_list("hfpatch", [VERMILLION, "#f4f4f4", BLUE], N=_SHADES)
 _RISING = LinearSegmentedColormap.from_list("hfpatch_rising", ["#f4f4f4", BLUE], N=_SHADES)
@@ -95,7 +96,7 @@ def integer_axis(ax: Axes, label: str, ticks: int | Literal["auto"] = "auto") ->
 
 def named_rows(ax: Axes, names: Sequence[str]) -> None:
     """Name the rows 0, 1, … of a panel, from the top down."""
-    ax.set_yticks(range(len(names)), [short(name) for name in names], color=INK)
+    ax.set_yticks(range(len(names)), [short(name, 48) for name in names], color=INK)
     ax.set_ylim(len(names) - 0.4, -0.6)
 
 
@@ -173,7 +174,7 @@ def verdict_key(figure: Figure, verdicts: Iterable[Tone], *, margin: str = "") -
     for verdict in verdicts:
         colour, marker, face = TONES[verdict]
         look: dict[str, Any] = {"color": colour, "marker": marker, "markerfacecolor": face}
-        handles.append(Line2D([], [], linewidth=1.8, label=verdict, **look))
+        handles.append(Line2D([], [], linewidth=1.8, label=WORDS.get(verdict, verdict), **look))
     if margin:
         handles.append(Patch(color=BAND, label=margin))
     figure.legend(handles=handles, loc="outside lower center", ncols=5, handletextpad=0.5, columnspacing=1.8)

@@ -10,7 +10,6 @@ from itertools import product
 from hfpatch.errors import listed
 from hfpatch.recipes import pairs
 from hfpatch.recipes.budgets import budget_in, family_of
-from hfpatch.recipes.retention import text_of
 from hfpatch.reporting.comparison.forest import (
     ANOTHER,
     SIZE,
@@ -36,6 +35,7 @@ from hfpatch.reporting.numbers import (
     short_count,
     signed_size,
     size_text,
+    task_text,
     unit_text,
     why_text,
 )
@@ -44,6 +44,7 @@ from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.verdicts import Verdict
 
 _MOST_SENTENCES = 6  # of more pairs, a sentence for each outcome names them
+_MOST_SIZES = 4  # of more pairs, a sentence has the range of their gains
 _MOST_LEFT_OUT = 3
 _FEW_SEEDS = 5
 _TONES: tuple[Tone, ...] = ("better", "worse", "same", "undecided", "not tested")
@@ -61,7 +62,7 @@ def lead(results: ComparisonResults) -> str:
         return "No pair was compared, so nothing is decided."
     loras = [each for each in verdicts if pairs.is_lora(results.methods[each.other].parts)]
     verdicts = loras or verdicts  # a question may ask about controls, too
-    task, other = verdicts[0].task, others_text(results, verdicts)
+    task, other = task_text(verdicts[0].task), others_text(results, verdicts)
     names = {tone: [each.method for each in verdicts if each.tone == tone] for tone in _TONES}
     if better := names["better"]:
         said = f"On {task}, {names_text(better, results.others)} {'beat' if len(better) > 1 else 'beats'} {other}."
@@ -71,7 +72,7 @@ def lead(results: ComparisonResults) -> str:
         said = f"On {task} every method that was asked about is worse than {other}."
     else:
         said = f"On {task} no method is shown to be better than {other}."
-    gains = {name: gain for name in results.others if (gain := _gain_on(results, name, task)) is not None}
+    gains = {name: gain for name in results.others if (gain := _gain_on(results, name, verdicts[0].task)) is not None}
     most = max(gains, key=lambda name: gains[name].difference, default=None)
     if most is not None and other != results.baseline and len(gains) > 1:
         size = short_count(results.methods[most].trainable)
@@ -102,7 +103,7 @@ def sentences(results: ComparisonResults) -> Findings:
             some = [each for each in others if each.is_found or (not primary and each in first)]
         for question, task in dict.fromkeys((each.question, each.task) for each in some):
             own = [each for each in some if (each.question, each.task) == (question, task)]
-            found += _grouped(results, own, f"Exploratory, {text_of(task)}: ")
+            found += _grouped(results, own, f"Exploratory, {task_text(task)}: ")
     return Findings(tuple(found), compact=True)
 
 
@@ -113,7 +114,7 @@ def answer(results: ComparisonResults) -> str:
 
 def _sentence(results: ComparisonResults, verdict: Verdict) -> Finding:
     """Return the sentence of one primary pair, with its numbers."""
-    gain, task, other = gain_of(results, verdict), text_of(verdict.task), verdict.other
+    gain, task, other = gain_of(results, verdict), task_text(verdict.task), verdict.other
     keeps = verdict.question == "keep"
     if gain is None or verdict.tone == "not tested":
         about = f"on {task}" if keeps else f"against {other} on {task}"
@@ -155,38 +156,41 @@ def _ends(gain: Change, digits: int) -> str:
 
 
 def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str = "") -> Iterator[Finding]:
-    """Yield a sentence for each outcome of one question on one task, the sizes of gains with their names."""
-    keeps, task = verdicts[0].question == "keep", text_of(verdicts[0].task)
+    """Yield a sentence for each outcome of one question on one task: a few gains with their names, more as a range."""
+    keeps, task = verdicts[0].question == "keep", task_text(verdicts[0].task)
     other = others_text(results, list(verdicts))
     for tone, tried in product(_TONES, (False, True)):
-        own = [each for each in verdicts if each.tone == tone and bool(each.at_rates_tried) == tried]
-        if not own:
+        group = [each for each in verdicts if each.tone == tone and bool(each.at_rates_tried) == tried]
+        if not group:
             continue
-        outcome, (gain, *_) = own[0].outcome.partition(" by ")[0], [gain_of(results, each) for each in own]
-        margin = margin_text(own[0], gain)
-        words = {
-            "same": f"{outcome} within {margin}",
-            "undecided": outcome,
-            "not tested": f"not tested{_why(own)}",
-        }.get(tone, outcome)
+        gains = [gain for each in group if (gain := gain_of(results, each)) is not None]
+        outcome = f"not tested{_why(group)}" if tone == "not tested" else group[0].outcome.partition(" by ")[0]
+        within = f" within {margin_text(group[0], gains[0])}" if tone == "same" else ""
         than = {"better": "than", "worse": "than", "equivalent": "to"}.get(outcome, "against")
-        subject = f"{role}{task}: {words}" if keeps else f"{role}{words.replace(' within', f' {than} {other} within')}"
-        subject += "" if keeps or " within" in words else f" {than} {other}"
-        if other == ANOTHER:  # each pair is named
-            subject = f"{role}{words}"
-        subject += " at the rates tried" if tried else ""
+        subject = outcome if keeps or other == ANOTHER else f"{outcome} {than} {other}"
+        subject += f"{within}{' at the rates tried' if tried else ''}"
         if keeps:
-            rest = names_text([each.method for each in own], results.others)
+            subject = f"{task}: {subject}"
+        elif len(group) > _MOST_SIZES and other != ANOTHER and gains:
+            least, most = (pick(gains, key=lambda gain: abs(gain.difference)) for pick in (min, max))
+            subject += f", {signed_size(least)} to {signed_size(most)}"
+            seeds = sorted(each.seeds_needed for each in group if each.seeds_needed is not None)
+            if tone == "undecided" and seeds:
+                subject += f" (needs {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds)"
+        if keeps or (len(group) > _MOST_SIZES and other != ANOTHER):
+            rest = names_text([each.method for each in group], results.others)
         else:
-            listing = []
-            for each in own:
-                size, needs = gain_of(results, each), needs_text(each)
-                by = f" {signed_size(size)}" if size is not None else ""
-                why = why_text(each) or (f"needs {needs}" if needs else "")
-                name = f"{each.method} {than} {each.other}" if other == ANOTHER else each.method
-                listing.append(f"{name}{by}{f' ({why})' if tone == 'undecided' and why else ''}")
-            rest = ", ".join(listing)
-        yield Finding(subject if keeps else subject[:1].upper() + subject[1:], f"– {rest}.", tone)
+            rest = ", ".join(_with_size(results, each, than if other == ANOTHER else "") for each in group)
+        subject = subject if keeps or role else subject[:1].upper() + subject[1:]
+        yield Finding(f"{role}{subject}", f"– {rest}.", tone)
+
+
+def _with_size(results: ComparisonResults, verdict: Verdict, than: str) -> str:
+    """Return a method with its gain, and of an undecided one what would decide it: ``lora −0.045 (needs 7 seeds)``."""
+    gain, needs = gain_of(results, verdict), needs_text(verdict)
+    why = (why_text(verdict) or (f"needs {needs}" if needs else "")) if verdict.tone == "undecided" else ""
+    words = verdict.method, f"{than} {verdict.other}" if than else "", signed_size(gain) if gain else ""
+    return " ".join(filter(None, (*words, f"({why})" if why else "")))
 
 
 def _why(verdicts: Iterable[Verdict]) -> str:
@@ -239,7 +243,7 @@ def headline_table(results: ComparisonResults) -> Table:
     if task is not None:
         units = [unit_text(results.deciding[task].metric, gain.scale) for gain in gains.values()]
         known = [signed_size(gains[name]) if name in gains else NOTHING for name in order]
-        columns.append((Column("gain", (task, *units[:1]), number=True, tip=_GAIN), known))
+        columns.append((Column("gain", (task_text(task), *units[:1]), number=True, tip=_GAIN), known))
         cells = [_against(results, name, task, controls[name]) for name in order]
         columns.append((Column(f"against {shared or SIZE}", tip=_AGAINST), cells))
     columns.append(_kept(results, order, task))
@@ -308,7 +312,7 @@ def _kept(results: ComparisonResults, order: Sequence[str], task: str | None) ->
             alone = "" if keep or each.is_found or each.p is None or each.low <= 0 <= each.high else "alone "
             worse = (each.difference > 0) != each.higher_is_better
             words = f"alone {'worse' if worse else 'better'}" if alone else each.outcome.partition(" by ")[0]
-            said.setdefault(words, []).append(text_of(each.task).removeprefix("tinyworld_"))
+            said.setdefault(words, []).append(task_text(each.task).removeprefix("tinyworld_"))
         found = [f"{words}: {', '.join(names)}" for words, names in said.items() if words != "not decided"]
         if len(said) == 1 and not next(iter(said)).startswith("alone"):
             words = next(iter(said)) + (" on all" if len(own) > 1 and keep else "")
@@ -316,7 +320,7 @@ def _kept(results: ComparisonResults, order: Sequence[str], task: str | None) ->
             words = "; ".join(found)
         lost = bool(keep) and any(each.tone == "worse" for each in own)
         cells.append(Cell((words,), "worse" if lost else tone_of(own)))
-    title = f"keeps {text_of(tasks[0])}" if len(tasks) == 1 else "keeps" if keep else "on other tasks"
+    title = f"keeps {task_text(tasks[0])}" if len(tasks) == 1 else "keeps" if keep else "on other tasks"
     notes = (f"within {margins[0]}",) if len(tasks) == 1 and margins[0] else ()
     return Column(title, notes, tip=_KEPT if keep else _OTHERS), cells
 

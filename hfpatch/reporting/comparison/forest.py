@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
@@ -11,21 +12,22 @@ from matplotlib.ticker import MaxNLocator
 from hfpatch.recipes.pairs import in_one_group, is_lora
 from hfpatch.reporting import plots
 from hfpatch.reporting.document import MARKS
-from hfpatch.reporting.numbers import MOST_METHODS, Change, gain_of, margin_of, margin_text, unit_text
-from hfpatch.reporting.theme import MUTED, report_style, short
+from hfpatch.reporting.numbers import MOST_METHODS, Change, gain_of, margin_of, margin_text, task_text, unit_text
+from hfpatch.reporting.theme import INK, MUTED, report_style, short
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.verdicts import Verdict
 
 SIZE = "the LoRA of its size"
 ANOTHER = "another method"
-_MOST_ROWS = MOST_METHODS
+_WIDTH, _LETTER, _TICK = 5.4, 0.075, 0.6  # inches: of the figure, of a letter of a name, from tick to tick
 _LINE, _PLAIN, _CENTRE, _BAND = "─", "━", "│", "·"
 
 
 @dataclass(frozen=True)
 class ForestRow:
-    """One pair: its verdict, its gain with the interval of the verdict, and the ends of the plain interval."""
+    """One pair: its name, verdict, gain with the interval of the verdict, and the ends of the plain interval."""
 
+    name: str
     verdict: Verdict
     gain: Change
     plain: tuple[float, float]
@@ -50,11 +52,6 @@ class Forest:
     margin: float | None
     unit: str
     limits: tuple[float, float]
-
-    def label(self, row: ForestRow) -> str:
-        """Return the name of a row: its method, with the other one where rows have several that are no LoRAs."""
-        one = row.verdict
-        return one.method if self.other in (one.other, SIZE) else f"{one.method} − {one.other}"
 
     def strip(self, method: str, width: int = 25) -> str:
         """Return the first row of a method as characters: the mark, both intervals, zero, and the margin's band."""
@@ -124,8 +121,12 @@ def others_text(results: ComparisonResults, verdicts: list[Verdict]) -> str:
     others = list(dict.fromkeys(each.other for each in verdicts))
     if len(others) == 1:
         return others[0]
-    loras = all(name in results.methods and is_lora(results.methods[name].parts) for name in others)
-    return SIZE if loras else ANOTHER
+    return SIZE if are_loras(results, others) else ANOTHER
+
+
+def are_loras(results: ComparisonResults, names: Sequence[str]) -> bool:
+    """Say whether all of these are LoRAs of the run."""
+    return all(name in results.methods and is_lora(results.methods[name].parts) for name in names)
 
 
 def forest_of(results: ComparisonResults) -> Forest | None:
@@ -134,27 +135,32 @@ def forest_of(results: ComparisonResults) -> Forest | None:
     if verdicts and verdicts[0].role == "primary" and results.frontier is None:  # then those that are exploratory
         known = {each.method for each in verdicts}
         verdicts += [each for each in against_controls(results, verdicts[0].task) if each.method not in known]
+    other = others_text(results, verdicts)
     for each in verdicts:
         gain, plain = gain_of(results, each), gain_of(results, each, plain=True)
         if gain is not None and plain is not None:
-            rows.append(ForestRow(each, gain, (plain.low, plain.high)))
+            shared = each.other == other or (
+                each.other in results.methods and is_lora(results.methods[each.other].parts)
+            )
+            name = each.method if shared else f"{each.method} − {each.other}"
+            rows.append(ForestRow(name, each, gain, (plain.low, plain.high)))
     if not rows:
         return None
-    if len(rows) > _MOST_ROWS:  # those with the smallest p stay
-        kept = sorted(rows, key=lambda row: 1.0 if row.verdict.p is None else row.verdict.p)[:_MOST_ROWS]
+    if len(rows) > MOST_METHODS:  # those with the smallest p stay
+        kept = sorted(rows, key=lambda row: 1.0 if row.verdict.p is None else row.verdict.p)[:MOST_METHODS]
         rows = [row for row in rows if row in kept]
     margin = margin_of(rows[0].verdict, rows[0].gain)
     sizes = []  # to the farthest end of an interval, but not to that of an outlier
     for gain in (row.gain for row in rows):
         sizes.append(max((abs(end) for end in (gain.difference, gain.low, gain.high) if math.isfinite(end)), default=0))
-    most = plots.robust_limit(sizes)
+    most = plots.robust_limit(sizes, 4.0)
     ends = [end for row in rows for end in (row.gain.difference, row.gain.low, row.gain.high) if math.isfinite(end)]
     left, right = max(-most, min([0.0, *ends])), min(most, max([0.0, *ends]))
     left, right = min(left, -1.5 * (margin or 0)), max(right, 1.5 * (margin or 0))
     space = 0.05 * (right - left) or 1.0
     return Forest(
         task=rows[0].verdict.task,
-        other=others_text(results, verdicts),
+        other=f"{SIZE}, or what is named" if other == ANOTHER else other,
         rows=tuple(rows),
         margin=margin,
         unit=unit_text(rows[0].verdict.metric, rows[0].gain.scale),
@@ -173,18 +179,22 @@ def forest_figure(results: ComparisonResults, *, title: bool = False) -> Figure 
     if found is None:
         return None
     model, seeds = str(results.model.get("name") or "the base model"), len(results.seeds)
-    shown = f"{short(found.task)}, {short(model, 40)}, {seeds} seed{'s' * (seeds != 1)}"
-    height = (1.15 if title else 0.9) + 0.205 * len(found.rows)
-    figure, (ax,) = plots.panels(1, columns=1, width=5.4, height=height, title=shown if title else "")
-    rows = {y: plots.Interval(row.gain, row.verdict.tone, plain=row.plain) for y, row in enumerate(found.rows)}
-    plots.forest(ax, [found.label(row) for row in found.rows], rows, limits=found.limits, margin=found.margin)
-    ax.xaxis.set_major_locator(MaxNLocator(5))
-    ax.set_xlabel(f"gain over {short(found.other)}, {found.unit} (better →)")
-    said = []
-    for one in (row.verdict for row in found.rows):
-        said.append(one.outcome.partition(" by ")[0] + ("" if one.role == "primary" else ", exploratory"))
-    width = 62 if all(row.verdict.role == "primary" for row in found.rows) else 118
-    plots.side_column(ax, "", said, width, colour=MUTED)
+    shown = f"{short(task_text(found.task))}, {short(model, 40)}, {seeds} seed{'s' * (seeds != 1)}"
+    # the exploratory rows are below a heading, where others are above it
+    primary = [row for row in found.rows if row.verdict.role == "primary"]
+    exploratory = [row for row in found.rows if row.verdict.role != "primary"]
+    rows = [*primary, *([None] if primary and exploratory else []), *exploratory]
+    names = ["exploratory" if row is None else row.name for row in rows]
+    height = (1.15 if title else 0.9) + 0.205 * len(rows)
+    figure, (ax,) = plots.panels(1, columns=1, width=_WIDTH, height=height, title=shown if title else "")
+    drawn = {y: plots.Interval(row.gain, row.verdict.tone, plain=row.plain) for y, row in enumerate(rows) if row}
+    plots.forest(ax, names, drawn, limits=found.limits, margin=found.margin)
+    for label, row in zip(ax.get_yticklabels(), rows, strict=True):
+        label.set(color=MUTED if row is None else INK, style="italic" if row is None else "normal")
+    room = _WIDTH - _LETTER * max(map(len, names))
+    ax.xaxis.set_major_locator(MaxNLocator(min(6, max(2, int(room / _TICK)))))
+    axis_label = f"gain over {short(found.other, 44)}, {found.unit}{'' if primary else ', exploratory'} (better →)"
+    ax.set_xlabel(axis_label, loc="right")  # it may be wider than the panel
     margin = margin_text(found.rows[0].verdict, found.rows[0].gain)
     tones = [tone for tone in plots.TONES if any(row.verdict.tone == tone for row in found.rows)]
     plots.verdict_key(figure, tones, margin=f"within {margin}" if margin else "")

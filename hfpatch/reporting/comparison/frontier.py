@@ -12,7 +12,17 @@ from hfpatch.recipes.budgets import budget_in
 from hfpatch.reporting import document as doc
 from hfpatch.reporting import plots
 from hfpatch.reporting.comparison.answer import tone_of
-from hfpatch.reporting.numbers import NOTHING, Change, digits_for, gain_of, metric_text, scale_in, short_count, signed
+from hfpatch.reporting.numbers import (
+    NOTHING,
+    Change,
+    digits_for,
+    gain_of,
+    metric_text,
+    scale_in,
+    short_count,
+    signed,
+    task_text,
+)
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import INK, MUTED, Style, report_style, short, styles
 from hfpatch.results.frontier import Exchange, Frontier, against_reference, sentence, times_text
@@ -117,7 +127,8 @@ def budget_table(results: ComparisonResults) -> doc.Table:
         table.append(doc.Row(tuple(cells)))
     scale = scale_in(results, frontier.task, frontier.metric).value
     unit = f"{metric_text(frontier.metric)}{f', {scale}' if scale else ''}"
-    caption = f"Gains over the base on {frontier.task}, in {unit}; the marks are the outcomes against LoRA's budget."
+    task = task_text(frontier.task)
+    caption = f"Gains over the base on {task}, in {unit}; the marks are the outcomes against LoRA's budget."
     return doc.Table("budgets", "Gain by budget", tuple(columns), tuple(table), caption, heading=False)
 
 
@@ -182,6 +193,6 @@ def frontier_figure(results: ComparisonResults) -> Figure | None:
     ax.xaxis.set_minor_locator(NullLocator())
     scale = scale_in(results, frontier.task, frontier.metric).value
     unit = f"{metric_text(frontier.metric)}{f', {scale}' if scale else ''}"
-    ax.set(title=short(frontier.task, 40), ylabel=f"gain in {unit}   ↑ better")
+    ax.set(title=short(task_text(frontier.task), 40), ylabel=f"gain in {unit}   ↑ better")
     plots.method_key(figure, looks)
     return figure

@@ -1,5 +1,6 @@
 """The forest of the first question: what is drawn is what the verdicts contain."""
 
+import itertools
 import math
 from xml.etree import ElementTree
 
@@ -62,8 +63,7 @@ def test_a_row_a_pair_with_both_intervals_the_margin_and_a_mark_for_each_outcome
     corrected = [-100 * end / 19 for end in (verdict.corrected_high, verdict.corrected_low)]
     assert ends[:2] == [pytest.approx(corrected), pytest.approx([100 * end / 19 for end in (-0.55, -0.25)])]
     shown = texts(to_svg(figure))
-    assert [text for text in shown if text in ("worse", "better", "undecided")].count("undecided") == 2  # row and key
-    assert {"m0", "m1", "m2", "within 1 %"} <= set(shown)
+    assert {"m0", "m1", "m2", "better", "worse", "undecided", "within 1 %"} <= set(shown)
 
 
 def test_what_is_compared_is_named_and_exploratory_pairs_follow_primary_ones(many, build, compared):
@@ -78,6 +78,8 @@ def test_what_is_compared_is_named_and_exploratory_pairs_follow_primary_ones(man
     assert [(row.verdict.method, row.verdict.role) for row in found.rows] == [
         ("m0", "primary"), ("m1", "primary"), ("n", "secondary"),
     ]  # fmt: skip
+    (ax,) = forest_figure(build(raw, curves=False)).axes
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["m0", "m1", "exploratory", "n"]
     raw["questions"] = []
     assert forest_of(build(raw, curves=False)).rows[0].verdict.role == "secondary"
 
@@ -106,13 +108,24 @@ def test_numbers_that_are_not_finite_can_be_drawn(build, raw, value):
     assert figure is None or texts(to_svg(figure))
 
 
+@pytest.mark.parametrize("far", [0.4, 40.0])
 @pytest.mark.parametrize("count", [1, 10, 40])
-def test_it_has_at_most_so_many_rows_and_nothing_is_cut(many, build, count):
-    figure = forest_figure(build(many(count), curves=False), title=True)
+def test_it_has_at_most_so_many_rows_and_nothing_is_cut_or_touches(many, build, count, far):
+    raw = many(count)
+    other = "a_reference_14"  # no LoRA, so that the pair is named
+    raw["methods"][other] = raw["methods"]["method_with_quite_a_long_name_0"]
+    raw["comparisons"][0] |= {"reference": other, "difference": -far, "low": -far, "high": -far}
+    raw["questions"][0]["pairs"][0][1] = other
+    figure = forest_figure(build(raw, curves=False), title=True)
     (ax,) = figure.axes
-    assert len(ax.get_yticklabels()) == min(count, MOST_METHODS)
+    names = [label.get_text() for label in ax.get_yticklabels() if label.get_text() != "exploratory"]
+    assert len(names) == min(count, MOST_METHODS)
+    assert names[0] == (f"method_with_quite_a_long_name_0{f' − {other}' * (count > 1)}")
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw_without_rendering()
+    ticks = [label.get_window_extent(renderer) for label in ax.get_xticklabels() if label.get_text()]
+    ticks = [box for box in ticks if ax.bbox.x0 <= (box.x0 + box.x1) / 2 <= ax.bbox.x1]
+    assert all(one.x1 + 4 <= next_one.x0 for one, next_one in itertools.pairwise(ticks))
     (legend,) = figure.legends
     boxes = [
         ax.get_tightbbox(renderer),
