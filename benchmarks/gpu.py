@@ -8,16 +8,18 @@ lengths. In bf16, interleaved in one process after a warm-up; each time is read 
 
 correctness  an untrained patch changes no bit; the formula; eager, sdpa and flash attention; gradient checkpointing;
              a resumed run; log-likelihoods against lm-eval's HFLM in fp32; the tests that are marked ``cuda``
-training     a step of a bf16 base with fp32 adapters, their products in bf16 (autocast), with and without
-             torch.compile and (where installed) Liger: model FLOPs utilisation and peak memory, against LoRA of equal
-             parameters under HF Trainer (bf16=True); one variant computes the adapters' products in fp32
+training     a step of a bf16 base with fp32 adapters, their products in bf16 (autocast) or fp32, and (where
+             installed) with Liger: model FLOPs utilisation and peak memory, against LoRA of equal parameters under HF
+             Trainer (bf16=True)
+compiled     the same with torch.compile, which takes most of its time
 profile      where the time of a step and of scoring goes: how long the GPU computes, by kind of kernel, how many
              kernels are launched, and how often the host waits for them
 scoring      tokens a second and the share of the dense rate, against HFLM with ``auto`` (which looks for its batch
              size at each call, as it does in use), HFLM at 64 and at 256 and, where installed, vLLM
 
-Each shape is trained, profiled and scored on the first task; then come the other tasks, and steps of more rows. The
-dense rate is that of a large matrix product; its share counts only operations that no exact scorer or step can avoid.
+Each shape is trained, profiled and scored on the first task; then come compiled steps, steps of more rows and other
+tasks. The dense rate is that of a large matrix product; its share counts only operations that no exact scorer or step
+can avoid.
 ``OUT/gpu.json`` is written after each measurement, so that a run that is cut keeps what it has; one that fails
 is written down with its reason. On a GPU a table goes into results/README.md.
 """
@@ -65,7 +67,7 @@ README = ROOT / "results" / "README.md"
 BEGIN, END = "<!-- gpu: begin -->", "<!-- gpu: end -->"
 SHAPES = ("160m", "1.4b", "llama-1b", "410m")
 PEERS = ("hflm-auto", "hflm-64", "hflm-256")
-COMPILED, IN_FP32, LORA = "pre_projection, compiled", "pre_projection, products in fp32", "lora, HF Trainer"
+IN_FP32, LORA = "pre_projection, products in fp32", "lora, HF Trainer"
 Measurement = tuple[str, Callable[[], dict[str, Any]]]
 
 
@@ -125,16 +127,18 @@ def measurements(options: argparse.Namespace, ends: float) -> Iterator[Measureme
     rows, *more = options.rows
     for shape in options.shapes:
         for liger in [True, False] if installed("liger_kernel") else [False]:
-            yield f"training {shape}{' with Liger' if liger else ''}", partial(train, options, shape, rows, liger)
+            yield f"training {shape}{' with Liger' if liger else ''}", partial(train, options, shape, rows, liger=liger)
         yield f"profile {shape}", partial(profile, options, shape, rows)
         for task in options.tasks[:1]:
             yield f"scoring {shape} {task}", partial(score, options, shape, task, ends)
+    for shape in options.shapes if options.compile else []:
+        yield f"training {shape}, compiled", partial(train, options, shape, rows, compiled=True)
+    for count in more:
+        for shape in options.shapes:
+            yield f"training {shape}, {count} rows", partial(train, options, shape, count)
     for task in options.tasks[1:]:
         for shape in options.shapes:
             yield f"scoring {shape} {task}", partial(score, options, shape, task, ends)
-    for count in more:
-        for shape in options.shapes:
-            yield f"training {shape}, {count} rows", partial(train, options, shape, count, liger=False)
 
 
 def tried(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -220,12 +224,14 @@ class MeasureMemory(TrainerCallback):
         self.other.on_step_end(*given, **more)
 
 
-def train(options: argparse.Namespace, shape: str, rows: int, liger: bool) -> dict[str, Any]:
-    """Measure a training step of so many rows, with Liger's loss or without it."""
+def train(
+    options: argparse.Namespace, shape: str, rows: int, *, liger: bool = False, compiled: bool = False
+) -> dict[str, Any]:
+    """Measure a training step of so many rows, with Liger's loss or without it, compiled or not."""
     data, steps = make_data(options, shape, rows), options.rounds + 2
-    variants: dict[str, dict[str, Any]] = {"pre_projection": {"autocast": "bfloat16"}, IN_FP32: {}}
-    if options.compile and rows == options.rows[0]:
-        variants[COMPILED] = {"autocast": "bfloat16", "compile": True}
+    variants: dict[str, dict[str, Any]] = {"pre_projection": {"autocast": "bfloat16", "compile": compiled}}
+    if not compiled:
+        variants[IN_FP32] = {}
     models: dict[str, PreTrainedModel] = {}
     memory: dict[str, MeasureMemory] = {}
 
@@ -316,7 +322,7 @@ def table(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
     for row in (each for each in found if each.get("kind") == "training"):
         for name, share in row["mfu"].items():
             memory = f"{row['extra_bytes'][name] / 2**20:,.0f} MiB"
-            what = f"{row['shape']}, {name}{', Liger' if row['liger'] else ''}"
+            what = f"{row['name'].removeprefix('training ')}, {name}"
             lines.append(f"| {what} | {share:.1%} | {memory} | {spread(row['ratio_to_lora'].get(name))} |")
     lines += [
         "",
