@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from statistics import fmean, median
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import Field, computed_field
 
@@ -28,6 +28,7 @@ from hfpatch.results.parts import (
     TaskResult,
     TrainResult,
     Values,
+    with_names,
 )
 from hfpatch.results.retention import RETENTION, KeptAnswers, Retention, Rewound
 from hfpatch.results.tables import Tabular
@@ -43,9 +44,6 @@ from hfpatch.results.verdicts import (
     judge_primary,
     with_rates,
 )
-
-AnyPart = TypeVar("AnyPart", bound=Part)
-
 
 _OF_TEXT = Measure(BITS_PER_BYTE, RETENTION[BITS_PER_BYTE])  # decides a text that should be kept
 MATCHED = 0.01
@@ -448,10 +446,10 @@ class ComparisonResults(Tabular):
         return [with_rates(each, self.rate_errors) for each in found]
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
-        """Return a copy, without the cached comparisons of the original."""
+        """Return a copy; what was computed from the original is computed anew."""
         copy = super().model_copy(update=update, deep=deep)
-        for name in ("_index", "_decided", "_loras", "deciding", "verdicts"):
-            copy.__dict__.pop(name, None)
+        for computed in copy.__dict__.keys() - type(self).model_fields.keys():
+            del copy.__dict__[computed]
         return copy
 
     def only(self, methods: Collection[str]) -> ComparisonResults:
@@ -507,39 +505,16 @@ class ComparisonResults(Tabular):
 
     def labelled(self) -> ComparisonResults:
         """Return the results with every method under its label, for tables and figures."""
-        new = self.labels
-        if all(name == label for name, label in new.items()):
+        names = self.labels
+        if all(name == label for name, label in names.items()):
             return self
+        families = {family_of(name): family_of(label) for name, label in names.items()}
+        return self.renamed(families | names)
 
-        methods = {}
-        for name, method in self.methods.items():
-            match = method.match and _renamed(method.match, new, "to")
-            methods[new[name]] = method.model_copy(update={"match": match})
-        update: Values = {
-            "methods": methods,
-            "comparisons": [_renamed(each, new, "method", "reference") for each in self.comparisons],
-            "joined": [_renamed(each, new, "method", "other") for each in self.verdicts],
-            "kept": self.kept and [_renamed(each, new, "method") for each in self.kept],
-        }
-        if self.tuning is not None:
-            trials = [_renamed(trial, new, "method") for trial in self.tuning.trials]
-            chosen = {new.get(name, name): _renamed(choice, new, "at") for name, choice in self.tuning.chosen.items()}
-            update["tuning"] = self.tuning.model_copy(update={"trials": trials, "chosen": chosen})
-        if self.retention is not None:
-            points = []
-            for point in self.retention.points:
-                own = [_renamed(each, new, "method", "reference") for each in point.comparisons]
-                points.append(_renamed(point, new, "method").model_copy(update={"comparisons": own}))
-            update["retention"] = self.retention.model_copy(update={"points": points})
-        if self.frontier is not None:
-            families, lines = {}, []
-            for line in self.frontier.lines:
-                own_points = [new.get(point, point) for point in line.points]
-                families[line.method] = family_of(own_points[0])
-                lines.append(line.model_copy(update={"method": families[line.method], "points": own_points}))
-            reference = families.get(self.frontier.reference or "", self.frontier.reference)
-            update["frontier"] = self.frontier.model_copy(update={"lines": lines, "reference": reference})
-        return self.model_copy(update=update)
+    def renamed(self, names: Mapping[str, str]) -> ComparisonResults:
+        """Return the results with other names of methods, and the verdicts that these have."""
+        results: ComparisonResults = with_names(self.model_copy(update={"joined": self.verdicts}), names)
+        return results
 
     @property
     def first_task(self) -> str | None:
@@ -661,9 +636,3 @@ class ComparisonResults(Tabular):
     @cached_property
     def _decided(self) -> dict[tuple[str, str | None, str], Verdict]:
         return {(each.method, each.other, each.task): each for each in self.verdicts}
-
-
-def _renamed(part: AnyPart, names: Mapping[str, str], *fields: str) -> AnyPart:
-    """Return a part with new names in those of its fields that name a method."""
-    old = {field: getattr(part, field) for field in fields}
-    return part.model_copy(update={field: names.get(name, name) for field, name in old.items()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -88,6 +89,32 @@ class Part(BaseModel):
     def to_json(self) -> dict[str, Any]:
         """Return the part as JSON values."""
         return self.model_dump(mode="json", by_alias=True)
+
+
+_OF_METHODS = {"method", "methods", "reference", "other", "to", "at", "chosen", "points", "growing", "left_out"}
+"""Fields of parts that have names of methods: one, a list of them, or as keys."""
+
+
+def with_names(value: Any, names: Mapping[str, str], *, of_methods: bool = False) -> Any:
+    """Return a part of results with other names of methods; a name that ``names`` does not have stays.
+
+    Args:
+        value: a part, or what is in one.
+        names: old name -> new name.
+        of_methods: whether strings in ``value`` are names of methods.
+    """
+    match value:
+        case Part():
+            fields = type(value).model_fields
+            new = {one: with_names(getattr(value, one), names, of_methods=one in _OF_METHODS) for one in fields}
+            return value.model_copy(update=new)
+        case str() if of_methods:
+            return names.get(value, value)
+        case list():
+            return [with_names(item, names, of_methods=of_methods) for item in value]
+        case dict():
+            return {names.get(key, key) if of_methods else key: with_names(item, names) for key, item in value.items()}
+    return value
 
 
 class TrainResult(Part):

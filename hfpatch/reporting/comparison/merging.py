@@ -10,7 +10,7 @@ from hfpatch.reporting.facts import evaluation_text, settings_text
 from hfpatch.reporting.numbers import NOTHING
 from hfpatch.results.identity import FREE_SETTINGS, base_identity, task_identity
 from hfpatch.results.parts import HELD_OUT
-from hfpatch.results.schema import Comparison, ComparisonResults, Method, Verdict
+from hfpatch.results.schema import ComparisonResults, Method
 from hfpatch.support.files import hash_values
 
 SAME, DIFFERS, UNKNOWN = "same", "differs", "not recorded"
@@ -65,14 +65,12 @@ def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
     if any(check.what == _HELD_OUT_CHECK and check.verdict != SAME for check in checks):
         # no table has it; its tests still count where they were corrected
         runs = {
-            label: ComparisonResults.model_validate(
-                {
-                    **dict(each),
+            label: each.model_copy(
+                update={
                     "tasks": {name: info for name, info in each.tasks.items() if name != HELD_OUT},
                     "comparisons": [one for one in each.comparisons if one.task != HELD_OUT],
                     "joined": [one for one in each.verdicts if one.task != HELD_OUT],
-                },
-                by_name=True,
+                }
             )
             for label, each in runs.items()
         }
@@ -85,27 +83,14 @@ def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
         names[label] = {name: f"{name} ({label})" if name in taken else name for name in results.methods}
         if results.baseline is not None and shared is not None:
             names[label][results.baseline] = shared  # the same frozen model on the same documents
-    # their union
     first, held_out = next(iter(runs.values())), [each.data.get("held_out") for each in runs.values()]
+    renamed = [each.renamed(names[label]) for label, each in runs.items()]
     methods: dict[str, Method] = {}
-    comparisons: list[Comparison] = []
-    verdicts: list[Verdict] = []
-    for label, results in runs.items():
-        new = names[label]
-        for name, method in results.methods.items():
-            match = method.match
-            renamed = None if match is None else match.model_copy(update={"to": new.get(match.to, match.to)})
-            methods.setdefault(new[name], method.model_copy(update={"match": renamed}))
-        comparisons += [
-            each.model_copy(update={"method": new[each.method], "reference": new[each.reference]})
-            for each in results.comparisons
-            if {each.method, each.reference} <= new.keys()
-        ]
-        verdicts += [
-            each.model_copy(update={"method": new[each.method], "other": new[each.other]})
-            for each in results.verdicts
-            if {each.method, each.other} <= new.keys()
-        ]
+    comparisons, verdicts = [], []
+    for each in renamed:
+        methods |= {name: method for name, method in each.methods.items() if name not in methods}
+        comparisons += [one for one in each.comparisons if {one.method, one.reference} <= each.methods.keys()]
+        verdicts += [one for one in each.verdicts if {one.method, one.other} <= each.methods.keys()]
     union = ComparisonResults(
         name=" + ".join(runs),
         description="Several runs on the same frozen model and the same documents.",
