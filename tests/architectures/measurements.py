@@ -1,7 +1,6 @@
 """Behaviour of a model at its attention sites, measured without any name of hfpatch."""
 
 from contextlib import ExitStack, contextmanager
-from functools import partial
 
 import torch
 from architectures.catalogue import logits_of
@@ -61,21 +60,6 @@ def residuals(model, sites, tokens):
 
 
 @torch.no_grad()
-def inputs(model, sites, tokens):
-    """Return what each attention is given at its first call, (batch, seq, hidden)."""
-    seen = {}
-
-    def keep(site, module, args, kwargs):
-        where = site.place.inputs[0]
-        seen.setdefault(site.path, (args[where] if isinstance(where, int) else kwargs[where]).detach().clone())
-
-    attentions = [(site, model.get_submodule(site.path)) for site in sites]
-    with hooked(*(each.register_forward_pre_hook(partial(keep, site), with_kwargs=True) for site, each in attentions)):
-        logits_of(model, tokens)
-    return seen
-
-
-@torch.no_grad()
 def first_output(model, site, tokens):
     """Return what the attention of a site returns at its first call."""
     seen = []
@@ -108,44 +92,3 @@ def without_sinks(model):
         with torch.no_grad():
             for name, value in saved.items():
                 model.get_parameter(name).copy_(value)
-
-
-@torch.no_grad()
-def moved_by_columns(model, site, columns, tokens, *, positions, size=1.0):
-    """How far each position's attention output moves when columns of the query's projection are perturbed.
-
-    Row r of the batch perturbs the list ``columns[r]`` at one of the ``positions``; ``tokens`` are of one row. Returns
-    (rows, seq) for each of them.
-    """
-    outputs, perturbed = [], []
-
-    def perturb(module, args, output):
-        output = output.clone()
-        for row, chosen in enumerate(columns):
-            for position in perturbed:
-                output[row, position, chosen] += size * torch.linspace(1, 2, len(chosen))
-        return output
-
-    def keep(module, args, output):
-        outputs.append(first_of(output).detach().clone())
-
-    tokens = tokens.repeat(len(columns), 1)
-    attention, query = model.get_submodule(site.path), model.get_submodule(site.query)
-    first_calls = []
-    with hooked(attention.register_forward_hook(keep), query.register_forward_hook(perturb)):
-        for chosen in ([], *([position] for position in positions)):
-            perturbed[:] = chosen
-            outputs.clear()
-            logits_of(model, tokens)
-            first_calls.append(outputs[0])
-    return [(moved - first_calls[0]).abs().amax(-1) for moved in first_calls[1:]]
-
-
-def acts_as_query(model, site, columns, tokens, *, at, size):
-    """For each list of columns: whether it moves nothing else than its own position, and nothing at the first one.
-
-    Over one key the softmax is 1 whatever the query is; a key moves later positions, a value or a gate the first, too.
-    """
-    later, first = moved_by_columns(model, site, columns, tokens, positions=(at, 0), size=size)
-    elsewhere = torch.cat([later[:, :at], later[:, at + 1 :], first], dim=1)
-    return elsewhere.amax(1) < 1e-5, later[:, at] > 1e-5

@@ -149,7 +149,7 @@ def finds_the_sites(case):
 
 
 def is_right_where_it_is_declared(case):
-    """What ``hfpatch check`` measures of the declaration; test_wrong_sites.py has declarations that fail."""
+    """What ``hfpatch check`` measures of the declaration."""
     model = make(case)
     tokens = example_tokens(model)
     pre_projection = configuration("pre-projection" if refusal(case, "content skip") else "content skip")

@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import pytest
 from architectures import sweep, table, together
-from architectures.catalogue import CASES, TYPES, WITHOUT_ATTENTION, WRITTEN_FOR
+from architectures.catalogue import CASES, NOT_TRIED, TRIED, TYPES, WITHOUT_ATTENTION, WRITTEN_FOR
 
 WITH_SITES = [case for case in CASES if not sweep.refusal(case, "pre-projection")]
 COMMON = ("deepseek_v3", "gemma2", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "opt", "phi", "qwen3")
@@ -60,6 +60,8 @@ def test_the_reasons_of_the_page(case):
 
 @pytest.mark.skipif(version("transformers") != WRITTEN_FOR, reason="another version of transformers has other types")
 def test_the_page_has_every_type_and_nothing_fails():
+    assert (len(TYPES), len(TRIED), len({case.split("/")[0] for case in CASES})) == (189, 186, 181)
+    assert set(TYPES) == {*TRIED, *NOT_TRIED}
     assert set(PAGE) == {*TYPES, *CASES}
     assert all(PAGE[row["type"]] == row for row in table.rows_without_cases())
     assert not [row for row in PAGE.values() if "FAILS" in str(row)]

@@ -51,7 +51,7 @@ def patched(kind, tower, config):
 
 
 @pytest.mark.parametrize(("kind", "tower"), CASES)
-def test_the_pre_projection_and_the_skip(kind, tower):
+def test_the_pre_projection_and_the_skip(kind, tower, tmp_path):
     model, tensors, plain = patched(kind, tower, PreProjectionConfig(content_skip=True, expansion=0.5, **naming(tower)))
     expected = make(kind)
     others = [path for each in TOWERS[kind] for path in paths(model, each)]
@@ -70,6 +70,8 @@ def test_the_pre_projection_and_the_skip(kind, tower):
     found = outputs(model, tower)
     assert not close(found, plain)
     assert close(found, outputs(expected, tower))
+    hfpatch.save_patch(model, tmp_path / "patch")
+    assert torch.equal(outputs(hfpatch.load_patch(make(kind), tmp_path / "patch"), tower), found)
     assert torch.equal(outputs(hfpatch.unpatch(model), tower), plain)
 
 

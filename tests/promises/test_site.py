@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecode
 import hfpatch
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
 from hfpatch.promises import run
-from hfpatch.sites import Columns, Family, discovery, gated, separate
+from hfpatch.sites import Columns, Family, discovery, separate
 from hfpatch.sites import family as registry
 from hfpatch.sites.layouts import whole
 from hfpatch.surgery.bases import hash_weights
@@ -58,12 +58,6 @@ def failures(model, config):
     return found
 
 
-@pytest.mark.parametrize("case", ["llama", "gemma2", "bloom", "gpt2", "opt_post_norm", "bloom_post_norm_residual"])
-def test_right_declarations_pass(case, declare):
-    assert not failures(make_model(case), SKIP)
-    assert not failures(make_model(case), QUERY)
-
-
 @pytest.mark.parametrize("kind", ["inkling2_text", "gemma3n_text", "zaya", "beam", "minimax"])
 def test_unusual_residual_streams_are_followed(kind, declare):
     if kind not in CONFIG_MAPPING:
@@ -92,32 +86,6 @@ def test_an_encoder_whose_tokens_see_all_others(declare):
     model = BertForMaskedLM(config).eval()
     for method in (SKIP, QUERY, TEMPERATURE):
         assert not failures(model, method)
-
-
-KEY, VALUE = NonlinearQueryConfig(targets=("key",)), NonlinearQueryConfig(targets=("value",))
-
-
-@pytest.mark.parametrize(
-    ("case", "changes", "config", "promise"),
-    [
-        ("gemma2", {}, SKIP, ARRIVES),  # an exit before the norm of a sandwich
-        ("llama", {"factor": lambda block: 0.5}, SKIP, ARRIVES),
-        ("llama", {"exit": "post_attention_layernorm"}, SKIP, ARRIVES),  # the name in Gemma 2
-        ("qwen3", {"qkv": separate(query="k_proj")}, QUERY, COLUMNS),
-        ("qwen3", {"qkv": separate(query="v_proj")}, QUERY, COLUMNS),
-        ("llama", {"qkv": gated(query="v_proj")}, QUERY, COLUMNS),
-        *(("llama", {"qkv": separate(key="v_proj", value="k_proj")}, config, COLUMNS)
-          for config in (KEY, VALUE, QUERY, SKIP, TEMPERATURE, LORA)),
-    ],
-)  # fmt: skip
-def test_a_wrong_declaration_is_seen(declare, case, changes, config, promise):
-    declare(case, **changes)
-    assert failures(make_model(case), config) == {promise}
-
-
-@pytest.mark.parametrize("config", [KEY, VALUE])
-def test_keys_and_values_act_as_such(declare, config):
-    assert not failures(make_model("gpt_neox"), config)
 
 
 @functools.cache

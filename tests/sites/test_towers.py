@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from architectures.formulas import pre_projected, tensors_of, with_first
-from families import close, frozen, perturb
-from transformers import AutoModel, BartConfig, BertConfig, CLIPConfig, LlavaConfig, T5Config, ViTConfig
+from architectures.formulas import tensors_of
+from transformers import AutoModel, BartConfig, BertConfig, CLIPConfig, ViTConfig
 
 import hfpatch
 from hfpatch import HfpatchError, PreProjectionConfig
@@ -31,97 +30,6 @@ def perturbed(model):
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
     return model
-
-
-def pixels(model):
-    return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
-
-
-@torch.no_grad()
-def outputs(model, inputs):
-    with frozen(model):
-        found = model(**inputs)
-    return torch.cat([value.flatten() for value in found.to_tuple() if isinstance(value, torch.Tensor)])
-
-
-CASES = {
-    "bart": (
-        BartConfig(),
-        r"encoder\.layers\.\d+\.self_attn",
-        "encoder.layers.{}.self_attn",
-        "encoder.layers.{}.self_attn",
-    ),
-    "t5": (
-        T5Config(),
-        r"encoder\..*SelfAttention",
-        "encoder.block.{}.layer.0.SelfAttention",
-        "encoder.block.{}.layer.0.SelfAttention",
-    ),
-    "llava": (
-        LlavaConfig(),
-        r"vision_tower\..*self_attn",
-        "vision_tower.encoder.layers.{}.self_attn",
-        "vision_tower.encoder.layers.{}.self_attn",
-    ),
-}
-
-
-def inputs_of(case, model):
-    if case == "llava":
-        return {"pixel_values": pixels(model)}
-    return {"input_ids": IDS, "decoder_input_ids": IDS}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_target_modules_reaches_a_tower_beside_the_language_model(case, tmp_path):
-    config, pattern, attention, exit_ = CASES[case]
-    base = tiny(config)
-    part = base.vision_tower if case == "llava" else base
-    inputs = inputs_of(case, part)
-    plain = outputs(part, inputs)
-    model = hfpatch.patch(
-        tiny(config), PreProjectionConfig(content_skip=True, expansion=0.5, target_modules=pattern), names=["a"]
-    )
-    changed = model.vision_tower if case == "llava" else model
-    assert torch.equal(outputs(changed, inputs), plain)
-    perturb(model, std=0.1)
-    tensors = tensors_of(model, "preproj", "a")
-    assert [*tensors] == [attention.format(layer) for layer in range(2)]
-
-    expected = tiny(config)
-    for path in tensors:
-        add_formula(
-            expected,
-            path,
-            exit_.format(path.split(".")[path.split(".").index("layers" if "layers" in path else "block") + 1]),
-            tensors[path],
-        )
-    inside = expected.vision_tower if case == "llava" else expected
-    assert not close(outputs(inside, inputs), plain)
-    assert close(outputs(changed, inputs), outputs(inside, inputs))
-    hfpatch.save_patch(model, tmp_path / "patch")
-    again = hfpatch.load_patch(tiny(config), tmp_path / "patch")
-    assert torch.equal(outputs(again.vision_tower if case == "llava" else again, inputs), outputs(changed, inputs))
-    assert torch.equal(
-        outputs(hfpatch.unpatch(model).vision_tower if case == "llava" else hfpatch.unpatch(model), inputs), plain
-    )
-
-
-def add_formula(model, attention, exit_, tensors):
-    received = []
-
-    def enter(module, args, kwargs):
-        if "hidden_states" in kwargs:
-            received.append(pre_projected(kwargs["hidden_states"], tensors))
-            return args, {**kwargs, "hidden_states": received[-1]}
-        received.append(pre_projected(args[0], tensors))
-        return (received[-1], *args[1:]), kwargs
-
-    def leave(module, args, output):
-        return with_first(output, lambda branch: branch + received[-1] @ tensors["skip"].T)
-
-    model.get_submodule(attention).register_forward_pre_hook(enter, with_kwargs=True)
-    model.get_submodule(exit_).register_forward_hook(leave)
 
 
 def test_the_default_is_the_language_model_and_what_is_left_out_is_said(caplog, monkeypatch):
