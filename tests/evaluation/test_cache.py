@@ -238,15 +238,6 @@ def test_an_interrupted_evaluation_goes_on_within_a_task_and_ends_the_same(
     assert evaluated(model, tokenizer, data_dir, tmp_path / "whole") == expected
 
 
-def test_another_model_is_scored_again_in_the_same_folder(tokenizer, data_dir, tmp_path, support):
-    model = support.gpt2()
-    first = evaluated(model, tokenizer, data_dir, tmp_path)
-    with torch.no_grad():
-        model.get_input_embeddings().weight.mul_(1.5)
-    second = evaluated(model, tokenizer, data_dir, tmp_path)
-    assert first["wikitext"].metrics != second["wikitext"].metrics
-
-
 def test_what_trials_found_is_kept_beside_the_answers(tmp_path, monkeypatch):
     """Another evaluation of the same model makes no trial; that of another model makes its own."""
     tried = []

@@ -26,15 +26,6 @@ def test_the_entry_point_is_the_model():
     assert EntryPoint(name, target, "lm_eval.models").load() is HfpatchLM
 
 
-def log_likelihoods(model, tokenizer, rows):
-    """Return the sum of log p over each target's tokens, computed one row at a time."""
-    for row in rows:
-        context, whole = tokenizer(row["text"])["input_ids"], tokenizer(f"{row['text']} {row['word']}")["input_ids"]
-        logits = model(torch.tensor([whole])).logits[0].double().log_softmax(-1)
-        targets = range(len(context), len(whole))
-        yield sum(float(logits[i - 1, whole[i]]) for i in targets)
-
-
 def test_lm_eval_scores_a_patched_folder(tmp_path, tokenizer, support):
     model = support.gpt2()
     base, patch, tasks = tmp_path / "base", tmp_path / "patch", tmp_path / "tasks"
@@ -55,8 +46,10 @@ def test_lm_eval_scores_a_patched_folder(tmp_path, tokenizer, support):
     (written,) = tmp_path.glob("samples_last_word_*.jsonl")
     found = [float(json.loads(line)["resps"][0][0][0]) for line in written.read_text().splitlines()]
     with torch.no_grad():
-        expected = list(log_likelihoods(model, tokenizer, rows))
-        bare = list(log_likelihoods(hfpatch.unpatch(model), tokenizer, rows))
+        texts = [(row["text"], f" {row['word']}") for row in rows]
+        expected = [float(support.continuation(model, tokenizer, *text)[0].sum()) for text in texts]
+        hfpatch.unpatch(model)
+        bare = [float(support.continuation(model, tokenizer, *text)[0].sum()) for text in texts]
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-4)
     assert found != pytest.approx(bare, rel=1e-2)
 

@@ -138,21 +138,6 @@ def test_equal_models_show_no_difference(records):
     assert judged([quiz])[0].detectable == pytest.approx(6 / 200)
 
 
-def test_several_seeds_share_the_baselines_single_run(tmp_path):
-    rng = np.random.default_rng(1)
-    base = (rng.random(300) < 0.4).astype(float)
-    runs = {"baseline": {0: write(tmp_path / "b", "quiz", "acc", base)}, "method": {}}
-    tables = []
-    for seed in (0, 1, 2):
-        tables.append(np.where(rng.random(300) < 0.1, 1.0, base))
-        runs["method"][seed] = write(tmp_path / f"m{seed}", "quiz", "acc", tables[-1])
-    (found,) = compare(runs, tasks={"quiz": TASKS["quiz"]}, references={"method": ["baseline"]})
-    assert (found.seeds, found.test) == (3, "paired t over seeds and documents")
-    assert found.difference == pytest.approx(np.mean([values.mean() - base.mean() for values in tables]))
-    assert found.low < found.difference < found.high
-    assert judged([found])[0].outcome == "better"
-
-
 def test_runs_are_paired_by_seed(tmp_path):
     rng = np.random.default_rng(2)
     runs = {"a": {}}

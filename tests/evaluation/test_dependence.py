@@ -183,13 +183,3 @@ def test_shares_of_dependent_documents_have_no_interval(tmp_path):
     assert (plain.kept, plain.won) == (grouped.kept, grouped.won)
     assert np.isfinite(plain.won_low)
     assert not np.isfinite(grouped.won_low)
-
-
-def test_too_few_runs_get_no_verdict(tmp_path):
-    differences = drawn(np.random.default_rng(7), 100, size=25, correlation=0.7, pairs=1)[0]
-    (found,) = compare(
-        records(tmp_path, differences), tasks={"t": task_result("t", "score")}, references={"it": ["baseline"]}
-    )
-    assert (found.test, found.p) == ("none (too few groups)", None)
-    assert found.clusters.groups < 20
-    assert found.difference == pytest.approx(differences.mean())

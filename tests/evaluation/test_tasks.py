@@ -31,27 +31,6 @@ def no_full_index(monkeypatch):
     monkeypatch.setattr(index, "TaskManager", manager)
 
 
-def test_lm_evals_own_definitions_on_local_files(data_dir, support):
-    names = ("wikitext", "lambada_openai", "hellaswag", "arc_easy")
-    loaded = load_tasks(names, data_dir=data_dir)
-    assert tuple(loaded) == names
-    wikitext, lambada, hellaswag, arc = loaded.values()
-    assert set(hellaswag.aggregation()) == {"acc", "acc_norm"}
-    assert set(wikitext.aggregation()) == {"word_perplexity", "byte_perplexity", "bits_per_byte"}
-    assert (wikitext.VERSION, len(hellaswag.eval_docs), len(arc.eval_docs)) == (2.0, 24, 20)
-    document, (context, _, word) = lambada.eval_docs[0], support.lambada()[0]["text"].rpartition(" ")
-    assert (lambada.doc_to_text(document), lambada.doc_to_target(document)) == (context, f" {word}")
-    document = hellaswag.eval_docs[1]
-    assert hellaswag.doc_to_text(document) == " Moving things: Bert looks at the ladder. The man"
-    assert hellaswag.doc_to_choice(document)[1] == "sings a song."
-    assert hellaswag.doc_to_target(document) == 1
-    assert arc.doc_to_text(arc.eval_docs[4]) == "Question: Where does Emil keep the basket?\nAnswer:"
-    assert [arc.doc_to_target(document) for document in arc.eval_docs][4:8] == [1, 1, 2, 2]
-    page = support.articles(1)[0]["page"]
-    detokenised = page.replace(" = \n\n ", " =\n\n").replace(" . ", ". ").replace(" \n", "\n")
-    assert wikitext.doc_to_target(wikitext.eval_docs[0]) == detokenised
-
-
 def test_few_shot_examples_come_from_the_training_split(data_dir, support):
     questions = {row["question"] for row in support.arc(12, 100)}
     (task,) = load_tasks(("arc_easy",), data_dir=str(data_dir), num_fewshot=2).values()
@@ -143,15 +122,6 @@ def test_a_file_of_the_same_size_and_time_is_read_again(own_data_dir, tmp_path, 
         monkeypatch.setattr(tasks, "_built", {})
     assert text() == "six two"
     assert load_tasks((name,), **given)[name] is load_tasks((name,), **given)[name]
-
-
-def test_a_task_is_built_once_until_its_data_changes(own_data_dir):
-    (first,) = load_tasks(("lambada_openai",), data_dir=own_data_dir).values()
-    assert load_tasks(("lambada_openai",), data_dir=own_data_dir)["lambada_openai"] is first
-    path = own_data_dir / "lambada_openai" / "test.jsonl"
-    path.write_text('{"text": "one two"}\n', encoding="utf-8")
-    (second,) = load_tasks(("lambada_openai",), data_dir=own_data_dir).values()
-    assert len(second.eval_docs) == 1
 
 
 @pytest.mark.parametrize(
@@ -268,15 +238,6 @@ def test_every_text_of_every_document_is_found_however_deep():
     documents = [{"ctx": "a", "endings": ["b", "c"], "label": 2, "more": {"d": ("e", None)}}, {"ctx": "f"}]
     found = task_documents({"task": SimpleNamespace(eval_docs=documents)})["task"]
     assert [(each.read, each.texts) for each in found] == [([], ["a", "b", "c", "e"]), ([], ["f"])]
-
-
-def test_the_texts_of_a_real_task_are_those_of_its_documents():
-    tasks = load_tasks(["tinyworld_cloze", "tinyworld_text"])
-    found = task_documents(tasks)
-    for name, task in tasks.items():
-        first = task.eval_docs[0]
-        assert {value for value in first.values() if isinstance(value, str)} <= set(found[name][0].texts)
-        assert found[name][0].read == [first["text"]]
 
 
 def test_a_model_reads_a_prompt_with_each_answer():

@@ -17,7 +17,6 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.scorer import Scorer, TokenRequest, exactness, scorer
 from hfpatch.evaluation.scorer.batching import BatchLimits
-from hfpatch.evaluation.scorer.exactness import SHORT
 from hfpatch.evaluation.scorer.findings import Findings, Padding, TreeTrial
 from hfpatch.evaluation.scorer.head import BodyAndHead, WholeModel
 from hfpatch.twins import random_model, shrink
@@ -218,15 +217,6 @@ def test_rows_are_scored_one_by_one_where_their_length_decides(kind, tokenizer, 
     assert_equal(ours(make(), requests), expected)
     assert "one by one" in caplog.text
     assert_equal(ours(make(), [requests[number] for number in short]), [expected[number] for number in short])
-
-
-def test_what_a_short_probe_misses_a_long_one_finds(make, tokenizer, monkeypatch):
-    monkeypatch.setattr(exactness, "_WINDOWS", ())  # as where a configuration has another name for it
-    model = make("mistral_window")
-    requests = encoded(model)
-    assert Scorer(model, LONGEST, SMALL).declared.longest == LONGEST
-    assert_equal(ours(model, requests), reference(model, tokenizer, requests))
-    assert SHORT < plan_of(model, requests).sharing.longest < LONGEST
 
 
 def test_eager_attention_and_a_peft_model(make, tokenizer):
