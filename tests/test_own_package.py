@@ -1,13 +1,11 @@
 """examples/own-package, installed: its method and its architecture, without a file of hfpatch that knows them."""
 
 import copy
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import elsewhere
 import pytest
 import torch
 from families import logits_of, make_model, make_tokens, perturb
@@ -125,43 +123,6 @@ def stacked(case):
     hfpatch.patch(model, [hfpatch.PreProjectionConfig(content_skip=True), config(model), lora])
     perturb(model)
     return model
-
-
-LOADED = """
-import sys, torch
-sys.path.insert(0, sys.argv[1])
-from own_package.modeling import SageForCausalLM
-import hfpatch
-model = SageForCausalLM.from_pretrained(sys.argv[2] + "/base").eval().requires_grad_(False)
-hfpatch.load_patch(model, sys.argv[2] + "/patch")
-tokens = torch.load(sys.argv[2] + "/tokens.pt")
-with torch.no_grad():
-    torch.save(model(tokens, use_cache=False).logits, sys.argv[2] + "/logits.pt")
-"""
-
-
-@pytest.mark.slow
-def test_a_stack_on_the_architecture_loads_in_a_new_process(tmp_path, installed):
-    sage().save_pretrained(tmp_path / "base")
-    model = stacked("sage")
-    tokens = make_tokens()
-    hfpatch.save_patch(model, tmp_path / "patch")
-    torch.save(tokens, tmp_path / "tokens.pt")
-    run = [sys.executable, "-c", LOADED, str(installed), str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(run, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), logits_of(model, tokens))
-
-
-@pytest.mark.slow
-def test_a_stack_is_exported_for_processes_without_hfpatch_and_the_package(tmp_path):
-    model, tokens = stacked("gemma2"), make_tokens()
-    expected = logits_of(model, tokens)
-    write_model(model, tmp_path)
-    assert "\nclass HeadMix(Method):\n" in (tmp_path / "modeling_hfpatch.py").read_text(encoding="utf-8")
-    found, _ = elsewhere.computed(tmp_path, tokens)  # which compares the logits of another process
-    torch.testing.assert_close(found["logits"], expected)
 
 
 def test_the_architecture_is_exported(tmp_path):

@@ -174,11 +174,6 @@ def test_code_that_comes_with_a_model_is_not_run(checkpoint, tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("name", ["tinyworld/gpt2", "tinyworld/gpt-neox"])
-def test_a_tokenizer_of_tinyworld(name, no_network):
-    assert len(load_tokenizer(name)) == 512
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [

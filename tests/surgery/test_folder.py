@@ -156,15 +156,6 @@ def test_tensors_keep_the_dtype_in_which_they_were_saved(dtype, tmp_path):
         assert torch.equal(p, state[name])
 
 
-def test_the_base_may_have_another_dtype(written):
-    model = hfpatch.load_patch(make_model("llama", torch.bfloat16), written)
-    expected = dict(patched().named_parameters())
-    for name, p in model.named_parameters():
-        if "preproj_" in name:
-            assert p.dtype == torch.float32
-            assert torch.equal(p, expected[name])
-
-
 @pytest.mark.parametrize("kind", [LoraConfig, IA3Config])
 def test_what_peft_keeps_as_a_set_is_written_in_order(tmp_path, kind):
     names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

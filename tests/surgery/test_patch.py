@@ -152,16 +152,6 @@ def test_names():
     assert list(stack(model)) == ["x", "y"]
 
 
-def test_the_configuration_given_is_copied_and_the_base_frozen():
-    config, model = PreProjectionConfig(), make_model("llama")
-    hfpatch.patch(model, config, seed=9)
-    assert config.seed == 0
-    assert config.target_modules is None
-    assert {name for name, p in model.named_parameters() if p.requires_grad} == {
-        name for name, _ in model.named_parameters() if "preproj_" in name
-    }
-
-
 def initial_values(config, **options):
     """The trainable values of a patched Llama; the random state stays."""
     model, state = make_model("llama"), torch.get_rng_state()
@@ -179,7 +169,8 @@ def test_the_seed_decides_every_part_and_without_one_the_configuration_keeps_its
     assert not torch.equal(initial_values(config, seed=1), initial_values(config, seed=2))
     own = NonlinearQueryConfig(seed=4)
     assert torch.equal(initial_values(own), initial_values(NonlinearQueryConfig(), seed=4))
-    assert not torch.equal(initial_values(own), initial_values(NonlinearQueryConfig(), seed=5))
+    assert not torch.equal(initial_values(own), initial_values(own, seed=5))
+    assert (own.seed, own.target_modules) == (4, None)  # a copy of it was changed
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -231,16 +222,6 @@ def test_a_copy_of_a_patched_model_can_be_unpatched_too():
     assert not torch.equal(logits_of(model, tokens), logits_of(twin, tokens))
     hfpatch.unpatch(model)
     assert_as_it_was(model, before)
-
-
-def test_patching_again_after_unpatching_gives_the_same():
-    model, tokens = make_model("gemma2"), make_tokens()
-    seen = []
-    for _ in range(2):
-        hfpatch.patch(model, configs_for(model, ["literal", "lora", "gated_skip"]), seed=1)
-        seen.append(logits_of(model, tokens))
-        hfpatch.unpatch(model)
-    assert torch.equal(*seen)
 
 
 @pytest.mark.parametrize(

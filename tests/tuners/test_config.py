@@ -7,7 +7,7 @@ import pytest
 from families import make_model
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig, PeftConfig, get_peft_model
+from peft import LoraConfig, get_peft_model
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig, patch, save_patch
@@ -38,22 +38,6 @@ def test_peft_knows_the_methods_by_the_string_in_the_file(name, config, prefix):
     assert PEFT_TYPE_TO_CONFIG_MAPPING[name] is config
     assert PEFT_TYPE_TO_TUNER_MAPPING[name] is config.Model
     assert PEFT_TYPE_TO_PREFIX_MAPPING[name] == prefix
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        PreProjectionConfig(gated=True, content_skip=True, expansion=0.5, layers_to_transform=[1], seed=3),
-        NonlinearQueryConfig(rank=4, form="literal", targets=("value", "query"), output_norm="none", seed=5),
-        PreProjectionConfig(expansion=0, content_skip=True),
-        QueryTemperatureConfig(layers_to_transform=1),
-    ],
-)
-def test_a_config_survives_its_file(config, tmp_path):
-    config.save_pretrained(str(tmp_path))
-    again = PeftConfig.from_pretrained(str(tmp_path))
-    assert type(again) is type(config)
-    assert again.to_dict() == config.to_dict()
 
 
 LAYERS = st.none() | st.integers(0, 99) | st.lists(st.integers(0, 99))
