@@ -233,14 +233,6 @@ def test_unreachable_hub_is_one_clear_error(tmp_path, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-def test_offline_hub_is_one_clear_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
-    with pytest.raises(HfpatchError, match=r"data set owner/no-such-set .*cannot be loaded"):
-        open_corpus(DataSettings(source="owner/no-such-set"))
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -72,7 +72,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, text_file, tok
 
 
 @pytest.mark.parametrize("kept", [True, False])
-@pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.parametrize("layout", ["packed", "padded", "stream"])
 def test_memory_does_not_grow_with_the_text(tmp_path, tokenizer, monkeypatch, layout, kept):
     """Of four times the text, memory takes what describes its documents, some 100 bytes each, and nothing else."""
     monkeypatch.setattr("hfpatch.data.tokenizer._BATCH_CHARACTERS", 50_000)

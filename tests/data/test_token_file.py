@@ -1,13 +1,11 @@
 import hashlib
 import json
 import re
-import tracemalloc
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-import torch
 from data.conftest import stream_rows
 from draws import drawn, without
 from hypothesis import given
@@ -17,10 +15,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from hfpatch.data import token_file
-from hfpatch.data.blocks import IGNORE, collate
+from hfpatch.data.blocks import IGNORE
 from hfpatch.data.load import load_blocks, load_splits
 from hfpatch.data.rows import Document
 from hfpatch.data.token_file import describe_token_file, open_token_file, write_token_file
@@ -173,29 +171,6 @@ def test_the_hash_follows_tokens_block_size_and_part(written, texts, tokenizer):
     assert load_blocks(settings(other), tokenizer).sha256 != load_blocks(settings(written), tokenizer).sha256
 
 
-def test_memory_is_bounded_whatever_the_text(tmp_path, tokenizer, monkeypatch):
-    """A longer text takes more memory for the lengths and digests of its documents only, less than for its tokens."""
-    monkeypatch.setattr("hfpatch.data.tokenizer._BATCH_CHARACTERS", 15_000)
-    document = "the mill likes nobody at all " * 20
-
-    def peak(documents):
-        path = tmp_path / f"{documents}.bin"
-        tracemalloc.start()
-        info = write_token_file(path, map(Document, (document for _ in range(documents))), tokenizer, DataSettings())
-        blocks = load_blocks(settings(path, block_size=64), tokenizer)
-        used = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert 2 * info.tokens == path.stat().st_size
-        assert len(blocks) == info.tokens // 64
-        return used, 2 * info.tokens
-
-    peak(50)  # what is imported and cached at first use
-    short, _ = peak(300)
-    long, size = peak(2400)
-    assert long - short < 75 * (2400 - 300)
-    assert long < size
-
-
 def test_a_failure_half_way_leaves_nothing(tmp_path, tokenizer):
     def broken():
         yield "the mill likes nobody"
@@ -326,20 +301,3 @@ def test_a_file_of_another_vocabulary_is_not_described(tmp_path, tokenizer, ids,
 def test_settings_that_a_token_file_has_no_use_for_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         settings("x.bin", **values)
-
-
-def test_a_model_sees_a_row_of_a_stream_as_one_text(written, tokenizer):
-    """The loss is that of plain causal attention over the whole row, by the definition."""
-    torch.manual_seed(0)
-    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 300}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
-    blocks = load_blocks(settings(written), tokenizer)
-    with torch.no_grad():
-        ours = model(**collate([blocks[0], blocks[1]])).loss
-        logits = model(blocks[0]["input_ids"][None]).logits[0], model(blocks[1]["input_ids"][None]).logits[0]
-    chosen = [
-        logits[row].log_softmax(-1)[place - 1, int(blocks[row]["input_ids"][place])]
-        for row in range(2)
-        for place in range(1, 8)
-    ]
-    assert ours.item() == pytest.approx(-torch.stack(chosen).mean().item(), abs=1e-5)

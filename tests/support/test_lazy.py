@@ -52,15 +52,11 @@ def test_another_missing_package_is_no_mistake_of_the_user():
     assert not isinstance(raised.value, HfpatchError)
 
 
-def test_the_packages_are_those_of_the_extra_and_of_the_contract():
+def test_the_packages_are_those_of_the_extra():
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has none")
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extra = {Requirement(each).name.replace("-", "_") for each in settings["project"]["optional-dependencies"]["lab"]}
     assert extra == lazy.LAB_PACKAGES
-    (contract,) = [
-        each for each in settings["tool"]["importlinter"]["contracts"] if "no package of the lab" in each["name"]
-    ]
-    assert set(contract["forbidden_modules"]) == lazy.LAB_PACKAGES
 
 
 @pytest.mark.parametrize("fails", [False, True])

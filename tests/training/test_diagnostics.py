@@ -139,14 +139,6 @@ def test_several_targets_are_told_apart_and_nothing_stays_behind():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("size", [1, 5, 8])
-def test_the_batch_size_is_a_matter_of_memory(size):
-    model, blocks = build("gpt2", "fused"), make_blocks(layout="padded")
-    found, whole = (diagnose(model, blocks, step=0, batch_size=each) for each in (size, 7))
-    for one, other in zip(found, whole, strict=True):
-        assert (one.size, one.cosine) == pytest.approx((other.size, other.cosine), rel=1e-5)
-
-
 def run(model, folder, *, held_out=True, **values):
     evaluation = make_blocks(documents=30, seed=1) if held_out else None
     values = {"evaluate_every": 4, "evaluation_blocks": evaluation, **values}
@@ -296,12 +288,3 @@ def test_counts_weights_that_changed_among_those_with_a_gradient():
         second.data += torch.tensor([0.5, 0.5])
     assert counts == {"A": (2, 3), "B": (2, 3)}
     assert survival_shares(counts) == {"A": 2 / 3, "B": 2 / 3, "all": 4 / 6}
-
-
-def test_bf16_loses_an_update_below_its_precision():
-    for dtype, expected in ((torch.float32, 1.0), (torch.bfloat16, 0.0)):
-        weight = torch.nn.Parameter(torch.ones(10, dtype=dtype))
-        weight.grad, counts = torch.ones_like(weight), {}
-        with counting_survival(counts, {"a.b.default.weight": weight}):
-            weight.data -= 1e-3
-        assert survival_shares(counts)["all"] == expected

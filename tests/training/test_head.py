@@ -4,6 +4,7 @@ import pytest
 import torch
 from families import CASES, frozen, logits_of, make_model, make_tokens
 from peft import LoraConfig, get_peft_model
+from sites.test_lm_head import odd
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -65,19 +66,6 @@ def test_scales_and_caps_between_head_and_logits_are_computed(make, monkeypatch)
     expected = reference(model, tokens, tokens)
     with torch.no_grad(), loss_in_forward(model):
         torch.testing.assert_close(model(tokens, labels=tokens).loss.double(), expected, rtol=1e-5, atol=1e-4)
-
-
-def odd(model):
-    """Let a model do something to its logits that its configuration does not name."""
-    stock = type(model).forward
-
-    class Odd(type(model)):
-        def forward(self, *args, **kwargs):
-            outputs = stock(self, *args, **kwargs)
-            outputs.logits = outputs.logits + 0.5 * outputs.logits.sin()
-            return outputs
-
-    model.__class__ = Odd
 
 
 def hooked_before(model):
