@@ -11,9 +11,9 @@ from hfpatch.evaluation.exchange import frontier_of
 from hfpatch.evaluation.retention import compare_points, kept_of
 from hfpatch.results.folder import load_results
 from hfpatch.results.parts import HELD_OUT
-from hfpatch.results.records import published_runs
+from hfpatch.results.records import published_runs, published_trials
 from hfpatch.results.retention import Retention
-from hfpatch.results.schema import Comparison, ComparisonResults
+from hfpatch.results.schema import Comparison, ComparisonResults, Tuning
 from hfpatch.results.verdicts import LookTaken
 
 
@@ -24,7 +24,8 @@ def compare_again(folder: str | Path) -> ComparisonResults:
     measures that are no mean or ratio of the documents' values, such as BLEU, stay as they are.
 
     Returns:
-        The results with ``comparisons``, ``retention``, ``kept`` and ``frontier`` computed again, and their verdicts.
+        The results with ``comparisons``, ``retention``, ``kept``, ``frontier`` and the losses of ``tuning`` computed
+        again, and their verdicts.
 
     Raises:
         HfpatchError: if the folder has no results or no values.
@@ -38,9 +39,20 @@ def compare_again(folder: str | Path) -> ComparisonResults:
     given: dict[str, Any] = {"tasks": base.evaluation, "baseline": results.baseline}
     kept = kept_of(records, methods=results.others, comparisons=comparisons, **given)
     looks = results.looks and [_look_again(results, records, look) for look in results.looks]
-    update = {"comparisons": comparisons, "kept": kept, "retention": retention, "looks": looks}
+    update: dict[str, Any] = {"comparisons": comparisons, "kept": kept, "retention": retention, "looks": looks}
+    update["tuning"] = results.tuning and _tuning_again(results.tuning, published_trials(folder), results.baseline)
     results = results.model_copy(update=update)
     return results.model_copy(update={"frontier": frontier_of(results, records, {}) if comparisons else None})
+
+
+def _tuning_again(tuning: Tuning, losses: Mapping[str, list[float | None]], baseline: str) -> Tuning:
+    """Return the trials with their losses, and that of the base, as far as these are kept."""
+    by_method = {method: iter(own) for method, own in losses.items()}
+    trials = [
+        trial.model_copy(update={"loss": next(by_method[trial.method])}) if trial.method in by_method else trial
+        for trial in tuning.trials
+    ]
+    return tuning.model_copy(update={"trials": trials, "base_loss": losses.get(baseline, [tuning.base_loss])[0]})
 
 
 def _differences(

@@ -305,7 +305,7 @@ class Tuning(Part):
         learning_rates: the rates that every method was tried at, ascending.
         added: those of them that the recipe does not list: beyond an edge that was some method's best.
         refined: those of them that lie between others, of which each method was tried at those beside its best.
-        text: the text whose loss decides: documents, tokens, hash.
+        text: the text whose loss decides: documents, tokens, predicted tokens and their bytes, hash.
         trials: every trial that is complete.
         chosen: the values of each method's final runs.
         base_loss: the untrained base's loss on the text, nats per token; None where it was not measured.
@@ -340,6 +340,12 @@ class Tuning(Part):
             return None
         caps = (cap for cap in (self.base_loss, otherwise) if cap is not None)
         return rate_error(losses, best, next(caps, math.inf))
+
+    @property
+    def bits_per_nat(self) -> float | None:
+        """What a nat per token of the text is in bits per byte; None where its bytes are not known."""
+        size = self.text.get("bytes")
+        return self.text["predicted_tokens"] / (size * math.log(2)) if size else None
 
     def of(self, method: str) -> list[Trial]:
         """Return the trials of a method."""
@@ -443,7 +449,8 @@ class ComparisonResults(Tabular):
         found += judge(self.comparisons, secondary, self.deciding, self._why_not, without=primary)
         of_base = list(dict.fromkeys((each.method, each.reference) for each in changes))
         found += judge(changes, {"retention": of_base}, texts, without=primary)
-        return [with_rates(each, self.rate_errors) for each in found]
+        bits = None if self.tuning is None else self.tuning.bits_per_nat
+        return [with_rates(each, self.rate_errors, bits) for each in found]
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
         """Return a copy; what was computed from the original is computed anew."""

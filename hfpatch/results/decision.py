@@ -106,7 +106,8 @@ def rate_error(losses: Mapping[float, float], best: float, cap: float = math.inf
     Args:
         losses: by rate, nats per token on tuning's text; infinite where the trial diverged.
         best: the chosen rate.
-        cap: the untrained base's loss, above which a loss says nothing of how curved the losses are.
+        cap: the untrained base's loss, above which a loss says nothing of how curved the losses are; no limit for a
+            method whose best loss is above it.
 
     Returns:
         The error in nats per token; infinite where the best rate is at an edge, so that nothing bounds it.
@@ -115,7 +116,8 @@ def rate_error(losses: Mapping[float, float], best: float, cap: float = math.inf
     place = rates.index(best)
     if place in (0, len(rates) - 1):
         return math.inf
-    return (max(min(losses[rates[each]], cap) for each in (place - 1, place + 1)) - losses[best]) / 4
+    worst = max(losses[rates[place - 1]], losses[rates[place + 1]])
+    return ((min(worst, cap) if cap > losses[best] else worst) - losses[best]) / 4
 
 
 @dataclass(frozen=True)

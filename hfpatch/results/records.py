@@ -5,19 +5,22 @@ has the metrics alone, so that comparisons of very many runs read little. It fol
 account where they have changed since.
 
 ``values.safetensors`` beside ``results.json`` has the values for the paired tests of a comparison, without any text: a
-tensor ``<method>/<task>/<metric>``, (seeds, documents), and the documents' weights once. With it a run folder can be
-published without its runs, and every interval still be computed again (:func:`hfpatch.evaluation.compare_again`).
+tensor ``<method>/<task>/<metric>``, (seeds, documents), and the documents' weights once. Where methods are tuned,
+``<method>/tuning_text/nats_per_token``, (trials, documents), has the log-likelihoods of the documents of tuning's text
+by trial, in the order of ``tuning.trials``, NaN where one diverged, and that of the baseline those of the base. With it
+a run folder can be published without its runs, and every interval, and what the choice of a rate may be worth, still be
+computed again (:func:`hfpatch.evaluation.compare_again`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from hfpatch.errors import HfpatchError
+from hfpatch.results.parts import NATS_PER_TOKEN
 from hfpatch.support.files import atomic_file
 
 VALUES = "values.safetensors"
@@ -33,7 +37,11 @@ IDENTITY = ("doc_id", "doc_hash", "target", "doc", "cluster")
 _GROUPS, _WEIGHTS = "/groups", "/weights"  # no method is called so
 _HEADER = "tasks"  # the one key of the file's metadata: several would be written in an order that varies
 
+_OF_TRIALS = f"tuning_text/{NATS_PER_TOKEN}"
+
 Array = NDArray[np.float64]
+DocumentLosses: TypeAlias = list[list[float]]
+"""(documents, 2) nats and predicted tokens of each document."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +155,7 @@ def write_published(
     records: Mapping[str, Mapping[int, Path]],
     measures: Iterable[tuple[str, str]],
     groups: Mapping[str, NDArray[np.int64]],
+    trials: Mapping[str, Sequence[DocumentLosses | None]] | None = None,
 ) -> None:
     """Write the values of a comparison's runs into its folder, without values that are not numbers.
 
@@ -155,6 +164,8 @@ def write_published(
         records: for each method and seed the folder of its records.
         measures: the tasks and metrics that were compared.
         groups: the group of each document, for tasks whose documents come in groups.
+        trials: by method the losses of its trials on the documents of tuning's text, None where one diverged; by the
+            baseline's name those of the base.
     """
     tensors: dict[str, NDArray[Any]] = {f"{_GROUPS}/{task}": values for task, values in groups.items()}
     documents: dict[str, str] = {}
@@ -170,10 +181,37 @@ def write_published(
                 values = values[..., 0]
             right_or_wrong = bool(np.isin(values, (0.0, 1.0)).all())
             tensors[f"{method}/{task}/{metric}"] = values.astype(np.uint8) if right_or_wrong else values
+    measured = [losses for of_method in (trials or {}).values() for losses in of_method if losses is not None]
+    for method, of_method in (trials or {}).items() if measured else ():
+        missing = np.full((len(measured[0]), 2), np.nan)
+        tensors[f"{method}/{_OF_TRIALS}"] = -np.array([losses or missing for losses in of_method])[..., 0]
+        tensors[f"{_WEIGHTS}/{_OF_TRIALS}"] = np.array(measured[0])[:, 1]
     header = {"documents": documents, "seeds": {method: sorted(runs) for method, runs in records.items()}}
     tensors = {name: np.ascontiguousarray(values) for name, values in tensors.items()}  # save_file ignores strides
     with atomic_file(out / VALUES) as temporary:
         save_file(tensors, temporary, metadata={_HEADER: json.dumps(header)})
+
+
+def loss_of(losses: DocumentLosses) -> float:
+    """Return nats per token over all documents, each token weighing the same."""
+    nats, tokens = np.sum(losses, axis=0).tolist()
+    return float(nats / tokens)
+
+
+def published_trials(out: Path) -> dict[str, list[float | None]]:
+    """Return the losses on tuning's text that a comparison's file has: of the base, and of each method's trials.
+
+    None is a trial that diverged; there is nothing where a comparison was not tuned.
+    """
+    with safe_open(out / VALUES, framework="numpy") as file:
+        names = [name for name in file.keys() if name.endswith(f"/{_OF_TRIALS}")]  # noqa: SIM118 - not a mapping
+        tokens = [file.get_tensor(name).sum() for name in names if name.startswith(_WEIGHTS)]
+        found = {name.removesuffix(f"/{_OF_TRIALS}"): -file.get_tensor(name).sum(axis=-1) for name in names}
+    return {
+        method: [None if np.isnan(nats) else float(nats / tokens[0]) for nats in sums]
+        for method, sums in found.items()
+        if method != _WEIGHTS
+    }
 
 
 def published_runs(out: Path) -> dict[str, dict[int, Path]]:

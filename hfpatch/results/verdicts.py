@@ -19,8 +19,8 @@ With **looks** the seeds grow until pairs are decided. Look k tests at the level
 (a union bound over looks); a pair has the outcome, the difference and the interval of the look that decided it, else
 those of the last one.
 
-**Learning rates.** Where each method was tuned, a sign in nats per token that another rate might turn holds *at the
-rates tried*, and two methods whose rates may be worth half the margin are not equivalent (`with_rates`).
+**Learning rates.** Where each method was tuned, a sign in nats per token or bits per byte that another rate might turn
+holds *at the rates tried*, and two methods whose rates may be worth half the margin are not equivalent (`with_rates`).
 
 A pair with fewer than two paired seeds is undecided. A method with a diverged seed can be neither better nor equivalent
 nor kept, as what is left is the better part of it.
@@ -354,8 +354,8 @@ def _of_measure(one: Comparison, value: float) -> float | None:
     return value if math.isfinite(value) and not (is_share(one.metric) and value > 1) else None
 
 
-def with_rates(verdict: Verdict, errors: Mapping[str, float | None]) -> Verdict:
-    """Return a verdict with what the choice of the learning rates leaves open, where its measure is nats per token.
+def with_rates(verdict: Verdict, errors: Mapping[str, float | None], bits_per_nat: float | None = None) -> Verdict:
+    """Return a verdict with what the choice of the learning rates leaves open, in nats per token or bits per byte.
 
     A sign holds *at the rates tried* where the difference is smaller than what the choice of its loser's rate may be
     worth. Two methods are equivalent only where that is below half the margin for both.
@@ -364,9 +364,13 @@ def with_rates(verdict: Verdict, errors: Mapping[str, float | None]) -> Verdict:
         verdict: the verdict.
         errors: by method what the choice of its rate may be worth, nats per token: infinite where its best rate is at
             an edge, None where it was not tuned.
+        bits_per_nat: what a nat per token is in bits per byte, on tuning's text; None where that is not known, so that
+            only measures in nats per token are looked at.
     """
-    if verdict.metric != NATS_PER_TOKEN:
+    unit = {NATS_PER_TOKEN: 1.0, BITS_PER_BYTE: bits_per_nat}.get(verdict.metric)
+    if unit is None:
         return verdict
+    errors = {name: None if error is None else error * unit for name, error in errors.items()}
     loser = errors.get(verdict.method if verdict.tone == "worse" else verdict.other)
     if verdict.is_found and loser is not None and abs(verdict.difference) < loser:
         verdict = verdict.model_copy(update={"at_rates_tried": True})

@@ -46,7 +46,7 @@ class RunPaths:
         evaluations: a file of records for each task.
         answers: the model's answers so far, for an evaluation that is interrupted or gets more documents.
         retention: the scores on the texts of ``retention``.
-        tuning_loss: the base's loss on the text of tuning.
+        tuning_losses: the base's losses on the documents of tuning's text.
         result: the whole run's outcome; written last, so that it marks the run as complete.
     """
 
@@ -59,7 +59,7 @@ class RunPaths:
         self.evaluations = root / "evaluations"
         self.answers = self.evaluations / ".answers"
         self.retention = root / "retention.json"
-        self.tuning_loss = root / "tuning_loss.json"
+        self.tuning_losses = root / "tuning.json"
         self.result = root / "result.json"
 
     def rewound(self, scale: float) -> Path:

@@ -19,7 +19,7 @@ from hfpatch.recipes.questions import margins_of
 from hfpatch.results.cautions import comparison_cautions
 from hfpatch.results.identity import facts_of_base
 from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
-from hfpatch.results.records import write_published
+from hfpatch.results.records import DocumentLosses, write_published
 from hfpatch.results.schema import (
     ComparisonResults,
     LayerSeries,
@@ -76,10 +76,8 @@ def collect(
         del settings["training"]["lr"]
     tuning = None
     if setup.tuning_text is not None:
-        tuning = collect_tuning(setup.tuning, recipe, setup.tuning_text, setup.plans[recipe.tuning_seed])
-        for file in [RunPaths(run.folder).tuning_loss for run in runs if run.variant == baseline]:
-            if file.is_file():  # an older version's has none
-                tuning = tuning.model_copy(update={"base_loss": read_json(file)["loss"]})
+        text = {**setup.tuning_text.to_json(), **setup.tuning_size}
+        tuning = collect_tuning(setup.tuning, recipe, text, setup.plans[recipe.tuning_seed])
     scores = next((r.evaluation for each in methods.values() for r in each.runs.values() if r.evaluation), {})
 
     # What pairs of methods show, once every run is there
@@ -210,8 +208,13 @@ def _pairs(recipe: Recipe) -> dict[Question, list[tuple[str, str]]]:
     return by_question(declared, recipe.baseline, loras)
 
 
-def publish_values(out: Path, results: ComparisonResults) -> None:
-    """Write the values of all documents beside complete results, so that a folder can be published without its runs."""
+def publish_values(
+    out: Path, results: ComparisonResults, trials: Mapping[str, Sequence[DocumentLosses | None]]
+) -> None:
+    """Write the values of all documents beside complete results, so that a folder can be published without its runs.
+
+    ``trials`` are the losses of tuning's documents, see :func:`hfpatch.results.records.write_published`.
+    """
     records = {**_records(out, results.methods), **retention_records(out, results.methods)}
     reader, (path, *_) = Reader(), [path for own in records.values() for path in own.values()]  # documents are alike
     scores = next(iter(run.evaluation for method in results.methods.values() for run in method.runs.values()))
@@ -219,7 +222,7 @@ def publish_values(out: Path, results: ComparisonResults) -> None:
     points = results.retention.points if results.retention is not None else []
     made = [*results.comparisons, *(each for point in points for each in point.comparisons)]
     measures = [(each.task, each.metric) for each in made]
-    write_published(out, records, measures, {task: own for task, own in groups.items() if own is not None})
+    write_published(out, records, measures, {task: own for task, own in groups.items() if own is not None}, trials)
 
 
 def _records(out: Path, methods: Mapping[str, Method]) -> dict[str, dict[int, Path]]:

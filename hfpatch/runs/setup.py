@@ -128,6 +128,14 @@ class ComparisonSetup:
         """The same of each text of ``retention``."""
         return {name: describe_documents(blocks, self.base.tokenizer) for name, blocks in self.retained.items()}
 
+    @cached_property
+    def tuning_size(self) -> dict[str, int]:
+        """The predicted tokens of tuning's text, and their bytes."""
+        assert self.tuning_text is not None
+        tokens = self.tuning_text.count_predicted(range(len(self.tuning_text)))
+        size = describe_documents(self.tuning_text, self.base.tokenizer).bytes.sum()
+        return {"predicted_tokens": tokens, "bytes": int(size)}
+
     def identify_retention(self, run: PlannedRun) -> Identity:
         """Return the identity of one run's scores on the texts of ``retention``."""
         texts = hash_values({name: blocks.sha256 for name, blocks in self.retained.items()})

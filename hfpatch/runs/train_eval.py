@@ -10,13 +10,16 @@ import warnings
 from functools import partial
 from typing import Any
 
+import numpy as np
 from accelerate import PartialState
+from transformers import PreTrainedModel
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import point_name
 from hfpatch.results.identity import task_identity
-from hfpatch.results.parts import HELD_OUT
+from hfpatch.results.parts import HELD_OUT, TrainResult
+from hfpatch.results.records import loss_of
 from hfpatch.results.series import patch_norms
 from hfpatch.runs.declared import declare
 from hfpatch.runs.folder import COSTS, RunPaths, diverged_step, summarise
@@ -47,7 +50,8 @@ class ComparisonSession(Session):
         """Load the base and the data, and try each method on the base."""
         recipe, part = self.plan.recipe, self.plan.part
         assert isinstance(recipe, Recipe)
-        self.setup = set_up(recipe, Tuning(self.plan.tuning, part and recipe.tuned_at(part)), self.progress)
+        base = RunPaths(self.plan.runs[0].folder).tuning_losses
+        self.setup = set_up(recipe, Tuning(self.plan.tuning, part and recipe.tuned_at(part), base), self.progress)
 
     def declare(self) -> None:
         """Write the questions of a whole comparison, unless its folder has them."""
@@ -68,7 +72,7 @@ class ComparisonSession(Session):
             out = self.plan.out
             results = collect(self.setup, out, self.clock, complete=complete)
             if complete and results.comparisons:
-                publish_values(out, results)
+                publish_values(out, results, self.setup.tuning.losses(self.setup.recipe.baseline))
             write_json(out / "results.json", results.to_json())
 
     def measure_costs(self) -> None:
@@ -188,17 +192,29 @@ class ComparisonSession(Session):
                 plan=setup.plans[run.seed],
                 seed=run.seed,
                 run_dir=run.folder,
-                held_out=setup.tuning_text if run.point else setup.held_out,
+                held_out=None if run.point else setup.held_out,
                 resume=True,
                 on_step=partial(self.progress.stepped, run.name),
                 origin=identity,
             )
+            trained = outcome.to_json()
+            if run.point:
+                trained |= {**self._measure_trial(model, outcome), "commit": checkout_state()[0]}
             if state.is_main_process:
                 if outcome.diverged_step is None and not run.point:
                     save_patch(model, paths.patch)
-                made_by = {"commit": checkout_state()[0]} if run.point else {}
-                write_json(paths.training, {**outcome.to_json(), **made_by, "identity": identity})
+                write_json(paths.training, {**trained, "identity": identity})
             state.wait_for_everyone()
+
+    def _measure_trial(self, model: PreTrainedModel, outcome: TrainResult) -> dict[str, Any]:
+        """Return the loss of a trial on the text of tuning, and (documents, 2) nats and predicted tokens."""
+        if outcome.diverged_step is not None:
+            return {}
+        assert self.setup.tuning_text is not None
+        losses = by_document(document_losses, model, self.setup, self.setup.tuning_text, start_ranks())
+        if not np.isfinite(losses).all():
+            return {"diverged_step": outcome.steps}
+        return {"final_eval_loss": loss_of(losses.tolist()), "losses": losses.tolist()}
 
     def _evaluate(self, run: PlannedRun) -> None:
         """Evaluate the bare base or a saved patch, and write the run's result; a run that diverged has no scores.
@@ -255,7 +271,7 @@ class ComparisonSession(Session):
             if run.variant == recipe.baseline and setup.tuning_text is not None:  # which bounds the losses of trials
                 losses = by_document(document_losses, model, setup, setup.tuning_text, ranks)
                 if ranks.is_first:
-                    write_json(paths.tuning_loss, {"loss": float(losses[:, 0].sum() / losses[:, 1].sum())})
+                    write_json(paths.tuning_losses, {"losses": losses.tolist()})
             if setup.held_out is not None:
                 progress.evaluating(run.name, HELD_OUT)
                 losses = by_document(document_losses, model, setup, setup.held_out, ranks)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import BatchPlan
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.tuning import Edge, Values
 from hfpatch.results import schema as results
 from hfpatch.results.decision import rate_error
+from hfpatch.results.records import DocumentLosses, loss_of
 from hfpatch.runs.folder import RunPaths, diverged_step
 from hfpatch.runs.plan import PlannedRun, Round
 from hfpatch.support.files import read_json
@@ -53,17 +53,19 @@ class Tuning:
     Args:
         rounds: the trials in the order in which they are decided on; none where the recipe does not tune.
         part: the one method whose trials decide whether more rates are needed; None for all.
+        base: the file with the base's losses on the text of tuning; it need not exist.
     """
 
     rounds: Sequence[Round] = ()
     part: str | None = None
+    base: Path | None = None
     _read: dict[Path, tuple[int, Outcome]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def needs(self, run: PlannedRun) -> bool:
         """Whether a trial takes place, by the outcomes of the rounds before."""
         known: list[Outcome] = []
         for each in self.rounds:
-            needed = _needed(each, known)
+            needed = _needed(each, known, self.base_loss)
             if run in each.runs:
                 return run in needed
             known += [one for one in self._outcomes(each) if one.run in needed and self.part in (None, one.run.variant)]
@@ -77,9 +79,27 @@ class Tuning:
         """
         known: list[Outcome] = []
         for each in self.rounds:
-            needed = each.runs if self.part is not None else _needed(each, known)
+            needed = each.runs if self.part is not None else _needed(each, known, self.base_loss)
             known += [one for one in self._outcomes(each) if one.run in needed]
         return sorted(known, key=lambda outcome: outcome.rate)
+
+    @property
+    def base_loss(self) -> float | None:
+        """The untrained base's loss on the text of tuning; None where it was not measured."""
+        is_measured = self.base is not None and self.base.is_file()
+        return loss_of(read_json(self.base)["losses"]) if self.base is not None and is_measured else None
+
+    def losses(self, baseline: str) -> dict[str, list[DocumentLosses | None]]:
+        """Return the documents' losses of the base and of each method's trials, rates ascending.
+
+        A trial that diverged has none.
+        """
+        found: dict[str, list[DocumentLosses | None]] = {}
+        if self.base is not None and self.base.is_file():
+            found[baseline] = [read_json(self.base)["losses"]]
+        for outcome in self.outcomes():
+            found.setdefault(outcome.run.variant, []).append(outcome.trained.get("losses"))
+        return found
 
     def chosen(self, method: str) -> Values:
         """Return the values that a method's final runs are trained at; nothing while it has no trial."""
@@ -105,13 +125,13 @@ def best_of(outcomes: Sequence[Outcome], method: str) -> Outcome | None:
     return min(own, key=lambda outcome: (outcome.loss, outcome.rate), default=None)
 
 
-def _needed(each: Round, known: Sequence[Outcome]) -> Sequence[PlannedRun]:
+def _needed(each: Round, known: Sequence[Outcome], base_loss: float | None) -> Sequence[PlannedRun]:
     """Return the trials of a round that take place, by the outcomes before."""
     if each.enough is None:
         return each.runs if each.edge is None or _at_edge(known, each.edge) else ()
     best = {run.variant: best_of(known, run.variant) for run in each.runs}
     found = [one for one in best.values() if one is not None and math.isfinite(one.loss)]
-    if all(_error(known, one) < each.enough for one in found):
+    if all(_error(known, one, base_loss) < each.enough for one in found):
         return ()
     rates = sorted({float(run.point["lr"] or 0.0) for run in each.runs})
     beside = {}
@@ -121,7 +141,7 @@ def _needed(each: Round, known: Sequence[Outcome]) -> Sequence[PlannedRun]:
     return [run for run in each.runs if run.point["lr"] in beside.get(run.variant, ())]
 
 
-def _error(known: Sequence[Outcome], best: Outcome) -> float:
+def _error(known: Sequence[Outcome], best: Outcome, base_loss: float | None) -> float:
     """Return what the choice of a method's rate may be worth, in nats per token."""
     values = {key: value for key, value in best.run.point.items() if key != "lr"}
     losses = {
@@ -129,7 +149,7 @@ def _error(known: Sequence[Outcome], best: Outcome) -> float:
         for one in known
         if one.run.variant == best.run.variant and {**one.run.point, **values} == one.run.point
     }
-    return rate_error(losses, best.rate)
+    return rate_error(losses, best.rate, math.inf if base_loss is None else base_loss)
 
 
 def _at_edge(known: Sequence[Outcome], edge: Edge) -> list[str]:
@@ -142,8 +162,8 @@ def _at_edge(known: Sequence[Outcome], edge: Edge) -> list[str]:
     return [method for method, outcome in best.items() if outcome is not None and outcome.rate == limits[method]]
 
 
-def collect_tuning(tuning: Tuning, recipe: Recipe, text: TokenBlocks, plan: BatchPlan) -> results.Tuning:
-    """Return the outcomes of the trials so far, for the results of a recipe that tunes."""
+def collect_tuning(tuning: Tuning, recipe: Recipe, text: Mapping[str, Any], plan: BatchPlan) -> results.Tuning:
+    """Return the outcomes of the trials so far, for the results of a recipe that tunes; ``text`` describes its text."""
     assert recipe.tuning is not None
     outcomes = tuning.outcomes()
     rates = list(dict.fromkeys(outcome.rate for outcome in outcomes))
@@ -156,7 +176,8 @@ def collect_tuning(tuning: Tuning, recipe: Recipe, text: TokenBlocks, plan: Batc
         learning_rates=rates,
         added=[rate for rate in rates if rate in beyond],
         refined=[rate for rate in rates if rate not in (*recipe.tuning.learning_rates, *beyond)] or None,
-        text=text.to_json(),
+        text=dict(text),
+        base_loss=tuning.base_loss,
         trials=[
             results.Trial(
                 method=outcome.run.variant,

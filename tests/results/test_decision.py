@@ -134,6 +134,7 @@ def test_looks_agree_with_the_decisions_of_the_simulation():
         ({1e-3: 3.1, 3e-3: 3.0, 1e-2: math.inf, 3e-2: math.inf}, 3e-3, 4.0, 0.25),
         ({1e-3: 3.1, 3e-3: 3.0, 1e-2: math.inf}, 3e-3, math.inf, math.inf),
         ({1e-3: 3.0, 3e-3: 3.1}, 1e-3, 4.0, math.inf),
+        ({1e-3: 5.0, 3e-3: 4.8, 1e-2: 4.9}, 3e-3, 4.0, 0.05),  # a method that the base is better than
     ],
 )
 def test_what_the_choice_of_a_rate_may_be_worth(losses, best, cap, error):

@@ -262,3 +262,7 @@ def test_the_choice_of_the_rates_is_said(outcome, difference, errors, expected):
     found = with_rates(Verdict(**known), errors)
     assert (found.outcome, found.at_rates_tried, found.why) == expected
     assert with_rates(Verdict(**{**known, "metric": "acc"}), errors).outcome == outcome
+    bits = {"metric": "bits_per_byte", "difference": difference / 3, "margin": 0.02 / 3}
+    found = with_rates(Verdict(**known | bits), errors, 1 / 3)  # three bytes times ln 2 are a token
+    assert (found.outcome, found.at_rates_tried) == expected[:2]
+    assert with_rates(Verdict(**known | bits), errors).outcome == outcome

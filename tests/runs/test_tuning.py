@@ -6,13 +6,17 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 from safetensors.torch import load_file
 from tiny_runs import Nothing, Stop, Trained, lines, numbers, refused, small_recipe, without_reports
 
 from hfpatch.data.blocks import TokenBlocks
+from hfpatch.evaluation import compare_again
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.results.folder import load_results
 from hfpatch.results.schema import Tuning as Found
 from hfpatch.runs import compare, train
 from hfpatch.runs.folder import RunPaths
@@ -56,14 +60,16 @@ class StopTrial(Stop):
 
 
 def outcomes(
-    out: Path, losses: dict[str, dict[float, float]], *, extend: int = 2, refine: int = 0
+    out: Path, losses: dict[str, dict[float, float]], *, extend: int = 2, refine: int = 0, base: float = math.inf
 ) -> tuple[Tuning, list[str], Found]:
     """Run the trials of a plan with these losses by method and rate; return the tuning and the order of its trials."""
     tuning = {**TUNING, "learning_rates": [0.1, 0.2], "extend": extend, "refine": refine}
     methods = {"baseline": [], **{name: [{"type": "lora", "r": 1}] for name in losses}}
     recipe = make_recipe(out, tuning=tuning, methods=methods)
     plan = plan_comparison(recipe, out)
-    tuning, took_place = Tuning(plan.tuning), []
+    tuning, took_place = Tuning(plan.tuning, base=out / "base.json"), []
+    if math.isfinite(base):
+        write_json(out / "base.json", {"losses": [[base, 1], [2 * base, 2]]})
     for unit in plan.units:
         if unit.action == "tune" and tuning.needs(unit.run):
             took_place.append(f"{unit.run.variant} {unit.run.point['lr']:g}")
@@ -71,8 +77,8 @@ def outcomes(
             diverged = 1 if math.isinf(loss) else None
             trained = {"final_eval_loss": None if diverged else loss, "diverged_step": diverged}
             write_json(unit.marker, {**trained, "identity": {"plan": "e" * 64}})
-    shared = SimpleNamespace(steps=1, to_json=dict)
-    return tuning, took_place, collect_tuning(tuning, recipe, shared, shared)
+    shared = SimpleNamespace(steps=1)
+    return tuning, took_place, collect_tuning(tuning, recipe, {}, shared)
 
 
 def test_the_best_within_the_rates_needs_no_more_of_them(tmp_path):
@@ -114,6 +120,16 @@ def test_rates_between_the_best_and_its_neighbours_are_tried_until_the_choice_is
     assert len(fewer) < len(trials)
     assert coarse.refined is None
     assert max(coarse.rate_error(name) for name in "ab") > 0.01
+
+
+def test_a_loss_above_the_base_s_asks_for_no_more_rates(tmp_path):
+    """The choice is worth a quarter of what the base is behind the best, which is below half the margin."""
+    losses = {"a": {0.1: 9.0, 0.2: 1.0, 0.4: math.inf}, "b": {0.1: 5.0, 0.2: 1.01, 0.4: 7.0}}
+    _, trials, found = outcomes(tmp_path / "known", losses, extend=1, refine=2, base=1.03)
+    assert (len(trials), found.refined) == (6, None)
+    assert [found.rate_error(name) for name in "ab"] == pytest.approx([0.0075, 0.005])
+    with pytest.raises(KeyError):  # a rate between them is tried
+        outcomes(tmp_path / "unknown", losses, extend=1, refine=2)
 
 
 def test_a_trial_that_diverged_is_never_the_best_and_all_of_them_leave_the_lowest_rate(tmp_path):
@@ -170,9 +186,7 @@ def test_every_method_has_the_same_trials_on_the_same_batches(straight):
         losses[trial["method"]][trial["values"]["lr"]] = trial["loss"]
         folder = runs / trial["method"] / "tuning" / f"lr={trial['values']['lr']}"
         assert sorted(path.name for path in folder.iterdir()) == ["metrics.jsonl", "training.json"]
-        steps = lines(folder / "metrics.jsonl")
-        assert max(step["lr"] for step in steps) == pytest.approx(trial["values"]["lr"])
-        assert steps[-1]["eval_loss"] == trial["loss"]
+        assert max(step["lr"] for step in lines(folder / "metrics.jsonl")) == pytest.approx(trial["values"]["lr"])
     assert set(losses["pre"]) == set(losses["lora"]) == set(tuning["learning_rates"])
     assert all(best < tuning["base_loss"] for best in (min(losses["pre"].values()), min(losses["lora"].values())))
     plans = {trial["plan"] for trial in tuning["trials"]}
@@ -192,6 +206,30 @@ def test_every_method_has_the_same_trials_on_the_same_batches(straight):
     assert [name for warning in warned for name in warning.partition(":")[0].split(" and ")] == at_the_top
     assert not any("may favour some" in warning for warning in found["warnings"])
     assert "lr" not in found["training"]
+
+
+def test_what_a_choice_is_worth_follows_from_the_kept_values(model_folder, tmp_path):
+    """Of a copy without the runs, where the rate above the best diverged: h/4 up to the base's loss."""
+    tuning = {**TUNING, "learning_rates": [1e-4, 1e-3, 1e25], "extend": 0}
+    compare(make_recipe(model_folder, tuning=tuning, training={**TRAINING, "seeds": [0]}), tmp_path / "out")
+    for name in ("results.json", "values.safetensors"):
+        shutil.copy(tmp_path / "out" / name, tmp_path / name)
+    results, kept = load_results(tmp_path), safetensors.numpy.load_file(tmp_path / "values.safetensors")
+    tokens = kept["/weights/tuning_text/nats_per_token"]
+    assert tokens.shape == (4,)
+    losses = {name: -kept[f"{name}/tuning_text/nats_per_token"].sum(1) / tokens.sum() for name in results.methods}
+    assert losses["baseline"] == pytest.approx([results.tuning.base_loss])
+    for name in ("pre", "lora"):
+        low, best, high = losses[name]
+        assert [trial.loss for trial in results.tuning.of(name)] == [pytest.approx(low), pytest.approx(best), None]
+        assert np.isnan(high)
+        assert results.rate_errors[name] == pytest.approx((losses["baseline"][0] - best) / 4)
+    trials = [trial.model_copy(update={"loss": 1.0}) for trial in results.tuning.trials]
+    wrong = results.tuning.model_copy(update={"base_loss": 9.0, "trials": trials})
+    write_json(tmp_path / "results.json", results.model_copy(update={"tuning": wrong}).to_json())
+    assert compare_again(tmp_path).tuning == results.tuning
+    assert results.tuning.text["predicted_tokens"] == tokens.sum()
+    assert results.tuning.bits_per_nat == pytest.approx(tokens.sum() / results.tuning.text["bytes"] / math.log(2))
 
 
 def test_the_text_of_tuning_is_in_no_training_and_no_task(recipe, straight):
