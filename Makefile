@@ -95,7 +95,7 @@ $(VENV)-docs/.installed: docs/requirements.txt
 	touch $@
 
 reference: install  ## write the reference of keys and commands, the recipes' JSON schemas and the diagrams (seconds)
-	PYTHONPATH=tests $(BIN)/python -m recipe_reference
+	$(BIN)/python docs/recipe_reference.py
 	$(BIN)/python docs/figures/draw.py
 
 package:  ## build the wheel and the source archive, and check what the package index will show
