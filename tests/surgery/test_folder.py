@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import warnings
-from itertools import cycle, islice
+from itertools import cycle
 
 import pytest
 import safetensors.torch
@@ -18,7 +18,6 @@ from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.surgery.budget import attention_modules
 from hfpatch.tuners.adapters import stack
 
-EACH = 2  # of the wrong values, for each place; all of them in turn
 PARTS = ("pre_projection", "lora", "nonlinear_query")
 TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
@@ -340,17 +339,16 @@ def test_the_same_adapters_are_active_afterwards(active, tmp_path):
 @pytest.mark.parametrize("file", ["patch.json", *(f"{part}/{CONFIG}" for part in PARTS)])
 def test_one_wrong_value_is_loaded_or_refused_in_one_line(folder, file):
     raw, model, values, messages = json.loads((folder / file).read_text()), make_model("llama"), cycle(WRONG), []
-    for path in places(raw):
-        for wrong in islice(values, EACH):
-            (folder / file).write_text(json.dumps(damaged(raw, path, wrong)))
-            try:
-                hfpatch.unpatch(hfpatch.load_patch(model, folder))
-            except HfpatchError as error:
-                messages.append(str(error))
-            except Exception as error:
-                raise AssertionError(f"{path} is {wrong!r}") from error
-            assert not stack(model)
-    assert len(messages) > 10
+    for path, wrong in zip(places(raw), values):  # noqa: B905 without end
+        (folder / file).write_text(json.dumps(damaged(raw, path, wrong)))
+        try:
+            hfpatch.unpatch(hfpatch.load_patch(model, folder))
+        except HfpatchError as error:
+            messages.append(str(error))
+        except Exception as error:
+            raise AssertionError(f"{path} is {wrong!r}") from error
+        assert not stack(model)
+    assert len(messages) > 5
     assert not [message for message in messages if "\n" in message]
 
 

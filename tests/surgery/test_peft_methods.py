@@ -32,12 +32,12 @@ def noise_in(model):
 
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-KINDS = [(case, dtype) for case in peft_methods.TARGETS for dtype in DTYPES if (case, dtype) != ("llama", "fp32")]
+KINDS = [("gpt2", "fp32"), ("gpt_neox", "bf16")]  # Llama in fp32 is in the page
 
 
 @pytest.mark.parametrize(("case", "dtype"), KINDS)
 def test_saving_and_loading_is_the_identity(case, dtype, tmp_path):
-    """Every method that is not refused: every tensor in its own dtype, and the logits; Llama in fp32 is in the page."""
+    """Every method that is not refused: every tensor in its own dtype, and the logits."""
     done = set()
     for method in peft_methods.METHODS:
         model = peft_methods.patched(method, case, "alone", DTYPES[dtype])
