@@ -5,11 +5,11 @@ All text is plain: renderers escape it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from hfpatch.reporting.numbers import NOTHING
+from hfpatch.reporting.numbers import MINUS, NOTHING
 
 Tone = Literal["better", "worse", "mixed", "same", "undecided", "not tested"]
 MARKS: dict[Tone, str] = {
@@ -21,6 +21,7 @@ MARKS: dict[Tone, str] = {
     "not tested": "×",
 }
 """The mark of each tone as a character, so that colour alone distinguishes none."""
+_NUMBERS = (NOTHING, MINUS, "+", *"0123456789")
 Fact = tuple[str, str]
 """A label and its value."""
 
@@ -152,6 +153,16 @@ class Table:
     filters: tuple[Filter, ...] = ()
     folded: bool = False
     narrow: tuple[Table, ...] = ()
+
+    @classmethod
+    def of(
+        cls, name: str, title: str, headings: Sequence[str], rows: Iterable[Sequence[str | Cell]], caption: str = ""
+    ) -> Table:
+        """Return a table of the columns that have values; where all cells begin like numbers, it is one of numbers."""
+        cells = [tuple(row) for row in rows]
+        numbers = [all(str(row[i]).startswith(_NUMBERS) for row in cells) for i in range(len(headings))]
+        columns = (Column(heading, number=number) for heading, number in zip(headings, numbers, strict=True))
+        return cls(name, title, tuple(columns), tuple(map(Row, cells)), caption).with_values()
 
     def with_values(self) -> Table:
         """Return the table without the columns that have no value in any row."""

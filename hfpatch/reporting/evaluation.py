@@ -84,16 +84,15 @@ def _measured(
 
 def _scores(results: EvaluationResults) -> Iterator[Table]:
     """Yield a table for each model, with every metric as lm-eval defines it."""
-    headings = {"task": False, "metric": False, "value": True, "± standard error": True, "n": True}
-    columns = tuple(Column(heading, number=number) for heading, number in headings.items())
     for place, variant in enumerate(results.variants.values()):
         rows = []
         for name, result, clusters, metric, value, error in _measured(variant):
             texts = value_text(value), NOTHING if error is None else value_text(error)
-            rows.append(Row((name, metric, *texts, documents_text(result.n, clusters))))
+            rows.append((name, metric, *texts, documents_text(result.n, clusters)))
         model = (variant.model or results.model)["name"]
         title = f"{model} with {variant.patch}" if variant.patch else model
-        yield Table(f"scores-{place}", title, columns, tuple(rows))
+        headings = "task", "metric", "value", "± standard error", "n"
+        yield Table.of(f"scores-{place}", title, headings, rows)
 
 
 def _compared(results: EvaluationResults) -> tuple[Table, ...]:
@@ -229,16 +228,11 @@ def score_table_of(sources: Mapping[str, EvaluationResults]) -> Table:
     headings = {"task": False, "version": False, "n-shot": True, "metric": False, "n": True}
     columns = [Column(heading, number=number) for heading, number in headings.items()]
     columns += [Column(label, number=True) for label in variants]
-    narrow = tuple(
-        Table(
-            f"scores-{place}",
-            label,
-            (Column("task"), Column("metric"), Column("score", number=True)),
-            tuple(Row((line.task, line.metric, text)) for line, text in lines.items()),
-        )
-        for place, (label, lines) in enumerate(cells.items())
-    )
-    return Table("scores", "Scores", tuple(columns), tuple(rows), caption, narrow=narrow)
+    narrow = []
+    for place, (label, lines) in enumerate(cells.items()):
+        scores = [(line.task, line.metric, text) for line, text in lines.items()]
+        narrow.append(Table.of(f"scores-{place}", label, ("task", "metric", "score"), scores))
+    return Table("scores", "Scores", tuple(columns), tuple(rows), caption, narrow=tuple(narrow))
 
 
 def _cut_differently(sources: Mapping[str, EvaluationResults]) -> set[str]:

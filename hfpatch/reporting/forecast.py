@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from hfpatch.reporting.document import Block, Cell, Column, Document, Part, Row, Section, Sentences, Table, Text
+from hfpatch.reporting.document import Block, Cell, Document, Part, Section, Sentences, Table, Text
 from hfpatch.reporting.numbers import NOTHING, count, duration, memory, short_count, signed, significant
 from hfpatch.results.forecast import Detectable, Forecast, PlannedTask
 
@@ -15,7 +15,6 @@ _ACTIONS = {
     "retain": "measurements of retention",
     "rewind": "rewound patches",
 }
-_NAMES = ("what", "method", "as fast as", "matched to", "kind", "task", "pair")
 _DECIDES = (
     "With the variances of an earlier run, in 80 % of cases: the true difference that is found, and the margin within "
     "which equal methods are found to be equivalent, or to be kept. Needed: what decides equal methods within the "
@@ -51,14 +50,6 @@ def forecast_document(found: Forecast) -> Document:
     )
 
 
-def _table(
-    name: str, title: str, headings: Sequence[str], rows: Iterable[Sequence[str | Cell]], caption: str = ""
-) -> Table:
-    """Return a table of numbers, apart from the columns of names."""
-    columns = tuple(Column(heading, number=heading not in _NAMES) for heading in headings)
-    return Table(name, title, columns, tuple(Row(tuple(row)) for row in rows), caption)
-
-
 def _tables(found: Forecast) -> Iterator[Table]:
     """Yield tables of the work, the methods, the measured times and what the tasks can show."""
     rows: list[Sequence[str | Cell]] = []
@@ -66,7 +57,7 @@ def _tables(found: Forecast) -> Iterator[Table]:
         steps, requests = (count(number) if number else NOTHING for number in (work.steps, work.requests))
         times = count(work.units), steps, short_count(work.tokens), requests, duration(work.seconds)
         rows.append((_ACTIONS[action], *times))
-    yield _table("work", "What will be run", ("what", "number", "steps", "tokens", "requests", "time"), rows)
+    yield Table.of("work", "What will be run", ("what", "number", "steps", "tokens", "requests", "time"), rows)
     rows = []
     for name, method in found.methods.items():
         match: str | Cell = NOTHING
@@ -74,7 +65,7 @@ def _tables(found: Forecast) -> Iterator[Table]:
             difference = f"{signed(100 * (method.match.difference or 0), 1)} %"
             match = Cell((f"{method.match.to}: {method.match.words}", difference))
         rows.append((name, count(method.trainable), method.kind, match))
-    yield _table("methods", "Methods", ("method", "trains", "as fast as", "matched to"), rows)
+    yield Table.of("methods", "Methods", ("method", "trains", "as fast as", "matched to"), rows)
     rows = [
         (
             kind if kind in (each.method, "base") else Cell((kind, f"on {each.method}")),
@@ -86,7 +77,7 @@ def _tables(found: Forecast) -> Iterator[Table]:
         for kind, each in found.kinds.items()
     ]
     caption = "One optimiser step; one evaluation on all tasks; each in proportion to what was run of it. Peak memory."
-    yield _table("kinds", "Measured", ("kind", "a step", "memory", "an evaluation", "memory"), rows, caption)
+    yield Table.of("kinds", "Measured", ("kind", "a step", "memory", "an evaluation", "memory"), rows, caption)
     if found.questions:
         yield _question_table(found)
     # the smallest detectable differences
@@ -104,7 +95,7 @@ def _tables(found: Forecast) -> Iterator[Table]:
         rows.append((named, base, *sizes))
     seeds = f"{len(found.seeds)} seed{'s' if len(found.seeds) > 1 else ''}"
     title, caption = f"What the tasks can show with {seeds}", _CAPTION.format(count(found.comparisons))
-    yield _table("tasks", title, headings, rows, caption)
+    yield Table.of("tasks", title, headings, rows, caption)
     # the documents or seeds for the asked effect
     if (effect := found.effect) is None:
         return
@@ -121,7 +112,7 @@ def _tables(found: Forecast) -> Iterator[Table]:
         "Documents with the recipe's seeds, or seeds with the task's documents, that find it in 80 % of cases. Where "
         "the recipe's seeds are enough, their number."
     )
-    yield _table("needed", f"What an effect of {effect:g} needs", headings, rows, caption)
+    yield Table.of("needed", f"What an effect of {effect:g} needs", headings, rows, caption)
 
 
 def _question_table(found: Forecast) -> Table:
@@ -144,7 +135,7 @@ def _question_table(found: Forecast) -> Table:
         shown = [NOTHING if value is None else significant(value, 2) for value in values]
         rows.append((Cell((f"{title} on {asked.task}", source)), *shown, needed))
     headings = ("pair", "smallest difference", "smallest margin", "margin", "needed")
-    return _table("questions", "What the primary questions can decide", headings, rows, _DECIDES)
+    return Table.of("questions", "What the primary questions can decide", headings, rows, _DECIDES)
 
 
 def _size(task: PlannedTask, value: float | None) -> str:

@@ -91,7 +91,9 @@ class Part(BaseModel):
         return self.model_dump(mode="json", by_alias=True)
 
 
-_OF_METHODS = {"method", "methods", "reference", "other", "to", "at", "chosen", "points", "growing", "left_out"}
+_OF_METHODS = {
+    "method", "methods", "reference", "other", "to", "at", "chosen", "points", "growing", "left_out", "baseline",
+}  # fmt: skip
 """Fields of parts that have names of methods: one, a list of them, or as keys."""
 
 

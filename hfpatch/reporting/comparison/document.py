@@ -152,13 +152,13 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
             "difference is the paired one of its own run; none was tested across runs. "
             f"{differ if other else 'They agree in all else.'}"
         )
-        rows = []
+        rows: list[tuple[str | doc.Cell, ...]] = []
         for check in checks:
             tone: doc.Tone = "better" if check.verdict == "same" else "worse" if check.decides else "not tested"
             verdict = doc.Cell((check.verdict,), tone)
-            rows.append(doc.Row((check.what, verdict, *check.values, check.consequence or NOTHING)))
-        columns = tuple(map(doc.Column, ("of the runs", "verdict", *labels, "what follows")))
-        table = doc.Table("common", "What the runs have in common", columns, tuple(rows), heading=False)
+            rows.append((check.what, verdict, *check.values, check.consequence or NOTHING))
+        headings = "of the runs", "verdict", *labels, "what follows"
+        table = replace(doc.Table.of("common", "What the runs have in common", headings, rows), heading=False)
         compared.append(doc.Section("comparability", "Comparability", (doc.Text(words), table)))
     times = [time for each in sources if isinstance(time := each.provenance.get("wall_s"), int | float)]
     return doc.Document(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from hfpatch.reporting.comparison.samples import Sides
@@ -204,8 +205,7 @@ def method_table(results: ComparisonResults) -> Table:
                 NOTHING if loss is None else decimal(loss, 4),
             )
         )
-    columns = tuple(Column(name, number=place > 3) for place, name in enumerate(names))
-    return Table("methods", "Methods", columns, tuple(map(Row, rows))).with_values()
+    return Table.of("methods", "Methods", names, rows)
 
 
 def mean_of(method: Method, field: str) -> float | None:
@@ -222,9 +222,8 @@ def sides_table(sides: Sequence[Sides]) -> Table:
         known = each.gained is not None and each.lost is not None
         net = signed((each.gained or 0) - (each.lost or 0), 0) if known else NOTHING
         counts = count(each.gained), count(each.lost), net, count(each.documents), str(each.seeds)
-        rows.append(Row((each.method, each.task, *counts)))
-    columns = tuple(Column(name, number=place > 1) for place, name in enumerate(names))
-    return Table("sides", "How many, by method and task", columns, tuple(rows), folded=True)
+        rows.append((each.method, each.task, *counts))
+    return replace(Table.of("sides", "How many, by method and task", names, rows), folded=True)
 
 
 def results_csv(runs: Mapping[str, ComparisonResults]) -> str:

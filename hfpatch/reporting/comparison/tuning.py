@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,8 +68,7 @@ def tuning_sections(results: ComparisonResults, svg: str | None, data: str) -> I
         rate, values = choice.values.get("lr"), _values(choice.values, without="lr")
         chosen.append((method, _shown(rate), values, loss, made, edge))
     names = ("method", "learning rate", "other values", "held-out loss", "trials", "at the edge")
-    columns = tuple(doc.Column(name, number=name in ("learning rate", "held-out loss", "trials")) for name in names)
-    table = doc.Table("chosen", "Chosen rates", columns, tuple(map(doc.Row, chosen)), heading=False).with_values()
+    table = replace(doc.Table.of("chosen", "Chosen rates", names, chosen), heading=False)
     yield doc.Section("tuning", "Tuning", (doc.Text(how), *figures, table))
 
 

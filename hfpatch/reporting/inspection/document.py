@@ -16,14 +16,13 @@ from hfpatch.analysis.inspection import Inspection
 from hfpatch.analysis.relation import HeadRelation
 from hfpatch.reporting import document as doc
 from hfpatch.reporting.facts import gguf_text
-from hfpatch.reporting.numbers import MINUS, NOTHING, count, decimal, interval, short_count, signed, significant
+from hfpatch.reporting.numbers import NOTHING, count, decimal, interval, short_count, signed, significant
 from hfpatch.tuners.adapters import tensor_group
 
 Columns = Mapping[str, Callable[[Any], str]]
 """Heading -> function from the item of a row to its cell."""
 _SEGMENT = re.compile(r"(?<![^.])\d+(?![^.])")
 """The number of a block in the path of a module."""
-_NUMBERS = (NOTHING, MINUS, "+", *"0123456789")
 
 
 def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, str]] = ()) -> doc.Document:
@@ -89,16 +88,9 @@ def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, 
 
 
 def _table(name: str, title: str, items: Iterable[Any], columns: Columns, caption: str) -> doc.Table:
-    """Return a table with a row for each item; where all cells of a column begin like numbers, it is one of numbers.
-
-    Columns without values are left out.
-    """
-    rows = [tuple(cell(item) for cell in columns.values()) for item in items]
-    headings = tuple(
-        doc.Column(heading, number=all(row[place].startswith(_NUMBERS) for row in rows))
-        for place, heading in enumerate(columns)
-    )
-    return doc.Table(name, title, headings, tuple(map(doc.Row, rows)), caption).with_values()
+    """Return a table with a row for each item."""
+    rows = [[cell(item) for cell in columns.values()] for item in items]
+    return doc.Table.of(name, title, list(columns), rows, caption)
 
 
 def _layer_table(name: str, title: str, items: Mapping[int, Any], columns: Columns, caption: str) -> doc.Table:
