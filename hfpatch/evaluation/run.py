@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -29,7 +29,7 @@ from hfpatch.evaluation.low_noise import chance, low_noise_scores, low_noise_val
 from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric
 from hfpatch.evaluation.model import BrokenModelError, HfpatchLM, Prompts
 from hfpatch.evaluation.sample_log import SampleLog
-from hfpatch.evaluation.selection import Selection, prompting, select, template_arguments
+from hfpatch.evaluation.selection import Selection, prompting, template_arguments
 from hfpatch.evaluation.stats import over_documents
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.records import hash_documents, write_values
@@ -47,19 +47,35 @@ _OF_DOCUMENTS = {
 _SEEDING: tuple[Callable[[int], Any], ...] = (random.seed, np.random.seed, torch.manual_seed)
 
 
+@dataclass(frozen=True)
+class Storage:
+    """What an evaluation keeps on disk.
+
+    Attributes:
+        records: where ``<task>.jsonl`` goes as soon as a task is scored, one line a document: ``doc_id``, ``doc_hash``,
+            ``target``, ``doc``, its ``cluster`` if documents come in groups, and each metric's value, a number or a
+            pair (log-likelihood, count). ``values.safetensors`` there has the numbers of all tasks.
+        log: writes lm-eval's own files too.
+        answers: the folder of the cache of log-likelihoods (`hfpatch.evaluation.cache`), which are saved as they come.
+            The scores of an interrupted evaluation, or of one with a smaller limit, are reused.
+        answers_optional: continue without that cache if the folder cannot be written (the disk is full).
+        base_sha256: the hash of the base's weights, if computed before; it is part of the cache's key.
+    """
+
+    records: Path | None = None
+    log: SampleLog | None = None
+    answers: Path | None = None
+    answers_optional: bool = False
+    base_sha256: str | None = None
+
+
 def evaluate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
+    selection: Selection,
     *,
-    settings: EvaluationSettings,
-    data_dir: Path | None = None,
-    selection: Selection | None = None,
+    storage: Storage = Storage(),
     scored: Mapping[str, TaskResult] | None = None,
-    log: SampleLog | None = None,
-    records_dir: Path | None = None,
-    answers_dir: Path | None = None,
-    answers_optional: bool = False,
-    base_sha256: str | None = None,
     on_task: Callable[[str], None] | None = None,
     on_scored: Callable[[str, int, int], None] | None = None,
     ranks: Ranks | None = None,
@@ -69,63 +85,54 @@ def evaluate(
     Args:
         model: a causal language model, patched or not; its mode (training or evaluation) is restored.
         tokenizer: the model's tokenizer.
-        settings: which tasks, and how.
-        data_dir: a folder with local copies of hub data; None takes the hub.
-        selection: the tasks, if they are loaded already.
-        scored: earlier results, with their records in ``records_dir``; they come first in the results.
-        log: writes lm-eval's own files too.
-        records_dir: where ``<task>.jsonl`` goes as soon as a task is scored, one line a document: ``doc_id``,
-            ``doc_hash``, ``target``, ``doc``, its ``cluster`` if documents come in groups, and each metric's value, a
-            number or a pair (log-likelihood, count). ``values.safetensors`` there has the numbers of all tasks.
-        answers_dir: the folder of the cache of log-likelihoods (`hfpatch.evaluation.cache`), which are saved as they
-            come. The scores of an interrupted evaluation, or of one with a smaller limit, are reused.
-        answers_optional: continue without that cache if the folder cannot be written (the disk is full).
-        base_sha256: the hash of the base's weights if it is known; it is part of the cache's key.
+        selection: the tasks, and how to run them.
+        storage: what is kept on disk; nothing by default.
+        scored: earlier results, with their records in ``storage.records``; they come first in the results.
         on_task: called with each task's name before it is scored.
         on_scored: called with a task's name, its scored requests and all of them, while it is scored.
         ranks: the processes that share the requests. Each calls this with the same arguments and has all results in
             the end; the first one writes the records. None is this process alone.
 
     Returns:
-        The result of each task, in the order of ``settings.tasks``; those of a group or tag in its own order.
+        The result of each task, in the order of ``selection.tasks``.
 
     Raises:
         HfpatchError: if a task, its data, the tokenizer or its chat template is unsuitable, a log-likelihood is NaN or
             memory is too small; the answers so far are kept.
     """
-    ranks = ranks or Ranks()
+    ranks, settings = ranks or Ranks(), selection.settings
     if not ranks.is_first:
-        records_dir = log = None
+        storage = replace(storage, records=None, log=None)
+    if taken := sorted({*(scored or ())} & {*selection.tasks}):
+        raise HfpatchError(
+            f"task {taken[0]}: results have the loss on the documents of data.held_out by this name; give the task "
+            "another one, or leave out data.held_out"
+        )
     with evaluating(model), quiet(), templates_compiled_once(), ended_together(ranks):
         scorer = HfpatchLM(model, **scorer_options(tokenizer, settings))
-        chosen = selection or select(settings, data_dir)
-        if taken := sorted({*(scored or ())} & {*chosen.tasks}):
-            raise HfpatchError(
-                f"task {taken[0]}: results have the loss on the documents of data.held_out by this name; give the task "
-                "another one, or leave out data.held_out"
-            )
+        scorer.ranks = ranks
         for set_seed, seed in zip(_SEEDING, settings.seed or (), strict=False):  # the last is for few-shot examples
             if seed is not None:
                 set_seed(seed)
-        scorer.ranks = ranks
-        key = ranks.same(model_key(model, base_sha256)) if answers_dir is not None else {}
-        if answers_dir is not None:
-            scorer.findings = ranks.same(read_findings(answers_dir, key))
+        answers, optional = storage.answers, storage.answers_optional
+        if answers is not None:
+            key = ranks.same(model_key(model, storage.base_sha256))
+            scorer.findings = ranks.same(read_findings(answers, key))
         results = dict(scored or {})
-        for name in chosen.tasks:
+        for name in selection.tasks:
             if on_task is not None:
                 on_task(name)
-            if answers_dir is not None:
-                scorer.score_cache = open_cache(answers_dir, name, key, optional=answers_optional, rank=ranks.index)
+            if answers is not None:
+                scorer.score_cache = open_cache(answers, name, key, optional=optional, rank=ranks.index)
             scorer.reused, scorer.prompts = 0, Prompts()
             scorer.on_scored = partial(on_scored, name) if on_scored is not None else None
-            results[name] = _score(scorer, name, chosen, settings, records_dir, log)
-            if answers_dir is not None and ranks.is_first:
-                keep_findings(answers_dir, key, scorer.findings, optional=answers_optional)
-        if records_dir is not None:
-            write_values(records_dir, results)
-        if log is not None:
-            log.close(scorer, settings, chosen, results)
+            results[name] = _score(scorer, name, selection, storage)
+            if answers is not None and ranks.is_first:
+                keep_findings(answers, key, scorer.findings, optional=optional)
+        if storage.records is not None:
+            write_values(storage.records, results)
+        if storage.log is not None:
+            storage.log.close(scorer, selection, results)
         return results
 
 
@@ -149,20 +156,20 @@ class Answered:
     left_out: LeftOut | None
 
 
-def run_task(scorer: HfpatchLM, name: str, chosen: Selection, settings: EvaluationSettings) -> Answered:
+def run_task(scorer: HfpatchLM, name: str, selection: Selection) -> Answered:
     """Let lm-eval run one task on its first documents.
 
     Every call draws the same few-shot examples. A document that the task's templates do not fit is an error that names
     it; one whose tokens have no score is left out.
     """
-    task, limit = chosen.tasks[name], chosen.limits[name]
+    task, limit, settings = selection.tasks[name], selection.limits[name], selection.settings
     if not len(task.eval_docs):
         raise HfpatchError(f"task {name}: has no documents; its data or its filter is empty")
     try:
         asked: dict[str, Any] = {"limit": limit, "bootstrap_iters": 0, **prompting(settings)}
         task.set_fewshot_seed(settings.task_options["fewshot_seed"])
-        own_examples = others_as_examples(name, task, chosen.clusters.get(name))
-        with own_examples as few_shot, _scorable(scorer, name, task) as left_out:
+        examples = others_as_examples(name, task, selection.clusters.get(name))
+        with examples as few_shot, _scorable(scorer, name, task) as left_out:
             output: Mapping[str, Any] = run_lm_eval(scorer, {"tasks": {name: task}}, **asked)
     except HfpatchError:
         raise
@@ -212,37 +219,17 @@ def _scorable(scorer: HfpatchLM, name: str, task: Any) -> Iterator[dict[int, str
         scorer.left_out = None
 
 
-def _score(
-    scorer: HfpatchLM,
-    name: str,
-    chosen: Selection,
-    settings: EvaluationSettings,
-    records_dir: Path | None,
-    log: SampleLog | None,
-) -> TaskResult:
-    task, cluster = chosen.tasks[name], chosen.clusters.get(name)
-    answered = run_task(scorer, name, chosen, settings)
-    output = answered.output
-
-    # one record per document; lm-eval has one sample for each document and answer filter
-    by_document: dict[int, dict[str, Any]] = {}
-    for sample in output["samples"][name]:
-        identity = {key: sample[key] for key in ("doc_id", "doc_hash", "target", "doc")}
-        if cluster is not None:
-            value = sample["doc"].get(cluster)  # without one, the document is a group of its own
-            identity["cluster"] = None if value is None else hash_values(value)[:16]
-        record = by_document.setdefault(sample["doc_id"], identity)
-        suffix = "" if sample["filter"] == "none" else f",{sample['filter']}"
-        record.update({f"{metric}{suffix}": _finite(sample[metric]) for metric in sample["metrics"]})
-    records = [by_document[key] for key in sorted(by_document)]
-    groups = grouped([record["cluster"] for record in records]) if cluster is not None else None
-    low_noise = low_noise_values(task, output["samples"][name])
-    for record in records:
-        record.update({key: _finite(value) for key, value in low_noise.get(record["doc_id"], {}).items()})
-    if records_dir is not None:
+def _score(scorer: HfpatchLM, name: str, selection: Selection, storage: Storage) -> TaskResult:
+    task, cluster = selection.tasks[name], selection.clusters.get(name)
+    answered = run_task(scorer, name, selection)
+    samples = answered.output["samples"][name]
+    low_noise = low_noise_values(task, samples)
+    records = _records(samples, low_noise, cluster)
+    if storage.records is not None:
         lines = (json.dumps(record, default=handle_non_serializable, ensure_ascii=False) for record in records)
-        write_text(records_dir / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
-    scores = {key.removesuffix(",none"): value for key, value in output["results"][name].items() if "," in key}
+        write_text(storage.records / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
+
+    scores = {key.removesuffix(",none"): value for key, value in answered.output["results"][name].items() if "," in key}
     metrics = {key: float(value) for key, value in scores.items() if "_stderr" not in key}
     primary = primary_metric(name, list(metrics))
     if not math.isfinite(metrics[primary]):
@@ -250,12 +237,54 @@ def _score(
             f"task {name}: its metric {primary} is {metrics[primary]} over {len(records)} documents; one of them has a "
             "score that is not a number, or the metric is not defined on them"
         )
-    if log is not None:
-        log.add(name, output)
+    if storage.log is not None:
+        storage.log.add(name, answered.output)
     metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}  # JSON has no other numbers
     metrics |= low_noise_scores(low_noise)
+    groups = grouped([record["cluster"] for record in records]) if cluster is not None else None
+    return TaskResult(
+        task=name,
+        n=len(records),
+        metrics=metrics,
+        stderr=_standard_errors(task, metrics, records, groups),
+        primary=primary,
+        higher_is_better=bool(task.higher_is_better().get(primary.partition(",")[0], True)),
+        num_fewshot=task.get_config("num_fewshot") or 0,
+        data_sha256=hash_documents(record["doc_hash"] for record in records),
+        version=str(task.VERSION),
+        task_sha256=hash_task(task, selection.settings.seed),
+        **scorer.prompts.to_json(),
+        clusters=None if groups is None else Clusters(column=str(cluster), groups=count_groups(groups)),
+        chance=chance(task, samples, primary),
+        few_shot=answered.few_shot,
+        left_out=answered.left_out,
+        ties=ties(task, samples),
+        reused=scorer.reused,
+    )
 
-    # the standard error over documents, or over their groups, of each metric that is a ratio of sums
+
+def _records(
+    samples: Iterable[Mapping[str, Any]], low_noise: Mapping[int, Mapping[str, Any]], cluster: str | None
+) -> list[dict[str, Any]]:
+    """Return one record per document; lm-eval has one sample for each document and answer filter."""
+    records: dict[int, dict[str, Any]] = {}
+    for sample in samples:
+        identity = {key: sample[key] for key in ("doc_id", "doc_hash", "target", "doc")}
+        if cluster is not None:
+            value = sample["doc"].get(cluster)  # without one, the document is a group of its own
+            identity["cluster"] = None if value is None else hash_values(value)[:16]
+        record = records.setdefault(sample["doc_id"], identity)
+        suffix = "" if sample["filter"] == "none" else f",{sample['filter']}"
+        record.update({f"{metric}{suffix}": _finite(sample[metric]) for metric in sample["metrics"]})
+    for number, record in records.items():
+        record.update({key: _finite(value) for key, value in low_noise.get(number, {}).items()})
+    return [records[number] for number in sorted(records)]
+
+
+def _standard_errors(
+    task: Any, metrics: Mapping[str, float], records: Sequence[Mapping[str, Any]], groups: Any
+) -> dict[str, float]:
+    """Return the standard error over documents, or over their groups, of each metric that is a ratio of sums."""
     functions, errors = task.aggregation(), {}
     units = len(records) if groups is None else count_groups(groups)
     for key, value in metrics.items() if units > 1 else ():
@@ -264,25 +293,7 @@ def _score(
             terms = metric.ratio_terms([record[key] for record in records])
             error = over_documents(*terms, groups=groups if units < len(records) else None).error
             errors[key] = value * error if metric.exponential else error
-    return TaskResult(
-        task=name,
-        n=len(records),
-        metrics=metrics,
-        stderr=errors,
-        primary=primary,
-        higher_is_better=bool(task.higher_is_better().get(primary.partition(",")[0], True)),
-        num_fewshot=task.get_config("num_fewshot") or 0,
-        data_sha256=hash_documents(record["doc_hash"] for record in records),
-        version=str(task.VERSION),
-        task_sha256=hash_task(task, settings.seed),
-        **scorer.prompts.to_json(),
-        clusters=None if groups is None else Clusters(column=str(cluster), groups=units),
-        chance=chance(task, output["samples"][name], primary),
-        few_shot=answered.few_shot,
-        left_out=answered.left_out,
-        ties=ties(task, output["samples"][name]),
-        reused=scorer.reused,
-    )
+    return errors
 
 
 def all_aggregations(tasks: Mapping[str, Any]) -> dict[str, dict[str, Aggregation]]:

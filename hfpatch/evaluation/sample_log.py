@@ -14,7 +14,6 @@ from lm_eval.loggers.utils import add_tokenizer_info
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list, sanitize_model_name
 
 from hfpatch.evaluation.selection import Selection, as_lm_eval, prompting
-from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.schema import TaskResult
 from hfpatch.support.files import write_text
 from hfpatch.support.provenance import Clock, provenance
@@ -62,10 +61,9 @@ class SampleLog:
         hashes = (each["doc_hash"] + each["prompt_hash"] + each["target_hash"] for each in samples)
         self._hashes[task] = hash_string("".join(hashes))
 
-    def close(
-        self, scorer: HfpatchLM, settings: EvaluationSettings, selection: Selection, scores: Mapping[str, TaskResult]
-    ) -> None:
+    def close(self, scorer: HfpatchLM, selection: Selection, scores: Mapping[str, TaskResult]) -> None:
         """Write the results of all tasks, with the standard errors of ``scores``."""
+        settings = selection.settings
         parts = {part: dict(values) for part, values in self._parts.items()}
         for task, score in scores.items():
             known = parts["results"][task]

@@ -21,12 +21,14 @@ class Selection:
     """Tasks that are scored together.
 
     Attributes:
+        settings: how they are run.
         tasks: lm-eval's task objects by name.
         groups: lm-eval's groups by name, nested ones included.
         limits: how many of the first documents of each task are scored; None is all.
         clusters: by task the column that groups its documents.
     """
 
+    settings: EvaluationSettings
     tasks: dict[str, Any]
     groups: dict[str, Any]
     limits: dict[str, int | None]
@@ -88,7 +90,7 @@ def select(settings: EvaluationSettings, data_dir: Path | None = None) -> Select
 
     limits = {task: settings.limit_of(source[task], len(tasks[task].eval_docs)) for task in tasks}
     columns = {task: settings.cluster[source[task]] for task in tasks if source[task] in settings.cluster}
-    return Selection(tasks, groups, limits, cluster_columns(tasks, columns))
+    return Selection(settings, tasks, groups, limits, cluster_columns(tasks, columns))
 
 
 def as_lm_eval(score: TaskResult | GroupResult) -> dict[str, Any]:

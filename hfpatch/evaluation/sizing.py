@@ -16,10 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.metrics import metric_named, ratio_error
 from hfpatch.evaluation.model import Encoded, HfpatchLM
-from hfpatch.evaluation.run import evaluate, hash_task, run_task, scorer_options
+from hfpatch.evaluation.run import Storage, evaluate, hash_task, run_task, scorer_options
 from hfpatch.evaluation.selection import Selection
 from hfpatch.evaluation.windows import long_windows, row_operations
-from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.records import hash_documents, read_lines
 
 _SAMPLE_TOKENS = {"cpu": 1 << 14}  # of the base's sample of each task
@@ -120,26 +119,26 @@ class _Collector(HfpatchLM):
 
 
 def collect_requests(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings, chosen: Selection
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, selection: Selection
 ) -> dict[str, TaskRequests]:
-    """Return the requests of each chosen task, without scoring anything; errors are those of `evaluate`."""
-    found = {}
+    """Return the requests of each task, without scoring anything; errors are those of `evaluate`."""
+    settings, by_task = selection.settings, {}
     with quiet(), templates_compiled_once():
         options = scorer_options(tokenizer, settings)
-        for name, task in chosen.tasks.items():
+        for name, task in selection.tasks.items():
             collector = _Collector(model, **options)
-            samples = run_task(collector, name, chosen, settings).output["samples"][name]
+            samples = run_task(collector, name, selection).output["samples"][name]
             hashes = {sample["doc_id"]: sample["doc_hash"] for sample in samples}
             identity = {
                 "data_sha256": hash_documents(hashes[number] for number in sorted(hashes)),
                 "task_sha256": hash_task(task, settings.seed),
                 **collector.prompts.to_json(),
             }
-            found[name] = TaskRequests(len(hashes), identity, collector.encoded, collector.generated)
+            by_task[name] = TaskRequests(len(hashes), identity, collector.encoded, collector.generated)
             if settings.max_length is None and task.OUTPUT_TYPE == "loglikelihood_rolling":
                 lengths = [len(targets) for _, _, targets in collector.encoded]
-                found[name].windows = long_windows(model, lengths, collector.max_length)
-    return found
+                by_task[name].windows = long_windows(model, lengths, collector.max_length)
+    return by_task
 
 
 def time_requests(scorer: HfpatchLM, asked: Sequence[TaskRequests], seconds: float) -> Timed:
@@ -182,13 +181,11 @@ def documents_within(asked: TaskRequests, each_s: float, seconds: float, device:
     return number if number >= min(ENOUGH, asked.documents) else 0
 
 
-def base_spread(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings, one: Selection
-) -> Spread:
+def base_spread(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, one: Selection) -> Spread:
     """Return the variance of the documents of a selection's only task."""
     (name,) = one.tasks
     with tempfile.TemporaryDirectory() as folder:
-        result = evaluate(model, tokenizer, settings=settings, selection=one, records_dir=Path(folder))[name]
+        result = evaluate(model, tokenizer, one, storage=Storage(records=Path(folder)))[name]
         values = [record[result.primary] for record in read_lines(Path(folder) / f"{name}.jsonl")]
     primary = result.primary.partition(",")[0]
     metric = metric_named(primary, aggregation=one.tasks[name].aggregation()[primary])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +13,8 @@ from typing import Any
 from hfpatch import evaluation  # its comparisons, which import scipy, are loaded where variants are compared
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import check_known_scores, unknown_base
-from hfpatch.evaluation import evaluate as run_tasks
+from hfpatch.evaluation.run import Storage
+from hfpatch.evaluation.run import evaluate as run_tasks
 from hfpatch.evaluation.sample_log import SampleLog
 from hfpatch.evaluation.selection import Selection, select
 from hfpatch.recipes.comparison import ModelSettings
@@ -27,6 +29,7 @@ from hfpatch.runs.variants import ANSWERS, BASE, Models, Patches, Variant, Varia
 from hfpatch.support.files import read_json, write_json
 from hfpatch.support.paths import takes_text
 from hfpatch.support.provenance import Clock, provenance
+from hfpatch.support.ranks import Ranks
 from hfpatch.surgery.placement import Placement
 
 IDENTITY = "evaluation.json"  # identifies the folder's evaluation; written before its first answer
@@ -128,8 +131,7 @@ def _evaluate(
         write_json(output / IDENTITY, variants.identity)
 
     # One variant after the other; a bare model's scores are checked before the next one's
-    given: dict[str, Any] = {"settings": settings, "selection": selection, "ranks": ranks}
-    given |= {"answers_dir": cache_dir if output is None else output / ANSWERS, "answers_optional": output is None}
+    answers = cache_dir if output is None else output / ANSWERS
     scored: dict[str, EvaluatedVariant] = {}
     warnings = variants.warnings(selection.tasks)
     with nullcontext(output) if output is not None else TemporaryDirectory() as folder:
@@ -141,8 +143,8 @@ def _evaluate(
                 known |= {"revision": model.revision, "patch": variant.patch}
                 shown = {key: str(value) for key, value in known.items() if value is not None}
                 log = SampleLog(output, variant.log_name, shown)
-            given |= {"records_dir": records / variant.label, "log": log}
-            scored[variant.label] = _score(variants, variant, progress, **given)
+            storage = Storage(records / variant.label, log, answers, answers_optional=output is None)
+            scored[variant.label] = _score(variants, variant, selection, storage, progress, ranks)
             progress.finished(variant.label, "")
             if variant.patch is None:
                 scores, compared = scored[variant.label].scores, variants.compared
@@ -199,18 +201,18 @@ def _common(scored: Mapping[str, EvaluatedVariant]) -> tuple[dict[str, TaskResul
 
 
 def _score(
-    variants: Variants, variant: Variant, progress: Progress, *, selection: Selection, **given: Any
+    variants: Variants, variant: Variant, selection: Selection, storage: Storage, progress: Progress, ranks: Ranks
 ) -> EvaluatedVariant:
-    """Run the tasks as ``given`` says; no model is left in a variable here when the next one is loaded."""
+    """Run the tasks; no model is left in a variable here when the next one is loaded."""
     with variants.opened(variant) as (base, added):
         scores = run_tasks(
             base.model,
             base.tokenizer,
-            base_sha256=base.sha256,
-            selection=selection,
+            selection,
+            storage=replace(storage, base_sha256=base.sha256),
             on_task=partial(progress.evaluating, variant.label),
             on_scored=partial(progress.scored, variant.label),
-            **given,
+            ranks=ranks,
         )
     patch = variant.patch
     return EvaluatedVariant(

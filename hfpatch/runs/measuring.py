@@ -218,11 +218,10 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
     setup = set_up(recipe, progress=progress)
     recipe, base, largest = setup.recipe, setup.base, _largest_of_kinds(setup)
     progress.evaluating(BASE, "requests of the tasks")
-    given = (base.model, base.tokenizer, recipe.evaluation)
     with quiet():
         chosen = select(recipe.evaluation, recipe.data_dir)
         scorer = HfpatchLM(base.model, **scorer_options(base.tokenizer, recipe.evaluation))
-    found = Measured(setup, collect_requests(*given, chosen))
+    found = Measured(setup, collect_requests(base.model, base.tokenizer, chosen))
     weights = (_SCORE + spread * _SPREAD) * len(found.asked) + _STEP * max(1, len(largest) - 1)
     clock, spread_s = _Seconds(seconds, weights, progress), [0.0]
 
@@ -243,7 +242,7 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
                 each = found.timed[name].seconds / asked.documents
                 spread_s.append(each * min(ENOUGH, asked.documents))
                 if documents := documents_within(asked, each, left, base.model.device.type):
-                    found.spreads[name] = base_spread(*given, chosen.only(name, documents))
+                    found.spreads[name] = base_spread(base.model, base.tokenizer, chosen.only(name, documents))
 
         # A forward pass and a training step of each kind of method
         memory, forward_s, at = peak_memory_bytes(), _forward_seconds(setup, base.model), time.perf_counter()

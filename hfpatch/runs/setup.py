@@ -147,10 +147,9 @@ class ComparisonSetup:
         from hfpatch.evaluation.selection import select
         from hfpatch.evaluation.sizing import collect_requests
 
-        settings = self.recipe.evaluation
         with quiet():
-            chosen = select(settings, self.recipe.data_dir)
-        asked = collect_requests(self.base.model, self.base.tokenizer, settings, chosen)
+            chosen = select(self.recipe.evaluation, self.recipe.data_dir)
+        asked = collect_requests(self.base.model, self.base.tokenizer, chosen)
         return {task: each.identity for task, each in asked.items()}
 
     @contextmanager

@@ -259,9 +259,10 @@ class ComparisonSession(Session):
 
     def _score(self, run: PlannedRun) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the scores of the bare base or of a saved patch by task, and the facts of how they were computed."""
-        from hfpatch.evaluation import evaluate
         from hfpatch.evaluation.cache import computed_with
         from hfpatch.evaluation.retention import held_out_result
+        from hfpatch.evaluation.run import Storage, evaluate
+        from hfpatch.evaluation.selection import select
 
         setup, progress, paths, ranks = self.setup, self.progress, RunPaths(run.folder), start_ranks()
         recipe = setup.recipe
@@ -283,12 +284,9 @@ class ComparisonSession(Session):
             scores = evaluate(
                 model,
                 setup.base.tokenizer,
-                settings=recipe.evaluation,
-                data_dir=recipe.data_dir,
+                select(recipe.evaluation, recipe.data_dir),
+                storage=Storage(paths.evaluations, answers=paths.answers, base_sha256=setup.base.sha256),
                 scored=scores,
-                records_dir=paths.evaluations,
-                answers_dir=paths.answers,
-                base_sha256=setup.base.sha256,
                 on_task=partial(progress.evaluating, run.name),
                 on_scored=partial(progress.scored, run.name),
                 ranks=ranks,

@@ -18,8 +18,10 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import evaluate, run
 from hfpatch.evaluation.cache import COMPUTING, ScoreCache, keep_findings, model_key, open_cache, read_findings
 from hfpatch.evaluation.model import HfpatchLM
+from hfpatch.evaluation.run import Storage
 from hfpatch.evaluation.scorer import Findings, TokenRequest, scorer
 from hfpatch.evaluation.scorer.findings import Padding
+from hfpatch.evaluation.selection import select
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.sites.lm_head import Tail
 from hfpatch.surgery.bases import load_base
@@ -208,8 +210,8 @@ def test_only_sources_that_compute_are_part_of_the_key():
 
 def evaluated(model, tokenizer, data_dir, folder, **options):
     chosen = EvaluationSettings(tasks=("arc_easy", "wikitext", "paper_hellaswag"), token_budget=100)
-    folders = {"data_dir": data_dir, "records_dir": folder, "answers_dir": folder / "answers"}
-    return evaluate(model, tokenizer, settings=chosen, **folders, **options)
+    storage = Storage(folder, answers=folder / "answers")
+    return evaluate(model, tokenizer, select(chosen, data_dir), storage=storage, **options)
 
 
 def test_an_interrupted_evaluation_goes_on_within_a_task_and_ends_the_same(
@@ -251,8 +253,8 @@ def test_what_trials_found_is_kept_beside_the_answers(tmp_path, monkeypatch):
         if form is not None:
             patch(base.model, NonlinearQueryConfig(form=form))
         settings = EvaluationSettings(tasks=("tinyworld_endings",), limit=30)
-        found = evaluate(base.model, base.tokenizer, settings=settings, answers_dir=folder)["tinyworld_endings"]
-        return found.metrics
+        results = evaluate(base.model, base.tokenizer, select(settings), storage=Storage(answers=folder))
+        return results["tinyworld_endings"].metrics
 
     first = scores(tmp_path / "a")
     assert {"try_padding", "trees_are_exact"} <= set(tried)

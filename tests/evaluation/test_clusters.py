@@ -14,6 +14,8 @@ from scipy.stats import t as student
 
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import TaskResult, clusters, compare, comparison, evaluate, index, load_tasks, stats
+from hfpatch.evaluation.run import Storage
+from hfpatch.evaluation.selection import select
 from hfpatch.evaluation.stats import Estimate
 from hfpatch.recipes.evaluation import EvaluationSettings
 
@@ -214,7 +216,7 @@ def grouped_task(support, tmp_path):
 
 def test_records_and_results_name_the_groups(taught, tokenizer, grouped_task, tmp_path):
     chosen = grouped_task(column="passage")
-    found = evaluate(taught, tokenizer, settings=chosen, records_dir=tmp_path / "a")["quiz"]
+    found = evaluate(taught, tokenizer, select(chosen), storage=Storage(records=tmp_path / "a"))["quiz"]
     rows = read_record(tmp_path / "a", "quiz")
     assert [row["cluster"] for row in rows[::5]] == [row["cluster"] for row in rows[4::5]]
     assert len({row["cluster"] for row in rows}) == 12 == found.clusters.groups
@@ -226,19 +228,19 @@ def test_records_and_results_name_the_groups(taught, tokenizer, grouped_task, tm
     errors = {}
     for column, groups in ((None, None), ("single", 60), ("label", 2)):
         settings = grouped_task(column="passage", cluster={"quiz": column})
-        again = evaluate(taught, tokenizer, settings=settings)["quiz"]
+        again = evaluate(taught, tokenizer, select(settings))["quiz"]
         assert (again.clusters and again.clusters.groups) == groups
         assert again.metrics == found.metrics
         errors[groups] = again.stderr
     assert errors[60] == errors[None] != errors[2]  # a group for each document changes nothing
-    assert "clusters" not in evaluate(taught, tokenizer, settings=grouped_task(limit=8))["quiz"].to_json()
+    assert "clusters" not in evaluate(taught, tokenizer, select(grouped_task(limit=8)))["quiz"].to_json()
 
 
 def test_an_unknown_column_is_refused_before_anything_is_scored(taught, tokenizer, grouped_task, tmp_path):
     folder, message = tmp_path / "records", "task quiz: its documents have no column 'pasage' to be the cluster"
     for given in ({"cluster": {"quiz": "pasage"}}, {"column": "pasage"}):
         with pytest.raises(HfpatchError, match=rf"{message} \(did you mean 'passage'\?\)"):
-            evaluate(taught, tokenizer, settings=grouped_task(**given), records_dir=folder)
+            evaluate(taught, tokenizer, select(grouped_task(**given)), storage=Storage(records=folder))
     assert not folder.exists()
 
 

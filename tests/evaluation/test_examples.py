@@ -7,7 +7,9 @@ from own_tasks import write_task
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import evaluate, load_tasks
 from hfpatch.evaluation.model import HfpatchLM
+from hfpatch.evaluation.run import Storage
 from hfpatch.evaluation.sample_log import SampleLog
+from hfpatch.evaluation.selection import select
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.cautions import document_cautions
 
@@ -57,7 +59,7 @@ def asked(folder, support, tokenizer, monkeypatch, shots=5, **options):
     monkeypatch.setattr(SampleLog, "add", lambda self, name, output: outputs.append(output["samples"][name]))
     monkeypatch.setattr(SampleLog, "close", lambda self, *_: None)
     settings = EvaluationSettings(tasks=("after",), include_path=str(folder), num_fewshot=shots, **options)
-    result = evaluate(support.gpt_neox(512), tokenizer, settings=settings, log=SampleLog())["after"]
+    result = evaluate(support.gpt_neox(512), tokenizer, select(settings), storage=Storage(log=SampleLog()))["after"]
     return [(sample["doc"], sample["arguments"][0][0]) for sample in outputs[0]], result
 
 
@@ -97,13 +99,9 @@ def test_the_examples_are_those_of_lm_eval_with_the_split_named(write, support, 
 
 def test_every_model_is_asked_the_same(write, support, tokenizer, monkeypatch):
     """The generator of examples is not where the last model left it."""
-    from hfpatch.evaluation.selection import select
-
     settings = EvaluationSettings(tasks=("after",), include_path=str(write()), num_fewshot=2)
     chosen = select(settings)
-    first, second = (
-        evaluate(support.gpt_neox(512), tokenizer, settings=settings, selection=chosen)["after"] for _ in range(2)
-    )
+    first, second = (evaluate(support.gpt_neox(512), tokenizer, chosen)["after"] for _ in range(2))
     assert first.prompts_sha256 == second.prompts_sha256
 
 

@@ -15,6 +15,8 @@ from hfpatch import NonlinearQueryConfig, patch
 from hfpatch.evaluation import HfpatchLM, evaluate, load_tasks
 from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.low_noise import low_noise_scores, low_noise_values, scored_bytes
+from hfpatch.evaluation.run import Storage
+from hfpatch.evaluation.selection import select
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.surgery.bases import load_base
 from hfpatch.tinyworld.language import documents
@@ -95,7 +97,7 @@ def scored(taught, tokenizer, support, tmp_path_factory):
     chosen = EvaluationSettings(tasks=tuple(FORMS), include_path=folder, batch_size=4)
     with pytest.MonkeyPatch.context() as patched:
         asked = watch(patched)
-        results = evaluate(taught, tokenizer, settings=chosen, records_dir=folder / "records")
+        results = evaluate(taught, tokenizer, select(chosen), storage=Storage(records=folder / "records"))
     return results, folder / "records", asked, chosen
 
 
@@ -168,7 +170,7 @@ def test_nothing_more_is_scored_than_lm_eval_asks_for_and_answers_are_kept(score
             assert results[name].primary in own
     assert asked == by_lm_eval
     for reused in (0, len(asked)):
-        again = evaluate(taught, tokenizer, settings=chosen, answers_dir=tmp_path)
+        again = evaluate(taught, tokenizer, select(chosen), storage=Storage(answers=tmp_path))
         assert again == results
         assert sum(each.reused for each in again.values()) == reused
 
@@ -211,7 +213,7 @@ def test_tasks_of_lm_eval_and_of_the_paper_have_them(taught, tokenizer, data_dir
     local = ("lambada_openai", "hellaswag", "arc_easy", "wikitext")
     tasks = (*local, "paper_lambada", "paper_hellaswag", "paper_arc_easy", "paper_wikitext")
     settings = EvaluationSettings(tasks=tasks, limit=6)
-    results = evaluate(taught, tokenizer, settings=settings, data_dir=data_dir, records_dir=tmp_path)
+    results = evaluate(taught, tokenizer, select(settings, data_dir), storage=Storage(records=tmp_path))
     for name in tasks:
         chooses = "hellaswag" in name or "arc" in name
         assert MEASURED & set(results[name].metrics) == (MEASURED if chooses else {"bits_per_byte"}), name
@@ -230,7 +232,7 @@ def test_bits_per_byte_find_an_adaptation_that_accuracy_does_not_see(tmp_path):
     base = load_base("tinyworld/gpt-neox")
     model, tokenizer = base.model, base.tokenizer
     settings = EvaluationSettings(tasks=("tinyworld_endings",), limit=200)
-    evaluate(model, tokenizer, settings=settings, records_dir=tmp_path / "before")
+    evaluate(model, tokenizer, select(settings), storage=Storage(records=tmp_path / "before"))
     patch(model, NonlinearQueryConfig(), seed=0)
     ids = [token for text in tokenizer(list(documents("shifted", count=400)))["input_ids"] for token in text]
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
@@ -238,7 +240,7 @@ def test_bits_per_byte_find_an_adaptation_that_accuracy_does_not_see(tmp_path):
         model(batch, labels=batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    evaluate(model.eval(), tokenizer, settings=settings, records_dir=tmp_path / "after")
+    evaluate(model.eval(), tokenizer, select(settings), storage=Storage(records=tmp_path / "after"))
     before, after = (records(tmp_path / name, "tinyworld_endings") for name in ("before", "after"))
     (worse, sizes), (better, _) = (np.array([row["bits_per_byte"] for row in rows]).T for rows in (before, after))
     right = np.array([new["acc"] - old["acc"] for old, new in zip(before, after, strict=True)])

@@ -11,6 +11,8 @@ from scipy.stats import t as student
 
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import all_aggregations, check_comparable, compare, comparison, evaluate, load_tasks
+from hfpatch.evaluation.run import Storage
+from hfpatch.evaluation.selection import select
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.low_noise import LOW_NOISE
 
@@ -67,7 +69,7 @@ def scored(taught, tokenizer, support, tmp_path_factory):
     folder = tmp_path_factory.mktemp("metrics")
     chosen = write_tasks(folder, support, TASKS)
     found = {
-        name: evaluate(model, tokenizer, settings=chosen, records_dir=folder / name)
+        name: evaluate(model, tokenizer, select(chosen), storage=Storage(records=folder / name))
         for name, model in {"baseline": support.gpt_neox(), "taught": taught}.items()
     }
     return folder, found, load_tasks(chosen.tasks, **chosen.task_options)
@@ -150,14 +152,14 @@ def test_only_ratios_have_an_error_and_what_is_no_number_is_null_or_refused(
     assert None in values(folder / "taught", "gaps", "gaps")
     chosen = write_tasks(tmp_path, support, {"nothing": (CLOZE, "gaps", "mean")})
     with pytest.raises(HfpatchError, match="task nothing: its metric gaps is nan over 40 documents"):
-        evaluate(taught, tokenizer, settings=chosen, records_dir=tmp_path)
+        evaluate(taught, tokenizer, select(chosen), storage=Storage(records=tmp_path))
 
 
 def test_a_metric_that_records_cannot_give_again_is_refused_before_anything_is_compared(
     taught, tokenizer, support, tmp_path
 ):
     chosen = write_tasks(tmp_path, support, {"objects": (CLOZE, "objects", "!function own.last_of")})
-    scores = evaluate(taught, tokenizer, settings=chosen, records_dir=tmp_path)
+    scores = evaluate(taught, tokenizer, select(chosen), storage=Storage(records=tmp_path))
     assert math.isfinite(scores["objects"].metrics["objects"])
     aggregations = all_aggregations(load_tasks(chosen.tasks, **chosen.task_options))
     with pytest.raises(HfpatchError, match="task objects: its metric objects does not follow from the documents'"):

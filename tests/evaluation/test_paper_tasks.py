@@ -6,13 +6,14 @@ from datasets import Dataset
 
 from hfpatch.evaluation import evaluate
 from hfpatch.evaluation.paper_tasks import first_documents, first_paragraphs
+from hfpatch.evaluation.selection import select
 from hfpatch.recipes.evaluation import EvaluationSettings
 
 
 @pytest.fixture(scope="module")
 def results(taught, tokenizer, data_dir):
     tasks = ("paper_lambada", "paper_hellaswag", "paper_arc_easy", "paper_wikitext")
-    return evaluate(taught, tokenizer, settings=EvaluationSettings(tasks=tasks, batch_size=4), data_dir=data_dir)
+    return evaluate(taught, tokenizer, select(EvaluationSettings(tasks=tasks, batch_size=4), data_dir))
 
 
 def per_token_choice(support, model, tokenizer, context, endings):
@@ -63,7 +64,7 @@ def test_paragraphs_are_cut_at_512_tokens(support, tokenizer, own_data_dir):
     support.write_rows(own_data_dir / "wikitext/wikitext-2-raw-v1/validation.jsonl", [{"text": text}])
     model = support.gpt_neox(positions=2048)
     chosen = EvaluationSettings(tasks=("paper_wikitext",))
-    result = evaluate(model, tokenizer, settings=chosen, data_dir=own_data_dir)["paper_wikitext"]
+    result = evaluate(model, tokenizer, select(chosen, own_data_dir))["paper_wikitext"]
     ids = torch.tensor([tokenizer(text)["input_ids"][:512]])
     assert result.metrics["paragraph_perplexity"] == pytest.approx(math.exp(model(ids, labels=ids).loss), rel=1e-4)
     assert result.stderr == {}

@@ -13,6 +13,8 @@ from transformers import PreTrainedTokenizerFast
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import TaskResult, evaluate, load_tasks, run
 from hfpatch.evaluation.metrics import metric_named
+from hfpatch.evaluation.run import Storage
+from hfpatch.evaluation.selection import select
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.cautions import document_cautions, tie_cautions
 from hfpatch.results.low_noise import LOW_NOISE
@@ -28,7 +30,7 @@ def settings(*tasks, **options):
 @pytest.fixture(scope="module")
 def outcome(taught, tokenizer, data_dir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluations")
-    return evaluate(taught, tokenizer, settings=settings(), data_dir=data_dir, records_dir=folder), folder
+    return evaluate(taught, tokenizer, select(settings(), data_dir), storage=Storage(records=folder)), folder
 
 
 def test_lambada_is_the_greedy_share_and_the_perplexity(outcome, taught, tokenizer, support):
@@ -119,12 +121,12 @@ def test_records_give_the_scores_again_and_results_survive_json(outcome):
 def test_limit_takes_the_first_documents(outcome, taught, tokenizer, data_dir, tmp_path):
     _, folder = outcome
     called = []
-    given = {"settings": settings("arc_easy", "lambada_openai", limit=5), "data_dir": data_dir, "records_dir": tmp_path}
+    chosen = select(settings("arc_easy", "lambada_openai", limit=5), data_dir)
 
     def note(task):
         called.append((task, sorted(path.name for path in tmp_path.iterdir())))
 
-    results = evaluate(taught, tokenizer, **given, on_task=note)
+    results = evaluate(taught, tokenizer, chosen, storage=Storage(tmp_path), on_task=note)
     assert called == [("arc_easy", []), ("lambada_openai", ["arc_easy.jsonl"])]
     for row, whole in zip(rows(tmp_path, "arc_easy"), rows(folder, "arc_easy")[:5], strict=True):
         for metric in LOW_NOISE:  # no decisions: equal to rounding
@@ -135,23 +137,23 @@ def test_limit_takes_the_first_documents(outcome, taught, tokenizer, data_dir, t
 
 def test_the_data_hash_follows_the_documents(outcome, taught, tokenizer, own_data_dir):
     results, _ = outcome
-    again = evaluate(taught, tokenizer, settings=settings("lambada_openai"), data_dir=own_data_dir)
+    again = evaluate(taught, tokenizer, select(settings("lambada_openai"), own_data_dir))
     assert again["lambada_openai"] == results["lambada_openai"]
     path = own_data_dir / "lambada_openai" / "test.jsonl"
     path.write_text(path.read_text(encoding="utf-8").replace("Anna", "Ada"), encoding="utf-8")
-    other = evaluate(taught, tokenizer, settings=settings("lambada_openai"), data_dir=own_data_dir)
+    other = evaluate(taught, tokenizer, select(settings("lambada_openai"), own_data_dir))
     assert other["lambada_openai"].data_sha256 != results["lambada_openai"].data_sha256
 
 
 def test_a_task_of_the_name_of_other_results_is_refused(outcome, taught, tokenizer, data_dir):
-    given = {"settings": settings("lambada_openai", limit=2), "scored": {"lambada_openai": None}}
+    chosen = select(settings("lambada_openai", limit=2), data_dir)
     with pytest.raises(HfpatchError, match=r"task lambada_openai: .* data.held_out"):
-        evaluate(taught, tokenizer, data_dir=data_dir, **given)
+        evaluate(taught, tokenizer, chosen, scored={"lambada_openai": None})
 
 
 def test_nothing_is_printed_and_the_mode_is_kept(model, tokenizer, data_dir, capfd):
     model.train()
-    evaluate(model, tokenizer, settings=settings("lambada_openai", "wikitext", limit=2), data_dir=data_dir)
+    evaluate(model, tokenizer, select(settings("lambada_openai", "wikitext", limit=2), data_dir))
     assert model.training
     assert capfd.readouterr() == ("", "")
 
@@ -164,7 +166,7 @@ def test_nan_stops_with_the_document_and_keeps_what_was_scored(support, tokenize
     path.write_text(path.read_text(encoding="utf-8").replace("does Cleo", "% Cleo", 1), encoding="utf-8")
     chosen = settings("lambada_openai", "arc_easy", limit=4)
     with pytest.raises(HfpatchError, match="task arc_easy, document 2: the log-likelihood is NaN"):
-        evaluate(model, tokenizer, settings=chosen, data_dir=own_data_dir, records_dir=folder)
+        evaluate(model, tokenizer, select(chosen, own_data_dir), storage=Storage(records=folder))
     assert [path.name for path in folder.iterdir()] == ["lambada_openai.jsonl"]
     assert model.training
 
@@ -192,8 +194,8 @@ def test_a_document_whose_context_and_answer_share_a_token_is_left_out(taught, t
     found, records = [], []
     for name, documents in (("with", [*rows[:2], SHARED, *rows[2:]]), ("without", rows)):
         chosen = write_words(tmp_path, support, documents, kind)
-        given = {"settings": chosen, "records_dir": tmp_path / name, "answers_dir": tmp_path / "answers"}
-        found.append(evaluate(taught, tokenizer, **given)["words"])
+        storage = Storage(tmp_path / name, answers=tmp_path / "answers")
+        found.append(evaluate(taught, tokenizer, select(chosen), storage=storage)["words"])
         records.append(read_record(tmp_path / name, "words"))
     why = "its context or its continuation has no token of its own"
     assert found[0].left_out == LeftOut(documents=1, first=2, why=why)
@@ -206,7 +208,7 @@ def test_a_document_whose_context_and_answer_share_a_token_is_left_out(taught, t
     assert said == f"words: 1 of 7 documents cannot be scored and are left out (document 2: {why})."
     chosen = write_words(tmp_path, support, [SHARED], kind)
     with pytest.raises(HfpatchError, match="task words: none of its documents can be scored; document 0: its context"):
-        evaluate(taught, tokenizer, settings=chosen)
+        evaluate(taught, tokenizer, select(chosen))
 
 
 def test_decisions_between_equal_scores_are_counted(support, tokenizer, tmp_path):
@@ -216,7 +218,7 @@ def test_decisions_between_equal_scores_are_counted(support, tokenizer, tmp_path
         model.get_output_embeddings().weight.zero_()
     ends = [(" lamp", " lamp"), (" the the", " the"), (" the", " the the")]
     rows = [{"text": "Anna left", "word": one, "wrong": other, "gold": 0} for one, other in ends]
-    result = evaluate(model, tokenizer, settings=write_words(tmp_path, support, rows, "choice"))["words"]
+    result = evaluate(model, tokenizer, select(write_words(tmp_path, support, rows, "choice")))["words"]
     assert (result.metrics["acc"], result.ties) == (pytest.approx(2 / 3), 1)
     assert [said.partition(" have")[0] for said in tie_cautions({"words": result}, "it")] == [
         "it: 1 of 3 documents of words"
@@ -224,7 +226,7 @@ def test_decisions_between_equal_scores_are_counted(support, tokenizer, tmp_path
     assert not list(tie_cautions({"words": result.model_copy(update={"n": 100})}, "it"))
     rows = [{**row, "wrong": " coin"} for row in rows[:1]]
     assert (
-        evaluate(support.gpt2(), tokenizer, settings=write_words(tmp_path, support, rows, "choice"))["words"].ties
+        evaluate(support.gpt2(), tokenizer, select(write_words(tmp_path, support, rows, "choice")))["words"].ties
         is None
     )
 
@@ -233,17 +235,17 @@ def test_a_tokenizer_of_another_model_or_without_tokens_is_refused(support, toke
     model = support.gpt_neox()
     model.resize_token_embeddings(200)
     with pytest.raises(HfpatchError, match="the tokenizer has 320 tokens and the model 200 embeddings"):
-        evaluate(model, tokenizer, settings=settings("lambada_openai"), data_dir=data_dir)
+        evaluate(model, tokenizer, select(settings("lambada_openai"), data_dir))
     bare = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), eos_token="<|endoftext|>")
     with pytest.raises(HfpatchError, match="only special tokens"):
-        evaluate(support.gpt_neox(), bare, settings=settings("lambada_openai"), data_dir=data_dir)
+        evaluate(support.gpt_neox(), bare, select(settings("lambada_openai"), data_dir))
 
 
 def test_a_task_a_template_or_a_document_that_does_not_fit_is_named(
     taught, tokenizer, own_data_dir, support, monkeypatch
 ):
     def scored(*tasks, **options):
-        return evaluate(taught, tokenizer, settings=settings(*tasks, **options), data_dir=own_data_dir)
+        return evaluate(taught, tokenizer, select(settings(*tasks, **options), own_data_dir))
 
     support.write_rows(own_data_dir / "wikitext/wikitext-2-raw-v1/validation.jsonl", [{"text": "short"}])
     with pytest.raises(HfpatchError, match=r"task paper_wikitext .* cannot be built"):
@@ -266,7 +268,7 @@ def test_what_is_no_mistake_in_a_document_is_not_hidden(taught, tokenizer, data_
 
     monkeypatch.setattr(run, "run_lm_eval", fail)
     with pytest.raises(ZeroDivisionError):
-        evaluate(taught, tokenizer, settings=settings("lambada_openai", limit=2), data_dir=data_dir)
+        evaluate(taught, tokenizer, select(settings("lambada_openai", limit=2), data_dir))
 
 
 def test_each_template_is_compiled_once_and_only_while_an_evaluation_runs(taught, tokenizer, data_dir, monkeypatch):
@@ -277,6 +279,6 @@ def test_each_template_is_compiled_once_and_only_while_an_evaluation_runs(taught
         return real(self, source, *rest)
 
     monkeypatch.setattr(type(env), "compile", noted)
-    evaluate(taught, tokenizer, settings=settings("arc_easy"), data_dir=data_dir)
+    evaluate(taught, tokenizer, select(settings("arc_easy"), data_dir))
     assert 0 < len(compiled) == len(set(compiled))
     assert "from_string" not in vars(env)

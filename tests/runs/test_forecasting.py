@@ -15,7 +15,7 @@ import hfpatch.runs.measuring
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import evaluate, load_tasks
 from hfpatch.evaluation.model import HfpatchLM
-from hfpatch.evaluation.run import scorer_options
+from hfpatch.evaluation.run import Storage, scorer_options
 from hfpatch.evaluation.selection import select
 from hfpatch.evaluation.sizing import collect_requests, time_requests
 from hfpatch.evaluation.windows import row_operations
@@ -188,7 +188,7 @@ def test_what_no_time_is_left_for_is_estimated_and_said(monkeypatch):
 def test_a_part_is_scaled_to_the_whole(monkeypatch):
     """Of a scorer that takes as long as its rows have operations, a small part tells the time of all."""
     base, recipe = load_base(MODEL), make_recipe()
-    asked = collect_requests(base.model, base.tokenizer, recipe.evaluation, select(recipe.evaluation))["tinyworld_text"]
+    asked = collect_requests(base.model, base.tokenizer, select(recipe.evaluation))["tinyworld_text"]
     scorer = HfpatchLM(base.model, **scorer_options(base.tokenizer, recipe.evaluation))
     limits, clock = scorer._scorer().limits, [0.0]
 
@@ -223,7 +223,7 @@ def test_the_time_is_that_of_the_units_and_methods_have_their_counts(found):
 
 def test_the_spread_is_that_of_the_base_s_documents(found, tmp_path):
     base, recipe = load_base(MODEL), make_recipe()
-    evaluate(base.model, base.tokenizer, settings=recipe.evaluation, records_dir=tmp_path)
+    evaluate(base.model, base.tokenizer, select(recipe.evaluation), storage=Storage(records=tmp_path))
     rows = [json.loads(line) for line in (tmp_path / "tinyworld_cloze.jsonl").read_text().splitlines()]
     right = (sum(row["acc"] for row in rows) + 1) / (DOCUMENTS + 2)
     cloze = found.tasks["tinyworld_cloze"]

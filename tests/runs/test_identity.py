@@ -21,6 +21,8 @@ from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import evaluate
 from hfpatch.evaluation.cache import model_key
+from hfpatch.evaluation.run import Storage
+from hfpatch.evaluation.selection import select
 from hfpatch.recipes.comparison import PLACES, ModelSettings, Recipe
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -308,10 +310,8 @@ class Scored:
         key = json.dumps([changed, cached], sort_keys=True)
         if key not in self._known:
             asked = settings(self.place, **changed)
-            folder = {"answers_dir": self.cache} if cached else {}
-            scores = evaluate(
-                self.base.model, self.base.tokenizer, settings=asked, base_sha256=self.base.sha256, **folder
-            )
+            storage = Storage(answers=self.cache if cached else None, base_sha256=self.base.sha256)
+            scores = evaluate(self.base.model, self.base.tokenizer, select(asked), storage=storage)
             self._known[key] = asked, scores
         return self._known[key]
 
