@@ -1,6 +1,7 @@
 """Made-up token blocks for training tests, short runs on them, and what tests compare of runs."""
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -108,3 +109,41 @@ def trainables(model):
 def same(one, other):
     """Whether two dicts hold the same tensors bit for bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def plain_loop(model, blocks, plan, *, lr, warmup, clip, betas=(0.9, 0.999), decay=0.0, floor=0.0):
+    """Train in plain torch, one document at a time: AdamW, clipping, warm-up, a cosine to ``floor`` times the rate.
+
+    Return the loss and the gradient's norm of each step.
+    """
+    parameters = [value for value in model.parameters() if value.requires_grad]
+    first, second = ([torch.zeros_like(value) for value in parameters] for _ in range(2))
+    losses, norms = [], []
+    model.train()
+    for step, rows in enumerate(plan.indices.tolist()):
+        total, count = torch.zeros(()), 0
+        for ids, labels in (document for row in rows for document in _documents(blocks[row])):
+            scores = torch.log_softmax(model(input_ids=ids[None]).logits[0].float(), dim=-1)
+            for place in (labels[1:] != -100).nonzero().flatten().tolist():
+                total, count = total - scores[place, labels[place + 1]], count + 1
+        gradients = torch.autograd.grad(total / count, parameters)
+        losses.append((total / count).item())
+        norms.append(math.sqrt(sum(gradient.double().square().sum().item() for gradient in gradients)))
+        falling = floor + (1 - floor) * (1 + math.cos(math.pi * (step - warmup) / (plan.steps - warmup))) / 2
+        rate = lr * ((step + 1) / (warmup + 1) if step < warmup else falling)
+        for value, gradient, m, v in zip(parameters, gradients, first, second, strict=True):
+            scaled = gradient * min(1.0, clip / (norms[-1] + 1e-6))
+            m.mul_(betas[0]).add_(scaled, alpha=1 - betas[0])
+            v.mul_(betas[1]).add_(scaled.square(), alpha=1 - betas[1])
+            m_hat, v_hat = m / (1 - betas[0] ** (step + 1)), v / (1 - betas[1] ** (step + 1))
+            value.data *= 1 - rate * decay * (value.ndim == 2)
+            value.data -= rate * m_hat / (v_hat.sqrt() + 1e-8)
+    return losses, norms
+
+
+def _documents(row):
+    """Yield the ids and labels of each document of a row, without its padding."""
+    ids = row["input_ids"]
+    starts = (row["position_ids"] == 0).nonzero().flatten().tolist() if "position_ids" in row else [0]
+    ends = [*starts[1:], int(row["attention_mask"].sum()) if "attention_mask" in row else len(ids)]
+    yield from ((ids[begin:end], row["labels"][begin:end]) for begin, end in zip(starts, ends, strict=True))

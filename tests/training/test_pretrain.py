@@ -143,7 +143,7 @@ def run_scratch(model, folder, **values):
     ],
 )
 def test_compiled_accumulated_or_with_recomputed_activations_it_trains_the_same(tmp_path, monkeypatch, name, other):
-    monkeypatch.setattr("hfpatch.training.loop.COMPILE_BACKEND", "aot_eager")
+    monkeypatch.setattr("hfpatch.training.loop.COMPILE_BACKEND", "eager")
     torch.compiler.reset()
     plain, changed = run_scratch(build(name), tmp_path / "plain"), run_scratch(build(name), tmp_path / "other", **other)
     assert numbers_of(tmp_path / "other") == pytest.approx(numbers_of(tmp_path / "plain"), rel=2e-5, abs=1e-6)

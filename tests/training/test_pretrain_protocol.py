@@ -4,9 +4,8 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from families import make_config
-from training_blocks import make_blocks, metrics_of
+from training_blocks import make_blocks, metrics_of, plain_loop
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
@@ -46,39 +45,16 @@ def run(model, folder, **values):
 def test_steps_of_it_are_adamw_with_clipping_warm_up_and_a_cosine_to_its_floor(tmp_path):
     model, twin = small(), small()
     blocks, plan, lines = run(model, tmp_path)
-    values = {name: value.data for name, value in twin.named_parameters()}
-    moments, clipped = {}, []
-    for step, line in enumerate(lines):
-        share = (step + 1) / (WARMUP + 1)
-        if step >= WARMUP:
-            share = FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP))) / 2
-        rows = [blocks[index] for index in plan.indices[step]]
-        total, count = 0.0, 0
-        for row in rows:
-            length = int(row["attention_mask"].sum())
-            ids = row["input_ids"][:length]
-            total += F.cross_entropy(twin(ids[None]).logits[0, :-1], ids[1:], reduction="sum")
-            count += length - 1
-        loss = total / count
-        gradients = dict(
-            zip(values, torch.autograd.grad(loss, [value for _, value in twin.named_parameters()]), strict=True)
-        )
-        norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
-        clipped.append(norm > CLIP)
-        assert (line["loss"], line["lr"]) == (pytest.approx(loss.item(), rel=2e-5), pytest.approx(LR * share))
-
-        # AdamW's formula: decay by lr·λ on matrices, then lr·m̂/(√v̂ + 1e-8).
-        for name, value in values.items():
-            scaled = gradients[name] * min(1.0, CLIP / (norm + 1e-6))
-            m, v = moments.setdefault(name, (torch.zeros_like(value), torch.zeros_like(value)))
-            m.mul_(0.9).add_(scaled, alpha=0.1)
-            v.mul_(0.95).add_(scaled.square(), alpha=0.05)
-            if value.ndim == 2:
-                value.mul_(1 - LR * share * DECAY)
-            value.sub_(LR * share * (m / (1 - 0.9 ** (step + 1))) / ((v / (1 - 0.95 ** (step + 1))).sqrt() + 1e-8))
-    assert all(clipped)
+    given = {"lr": LR, "warmup": WARMUP, "clip": CLIP, "betas": (0.9, 0.95), "decay": DECAY, "floor": FLOOR}
+    losses, norms = plain_loop(twin, blocks, plan, **given)
+    assert min(norms) > CLIP
+    assert [line["loss"] for line in lines] == pytest.approx(losses, rel=2e-5)
+    falling = [(1 + math.cos(math.pi * step / (STEPS - WARMUP))) / 2 for step in range(STEPS - WARMUP)]
+    shares = [1 / 4, 2 / 4, 3 / 4, *(FLOOR + (1 - FLOOR) * share for share in falling)]
+    assert [line["lr"] for line in lines] == pytest.approx([LR * share for share in shares])
+    expected = dict(twin.named_parameters())
     for name, value in model.named_parameters():  # the first step divides each gradient by its own size, rounding too
-        assert torch.allclose(value, values[name], atol=2e-4), name
+        assert torch.allclose(value, expected[name], atol=2e-4), name
 
 
 def test_every_value_of_it_can_be_said_and_every_matrix_decays():

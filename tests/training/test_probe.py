@@ -1,13 +1,11 @@
 import json
 import math
 import resource
-from itertools import pairwise
 
 import pytest
 import torch
 from peft import IA3Config, LNTuningConfig, LoraConfig, VeraConfig, get_peft_model
-from torch.nn.functional import log_softmax
-from training_blocks import Killed, metrics_of, same, trainables
+from training_blocks import Killed, metrics_of, plain_loop, same, trainables
 from training_blocks import run_probe as run
 from transformers import TrainerCallback
 from transformers.integrations import integration_utils
@@ -30,49 +28,11 @@ def losses(folder):
     return [line["loss"] for line in metrics_of(folder)]
 
 
-def plain_loop(model, blocks, plan, *, lr, warmup, clip):
-    """The probe protocol once more, in plain torch, one document at a time."""
-    parameters = [value for value in model.parameters() if value.requires_grad]
-    first = [torch.zeros_like(value) for value in parameters]
-    second = [torch.zeros_like(value) for value in parameters]
-    found = []
-    model.train()
-    for step, rows in enumerate(plan.indices.tolist()):
-        total, count = torch.zeros(()), 0
-        for row in rows:
-            block = blocks[row]
-            starts = [*(block["position_ids"] == 0).nonzero().flatten().tolist(), len(block["input_ids"])]
-            for begin, end in pairwise(starts):
-                ids = block["input_ids"][begin:end]
-                wanted = block["labels"][begin:end]
-                scores = log_softmax(model(input_ids=ids[None]).logits[0].float(), dim=-1)
-                for place in range(1, end - begin):
-                    if wanted[place] != -100:
-                        total = total - scores[place - 1, wanted[place]]
-                        count += 1
-        loss = total / count
-        found.append(loss.item())
-        gradients = torch.autograd.grad(loss, parameters)
-        norm = math.sqrt(sum(gradient.pow(2).sum().item() for gradient in gradients))
-        share = (
-            (step + 1) / (warmup + 1)
-            if step < warmup
-            else 0.5 * (1 + math.cos(math.pi * (step - warmup) / (plan.steps - warmup)))
-        )
-        for value, gradient, m, v in zip(parameters, gradients, first, second, strict=True):
-            gradient = gradient * min(1.0, clip / (norm + 1e-6))
-            m.mul_(0.9).add_(gradient, alpha=0.1)
-            v.mul_(0.999).add_(gradient.pow(2), alpha=0.001)
-            m_hat, v_hat = m / (1 - 0.9 ** (step + 1)), v / (1 - 0.999 ** (step + 1))
-            value.data -= lr * share * m_hat / (v_hat.sqrt() + 1e-8)
-    return found
-
-
 @pytest.mark.parametrize(("kind", "data"), [("gpt_neox", "blocks"), ("gpt2", "blocks"), ("gpt2", "completion_blocks")])
 def test_equals_a_plain_loop_over_lone_documents(patched, request, tmp_path, kind, data):
     blocks = request.getfixturevalue(data)
     expected_model = patched(kind)
-    expected = plain_loop(expected_model, blocks, plan_for(blocks), lr=1e-2, warmup=2, clip=0.5)
+    expected, _ = plain_loop(expected_model, blocks, plan_for(blocks), lr=1e-2, warmup=2, clip=0.5)
     model = patched(kind)
     result = run(model, blocks, tmp_path, max_grad_norm=0.5)
     assert losses(tmp_path) == pytest.approx(expected, rel=1e-5)
@@ -276,7 +236,7 @@ def test_what_cannot_be_trained_is_refused(patched, base, blocks, padded_blocks,
 @pytest.mark.skipif(not has_onednn(), reason="this build of torch has no oneDNN")
 def test_a_run_keeps_its_library_for_matrix_products(patched, blocks, tmp_path, monkeypatch):
     plan = plan_for(blocks)
-    expected = plain_loop(patched(), blocks, plan, lr=1e-2, warmup=2, clip=1.0)
+    expected, _ = plain_loop(patched(), blocks, plan, lr=1e-2, warmup=2, clip=1.0)
     monkeypatch.setenv("HFPATCH_MATMUL", "onednn")
     model = patched()
     assert run(model, blocks, tmp_path / "whole", plan=plan).matmul == "onednn"
