@@ -152,3 +152,26 @@ def gradients(model: torch.nn.Module, tokens: torch.Tensor) -> dict[str, torch.T
 def close(found: torch.Tensor, expected: torch.Tensor, rounding: float = 1e-4) -> bool:
     """Return whether tensors are equal up to rounding, relative to the largest value."""
     return bool((found - expected).abs().max() <= rounding * expected.abs().max())
+
+
+def state_of(model):
+    """Everything that unpatching must restore: names, bytes, order, flags, hooks, modes."""
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    return {
+        "state": {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        "grad": {name: p.requires_grad for name, p in model.named_parameters()},
+        "modules": [(name, type(m)) for name, m in model.named_modules()],
+        "training": [m.training for m in model.modules()],
+        "hooks": hooks,
+        "peft": hasattr(model, "peft_config"),
+        "flag": getattr(model, "_hf_peft_config_loaded", False),
+    }
+
+
+def assert_as_it_was(model, before):
+    after = state_of(model)
+    for key in before.keys() - {"state"}:
+        assert after[key] == before[key], key
+    assert list(after["state"]) == list(before["state"])
+    for name, tensor in before["state"].items():
+        assert torch.equal(tensor, after["state"][name]), name

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from families import logits_of, make_model, make_tokens
+from families import assert_as_it_was, logits_of, make_model, make_tokens, state_of
 from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftType
 
 import hfpatch
@@ -91,23 +91,10 @@ def config_of(method, case):
         return PEFT_TYPE_TO_CONFIG_MAPPING[kind](**options)
 
 
-def everything(model):
-    """Return what unpatching must restore: tensors, flags, and which modules there are."""
-    tensors = {name: t.clone() for name, t in model.state_dict().items()}
-    flags = {name: p.requires_grad for name, p in model.named_parameters()}
-    return tensors, flags, [(name, type(module), module.training) for name, module in model.named_modules()]
-
-
-def same(state, other):
-    """Whether two states are equal, in every tensor bit for bit."""
-    equal = state[0].keys() == other[0].keys() and all(torch.equal(t, other[0][name]) for name, t in state[0].items())
-    return equal and state[1:] == other[1:]
-
-
 def patched(method, case, order, dtype=torch.float32):
     """Return a patched model, or the refusal: one line, with the model as it was."""
     model = make_model(case, dtype)
-    before = everything(model)
+    before = state_of(model)
     parts = ORDERS[order](config_of(method, case), PreProjectionConfig(content_skip=True))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT's, on Conv1D and on norms
@@ -116,8 +103,7 @@ def patched(method, case, order, dtype=torch.float32):
         except HfpatchError as error:
             refusal = str(error)
     assert "\n" not in refusal
-    assert same(everything(model), before)
-    assert not hasattr(model, "peft_config")
+    assert_as_it_was(model, before)
     return refusal
 
 
@@ -140,7 +126,7 @@ def reload(model, case, folder):
     """Save a patched model and load it on another base; everything that was saved must be equal."""
     hfpatch.save_patch(model, folder)
     loaded = hfpatch.load_patch(make_model(case, model.dtype), folder, trainable=True)  # the same flags
-    assert same(everything(loaded), everything(model))
+    assert_as_it_was(loaded, state_of(model))
     assert torch.equal(logits_of(loaded, make_tokens(4, 10)), logits_of(model, make_tokens(4, 10)))
     return loaded
 
@@ -156,7 +142,7 @@ def life(method, order, folder):
     assert not torch.allclose(logits_of(model, tokens), logits_of(base, tokens), atol=1e-3)
     for each in (model, reload(model, "llama", folder)):
         hfpatch.unpatch(each)
-        assert same(everything(each), everything(base))
+        assert_as_it_was(each, state_of(base))
         assert torch.equal(logits_of(each, tokens), logits_of(base, tokens))
     return distance
 

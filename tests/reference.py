@@ -3,46 +3,8 @@
 import re
 
 import torch
-from families import HEADS, HIDDEN, PLACES, make_model, model_type
-
-K = HIDDEN // HEADS  # head size of all families with fused projections here
-
-
-def span(start, length):
-    return torch.arange(start, start + length)
-
-
-def per_group(groups, queries):
-    """The columns of ``groups`` times [q·queries, k, v]."""
-    starts = [group * (queries + 2) * K for group in range(groups)]
-    return {
-        "query": torch.cat([span(s, queries * K) for s in starts]),
-        "key": torch.cat([span(s + queries * K, K) for s in starts]),
-        "value": torch.cat([span(s + (queries + 1) * K, K) for s in starts]),
-    }
-
-
-def one_after_another(heads, kv_heads):
-    """The columns of [q all, k all, v all]."""
-    return {
-        "query": span(0, heads * K),
-        "key": span(heads * K, kv_heads * K),
-        "value": span((heads + kv_heads) * K, kv_heads * K),
-    }
-
-
-# Columns of the fused projections, as transformers' modelling source splits them
-FUSED = {
-    "gpt_neox": per_group(HEADS, 1),
-    "gpt_neox_sequential": per_group(HEADS, 1),
-    "bloom": per_group(HEADS, 1),
-    "bloom_post_norm_residual": per_group(HEADS, 1),
-    "falcon_per_head": per_group(HEADS, 1),
-    "falcon_new_decoder": per_group(2, 2),
-    "falcon_multi_query": one_after_another(HEADS, 1),
-    "gpt2": one_after_another(HEADS, HEADS),
-    "phi3": one_after_another(HEADS, 2),
-}
+from architectures.columns import QUERY_COLUMNS, rest_of, width_of
+from families import PLACES, make_model, model_type
 
 ACTIVATIONS = {
     "silu": lambda x: x * torch.sigmoid(x),
@@ -93,6 +55,13 @@ def twin_of(model, case, *, pre_projection=None, nonlinear_query=None):
     return twin
 
 
+def columns_of(fused, case, config):
+    """Return the columns of query, key and value in a projection of all three."""
+    kinds = {"falcon_per_head": "falcon/per_head", "falcon_new_decoder": "falcon/new_decoder"}
+    query = QUERY_COLUMNS[kinds.get(case, model_type(case))](fused, config)
+    return dict(zip(("query", "key", "value"), (query, *rest_of(query, width_of(fused))), strict=True))
+
+
 def _attention(twin, case, layer):
     return twin.get_submodule(PLACES[model_type(case)][0].replace(".0.", f".{layer}."))
 
@@ -129,8 +98,10 @@ def _pre_project(twin, case, layer, tensors, config):
 
 def _replace_columns(twin, case, layer, target, tensors, config):
     attention = _attention(twin, case, layer)
-    name = PLACES[model_type(case)][1][0] if case in FUSED else f"{target[0]}_proj"
-    module = attention.get_submodule(name)
+    names = PLACES[model_type(case)][1]
+    fused = len(names) == 1
+    module = attention.get_submodule(names[0] if fused else f"{target[0]}_proj")
+    columns = columns_of(module, case, twin.config)[target] if fused else list(range(width_of(module)))
     forward = module.forward
 
     def part(what):
@@ -138,7 +109,6 @@ def _replace_columns(twin, case, layer, target, tensors, config):
 
     def project(x):
         out = forward(x).clone()
-        columns = FUSED[case][target] if case in FUSED else torch.arange(out.shape[-1])
         inner = ACTIVATIONS[config.activation](NORMS[config.input_norm](x, part("norm_in")) @ part("up").T)
         f = NORMS[config.output_norm](inner @ part("down").T, part("norm_out"))
         anchor = x if config.anchor == "identity" else out[..., columns]

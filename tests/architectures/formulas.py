@@ -3,8 +3,7 @@
 import re
 
 import torch
-
-EPS = 1e-5
+from reference import ACTIVATIONS, layer_norm, rms_norm
 
 
 def tensors_of(model, method, adapter):
@@ -25,17 +24,13 @@ def pre_projected(x, tensors, *, linear=False):
     if "up" not in tensors:
         return x
     up = x @ tensors["up"].T
-    return x + (up if linear else up * torch.sigmoid(up)) @ tensors["down"].T
+    return x + ACTIVATIONS["identity" if linear else "silu"](up) @ tensors["down"].T
 
 
 def nonlinear(x, tensors):
     """f(x) = LN(GELU(RMSNorm(x) W_1) W_2)"""
-    normed = x / torch.sqrt((x**2).mean(-1, keepdim=True) + EPS) * tensors["norm_in"]
-    inner = normed @ tensors["up"].T
-    inner = inner * 0.5 * (1 + torch.erf(inner / 2**0.5))
-    out = inner @ tensors["down"].T
-    centred = out - out.mean(-1, keepdim=True)
-    return centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + EPS) * tensors["norm_out"]
+    inner = ACTIVATIONS["gelu"](rms_norm(x, tensors["norm_in"]) @ tensors["up"].T)
+    return layer_norm(inner @ tensors["down"].T, tensors["norm_out"])
 
 
 def with_first(output, change):

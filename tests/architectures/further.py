@@ -15,6 +15,7 @@ from architectures.formulas import nonlinear, on_input, on_output, tensors_of
 from architectures.measurements import first_of, hooked
 from architectures.places import Site, sites_of
 from families import perturb
+from reference import ACTIVATIONS
 
 import hfpatch
 from hfpatch import (
@@ -100,8 +101,7 @@ def apply_nonlinear_lora(model, site, tensors):
         a, b = tensors[f"{target}_down"], tensors[f"{target}_up"]
 
         def changed(y, x, a=a, b=b):
-            inner = x @ a.T
-            return y + 2 * (inner * 0.5 * (1 + torch.erf(inner / 2**0.5))) @ b.T
+            return y + 2 * ACTIVATIONS["gelu"](x @ a.T) @ b.T
 
         if target != "output":
             on_target(model, site, target, changed)

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from families import HIDDEN, LLAMA, SHARED, make_config, make_model
+from families import HIDDEN, LLAMA, SHARED, assert_as_it_was, make_config, make_model, state_of
 from peft import LoraConfig
 from torch import nn
 from transformers import CONFIG_MAPPING, BertConfig, BertForMaskedLM, GraniteConfig
@@ -19,7 +19,6 @@ from hfpatch.promises import run
 from hfpatch.sites import Columns, Family, discovery, separate
 from hfpatch.sites import family as registry
 from hfpatch.sites.layouts import whole
-from hfpatch.surgery.bases import hash_weights
 from hfpatch.twins import random_model, twin
 
 SKIP = PreProjectionConfig(content_skip=True)
@@ -50,11 +49,9 @@ def declare(monkeypatch):
 
 
 def failures(model, config):
-    before = hash_weights(model), list(model.state_dict())
-    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    before = state_of(model)
     found = {v.promise for v in hfpatch.check(model, config).verdicts if not v.holds}
-    assert (hash_weights(model), list(model.state_dict())) == before
-    assert [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()] == hooks
+    assert_as_it_was(model, before)
     return found
 
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from families import FAMILIES, LLAMA, frozen, logits_of, make_model, make_tokens, perturb
+from families import FAMILIES, LLAMA, assert_as_it_was, frozen, logits_of, make_model, make_tokens, perturb, state_of
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -198,14 +198,11 @@ def as_it_is(model):
 )
 def test_what_cannot_be_folded_is_refused_before_anything_is_changed(change, configs, message):
     model = patched(change(make_model("llama")), *configs)
-    before, hooks = copy.deepcopy(model.state_dict()), [len(m._forward_hooks) for m in model.modules()]
+    before = state_of(model)
     with pytest.raises(HfpatchError, match=message) as error:
         hfpatch.fold(model)
     assert "\n" not in str(error.value)
-    after = model.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert hooks == [len(m._forward_hooks) for m in model.modules()]
+    assert_as_it_was(model, before)
 
 
 def test_an_inactive_pre_projection_would_be_lost():

@@ -6,7 +6,18 @@ import re
 
 import pytest
 import torch
-from families import FAMILIES, FEW, PLACES, logits_of, make_model, make_tokens, model_type, perturb
+from families import (
+    FAMILIES,
+    FEW,
+    PLACES,
+    assert_as_it_was,
+    logits_of,
+    make_model,
+    make_tokens,
+    model_type,
+    perturb,
+    state_of,
+)  # fmt: skip
 from peft import PEFT_TYPE_TO_CONFIG_MAPPING, IA3Config, LNTuningConfig, LoraConfig, PrefixTuningConfig, get_peft_model
 from torch import nn
 
@@ -33,29 +44,6 @@ METHODS = {
     "ia3": ia3,
 }
 PAIRS = [*itertools.permutations(METHODS, 2), ("lora", "lora"), ("gated_skip", "gated_skip"), ("query", "query")]
-
-
-def state_of(model):
-    """Everything that unpatching must restore: names, bytes, order, flags, hooks, modes."""
-    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
-    return {
-        "state": {name: tensor.clone() for name, tensor in model.state_dict().items()},
-        "grad": {name: p.requires_grad for name, p in model.named_parameters()},
-        "modules": [(name, type(m)) for name, m in model.named_modules()],
-        "training": [m.training for m in model.modules()],
-        "hooks": hooks,
-        "peft": hasattr(model, "peft_config"),
-        "flag": model._hf_peft_config_loaded,
-    }
-
-
-def assert_as_it_was(model, before):
-    after = state_of(model)
-    for key in before.keys() - {"state"}:
-        assert after[key] == before[key], key
-    assert list(after["state"]) == list(before["state"])
-    for name, tensor in before["state"].items():
-        assert torch.equal(tensor, after["state"][name]), name
 
 
 def configs_for(model, pair):

@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+from families import assert_as_it_was, state_of
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, HrmTextConfig, JambaConfig, Zamba2Config, ZambaConfig
 
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, find_sites, patch, patch_summary
@@ -23,12 +24,10 @@ def test_blocks_without_attention_are_left_out_and_counted():
 
 def test_a_layer_without_attention_cannot_be_chosen_and_the_model_stays():
     model = hybrid()
-    before = list(model.state_dict()), [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    before = state_of(model)
     with pytest.raises(HfpatchError, match="layer 0 cannot be changed: JambaMambaDecoderLayer without softmax"):
         patch(model, PreProjectionConfig(layers_to_transform=[0, 1]))
-    after = list(model.state_dict()), [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
-    assert after == before
-    assert not hasattr(model, "peft_config")
+    assert_as_it_was(model, before)
 
 
 def test_layers_of_several_lists_are_counted_one_after_the_other():

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from families import make_config
+from reference import ACTIVATIONS, layer_norm, rms_norm
 from training_blocks import Killed, make_blocks, metrics_of, run_pretrain, same, trainables
 
 from hfpatch.errors import HfpatchError
@@ -38,11 +39,6 @@ FORMS = {
     "no norms": {"path": "nonlinear", "input_norm": "none", "output_norm": "none", "activation": "relu"},
     "mlp": {"path": "nonlinear", "source": "mlp", "output_norm": "layernorm"},
 }
-ACTIVATIONS = {
-    "gelu": lambda z: 0.5 * z * (1 + torch.erf(z / 2**0.5)),
-    "silu": lambda z: z / (1 + torch.exp(-z)),
-    "relu": lambda z: z.clamp(min=0),
-}
 
 
 def build(case, form):
@@ -52,10 +48,6 @@ def build(case, form):
         if parameter.dim() == 1:
             parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
     return model.eval()
-
-
-def layer_norm(z, gain):
-    return (z - z.mean(-1, keepdim=True)) / (z.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt() * gain
 
 
 def f_and_anchor(path, query, x, hidden):
@@ -70,7 +62,7 @@ def f_and_anchor(path, query, x, hidden):
         return layer_norm(hidden[..., : x.shape[-1]] @ weight["f.down.weight"].T, weight["f.norm_out.weight"]), anchor
     z = x
     if query.get("input_norm") != "none" and "f.norm_in.weight" in weight:
-        z = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight["f.norm_in.weight"]
+        z = rms_norm(x, weight["f.norm_in.weight"])
     f = ACTIVATIONS[query.get("activation", "gelu")](z @ weight["f.up.weight"].T) @ weight["f.down.weight"].T
     return layer_norm(f, weight["f.norm_out.weight"]) if "f.norm_out.weight" in weight else f, anchor
 

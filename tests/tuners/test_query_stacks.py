@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from families import logits_of, make_model, make_tokens
+from families import assert_as_it_was, logits_of, make_model, make_tokens, state_of
 from peft import HRAConfig, LoraConfig
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+from reference import rms_norm
 
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, patch
 
@@ -30,11 +31,6 @@ def make_config(kind):
     return PEFT_TYPE_TO_CONFIG_MAPPING[name](target_modules=["q_proj"], **options)
 
 
-def state(model):
-    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
-    return hooks, {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
 @torch.no_grad()
 def with_formula(model, tokens):
     """Return logits where Q + f/2 is put by hand in the place of what the innermost projection gives."""
@@ -50,9 +46,7 @@ def with_formula(model, tokens):
 
 def added(norm_in, up, down, norm_out):
     def hook(module, args, output):
-        x = args[0].float()
-        normed = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm_in
-        return output + norm_out(down(torch.nn.functional.gelu(up(normed)))) / 2
+        return output + norm_out(down(torch.nn.functional.gelu(up(rms_norm(args[0].float(), norm_in))))) / 2
 
     return hook
 
@@ -75,15 +69,12 @@ def parts_of(kind, other, other_first):
 def test_the_query_acts_or_is_refused(kind, query_first):
     parts = parts_of(kind, NonlinearQueryConfig(rank=4, output_norm="none"), query_first)
     model, tokens = make_model("llama"), make_tokens()
-    before = state(model)
+    before = state_of(model)
     if kind in BYPASS:
         with pytest.raises(HfpatchError, match="does not call the projection") as error:
             patch(model, parts)
         assert "\n" not in str(error.value)
-        after = state(model)
-        assert before[0] == after[0]
-        assert before[1].keys() == after[1].keys()
-        assert all(torch.equal(after[1][name], tensor) for name, tensor in before[1].items())
+        assert_as_it_was(model, before)
         return
     patch(model, parts)
     silent = logits_of(model, tokens)
