@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy, pad
 
 from hfpatch.data.blocks import IGNORE
 from hfpatch.nn.matmul import linear
+from hfpatch.nn.softmax import RunningSoftmax
 from hfpatch.sites.lm_head import PLAIN, Tail
 
 _CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
@@ -156,16 +157,17 @@ def _tiles(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return what `_chunk` does for a frozen head, from one slice of the vocabulary after the other.
 
-    As in an online softmax, over the tokens v so far, with w_v the head's row and m_i the largest logit:
+    With m_i and s_i of `RunningSoftmax` and w_v the head's row of token v:
 
     .. math::
-        s_i = sum_v exp(z_iv - m_i)                        a_i = sum_v exp(z_iv - m_i) w_v
+        a_i = sum_v exp(z_iv - m_i) w_v
         loss_i = m_i + log s_i - z_i,target                d loss_i / d x_i = a_i / s_i - w_target
 
-    Where m grows, s and a shrink in proportion. A soft cap multiplies each w by its derivative, 1 - tanh^2.
+    A soft cap multiplies each w by its derivative, 1 - tanh^2.
     """
-    top = torch.full((len(rows), 1), torch.finfo(torch.float32).min, dtype=torch.float32, device=rows.device)
-    total, scores, slope = torch.zeros_like(top), torch.zeros_like(top), torch.ones_like(top)
+    softmax = RunningSoftmax(len(rows), rows.device)
+    scores = torch.zeros_like(softmax.top[:, None])
+    slope = torch.ones_like(scores)
     mean = torch.zeros_like(rows, dtype=torch.float32)  # of the head's rows, times the total
     for start in range(0, len(weight), _TILE[1]):
         part = weight[start : start + _TILE[1]]
@@ -178,19 +180,15 @@ def _tiles(
         here = (at >= 0) & (at < len(part))
         at = at.clamp(0, len(part) - 1)
         scores = torch.where(here, z.gather(1, at), scores)
-        higher = torch.maximum(top, z.amax(1, keepdim=True))
-        shrink = (top - higher).exp_()
-        z.sub_(higher).exp_()
-        total.mul_(shrink).add_(z.sum(1, keepdim=True))
+        shares, shrink = softmax.add(z, z.amax(1))
         if wanted[0]:
             if squashed is not None:
                 by_cap = 1 - squashed.square_()
                 slope = torch.where(here, by_cap.gather(1, at), slope)
-                z *= by_cap
-            mean.mul_(shrink).add_(linear(z.to(rows.dtype), part.t()))
-        top = higher
-    loss = (top + total.log() - scores).squeeze(1)
-    by_rows = (mean / total - slope * weight[targets]).to(rows.dtype) if wanted[0] else None
+                shares *= by_cap
+            mean.mul_(shrink[:, None]).add_(linear(shares.to(rows.dtype), part.t()))
+    loss = softmax.logsumexp - scores.squeeze(1)
+    by_rows = (mean / softmax.total[:, None] - slope * weight[targets]).to(rows.dtype) if wanted[0] else None
     return loss, [by_rows, None, None]
 
 

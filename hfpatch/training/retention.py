@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hfpatch.data.blocks import IGNORE, TokenBlocks
 from hfpatch.nn.matmul import linear
+from hfpatch.nn.softmax import RunningSoftmax
 from hfpatch.sites.lm_head import LMHead, find_lm_head
 from hfpatch.sites.modules import base_model
 from hfpatch.support.modes import evaluating, keeping_flags
@@ -27,7 +28,7 @@ _TILES = {"cpu": (512, 2048), "cuda": (4096, 8192)}
 Both = tuple[Tensor, Tensor]
 """The same tensor of the base and of the patched model."""
 Logits = Callable[[Tensor, slice], Tensor]
-"""From some rows and a part of the vocabulary to the logits (rows, tokens) in fp32."""
+"""From some rows and a part of the vocabulary to the logits (rows, tokens) in fp32, which may be overwritten."""
 
 
 class Change(NamedTuple):
@@ -45,7 +46,7 @@ class Change(NamedTuple):
 def compare_logits(both: Both, logits: Logits, targets: Tensor, vocabulary: int) -> Change:
     """Compare two models' predictions from rows of both, one tile of rows and vocabulary at a time.
 
-    With a and b the logits of the base and the patched model, over the tokens v so far as in an online softmax:
+    With a and b the logits of the base and the patched model, over the tokens v so far as in `RunningSoftmax`:
 
     .. math::
         s = sum_v exp(a_v - m)                             t = sum_v exp(a_v - m) (a_v - b_v)
@@ -55,50 +56,46 @@ def compare_logits(both: Both, logits: Logits, targets: Tensor, vocabulary: int)
     (tokens,) are the ids that are predicted, of a ``vocabulary`` of so many tokens.
     """
     rows, width = _TILES.get(targets.device.type, _TILES["cuda"])
-    found = []
+    changes = []
     for first in range(0, len(targets), rows):
         part = slice(first, min(first + rows, len(targets)))
-        base, patched = _Online(targets[part]), _Online(targets[part])
+        base, patched = _Predictions(targets[part]), _Predictions(targets[part])
         apart = torch.zeros(part.stop - part.start, dtype=torch.float64, device=targets.device)
         for start in range(0, vocabulary, width):
             tokens = slice(start, min(start + width, vocabulary))
-            a, b = (logits(each[part], tokens) for each in both)
+            a, b = logits(both[0][part], tokens), logits(both[1][part], tokens)
+            difference = a - b
             shares, shrink = base.add(start, a)
             patched.add(start, b)
-            distance = torch.where(shares > 0, shares * (a - b), 0.0)
+            distance = torch.where(shares > 0, shares * difference, 0.0)
             apart = apart * shrink + distance.sum(1, dtype=torch.float64)
-        kl = apart / base.total - base.logsumexp + patched.logsumexp
-        base_loss, patched_loss = (each.logsumexp - each.score.double() for each in (base, patched))
-        found.append(Change(base_loss, patched_loss, kl.clamp(min=0.0), (base.best == patched.best).double()))
-    return Change(*(torch.cat(each) for each in zip(*found, strict=True)))
+        kl = apart / base.softmax.total - base.softmax.logsumexp + patched.softmax.logsumexp
+        agrees = (base.best == patched.best).double()
+        changes.append(Change(base.loss, patched.loss, kl.clamp(min=0.0), agrees))
+    return Change(*(torch.cat(parts) for parts in zip(*changes, strict=True)))
 
 
-class _Online:
-    """The log-sum-exp, the target's logit and the most likely token of some rows, from one slice after the other."""
+class _Predictions:
+    """The softmax, the target's logit and the most likely token of some rows, from one slice after the other."""
 
     def __init__(self, targets: Tensor) -> None:
         self.targets = targets
-        self.top = torch.full(targets.shape, torch.finfo(torch.float32).min, dtype=torch.float32, device=targets.device)
-        self.total = torch.zeros(targets.shape, dtype=torch.float64, device=targets.device)
-        self.score, self.best = torch.zeros_like(self.top), torch.zeros_like(targets)
+        self.softmax = RunningSoftmax(len(targets), targets.device, torch.float64)
+        self.score, self.best = torch.zeros_like(self.softmax.top), torch.zeros_like(targets)
 
     def add(self, start: int, logits: Tensor) -> Both:
-        """Add a slice (rows, tokens); return exp(logits - top) and the factor by which sums so far shrink."""
+        """Add a slice (rows, tokens), which is overwritten; return what `RunningSoftmax.add` does."""
         at = self.targets - start
         here = (at >= 0) & (at < logits.shape[1])
-        own = logits.gather(1, at.clamp(0, logits.shape[1] - 1)[:, None]).squeeze(1)
-        self.score = torch.where(here, own, self.score)
-        highest, place = logits.max(1)
-        self.best = torch.where(highest > self.top, place + start, self.best)
-        higher = torch.maximum(self.top, highest)
-        shrink, shares = (self.top - higher).double().exp(), (logits - higher[:, None]).exp()
-        self.total = self.total * shrink + shares.sum(1, dtype=torch.float64)
-        self.top = higher
-        return shares, shrink
+        score = logits.gather(1, at.clamp(0, logits.shape[1] - 1)[:, None]).squeeze(1)
+        self.score = torch.where(here, score, self.score)
+        peak, index = logits.max(1)
+        self.best = torch.where(peak > self.softmax.top, index + start, self.best)
+        return self.softmax.add(logits, peak)
 
     @property
-    def logsumexp(self) -> Tensor:
-        return self.top.double() + self.total.log()
+    def loss(self) -> Tensor:
+        return self.softmax.logsumexp - self.score.double()
 
 
 def document_changes(
@@ -165,8 +162,8 @@ def _rows(model: Any, head: LMHead | None, batch: dict[str, Tensor]) -> Tensor:
 def _logits(head: LMHead | None, autocast: str | None, rows: Tensor, tokens: slice) -> Tensor:
     """Return the logits of some tokens: a slice of the logits, or products with a slice of the head."""
     if head is None:
-        return rows[:, tokens].float()
+        return rows[:, tokens].to(torch.float32, copy=True)  # not a view, which would be overwritten
     weight, bias = head.head.weight, head.head.bias
     dtype = weight.dtype if autocast is None else getattr(torch, autocast)
-    own = None if bias is None else bias[tokens].to(dtype)
-    return head.tail(linear(rows.to(dtype), weight[tokens].to(dtype), own).float())
+    part = None if bias is None else bias[tokens].to(dtype)
+    return head.tail(linear(rows.to(dtype), weight[tokens].to(dtype), part).float())

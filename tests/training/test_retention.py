@@ -117,7 +117,7 @@ def test_tokens_that_are_masked_out_count_nothing_and_far_logits_stay_exact():
     a = torch.tensor([[0.0, -float("inf"), 80.0], [300.0, -300.0, -float("inf")]])
     b = torch.tensor([[1.0, -float("inf"), 79.0], [-300.0, 300.0, -float("inf")]])
     targets = torch.tensor([0, 1])
-    found = compare_logits((a, b), lambda rows, tokens: rows[:, tokens], targets, 3)
+    found = compare_logits((a, b), lambda rows, tokens: rows[:, tokens].clone(), targets, 3)
     assert found.kl.tolist() == pytest.approx([0.0, 600.0], abs=1e-6)  # log sums are 80 and 79
     assert found.base.tolist() == pytest.approx([80.0, 600.0])
     assert found.patched.tolist() == pytest.approx([78.0, 0.0])

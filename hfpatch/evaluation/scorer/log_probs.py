@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hfpatch.evaluation.scorer.batching import BatchLimits
 from hfpatch.evaluation.scorer.head import BodyAndHead, Parts
+from hfpatch.nn.softmax import RunningSoftmax
 
 Score = tuple[float, bool]
 """The log-likelihood of a request's targets, and whether all of them are greedy."""
@@ -65,7 +66,7 @@ def log_probabilities(
     where logits are not quite, and of equal ones the first counts.
 
     Where the head is a matrix, the vocabulary comes in slices, so that the logits of a slice fit the processor's cache.
-    Running over the slices: the largest logit ``m`` of each row, ``s = Σ exp(logit - m)`` and the second largest of the
+    Running over the slices: `RunningSoftmax`, with the largest logit ``m`` of each row, and the second largest of the
     slices' peaks. A target is the greedy token if its logit reaches ``m`` and no other logit is near it: those in its
     own slice are counted, those in other slices are bounded by the second largest peak. All these logits come from one
     product, so its precision (TF32, bf16) does not matter. If others are near, `from_logits` decides.
@@ -79,26 +80,25 @@ def log_probabilities(
     """
     if not (isinstance(parts, BodyAndHead) and parts.sliceable(features)):
         return from_logits(parts.logits(features), rows, tokens)
-    top = torch.full((len(features),), torch.finfo(torch.float32).min, dtype=torch.float32, device=features.device)
-    runner_up, total = top.clone(), torch.zeros_like(top)
+    softmax = RunningSoftmax(len(features), features.device)
+    runner_up = softmax.top
     wanted = torch.zeros(len(tokens), dtype=torch.float32, device=features.device)
     rivals = torch.full_like(tokens, 2)
     for start, logits in parts.slices(features, numbers):
         peak = logits.amax(dim=-1)
         (here,) = ((tokens >= start) & (tokens < start + logits.shape[1])).nonzero(as_tuple=True)
         wanted[here] = logits[rows[here], tokens[here] - start]
-        near = here[_reaches(wanted[here], torch.maximum(peak, top)[rows[here]])]
+        near = here[_reaches(wanted[here], torch.maximum(peak, softmax.top)[rows[here]])]
         rivals[near] = _reaches(logits[rows[near]], wanted[near, None]).sum(dim=-1)
-        higher = torch.maximum(top, peak)
-        runner_up = torch.maximum(runner_up, torch.minimum(top, peak))
-        total = total * (top - higher).exp() + logits.sub_(higher[:, None]).exp_().sum(dim=-1)
-        top = higher
+        runner_up = torch.maximum(runner_up, torch.minimum(softmax.top, peak))
+        softmax.add(logits, peak)
+    top = softmax.top
     greedy = _reaches(wanted, top[rows])
     (unclear,) = (greedy & ((rivals > 1) | _reaches(runner_up[rows], wanted))).nonzero(as_tuple=True)
     for some in torch.split(unclear, max(1, numbers // len(parts.head.weight))):
         own = torch.arange(len(some), device=rows.device)
         greedy[some] = from_logits(parts.logits(features[rows[some]]), own, tokens[some])[1]
-    return (wanted - top[rows]) - total.log()[rows], greedy
+    return (wanted - top[rows]) - softmax.total.log()[rows], greedy
 
 
 def from_logits(logits: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
