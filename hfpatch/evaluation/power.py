@@ -13,6 +13,7 @@ freedom over S - 1, and find a difference where it is larger than their reach.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, chi2, norm
 
 from hfpatch.evaluation.stats import FEWEST_DOCUMENTS, Estimate, Part
-from hfpatch.results.decision import ALPHA, POWER
+from hfpatch.results.decision import ALPHA, POWER, Design
 
 MOST_DOCUMENTS = 10**8
 MOST_SEEDS = 1000
@@ -65,6 +66,12 @@ class Differences:
     shared: float
     shift: float = 0.0
     accuracy: bool = False
+
+    def design(self, documents: int, seeds: int) -> Design:
+        """Return the errors of a comparison with so many documents and seeds, at least two."""
+        of_documents = self.sd**2 * (self.shared + (1 - self.shared) / seeds) / documents
+        of_seeds = (self.sd**2 * (1 - self.shared) / documents + self.shift**2) / seeds
+        return Design((math.sqrt(of_documents), documents - 1), (math.sqrt(of_seeds), seeds - 1))
 
     def power(self, effect: float, documents: int, seeds: int, *, alpha: float = ALPHA) -> float:
         """Return the probability of finding a true difference at the level ``alpha``."""
@@ -119,3 +126,19 @@ ASSUMED: dict[str, dict[bool, Assumed]] = {
 }
 """By how much a method changes the base, and by whether the metric is an accuracy. Measured with two seeds on the
 quickstart's four tasks: pre-projections and LoRA change the embedded model ``much``, the nonlinear query ``little``."""
+
+ASSUMED_OF_PAIRS: dict[str, dict[str, Assumed]] = {
+    "gain": {
+        "text": Assumed(0.97, shared=0.5, shift=0.13),
+        "answers": Assumed(0.85, shared=0.4, shift=0.06),
+        "accuracy": Assumed(0.55, shared=0.2, shift=0.03),
+    },
+    "keep": {
+        "text": Assumed(0.9, shared=0.9, shift=0.1),
+        "answers": Assumed(0.8, shared=0.75, shift=0.05),
+        "accuracy": Assumed(0.55, shared=0.6, shift=0.01),
+    },
+}
+"""The same of the pairs of primary questions: a method and the LoRA of its size (``gain``), or the base (``keep``), by
+losses on texts, bits per byte of right answers and accuracies. Rounded medians over the pairs and tasks of the
+comparisons in ``results``, between which the deviation of a pair differs by a factor of two to both sides."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
-from hfpatch.evaluation.metrics import metric_named, ratio_error
+from hfpatch.evaluation.metrics import Metric, metric_named, ratio_error
 from hfpatch.evaluation.model import Encoded, HfpatchLM
 from hfpatch.evaluation.run import Storage, evaluate, hash_task, run_task, scorer_options
 from hfpatch.evaluation.selection import Selection
 from hfpatch.evaluation.windows import long_windows, row_operations
+from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.records import hash_documents, read_lines
 
 _SAMPLE_TOKENS = {"cpu": 1 << 14}  # of the base's sample of each task
@@ -85,6 +86,7 @@ class Spread:
             where the metric is no ratio.
         accuracy: documents are right or wrong.
         exponential: the score is the exponential of the ratio.
+        bits: the same by bits per byte, where the task has them and another primary metric.
     """
 
     metric: str
@@ -93,6 +95,7 @@ class Spread:
     sd: float | None
     accuracy: bool = False
     exponential: bool = False
+    bits: Spread | None = None
 
 
 class _Collector(HfpatchLM):
@@ -186,16 +189,24 @@ def base_spread(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, one:
     (name,) = one.tasks
     with tempfile.TemporaryDirectory() as folder:
         result = evaluate(model, tokenizer, one, storage=Storage(records=Path(folder)))[name]
-        values = [record[result.primary] for record in read_lines(Path(folder) / f"{name}.jsonl")]
-    primary = result.primary.partition(",")[0]
+        rows = read_lines(Path(folder) / f"{name}.jsonl")
+    primary, bits = result.primary.partition(",")[0], None
+    if BITS_PER_BYTE in result.metrics and result.primary != BITS_PER_BYTE:
+        values = [row[BITS_PER_BYTE] for row in rows]
+        bits = _spread_of(BITS_PER_BYTE, values, metric_named(BITS_PER_BYTE), result.metrics[BITS_PER_BYTE])
     metric = metric_named(primary, aggregation=one.tasks[name].aggregation()[primary])
-    score = result.metrics[result.primary]
+    values, score = [row[result.primary] for row in rows], result.metrics[result.primary]
+    return replace(_spread_of(result.primary, values, metric, score), bits=bits)
+
+
+def _spread_of(name: str, values: Sequence[Any], metric: Metric, score: float) -> Spread:
+    """Return the variance of documents from their values of a metric."""
     if metric.aggregate is not None or len(values) < 2:
-        return Spread(result.primary, result.n, score, None)
+        return Spread(name, len(values), score, None)
     terms, weights = metric.ratio_terms(values)
     accuracy = bool(np.isin(terms, (0.0, 1.0)).all() and (weights == 1).all())
     sd = ratio_error(terms, weights) * np.sqrt(len(terms))
     if accuracy:  # one right and one wrong are added, without which a few documents may all agree
         right = (terms.sum() + 1) / (len(terms) + 2)
         sd = np.sqrt(right * (1 - right))
-    return Spread(result.primary, result.n, score, float(sd), accuracy, metric.exponential)
+    return Spread(name, len(values), score, float(sd), accuracy, metric.exponential)

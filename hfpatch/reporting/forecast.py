@@ -16,9 +16,9 @@ _ACTIONS = {
     "rewind": "rewound patches",
 }
 _DECIDES = (
-    "With the variances of an earlier run, in 80 % of cases: the true difference that is found, and the margin within "
-    "which equal methods are found to be equivalent, or to be kept. Needed: what decides equal methods within the "
-    "recipe's margin in the shortest time, and the time of the pair's runs with it."
+    "With the variances of an earlier run, or assumed ones, in 80 % of cases: the true difference that is found, and "
+    "the margin within which equal methods are found to be equivalent, or to be kept. Needed: what decides equal "
+    "methods within the recipe's margin in the shortest time, and the time of the pair's runs with it."
 )
 _CAPTION = (
     "The true difference from the base that these documents and seeds find in 80 % of cases, for a method that changes "
@@ -120,13 +120,13 @@ def _question_table(found: Forecast) -> Table:
     rows: list[Sequence[str | Cell]] = []
     for asked in found.questions:
         title = f"{asked.method} against {asked.other}" if asked.question == "gain" else f"{asked.method} keeps"
-        source = "no variance to go by"
+        source = f"{asked.metric}, assumed" if asked.is_assumed else "no variance to go by"
         if asked.like is not None and asked.like != (asked.method, asked.other):
             source = f"as {asked.like[0]} against {asked.like[1]}"
         elif asked.like is not None:
             source = f"{asked.metric}, {count(asked.seeds)} seeds"
         needed: str | Cell = NOTHING
-        if asked.margin is not None and asked.like is not None:
+        if asked.margin is not None and (asked.like is not None or asked.is_assumed):
             needed = "none within 100 seeds"
         if asked.seeds_needed is not None and asked.documents_needed is not None:
             design = f"{count(asked.seeds_needed)} seeds, {count(asked.documents_needed)} documents"

@@ -85,7 +85,7 @@ class PlannedTask(Part):
 
 
 class PlannedQuestion(Part):
-    """What the recipe can decide of a pair of a primary question, from the variances of an earlier run.
+    """What the recipe can decide of a pair of a primary question, from the variances of an earlier run or assumed ones.
 
     Attributes:
         question: ``gain`` or ``keep``.
@@ -94,10 +94,12 @@ class PlannedQuestion(Part):
         metric: the measure that decides it.
         seeds: of the recipe; with looks at the last one.
         documents: documents, or groups of them.
-        like: the pair of the earlier run whose variance is taken; None where there is no variance to go by, and all
-            that follows is None.
-        difference: the true difference that is found in 80 % of cases, in the metric's unit.
-        smallest_margin: the margin within which equal methods are found to be equivalent in 80 % of cases.
+        like: the pair of the earlier run whose variance is taken; None where there is none.
+        is_assumed: whether the variance is that of the base's documents and of the assumptions of the forecast. Where
+            there is neither, all that follows is None.
+        difference: the true difference that is found in 80 % of cases, in the metric's unit; None with one seed.
+        smallest_margin: the margin within which equal methods are found to be equivalent in 80 % of cases; None with
+            one seed.
         margin: the recipe's margin, if the measure has one.
         seeds_needed, documents_needed: the cheapest fixed numbers that decide equal methods within the recipe's margin
             in 80 % of cases; None where no 100 seeds with four times the documents do.
@@ -112,6 +114,7 @@ class PlannedQuestion(Part):
     seeds: int
     documents: int | None = None
     like: tuple[str, str] | None = None
+    is_assumed: bool = False
     difference: float | None = None
     smallest_margin: float | None = None
     margin: float | None = None

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from hfpatch.errors import HfpatchError, listed
-from hfpatch.evaluation.power import ASSUMED
+from hfpatch.evaluation.power import ASSUMED, ASSUMED_OF_PAIRS
 from hfpatch.evaluation.sizing import Spread, TaskRequests, Timed
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.questions import margins_of
@@ -67,14 +68,16 @@ def forecast(
     comparisons = len(matches) * sum(spread.sd is not None for spread in spreads.values())
     warnings = _warnings(measured, seconds)
     questions = _questions(measured, units, earlier)
-    if setup.questions and earlier is None:
-        warnings.append(
-            "What the primary questions can decide is not known: there is no variance to go by. --like RUN takes that "
-            "of an earlier comparison of such methods with two seeds or more."
-        )
-    elif unlike := [each for each in questions if each.like is None]:
+    if unlike := [each for each in questions if each.like is None and earlier is not None]:
         named = listed(list(dict.fromkeys(each.task for each in unlike)))
-        warnings.append(f"{like} has no pair with several seeds on {named}: no variance to go by there.")
+        warnings.append(f"{like} has no pair with several seeds on {named}: no measured variance to go by there.")
+    if unknown := [each for each in questions if each.like is None and not each.is_assumed]:
+        named = listed(list(dict.fromkeys(each.task for each in unknown)))
+        warnings.append(
+            f"What the primary questions can decide on {named} is not known: too few documents were scored."
+        )
+    if len(recipe.training.all_seeds) == 1 and questions:
+        warnings.append("With one seed no primary question is decided.")
     first = [unit for unit in units if unit.run.seed in recipe.training.first_seeds or unit.run.point]
     return Forecast(
         name=recipe.name,
@@ -100,7 +103,7 @@ def forecast(
         first_look_s=sum(work.seconds for work in measured.work(first).values()) if recipe.training.looks else None,
         comparisons=comparisons,
         effect=effect,
-        assumptions=[measured.words, *_assumptions(setup, spreads.values())],
+        assumptions=[measured.words, *_assumptions(setup, spreads.values()), *_assumed_of(questions, measured)],
         warnings=warnings,
         provenance={**provenance(clock), "matmul": setup.matmul},
     )
@@ -176,7 +179,7 @@ def _task(
 
 
 def _questions(measured: Measured, units: Sequence[Unit], earlier: ComparisonResults | None) -> list[PlannedQuestion]:
-    """Return what each pair of the primary questions can decide with the variances of an earlier comparison."""
+    """Return what each pair of the primary questions can decide, with measured variances or else assumed ones."""
     setup, found = measured.setup, list[PlannedQuestion]()
     training, margins = setup.recipe.training, margins_of(setup.recipe)
     part = look_parts(training.looks)[-1] if training.looks else 1.0
@@ -185,38 +188,80 @@ def _questions(measured: Measured, units: Sequence[Unit], earlier: ComparisonRes
             seeds = len(training.all_seeds)
             named = {"question": asked.name, "method": pair[0], "other": pair[1], "task": task, "seeds": seeds}
             stored = earlier and stored_for(earlier, pair, task, with_base=pair[1] == setup.recipe.baseline)
-            if not stored:
+            spread = _deciding(measured.spreads.get(task))
+            number = _units_of(measured, task, stored or None)
+            if stored:
+                metric, design = stored.one.metric, stored.design.with_documents(number).with_seeds(max(2, seeds))
+            elif spread is not None and spread.sd is not None:
+                assumed = ASSUMED_OF_PAIRS[asked.name][_kind_of(spread, task, setup)]
+                differences = assumed.differences(spread.sd, accuracy=spread.accuracy)
+                metric, design = spread.metric, differences.design(number, max(2, seeds))
+            else:
                 found.append(PlannedQuestion(**named))
                 continue
-            number = _units_of(measured, task, stored)
-            design = stored.design.with_documents(number).with_seeds(seeds)
-            margin, needed = margin_for(margins, task, stored.one.metric), None
+            margin, needed = margin_for(margins, task, metric), None
             if margin is not None:
                 own = [unit for unit in units if unit.run.variant in pair and unit.run.seed == training.all_seeds[0]]
                 seconds = _seconds_of(measured, own, task)
                 needed = cheapest(design, asked.name, level_of(asked), margin, number, seconds)
-            known = {
-                "metric": stored.one.metric,
-                "documents": number,
-                "like": (stored.one.method, stored.one.reference),
-                "difference": design.smallest_difference(level_of(asked, part)),
-                "smallest_margin": design.smallest_margin(level_of(asked, part)),
-                "margin": margin,
-            }
+            known: dict[str, Any] = {"metric": metric, "documents": number, "margin": margin, "is_assumed": not stored}
+            if stored:
+                known["like"] = stored.one.method, stored.one.reference
+            if seeds > 1:
+                known["difference"] = design.smallest_difference(level_of(asked, part))
+                known["smallest_margin"] = design.smallest_margin(level_of(asked, part))
             if needed is not None:
                 known |= {"seeds_needed": needed.seeds, "documents_needed": needed.documents, "seconds": needed.seconds}
             found.append(PlannedQuestion(**named, **known))
     return found
 
 
-def _units_of(measured: Measured, task: str, stored: Stored) -> int:
+def _deciding(spread: Spread | None) -> Spread | None:
+    """Return how documents vary by the measure that decides their task; None where that is not planned for."""
+    spread = spread and (spread.bits or spread)
+    return None if spread is None or spread.exponential else spread
+
+
+def _kind_of(spread: Spread, task: str, setup: ComparisonSetup) -> str:
+    """Return which assumption a task's differences are under."""
+    is_text = setup.tasks.get(task, True)  # what is no task is a text
+    return "accuracy" if spread.accuracy else "text" if is_text else "answers"
+
+
+def _assumed_of(questions: Sequence[PlannedQuestion], measured: Measured) -> list[str]:
+    """Return what is assumed of the variances of primary questions."""
+    others = {"gain": "the LoRA of its size", "keep": "the base"}
+    of = {"text": "losses on texts", "answers": "bits per byte of answers", "accuracy": "accuracies"}
+    clauses = []
+    for each in [each for each in questions if each.is_assumed]:
+        spread = _deciding(measured.spreads[each.task])
+        assert spread is not None
+        kind = _kind_of(spread, each.task, measured.setup)
+        assumed = ASSUMED_OF_PAIRS[each.question][kind]
+        clauses.append(
+            f"by {of[kind]} a method correlates {assumed.correlation:g} with {others[each.question]}, seeds share "
+            f"{assumed.shared:.0%} of the differences' variance, and a seed shifts all by {assumed.shift:.0%} of a "
+            "difference's deviation"
+        )
+    if not clauses:
+        return []
+    return [
+        "What the primary questions can decide is assumed, and may be wrong by a factor of two: documents vary under "
+        f"the base as on a sample, and as in hfpatch's own comparisons {'; '.join(dict.fromkeys(clauses))}. --like RUN "
+        "takes the variances of an earlier comparison."
+    ]
+
+
+def _units_of(measured: Measured, task: str, stored: Stored | None) -> int:
     """Return how many documents, or groups of them as the stored ones have, the recipe has of a task or text."""
     recipe = measured.setup.recipe
     if task in measured.asked:
-        return max(2, round(measured.asked[task].documents * stored.units / stored.one.n))
-    if task == HELD_OUT:
-        return recipe.data.held_out or stored.units
-    return recipe.retention.documents if recipe.retention is not None else stored.units
+        documents = measured.asked[task].documents
+        return documents if stored is None else max(2, round(documents * stored.units / stored.one.n))
+    if task == HELD_OUT and recipe.data.held_out is not None:
+        return recipe.data.held_out
+    assert recipe.retention is not None
+    return recipe.retention.documents
 
 
 def _seconds_of(measured: Measured, units: Sequence[Unit], task: str) -> tuple[float, float]:

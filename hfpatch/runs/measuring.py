@@ -6,21 +6,25 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from hfpatch.data.blocks import TokenBlocks
+from hfpatch.data.documents import describe_documents
 from hfpatch.data.plan import draw_plans
 from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.model import HfpatchLM
+from hfpatch.evaluation.retention import held_out_result, retained_result
 from hfpatch.evaluation.run import scorer_options
-from hfpatch.evaluation.selection import select
+from hfpatch.evaluation.selection import Selection, select
 from hfpatch.evaluation.sizing import (
     ENOUGH,
     Spread,
@@ -32,17 +36,23 @@ from hfpatch.evaluation.sizing import (
     time_requests,
 )
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.retention import task_of
 from hfpatch.results.comparison import Cost
 from hfpatch.results.forecast import MeasuredKind, Work
+from hfpatch.results.low_noise import BITS_PER_BYTE
+from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.runs.plan import Unit, training_steps
 from hfpatch.runs.progress import Progress
+from hfpatch.runs.retention import by_document
 from hfpatch.runs.setup import ComparisonSetup, set_up
 from hfpatch.support.cpu import pinned_library
+from hfpatch.support.ranks import Ranks
 from hfpatch.surgery.methods import Method
 from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, resident_memory_bytes
 from hfpatch.training.probe import train_probe
 from hfpatch.training.records import StepRecord
+from hfpatch.training.validation import document_losses
 from hfpatch.tuners.config import method_name
 
 BASE = "base"
@@ -78,7 +88,7 @@ class Measured:
         setup: the comparison.
         asked: the requests of each task.
         timed: how long the base takes for each task.
-        spreads: how documents vary under the base, of the tasks where that was measured.
+        spreads: how documents vary under the base, of the tasks and of the questions' texts where that was measured.
         kinds: the times and the memory of each kind of method.
         taken_s: how long measuring took.
         enough_s: in how many seconds everything, the spreads of all tasks too, would have been measured.
@@ -222,30 +232,26 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
         chosen = select(recipe.evaluation, recipe.data_dir)
         scorer = HfpatchLM(base.model, **scorer_options(base.tokenizer, recipe.evaluation))
     found = Measured(setup, collect_requests(base.model, base.tokenizer, chosen))
-    weights = (_SCORE + spread * _SPREAD) * len(found.asked) + _STEP * max(1, len(largest) - 1)
-    clock, spread_s = _Seconds(seconds, weights, progress), [0.0]
+    texts = _asked_texts(setup) if spread else {}
+    weights = (_SCORE + spread * _SPREAD) * len(found.asked) + _SPREAD * len(texts) + _STEP * max(1, len(largest) - 1)
+    clock = _Seconds(seconds, weights, progress)
 
     with pinned_library(setup.matmul):
         # The base on each task
         base.model.eval()
         base_bytes = sum(each.numel() * each.element_size() for each in base.model.parameters())
         reset_peak_memory()
+        forward_s = _forward_seconds(setup, base.model)
         for name, asked in found.asked.items():
             if clock.is_late and any(found.asked[other].tokens for other in found.timed):
                 found.estimate_task(name)
             else:
                 left = clock.share(BASE, f"a part of {name}", _SCORE)
                 found.timed[name] = time_requests(scorer, [asked], left)
-        for name, asked in found.asked.items() if spread else ():
-            left = clock.share(BASE, f"documents of {name}", _SPREAD)
-            if asked.encoded and not asked.generated:
-                each = found.timed[name].seconds / asked.documents
-                spread_s.append(each * min(ENOUGH, asked.documents))
-                if documents := documents_within(asked, each, left, base.model.device.type):
-                    found.spreads[name] = base_spread(base.model, base.tokenizer, chosen.only(name, documents))
+        spread_s = _measure_spreads(found, chosen, texts, forward_s, clock) if spread else 0.0
 
         # A forward pass and a training step of each kind of method
-        memory, forward_s, at = peak_memory_bytes(), _forward_seconds(setup, base.model), time.perf_counter()
+        memory, at = peak_memory_bytes(), time.perf_counter()
         for kind, name in sorted(largest.items(), key=lambda pair: pair[0] != BASE):
             own_s, added, step = forward_s, 0, dict[str, Any]()
             if clock.is_late and len(found.kinds) > 1:
@@ -271,9 +277,60 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
     # what was estimated would have taken as long as one kind
     kind_s = (time.perf_counter() - at) / max(1, len(largest) - 1 - sum(kind in largest for kind in found.estimated))
     # the first spread has the smallest share of what the base's times leave
-    shares = len(found.asked) + _STEP / _SPREAD * max(1, len(largest) - 1)
-    found.enough_s = found.taken_s + shares * max(spread_s) + kind_s * len(found.estimated)
+    shares = len(found.asked) + len(texts) + _STEP / _SPREAD * max(1, len(largest) - 1)
+    found.enough_s = found.taken_s + shares * spread_s + kind_s * len(found.estimated)
     return found
+
+
+def _measure_spreads(
+    found: Measured, chosen: Selection, texts: Mapping[str, TokenBlocks], forward_s: float, clock: _Seconds
+) -> float:
+    """Measure how documents of tasks and texts vary under the base; return the seconds that the slowest one needs.
+
+    Those of the primary questions come first, and may take longer than their share.
+    """
+    setup, base, all_needed_s = found.setup, found.setup.base, [0.0]
+    asked_on = {name for each in setup.questions for name in each.on}
+    for name in sorted({**texts, **found.asked}, key=lambda name: name not in asked_on):
+        left = clock.share(BASE, f"documents of {name}", _SPREAD)
+        task = found.asked.get(name)
+        if task is not None and (not task.encoded or task.generated):
+            continue
+        documents = texts[name].documents if task is None else task.documents
+        document_s = (forward_s * len(texts[name]) if task is None else found.timed[name].seconds) / documents
+        needed_s = document_s * min(ENOUGH + 1, documents)
+        all_needed_s.append(needed_s)
+        if name in asked_on and not clock.is_late:
+            left = max(left, min(needed_s, LATE_S))
+        if task is None:
+            spread = _text_spread(setup, name, texts[name].head(math.ceil(left / forward_s)))
+            found.spreads |= {name: spread} if spread is not None else {}
+        elif number := documents_within(task, document_s, left, base.model.device.type):
+            one = chosen.only(name, number)
+            found.spreads[name] = base_spread(base.model, base.tokenizer, one)
+    return max(all_needed_s)
+
+
+def _asked_texts(setup: ComparisonSetup) -> dict[str, TokenBlocks]:
+    """Return the held-out text and the texts of retention that a primary question is asked on."""
+    texts = {task_of(name): blocks for name, blocks in setup.retained.items()}
+    texts |= {HELD_OUT: setup.held_out} if setup.held_out is not None else {}
+    return {name: texts[name] for each in setup.questions for name in each.on if name in texts}
+
+
+def _text_spread(setup: ComparisonSetup, name: str, blocks: TokenBlocks) -> Spread | None:
+    """Return how a text's documents, or groups of them, vary under the base; None where they are too few."""
+    losses = by_document(document_losses, setup.base.model, setup, blocks, Ranks()) if len(blocks) else np.zeros((0, 2))
+    if (losses[:, 1] > 0).sum() < ENOUGH:
+        return None
+    documents, (nats, tokens) = describe_documents(blocks, setup.base.tokenizer), losses.T
+    if name == HELD_OUT:
+        metric, result = NATS_PER_TOKEN, held_out_result(losses, documents)
+    else:  # of a patch that changes nothing
+        unchanged = np.stack([tokens, nats, nats, 0 * nats, tokens], axis=1)
+        metric, result = BITS_PER_BYTE, retained_result(name, unchanged, documents)
+    units = result.n if result.clusters is None else result.clusters.groups
+    return Spread(metric, units, result.metrics[metric], result.stderr[metric] * math.sqrt(units))
 
 
 def _forward_seconds(setup: ComparisonSetup, model: PreTrainedModel) -> float:

@@ -27,8 +27,10 @@ from hfpatch.results.forecast import Forecast
 from hfpatch.runs import forecast
 from hfpatch.runs.plan import plan_comparison
 from hfpatch.runs.progress import Progress
+from hfpatch.runs.setup import set_up
 from hfpatch.support.files import write_json
 from hfpatch.surgery.bases import load_base
+from hfpatch.training.validation import document_losses
 
 MODEL, DOCUMENTS, PAIR = "tinyworld/gpt-neox", 24, ("pre_projection", "c3a")
 METHODS = {
@@ -77,13 +79,14 @@ def found(empty):
         patched.setattr(hfpatch.evaluation.sizing, "_BATCHES", 1)
         like = write_earlier(empty / "earlier")
         gain = {"on": "tinyworld_text", "pairs": [PAIR, ("pre_projection_skip", "c3a")]}
-        recipe = make_recipe(questions={"gain": gain, "keep": None}, margin={"bits_per_byte": 0.3})
+        keep = {"on": ["tinyworld_cloze"], "methods": ["pre_projection"]}
+        recipe = make_recipe(questions={"gain": gain, "keep": keep}, margin={"bits_per_byte": 0.3})
         return forecast(recipe, effect=0.1, like=like, seconds=1000)  # whatever else this machine does
 
 
 def test_primary_questions_are_planned_with_the_variance_of_an_earlier_run(found):
     """Two seeds and 24 documents where the earlier run had four and 40."""
-    own, other = found.questions
+    own, other, _ = found.questions
     assert (own.like, other.like) == (PAIR, PAIR)
     assert (own.seeds, own.documents, own.metric, own.margin) == (2, DOCUMENTS, "bits_per_byte", 0.3)
     times = math.sqrt(40 / DOCUMENTS)
@@ -101,6 +104,54 @@ def test_primary_questions_are_planned_with_the_variance_of_an_earlier_run(found
         round(blocks), abs=1e-6
     )  # of held-out text, measured twice at a third of a step's time
     assert round(blocks) > 0
+
+
+def expected_design(sd, documents, seeds, assumed):
+    """The errors over documents and over seeds of the assumptions: ``(correlation, shared, shift)``."""
+    correlation, shared, shift = assumed
+    variance = 2 * (1 - correlation) * sd**2
+    of_documents = math.sqrt(variance * (shared + (1 - shared) / seeds) / documents)
+    of_seeds = math.sqrt(variance * ((1 - shared) / documents + shift**2) / seeds)
+    return Design((of_documents, documents - 1), (of_seeds, seeds - 1))
+
+
+def test_without_a_variance_to_go_by_the_base_s_documents_and_assumptions_give_one(found, tmp_path):
+    """Bits per byte of right answers, of a method and the base."""
+    asked = found.questions[2]
+    assert (asked.like, asked.is_assumed, asked.metric, asked.documents) == (None, True, "bits_per_byte", DOCUMENTS)
+    base, recipe = load_base(MODEL), make_recipe()
+    evaluate(base.model, base.tokenizer, select(recipe.evaluation), storage=Storage(records=tmp_path))
+    rows = [json.loads(line) for line in (tmp_path / "tinyworld_cloze.jsonl").read_text().splitlines()]
+    logs, sizes = np.array([row["bits_per_byte"] for row in rows]).T
+    bits = -logs / math.log(2)
+    sd = ((bits - bits.sum() / sizes.sum() * sizes) / sizes.mean()).std(ddof=1)
+    design = expected_design(sd, DOCUMENTS, 2, (0.8, 0.75, 0.05))
+    assert asked.difference == pytest.approx(design.smallest_difference(0.05), rel=1e-3)
+    assert asked.smallest_margin == pytest.approx(design.smallest_margin(0.05), rel=1e-3)
+    assert (
+        "by bits per byte of answers a method correlates 0.8 with the base, seeds share 75% of" in found.assumptions[-1]
+    )
+
+
+def test_texts_are_planned_by_the_losses_of_their_documents():
+    """Nats per token of held-out text, of a method and the LoRA of its size; one seed decides nothing."""
+    data, shown = {"block_size": 32, "max_documents": 60, "held_out": 30}, []
+    evaluation, lora = {"tasks": ["tinyworld_cloze"], "limit": 4}, {"match": "pre_projection"}
+    methods = {"baseline": [], "pre_projection": METHODS["pre_projection"], "lora": [{"type": "lora", **lora}]}
+    for seeds in (1, 3):
+        training = {"steps": 1, "warmup_steps": 0, "batch_size": 4, "seeds": seeds}
+        recipe = make_recipe(data=data, evaluation=evaluation, methods=methods, training=training)
+        shown.append(forecast(recipe, seconds=1000))
+    (alone,), (asked,) = (each.questions for each in shown)
+    assert (alone.difference, alone.smallest_margin, asked.seeds, asked.documents) == (None, None, 3, 30)
+    assert min(alone.seeds_needed, asked.seeds_needed) > 1
+    assert any("one seed" in warning for warning in shown[0].warnings)
+    setup = set_up(recipe)
+    losses, tokens = document_losses(setup.base.model, setup.held_out, batch_size=4).T
+    sd = ((losses - losses.sum() / tokens.sum() * tokens) / tokens.mean()).std(ddof=1)
+    design = expected_design(sd, 30, 3, (0.97, 0.5, 0.13))
+    assert asked.difference == pytest.approx(design.smallest_difference(0.05), rel=1e-3)
+    assert asked.margin == 0.02
 
 
 def test_it_counts_the_units_of_the_plan_and_the_tokens_of_the_requests(found):
