@@ -19,10 +19,10 @@ from hfpatch.reporting.comparison.answer import (
     uncovered,
 )
 from hfpatch.reporting.comparison.attribution import attribution
-from hfpatch.reporting.comparison.figures import Layers, figure_csv
+from hfpatch.reporting.comparison.figures import FIGURES, Layers, figure_block
 from hfpatch.reporting.comparison.frontier import budget_table, frontier_blocks
 from hfpatch.reporting.comparison.merging import Check
-from hfpatch.reporting.comparison.retention import CAPTION, answers_table, retention_table
+from hfpatch.reporting.comparison.retention import answers_table, retention_table
 from hfpatch.reporting.comparison.samples import Samples, read_samples
 from hfpatch.reporting.comparison.tables import (
     difference_table,
@@ -32,37 +32,14 @@ from hfpatch.reporting.comparison.tables import (
     seed_table,
     sides_table,
 )
-from hfpatch.reporting.comparison.tuning import tuning_csv, tuning_sections
+from hfpatch.reporting.comparison.tuning import tuning_sections
 from hfpatch.reporting.facts import environment_facts, protocol_facts
-from hfpatch.reporting.numbers import MOST_METHODS, NOTHING, count, duration
+from hfpatch.reporting.numbers import NOTHING, count, duration
 from hfpatch.results.cautions import rates_sentence, warned_of_floor
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.series import QUANTITIES, read_analyses
 from hfpatch.support.files import printable
 
-_FIGURES = {
-    "differences": (
-        "Differences of the first question",
-        "Differences",
-        "Thin lines are the intervals of the outcomes, corrected for all pairs of the question; thick ones are those "
-        "of each difference alone (95 %). The band is what does not matter.",
-    ),
-    "retention": ("Learning against forgetting", "Forgetting", CAPTION),
-    "training": (
-        "Training curves",
-        "Training",
-        "The training loss, mean over seeds, as a running mean; and the same minus that of one method. All methods see "
-        "the same batches, so the noise of the batches cancels there. Where the loss on held-out text was measured, it "
-        "has a panel of its own.",
-    ),
-    "layers": (
-        "Layer by layer",
-        "Layers",
-        "Layer by layer, the mean over seeds. Norms are Frobenius norms of what training left in the saved patch; of "
-        "several series of one method in a panel, such as heads, the mean is drawn.",
-    ),
-}
-"""Title, short title and caption of each figure."""
 _SAMPLES = (
     "Gained: documents that most seeds of a method get right and the baseline wrong; lost: the reverse. Of a measure "
     "that is neither right nor wrong, the documents whose value changed most are listed. What is shown of a document "
@@ -203,10 +180,16 @@ def cautions(results: ComparisonResults) -> tuple[str, ...]:
 
 
 def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[doc.Section]:
-    results, samples, drawn = material.results, material.samples, material.drawn
+    results, samples = material.results, material.samples
+
+    def figures(name: str) -> list[doc.Figure]:  # one or none
+        if name not in material.drawn:
+            return []
+        return [figure_block(name, material.drawn[name], material.data.results, material.data.layers)]
+
     # the first screen: the answer in sentences, one figure, one table
     blocks: list[doc.Block] = [doc.Text(lead(results), "headline"), sentences(results)]
-    blocks += [_figure("differences", material)] if "differences" in drawn else []
+    blocks += figures("differences")
     methods = headline_table(results)
     table = methods if results.frontier is None else budget_table(results)
     if table.rows:
@@ -222,20 +205,19 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
         notes.append(doc.Sentences(tuple(material.missing), "What is missing"))
     yield doc.Section("cautions", "Cautions", tuple(notes) or (doc.Text("None."),))
     if results.frontier is not None:
-        of_budgets = frontier_blocks(results, drawn.get("frontier"), material.data.results)
-        yield doc.Section("frontier", "Gain by budget", (*of_budgets, methods), "Budgets")
-    if "training" in drawn:
-        yield doc.Section("training", _FIGURES["training"][0], (_figure("training", material),), "Training")
+        blocks = [*figures("frontier"), *frontier_blocks(results), methods]
+        yield doc.Section("frontier", "Gain by budget", tuple(blocks), "Budgets")
+    if shown := figures("training"):
+        yield doc.Section("training", FIGURES["training"].title, tuple(shown), "Training")
     # learning and forgetting
     table, answers = retention_table(results), answers_table(results)
-    forgotten: list[doc.Block] = [_figure("retention", material)] if "retention" in drawn else []
-    forgotten += [each for each in (table, answers) if each.rows]
+    forgotten: list[doc.Block] = [*figures("retention"), *(each for each in (table, answers) if each.rows)]
     if forgotten:
         yield doc.Section("retention", "Learning and forgetting", tuple(forgotten), "Forgetting")
     yield from attribution(results)
-    yield from tuning_sections(results, drawn.get("tuning"), tuning_csv(material.data.results))
-    if "layers" in drawn:
-        yield doc.Section("layers", _FIGURES["layers"][0], (_figure("layers", material),), "Layers")
+    yield from tuning_sections(results, figures("tuning"))
+    if shown := figures("layers"):
+        yield doc.Section("layers", FIGURES["layers"].title, tuple(shown), "Layers")
     # every number
     if samples.sides:
         # sides by method and task, and the documents that they name, for the page's script
@@ -246,8 +228,8 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
             listed = {"seeds": side.seeds, "binary": side.gained is not None, "left_out": side.left_out}
             sides[methods_of.index(side.method)][tasks.index(side.task)] = {**listed, "changes": changes}
         browser = doc.Browser({"methods": methods_of, "tasks": tasks, "sides": sides, "documents": samples.documents})
-        shown = (doc.Text(_SAMPLES, "caption"), browser, sides_table(samples.sides))
-        yield doc.Section("samples", "What changed sides", shown)
+        changed = (doc.Text(_SAMPLES, "caption"), browser, sides_table(samples.sides))
+        yield doc.Section("samples", "What changed sides", changed)
     pairs = difference_table(results)
     yield doc.Section("paired", "Paired differences", (pairs if pairs.rows else doc.Text("None was made."),))
     download = doc.Download("results.csv", "every number of every run (CSV)", results_csv({"": material.data.results}))
@@ -258,19 +240,6 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
     environment = tuple(doc.Facts(tuple(environment_facts(each)), label or "Environment") for label, each in runs)
     title = "Protocol and provenance"
     yield doc.Section("protocol", title, (*protocol, *environment), "Protocol", folded=True)
-
-
-def _figure(name: str, material: RunData) -> doc.Figure:
-    title, _, caption = _FIGURES[name]
-    others = len(material.results.others)
-    if others > MOST_METHODS and name != "differences":
-        caption += (
-            f" Of {others} methods the {MOST_METHODS} are drawn whose differences to the baseline have the smallest p, "
-            "in either direction; the tables and the data have all."
-        )
-    return doc.Figure(
-        name, title, caption, material.drawn[name], figure_csv(name, material.data.results, material.data.layers)
-    )
 
 
 def missing(results: ComparisonResults) -> Iterator[str]:

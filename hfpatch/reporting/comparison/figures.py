@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from hfpatch.recipes.pairs import is_lora
 from hfpatch.recipes.retention import text_of
+from hfpatch.reporting import document as doc
 from hfpatch.reporting import plots
 from hfpatch.reporting.comparison.forest import forest_figure
-from hfpatch.reporting.comparison.frontier import frontier_figure
+from hfpatch.reporting.comparison.frontier import frontier_csv, frontier_figure
 from hfpatch.reporting.comparison.retention import gain_at
 from hfpatch.reporting.comparison.tables import DECIDED, PLAIN, pairs
-from hfpatch.reporting.comparison.tuning import tuning_figure
+from hfpatch.reporting.comparison.tuning import tuning_csv, tuning_figure
 from hfpatch.reporting.numbers import MOST_METHODS
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import GREY, INK, MUTED, PAPER, report_style, short, styles
@@ -32,19 +33,34 @@ Layers = Sequence[tuple[str, LayerSeries]]
 """Method and series, in the order of the report."""
 
 
+class Drawing(NamedTuple):
+    """A figure of a comparison: its title, how to read it, what draws it where there is something, and its data."""
+
+    title: str
+    caption: str
+    draw: Callable[[ComparisonResults, Layers], Figure | None]
+    data: Callable[[ComparisonResults, Layers], str]
+    draws_all: bool = False
+
+
 @report_style()
 def draw(results: ComparisonResults, layers: Layers) -> dict[str, Figure]:
     """Return the figures that can be drawn, by name; ``layers`` are methods and their series."""
     shown = prominent(results)
-    drawn = {
-        "frontier": frontier_figure(results),
-        "tuning": tuning_figure(shown),
-        "differences": forest_figure(results),
-        "retention": retention(shown),
-        "training": training(shown),
-        "layers": layer_panels(shown, layers),
-    }
+    drawn = {name: each.draw(results if each.draws_all else shown, layers) for name, each in FIGURES.items()}
     return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def figure_block(name: str, svg: str, results: ComparisonResults, layers: Layers) -> doc.Figure:
+    """Return a figure with its words and its data."""
+    figure, others = FIGURES[name], len(results.others)
+    caption = figure.caption
+    if others > MOST_METHODS and not figure.draws_all:
+        caption += (
+            f" Of {others} methods the {MOST_METHODS} are drawn whose differences to the baseline have the smallest p, "
+            "in either direction; the tables and the data have all."
+        )
+    return doc.Figure(name, figure.title, caption, svg, figure.data(results, layers))
 
 
 def prominent(results: ComparisonResults) -> ComparisonResults:
@@ -181,36 +197,93 @@ def layer_panels(results: ComparisonResults, layers: Layers) -> Figure | None:
     return figure
 
 
-def figure_csv(name: str, results: ComparisonResults, layers: Layers) -> str:
-    """Return the data of the figure called ``name``; of each curve at most 500 steps."""
-    match name:
-        case "differences":
-            return csv_text(_DIFFERENCES, ([pair.get(key) for key in _DIFFERENCES] for pair in pairs(results)))
-        case "retention":
-            first = ("method", "scale", "chosen", "text", "metric", "difference", "low", "high", "n", "seeds")
-            found, kept = [], results.retention
-            for point in kept.points if kept is not None else ():
-                chosen, gain = kept is not None and kept.chosen(point.method) == point.scale, gain_at(results, point)
-                own = [each for each in point.comparisons if each.task != HELD_OUT]
-                for one in ([gain] if gain is not None else []) + own:
-                    numbers = (one.difference, one.low, one.high, one.n, one.seeds)
-                    found.append((point.method, point.scale, chosen, one.task, one.metric, *numbers, point.tuning_loss))
-            return csv_text((*first, "tuning_loss"), found)
-        case "training":
-            curves = {name: method.curve for name, method in results.methods.items() if method.curve is not None}
-            most = max(_FEWEST_STEPS, min(_MOST_STEPS, _MOST_LINES // max(1, len(curves))))
-            points = (
-                (name, step, loss, curve.seeds, curve.held_out.get(step))
-                for name, curve in curves.items()
-                for place, (step, loss) in enumerate(zip(curve.steps, curve.loss, strict=True))
-                if place % -(-len(curve.steps) // most) == 0 or step in curve.held_out
-            )
-            return csv_text(("method", "step", "loss", "seeds", "held_out"), points)
-        case _:
-            headings = ("quantity", "method", "group", "layer", "value", "reference")
-            rows = (
-                (each.quantity, method, each.group, layer, value, each.reference)
-                for method, each in layers
-                for layer, value in sorted(each.points.items())
-            )
-            return csv_text(headings, rows)
+def _differences_csv(results: ComparisonResults, _: Layers) -> str:
+    return csv_text(_DIFFERENCES, ([pair.get(key) for key in _DIFFERENCES] for pair in pairs(results)))
+
+
+def _retention_csv(results: ComparisonResults, _: Layers) -> str:
+    first = ("method", "scale", "chosen", "text", "metric", "difference", "low", "high", "n", "seeds")
+    rows, kept = [], results.retention
+    for point in kept.points if kept is not None else ():
+        chosen, gain = kept is not None and kept.chosen(point.method) == point.scale, gain_at(results, point)
+        others = [each for each in point.comparisons if each.task != HELD_OUT]
+        for one in ([gain] if gain is not None else []) + others:
+            numbers = (one.difference, one.low, one.high, one.n, one.seeds)
+            rows.append((point.method, point.scale, chosen, one.task, one.metric, *numbers, point.tuning_loss))
+    return csv_text((*first, "tuning_loss"), rows)
+
+
+def _training_csv(results: ComparisonResults, _: Layers) -> str:
+    """Return the curves, of each at most 500 steps."""
+    curves = {name: method.curve for name, method in results.methods.items() if method.curve is not None}
+    most = max(_FEWEST_STEPS, min(_MOST_STEPS, _MOST_LINES // max(1, len(curves))))
+    points = (
+        (name, step, loss, curve.seeds, curve.held_out.get(step))
+        for name, curve in curves.items()
+        for i, (step, loss) in enumerate(zip(curve.steps, curve.loss, strict=True))
+        if i % -(-len(curve.steps) // most) == 0 or step in curve.held_out
+    )
+    return csv_text(("method", "step", "loss", "seeds", "held_out"), points)
+
+
+def _layers_csv(_: ComparisonResults, layers: Layers) -> str:
+    headings = ("quantity", "method", "group", "layer", "value", "reference")
+    rows = (
+        (each.quantity, method, each.group, layer, value, each.reference)
+        for method, each in layers
+        for layer, value in sorted(each.points.items())
+    )
+    return csv_text(headings, rows)
+
+
+FIGURES = {
+    "frontier": Drawing(
+        "Gain against parameters",
+        "The gain over the base against trainable parameters, a line a method; bands are plain 95 % intervals over "
+        "seeds and documents. Black is the LoRA of the exchange rates. A method of one size is a mark.",
+        lambda results, _: frontier_figure(results),
+        lambda results, _: frontier_csv(results),
+        draws_all=True,
+    ),
+    "tuning": Drawing(
+        "Held-out loss against learning rate",
+        "The loss on the text of tuning, nats per token, after a trial at each learning rate; of several trials at one "
+        "rate the lowest. The ringed mark is the choice. A mark at the upper edge lies above the panel; a cross "
+        "diverged.",
+        lambda results, _: tuning_figure(results),
+        lambda results, _: tuning_csv(results),
+    ),
+    "differences": Drawing(
+        "Differences of the first question",
+        "Thin lines are the intervals of the outcomes, corrected for all pairs of the question; thick ones are those "
+        "of each difference alone (95 %). The band is what does not matter.",
+        lambda results, _: forest_figure(results),
+        _differences_csv,
+        draws_all=True,
+    ),
+    "retention": Drawing(
+        "Learning against forgetting",
+        "To the right more is forgotten, upwards more is learned: the gain on held-out text against KL(base ‖ method) "
+        "on text that should be kept, both with plain 95 % intervals. Small marks are a method's patch at the scales "
+        "of rewind; the ring is the one that the text of tuning chooses. Nothing measured lies above and to the left "
+        "of the grey front.",
+        lambda results, _: retention(results),
+        _retention_csv,
+    ),
+    "training": Drawing(
+        "Training curves",
+        "The training loss, mean over seeds, as a running mean; and the same minus that of one method. All methods see "
+        "the same batches, so the noise of the batches cancels there. Where the loss on held-out text was measured, it "
+        "has a panel of its own.",
+        lambda results, _: training(results),
+        _training_csv,
+    ),
+    "layers": Drawing(
+        "Layer by layer",
+        "Layer by layer, the mean over seeds. Norms are Frobenius norms of what training left in the saved patch; of "
+        "several series of one method in a panel, such as heads, the mean is drawn.",
+        lambda results, layers: layer_panels(results, layers),
+        _layers_csv,
+    ),
+}
+"""In the order of drawing."""

@@ -17,21 +17,18 @@ from hfpatch.reporting.numbers import (
     Change,
     digits_for,
     gain_of,
-    metric_text,
     scale_in,
     short_count,
     signed,
     task_text,
+    unit_text,
 )
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import INK, MUTED, Style, report_style, short, styles
 from hfpatch.results.frontier import Exchange, Frontier, against_reference, sentence, times_text
 from hfpatch.results.schema import ComparisonResults
 
-_CAPTION = (
-    "The gain over the base against trainable parameters, a line a method; bands are plain 95 % intervals over seeds "
-    "and documents. Black is the LoRA of the exchange rates. A method of one size is a mark."
-)
+_BOUNDS = ("why", "more_than", "less_than")
 _READING = (
     "For equal gain a method needs so many times the parameters of {name}: the mean over all gains that both reach, "
     "with the 95 % interval of this rate alone. What is ahead or behind at a budget is tested against the LoRA of that "
@@ -39,56 +36,30 @@ _READING = (
 )
 
 
-def frontier_blocks(results: ComparisonResults, svg: str | None, data: ComparisonResults) -> Iterator[doc.Block]:
-    """Yield the figure of a comparison with budgets and its sentences; nothing without budgets.
-
-    ``svg`` is the figure, if it is drawn, and ``data`` the results with the names that CSV files have.
-    """
+def frontier_blocks(results: ComparisonResults) -> Iterator[doc.Block]:
+    """Yield the sentences of a comparison with budgets; nothing without budgets."""
     frontier = results.frontier
     if frontier is None:
         return
-    if svg is not None and data.frontier is not None:
-        # the figure's data: a row for each point, in the figure's unit, and its method's exchange rate
-        headings = (
-            "method",
-            "point",
-            "parameters",
-            "gain",
-            "low",
-            "high",
-            "rate",
-            "rate_low",
-            "rate_high",
-            "why",
-            "more_than",
-            "less_than",
-        )
-        rows = []
-        for line in data.frontier.lines:
-            rate = line.exchange or Exchange()
-            for point in line.points:
-                gain, size = _gain(data, data.frontier, point), data.methods[point].trainable
-                known = (None,) * 3 if gain is None else (gain.difference, gain.low, gain.high)
-                rows.append(
-                    (
-                        line.method,
-                        point,
-                        size,
-                        *known,
-                        rate.rate,
-                        rate.low,
-                        rate.high,
-                        rate.why,
-                        rate.more_than,
-                        rate.less_than,
-                    )
-                )
-        yield doc.Figure("frontier", "Gain against parameters", _CAPTION, svg, csv_text(headings, rows))
     others = [line for line in frontier.lines if line.method != frontier.reference]
     tones = {line.method: tone_of([*against_reference(results, line).values()]) for line in others}
     yield doc.Findings(tuple(doc.Finding(e.method, sentence(results, e), tones[e.method]) for e in others))
     if frontier.reference is not None:
         yield doc.Text(_READING.format(name=frontier.reference), "caption")
+
+
+def frontier_csv(results: ComparisonResults) -> str:
+    """Return the figure's data: a row for each point, in the figure's unit, and its method's exchange rate."""
+    headings = "method", "point", "parameters", "gain", "low", "high", "rate", "rate_low", "rate_high", *_BOUNDS
+    rows: list[tuple[object, ...]] = []
+    for line in results.frontier.lines if results.frontier is not None else ():
+        rate = line.exchange or Exchange()
+        for point in line.points:
+            gain, size = _gain(results, point), results.methods[point].trainable
+            ends = (None,) * 3 if gain is None else (gain.difference, gain.low, gain.high)
+            bounds = (getattr(rate, name) for name in _BOUNDS)
+            rows.append((line.method, point, size, *ends, rate.rate, rate.low, rate.high, *bounds))
+    return csv_text(headings, rows)
 
 
 def budget_table(results: ComparisonResults) -> doc.Table:
@@ -112,7 +83,7 @@ def budget_table(results: ComparisonResults) -> doc.Table:
         cells: list[str | doc.Cell] = [line.method]
         for budget in (*budgets, *([""] * alone)):
             point = own.get(budget, "")
-            gain = _gain(results, frontier, point) if point else None
+            gain = _gain(results, point) if point else None
             text = NOTHING if gain is None else signed(gain.difference, digits_for(gain))
             if gain is not None and not budget:
                 text += f" ({short_count(results.methods[line.points[0]].trainable)})"
@@ -125,9 +96,7 @@ def budget_table(results: ComparisonResults) -> doc.Table:
         else:
             cells.append(f"{times_text(equal.rate)} [{times_text(equal.low)}, {times_text(equal.high)}]")
         table.append(doc.Row(tuple(cells)))
-    scale = scale_in(results, frontier.task, frontier.metric).value
-    unit = f"{metric_text(frontier.metric)}{f', {scale}' if scale else ''}"
-    task = task_text(frontier.task)
+    task, unit = task_text(frontier.task), unit_text(frontier.metric, scale_in(results, frontier.task, frontier.metric))
     caption = f"Gains over the base on {task}, in {unit}; the marks are the outcomes against LoRA's budget."
     return doc.Table("budgets", "Gain by budget", tuple(columns), tuple(table), caption, heading=False)
 
@@ -142,9 +111,9 @@ def _budgets(results: ComparisonResults, frontier: Frontier) -> dict[str, int]:
     return dict(sorted(sizes.items(), key=lambda item: item[1]))
 
 
-def _gain(results: ComparisonResults, frontier: Frontier, point: str) -> Change | None:
+def _gain(results: ComparisonResults, point: str) -> Change | None:
     """Return the gain of a method over the baseline on the frontier's task with its plain interval."""
-    verdict = results.verdict(point, frontier.task, results.baseline)
+    verdict = results.verdict(point, results.frontier.task if results.frontier else "", results.baseline)
     return None if verdict is None else gain_of(results, verdict, plain=True)
 
 
@@ -157,7 +126,7 @@ def frontier_figure(results: ComparisonResults) -> Figure | None:
     drawn: dict[str, list[tuple[int, Change]]] = {}  # the parameters and the gain of each point
     for line in frontier.lines:
         for point in line.points:
-            gain, size = _gain(results, frontier, point), results.methods[point].trainable
+            gain, size = _gain(results, point), results.methods[point].trainable
             if gain is not None and size:
                 drawn.setdefault(line.method, []).append((size, gain))
     if not drawn:
@@ -191,8 +160,7 @@ def frontier_figure(results: ComparisonResults) -> Figure | None:
     budgets = _budgets(results, frontier)
     ax.set_xticks(list(budgets.values()), list(budgets))
     ax.xaxis.set_minor_locator(NullLocator())
-    scale = scale_in(results, frontier.task, frontier.metric).value
-    unit = f"{metric_text(frontier.metric)}{f', {scale}' if scale else ''}"
+    unit = unit_text(frontier.metric, scale_in(results, frontier.task, frontier.metric))
     ax.set(title=short(task_text(frontier.task), 40), ylabel=f"gain in {unit}   ↑ better")
     plots.method_key(figure, looks)
     return figure

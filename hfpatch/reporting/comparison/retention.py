@@ -21,13 +21,6 @@ from hfpatch.results.retention import AGREEMENT, RETENTION, Retention, Retention
 from hfpatch.results.schema import Comparison, ComparisonResults, KeptAnswers
 from hfpatch.results.verdicts import Verdict
 
-CAPTION = (
-    "To the right more is forgotten, upwards more is learned: the gain on held-out text against KL(base ‖ method) on "
-    "text that should be kept, both with plain 95 % intervals. Small marks are a method's patch at the scales of "
-    "rewind; the ring is the one that the text of tuning chooses. Nothing measured lies above and to the left of the "
-    "grey front."
-)
-
 
 def gain_at(results: ComparisonResults, point: RetentionPoint) -> Comparison | None:
     """Return a point's difference on held-out text, in nats per token: below 0 it gains. None without such text."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +18,6 @@ from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import PAPER, report_style, styles
 from hfpatch.results.schema import ComparisonResults
 
-_CAPTION = (
-    "The loss on the text of tuning, nats per token, after a trial at each learning rate; of several trials at one "
-    "rate the lowest. The ringed mark is the choice. A mark at the upper edge lies above the panel; a cross diverged."
-)
-
 
 def chosen_facts(results: ComparisonResults, method: str) -> list[doc.Fact]:
     """Return the choice of tuning for a method as a labelled line; none if it was not tuned."""
@@ -35,8 +30,8 @@ def chosen_facts(results: ComparisonResults, method: str) -> list[doc.Fact]:
     return [("Tuned", f"{_values(choice.values)}, the best of {choice.trials} trials{where}")]
 
 
-def tuning_sections(results: ComparisonResults, svg: str | None, data: str) -> Iterator[doc.Section]:
-    """Yield the section on tuning, where something was tuned; ``svg`` is its figure, ``data`` the figure's CSV."""
+def tuning_sections(results: ComparisonResults, figures: Sequence[doc.Figure]) -> Iterator[doc.Section]:
+    """Yield the section on tuning with its figures, where something was tuned."""
     tuning = results.tuning
     if tuning is None or not tuning.trials:
         return
@@ -57,8 +52,6 @@ def tuning_sections(results: ComparisonResults, svg: str | None, data: str) -> I
         "taken away from the training text and contained in no task, decided; a "
         "trial that diverged counts as infinite."
     )
-    title = "Held-out loss against learning rate"
-    figures = [doc.Figure("tuning", title, _CAPTION, svg, data)] if svg is not None else []
     # the choice for each method
     chosen = []
     for method, choice in tuning.chosen.items():

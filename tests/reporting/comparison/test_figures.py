@@ -8,8 +8,8 @@ from reporting.big import write_big_run
 from reporting.conftest import read_csv
 
 from hfpatch.reporting.comparison.figures import (
+    FIGURES,
     draw,
-    figure_csv,
     layer_panels,
     prominent,
     training,
@@ -80,23 +80,23 @@ def test_layers_have_a_panel_a_quantity_and_the_mean_of_many_groups(results):
 
 def test_the_data_of_the_figures(build, raw):
     results = build(raw)
-    differences = read_csv(figure_csv("differences", results, []))
+    differences = read_csv(FIGURES["differences"].data(results, []))
     assert {
         (row["method"], row["other"], row["task"]): float(row["difference"]) for row in differences if row["p"]
     } == {(each["method"], each["reference"], each["task"]): each["difference"] for each in raw["comparisons"]}
     layers = [("lora", LayerSeries(quantity="‖a‖", group="q", points={3: 1e-9, 0: 0.25}, reference=0.5))]
-    assert [row["value"] for row in read_csv(figure_csv("layers", results, layers))] == ["0.25", "1e-09"]
+    assert [row["value"] for row in read_csv(FIGURES["layers"].data(results, layers))] == ["0.25", "1e-09"]
 
 
 def test_curves_have_at_most_some_hundred_steps_and_every_loss_on_held_out_text(build, raw):
     curve = Curve(steps=list(range(1, 1201)), loss=[3 - i / 1200 for i in range(1200)], seeds=2, held_out={7: 2.5})
     results = build(raw, curves=False)
     methods = {str(i): results.methods["lora"].model_copy(update={"curve": curve}) for i in range(400)}
-    rows = read_csv(figure_csv("training", results.model_copy(update={"methods": {"a": methods["0"]}}), []))
+    rows = read_csv(FIGURES["training"].data(results.model_copy(update={"methods": {"a": methods["0"]}}), []))
     assert [int(row["step"]) for row in rows[:4]] == [1, 4, 7, 10]
     assert [row["held_out"] for row in rows if row["held_out"]] == ["2.5"]
     assert all(float(row["loss"]) == curve.loss[int(row["step"]) - 1] for row in rows)
-    assert len(read_csv(figure_csv("training", results.model_copy(update={"methods": methods}), []))) < 45_000
+    assert len(read_csv(FIGURES["training"].data(results.model_copy(update={"methods": methods}), []))) < 45_000
 
 
 def test_figures_show_the_surest_differences_whichever_way_they_go(tmp_path):

@@ -27,7 +27,7 @@ def test_the_figure_has_a_line_a_method_and_the_lora_in_black():
 
 def test_the_table_has_each_gain_and_rate_and_findings_the_tones_of_their_verdicts():
     results = frontier_example()
-    findings, *_ = frontier_blocks(results, None, results)
+    findings, *_ = frontier_blocks(results)
     table = budget_table(results)
     tones = {each.subject: each.tone for each in findings.items}
     assert tones == {"ahead": "better", "behind": "worse", "turning": "mixed", "alone": "not tested"}
@@ -60,4 +60,4 @@ def test_the_frontier_follows_the_answer_and_its_data_are_complete():
 
 def test_a_comparison_without_budgets_has_none(results):
     assert frontier_figure(results) is None
-    assert [*frontier_blocks(results, None, results)] == []
+    assert [*frontier_blocks(results)] == []

@@ -1,7 +1,7 @@
 import pytest
 from reporting.conftest import document_of, read_csv
 
-from hfpatch.reporting.comparison.figures import draw, figure_csv
+from hfpatch.reporting.comparison.figures import FIGURES, draw
 from hfpatch.reporting.comparison.retention import answers_table, retention_table
 from hfpatch.reporting.facts import protocol_facts
 
@@ -49,7 +49,7 @@ def test_the_table_has_a_row_a_point_and_text(kept, build):
 
 
 def test_the_data_has_every_difference(kept, build):
-    rows = read_csv(figure_csv("retention", build(kept), []))
+    rows = read_csv(FIGURES["retention"].data(build(kept), []))
     assert len(rows) == 2 * 5
     one = next(row for row in rows if (row["scale"], row["metric"]) == ("0.5", "nats_per_token"))
     assert (one["difference"], one["chosen"], one["tuning_loss"]) == ("-0.25", "True", "1.9")
