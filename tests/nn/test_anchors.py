@@ -42,16 +42,6 @@ def test_identity_anchor_without_f_and_with_a_linear_one():
     torch.testing.assert_close(module(x), x + x @ weight.T, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("f", ["linear", "nonlinear"])
-def test_init_depends_on_the_seed_alone(f):
-    def weights(seed):
-        module = IdentityAnchoredQuery(hidden_size=D, out_features=D, f=f, seed=seed)
-        return torch.cat([p.detach().flatten() for p in module.parameters()])
-
-    assert torch.equal(weights(1), weights(1))
-    assert not torch.equal(weights(1), weights(2))
-
-
 @pytest.mark.parametrize("f", ["none", "linear", "nonlinear"])
 def test_another_width_and_an_unknown_f_are_refused(f):
     with pytest.raises(HfpatchError, match="d_q=24 and d=16; use anchor='weight'"):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import layer_norm, rms_norm
 from torch import nn
 
 from hfpatch.errors import HfpatchError
@@ -96,23 +95,6 @@ def test_a_shared_product_serves_the_same_x_once():
     torch.testing.assert_close(layer(other), other @ layer.weight.T + layer.bias)
     assert torch.equal(layer(x), x @ layer.weight.T + layer.bias)
     assert layer not in CALLS.values
-
-
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("norm", ["rmsnorm", "none"])
-@pytest.mark.parametrize("kind", [IdentityAnchoredQuery, WeightAnchoredQuery])
-def test_an_anchor_with_a_nonlinear_f_is_its_formula_fused_or_not(kind, norm, fused):
-    path = kind(hidden_size=4, out_features=4, rank=3, input_norm=norm, activation_name="relu")
-    place = {"inputs": 4, "groups": 1, "width": 12, "spans": {"query": (0, 4)}, "bias": True}
-    mixed = MixedProjection(paths={"query": path}, fused=fused, **place)
-    for parameter in mixed.double().parameters():
-        parameter.data = torch.randn_like(parameter)
-    x, f = torch.randn(2, 3, 4, dtype=torch.float64), path.f
-    inner = (rms_norm(x, f.norm_in.weight) if norm == "rmsnorm" else x) @ f.up.weight.T
-    anchor = x if kind is IdentityAnchoredQuery else x @ path.anchor.weight.T
-    query = (anchor + layer_norm(inner.clamp(min=0) @ f.down.weight.T, f.norm_out.weight)) / 2
-    expected = torch.cat([query, x @ mixed.rest.weight.T + mixed.rest.bias], -1)
-    torch.testing.assert_close(mixed(x), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_joining_with_a_layernorm_or_without_a_matrix_is_refused():

@@ -152,16 +152,6 @@ def test_the_best_is_kept_besides_the_newest(tmp_path):
     assert read_checkpoint(tmp_path / "step-00000002").state.best_loss == 1.0
 
 
-def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("hfpatch.training.checkpoint.write_json", full)
-    with pytest.raises(HfpatchError, match="No space left on device"):
-        save(tmp_path, 1, *build())
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("origin", [None, {"base_weights": "a", "method": "b"}])
 def test_a_run_does_not_go_on_with_another_base_or_method(patched, blocks, tmp_path, origin):
     run = partial(run_probe, blocks=blocks, folder=tmp_path, steps=2, warmup_steps=1)

@@ -12,7 +12,6 @@ from hfpatch.recipes.comparison import load_recipe
 from hfpatch.recipes.training import group_of
 from hfpatch.surgery.methods import build_method
 from hfpatch.surgery.patch import patch
-from hfpatch.training.optim import build_optimizer
 from hfpatch.training.probe import train_probe
 
 RECIPES = ["pythia-160m-as-published", "pythia-410m-as-published"]
@@ -29,15 +28,6 @@ def test_the_recipe_has_the_published_values(name):
     assert (data.max_documents, data.min_characters, data.block_size, data.layout) == (2000, 51, 512, "padded")
     assert (recipe.model.dtype, recipe.evaluation.limit) == ("bfloat16", 500)
     assert {part["init"] for parts in recipe.methods.values() for part in parts if "init" in part} == {"paper"}
-
-
-def test_the_optimiser_is_adamw_without_decay():
-    settings = load_recipe(RECIPES[0]).training
-    optimizer = build_optimizer(torch.nn.Linear(2, 2), settings)
-    assert type(optimizer) is torch.optim.AdamW
-    assert {(group["betas"], group["weight_decay"], group["eps"]) for group in optimizer.param_groups} == {
-        ((0.9, 0.999), 0.0, 1e-8)
-    }
 
 
 @pytest.mark.parametrize("method", ["pre_projection", "pre_projection_skip", "lora", "pre_projection_lora"])
