@@ -152,7 +152,13 @@ def compiled_agrees(case, backend):
     assert abs(base(tokens, labels=tokens, use_cache=False).loss - loss) > 1e-4
 
 
-@pytest.mark.parametrize("case", {model_type(case): case for case in reversed(FAMILIES)}.values())  # one of each type
+@pytest.mark.parametrize(
+    "case",  # one of each type
+    [
+        case if case in FEW else pytest.param(case, marks=pytest.mark.slow)
+        for case in {model_type(case): case for case in [*reversed(FAMILIES), *FEW]}.values()
+    ],
+)
 def test_compiled(case):
     compiled_agrees(case, "eager")
 
