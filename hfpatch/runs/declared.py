@@ -1,6 +1,7 @@
-"""``questions.json``: the primary questions, margins and seeds of a run folder, as they were before its first result.
+"""``questions.json``: the primary questions of a run folder, as they were before its first result.
 
-Seeds that are added later, without looks that were declared, are marked with the questions.
+With them are the margins, the seeds and the limits of documents. What is changed or added later, without looks that
+were declared, is marked with the questions.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, listed
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.questions import Asked, margins_of
 from hfpatch.results.schema import PrimaryQuestion
@@ -17,20 +18,18 @@ from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.support.files import hash_values, read_json, write_json
 
 FILE = "questions.json"
-LATER = "declared when results existed already"
-_CHANGED = "changed when results existed already"
-_ADDED = "seeds added when results existed already"
+_LATER = "when results existed already"
 
 
 def declare(out: Path, setup: ComparisonSetup, *, has_results: bool) -> None:
-    """Write the questions, margins and seeds of a comparison, with their hash, unless some are declared already.
+    """Write the questions, margins, seeds and limits of a comparison with their hash, unless some are declared already.
 
     Before the first result of a method they may still change.
 
     Args:
         out: the run folder.
         setup: the comparison.
-        has_results: whether a method has a result already; what is declared then is marked.
+        has_results: whether a method was scored already; what is declared then is marked.
 
     Raises:
         HfpatchError: if the file was changed by hand.
@@ -38,8 +37,8 @@ def declare(out: Path, setup: ComparisonSetup, *, has_results: bool) -> None:
     if has_results and (out / FILE).is_file():
         _read(out)
         return
-    declared: dict[str, Any] = {"questions": [_written(each) for each in setup.questions]}
-    declared |= {"margin": margins_of(setup.recipe), "seeds": list(setup.recipe.training.all_seeds)}
+    questions = [_written(question) for question in setup.questions]
+    declared = {"questions": questions, "margin": margins_of(setup.recipe), **_size(setup.recipe)}
     write_json(out / FILE, {**declared, "later": has_results, "sha256": hash_values([declared, has_results])})
 
 
@@ -49,43 +48,60 @@ def questions_of(out: Path, setup: ComparisonSetup) -> list[PrimaryQuestion]:
     Raises:
         HfpatchError: if the file was changed by hand.
     """
-    stored = _read(out) if (out / FILE).is_file() else {}
-    before = {each["question"]: each for each in stored.get("questions", [])}
-    margins = margins_of(setup.recipe)
-    found = []
-    for each in setup.questions:
-        changed = LATER if stored.get("later") else ""
-        if stored and not changed:
-            if each.name not in before:
-                changed = LATER
-            elif before[each.name] != _written(each):
-                changed = f"its pairs or tasks {_CHANGED}"
-            elif stored["margin"] != margins:
-                changed = f"a margin {_CHANGED}"
-        if seeds_before(out, setup.recipe) is not None:
-            changed = f"{changed}; {_ADDED}" if changed else _ADDED
-        pairs, on = list(each.pairs), list(each.on)
-        found.append(PrimaryQuestion(question=each.name, pairs=pairs, on=on, changed=changed))
-    return found
+    stored, questions = _read(out), list[PrimaryQuestion]()
+    before = {question["question"]: question for question in stored.get("questions", [])}
+    for asked in setup.questions:
+        changed = []
+        if stored.get("later") or (stored and asked.name not in before):
+            changed.append("declared")
+        elif stored:
+            changed += ["its pairs or tasks changed"] if before[asked.name] != _written(asked) else []
+            changed += ["a margin changed"] if stored["margin"] != margins_of(setup.recipe) else []
+        changed += [f"{name} added" for name in _grown(stored, setup.recipe)]
+        marks = "; ".join(f"{what} {_LATER}" for what in changed)
+        questions.append(
+            PrimaryQuestion(question=asked.name, pairs=list(asked.pairs), on=list(asked.on), changed=marks)
+        )
+    return questions
 
 
-def seeds_before(out: Path, recipe: Recipe) -> list[int] | None:
-    """Return the declared seeds, where more were added when results existed already; None where none were.
+def growth_of(out: Path, recipe: Recipe) -> list[str]:
+    """Return a caution for the seeds, and one for the documents, that were added when results existed already.
 
     Raises:
         HfpatchError: if the file was changed by hand.
     """
-    stored = _read(out)["seeds"] if (out / FILE).is_file() else list(recipe.training.all_seeds)
-    return stored if stored != list(recipe.training.all_seeds) else None
+    stored = _read(out)
+    first = {"seeds": f", to {listed(list(map(str, stored.get('seeds', ()))))}", "documents": ""}
+    return [
+        f"{name.capitalize()} were added {_LATER}{first[name]}: no test is corrected for that"
+        f"{'; training.seeds.looks declares it before' if name == 'seeds' else ''}."
+        for name in _grown(stored, recipe)
+    ]
 
 
-def _written(each: Asked) -> dict[str, Any]:
-    return {"question": each.name, "pairs": [list(pair) for pair in each.pairs], "on": list(each.on)}
+def _written(asked: Asked) -> dict[str, Any]:
+    return {"question": asked.name, "pairs": [list(pair) for pair in asked.pairs], "on": list(asked.on)}
+
+
+def _size(recipe: Recipe) -> dict[str, Any]:
+    """Return what may grow: the seeds, and the limit of all tasks and of each."""
+    settings = recipe.evaluation.model_dump(mode="json")
+    tasks = settings["tasks"] if isinstance(settings["tasks"], dict) else {}
+    limits = {name: options["limit"] for name, options in tasks.items() if options and options["limit"] is not None}
+    return {"seeds": list(recipe.training.all_seeds), "documents": [settings["limit"], limits]}
+
+
+def _grown(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
+    return [name for name, value in _size(recipe).items() if stored.get(name, value) != value]
 
 
 def _read(out: Path) -> Mapping[str, Any]:
-    stored = read_json(out / FILE)
-    declared = {key: stored.get(key) for key in ("questions", "margin", "seeds")}
+    """Return what is declared in a folder; nothing where it has no such file."""
+    if not (out / FILE).is_file():
+        return {}
+    stored: dict[str, Any] = read_json(out / FILE)
+    declared = {key: value for key, value in stored.items() if key not in ("later", "sha256")}
     if stored.get("sha256") != hash_values([declared, stored.get("later")]):
         raise HfpatchError(
             f"{out / FILE}: was changed since it was written (its hash does not match); restore it, or choose another "

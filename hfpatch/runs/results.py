@@ -6,7 +6,6 @@ from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hfpatch.errors import listed
 from hfpatch.evaluation import Comparison, all_aggregations, check_known_scores, unknown_base
 from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.exchange import frontier_of
@@ -31,7 +30,7 @@ from hfpatch.results.schema import (
 )
 from hfpatch.results.series import mean_curve, mean_series
 from hfpatch.results.verdicts import LookTaken, look_parts
-from hfpatch.runs.declared import questions_of, seeds_before
+from hfpatch.runs.declared import growth_of, questions_of
 from hfpatch.runs.folder import COSTS, RunPaths
 from hfpatch.runs.identity import check_measured
 from hfpatch.runs.looks import read_looks
@@ -126,11 +125,7 @@ def collect(
         results = results.model_copy(update={"runs_saved": len(recipe.trained) * len(training.all_seeds) - made})
     warnings = [f"{caution}." for caution in setup.cautions]
     warnings += [f"{name} is left out: {reason}." for name, reason in setup.left_out.items()]
-    if (declared := seeds_before(out, recipe)) is not None:
-        warnings.append(
-            f"Seeds were added when results existed already, to {listed([str(seed) for seed in declared])}: no test is "
-            "corrected for that; training.seeds.looks declares it before."
-        )
+    warnings += growth_of(out, recipe)
     if complete:
         of_model, plain = (recipe.model.full_name, recipe.model.revision, recipe.model.dtype), recipe.evaluation.plain
         warnings += check_known_scores(*of_model, of_base, plain=plain)

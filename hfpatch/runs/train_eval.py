@@ -56,8 +56,10 @@ class ComparisonSession(Session):
     def declare(self) -> None:
         """Write the questions of a whole comparison, unless its folder has them."""
         if self.plan.part is None:
-            trained = [run for run in self.plan.runs if run.variant != self.setup.recipe.baseline]
-            declare(self.plan.out, self.setup, has_results=any(run.result.is_file() for run in trained))
+            trained = [RunPaths(run.folder) for run in self.plan.runs if run.variant != self.setup.recipe.baseline]
+            # where tasks get more documents, only the records are left of a method's results
+            scored = any(run.result.is_file() or any(run.evaluations.glob("*.jsonl")) for run in trained)
+            declare(self.plan.out, self.setup, has_results=scored)
 
     def record(self, unit: Unit) -> None:
         """Note that a unit is complete; a training changes nothing in results.json until it is evaluated."""
