@@ -54,10 +54,10 @@ def head_attention(model: nn.Module, batches: Iterable[Batch]) -> list[HeadAtten
         tokens = begun[-1]
         rows, length = tokens.counted.shape
         tensors = [each for each in output if isinstance(each, Tensor)] if isinstance(output, tuple | list) else []
-        found = [each for each in tensors if each.dim() == 4 and each.shape[::2] == (rows, length) == each.shape[::3]]
-        if not found:
+        square = [each for each in tensors if each.dim() == 4 and each.shape[::2] == (rows, length) == each.shape[::3]]
+        if not square:
             raise HfpatchError(f"layer {layer}: {type(module).__name__} does not return its attention weights")
-        weights = found[0].detach().cpu().double() * tokens.pairs.cpu()[:, None]  # (batch, heads, seq, seq)
+        weights = square[0].detach().cpu().double() * tokens.pairs.cpu()[:, None]  # (batch, heads, seq, seq)
         positions = tokens.positions.cpu().double()
         first = (positions == 0).double()[:, None, None]
         back = (positions[:, :, None] - positions[:, None, :])[:, None]

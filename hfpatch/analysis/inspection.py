@@ -86,7 +86,7 @@ class Inspection:
             | {"exit": site.exit_path}
             for site in self.sites
         ]
-        found = {
+        values = {
             "model": {"name": self.base.name, "revision": self.base.revision, "sha256": self.base.sha256},
             "model_type": self.base.model.config.model_type,
             "patch": str(self.patch) if self.patch else None,
@@ -95,7 +95,7 @@ class Inspection:
             **{name: getattr(self, name) for name in names},
             "linearised": [{name: getattr(each, name) for name in shares} for each in self.linearised],
         }
-        return {name: _plain(value) for name, value in found.items()}
+        return {name: _plain(value) for name, value in values.items()}
 
 
 def _plain(value: Any) -> Any:

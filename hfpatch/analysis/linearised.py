@@ -75,17 +75,17 @@ def linearise(model: nn.Module, fit: Iterable[Batch], held_out: Iterable[Batch])
     moments = []
     for site in filter(is_nonlinear, find_sites(model)):
         with evaluating(model):
-            base, known = (layer_weights(site, patched=patched) for patched in (False, True))
+            base, without = (layer_weights(site, patched=patched) for patched in (False, True))
         size, biases = head_size(site), []
         for target in ("query", "key"):
             module, columns = site.projection_module(target), site.projections[target].columns
             bias = getattr(module, "bias", None)
             if isinstance(module, MixedProjection):
                 bias = module.linear_part(unwrapped)[1]
-            found = columns.read(bias.detach().cpu()) if isinstance(bias, Tensor) else torch.zeros(columns.size)
-            biases.append(split_heads(found.double()[None], size))
+            column_bias = columns.read(bias.detach().cpu()) if isinstance(bias, Tensor) else torch.zeros(columns.size)
+            biases.append(split_heads(column_bias.double()[None], size))
         pair = (biases[0], biases[1])
-        layer = _Layer(site, rotary_of(model, site, size), size, _Affine(base, pair), _Affine(known, pair))
+        layer = _Layer(site, rotary_of(model, site, size), size, _Affine(base, pair), _Affine(without, pair))
         moments.append(_Moments(layer))
     _observe(model, fit, moments)
     scores = [_Explained(each.layer, each.fitted(), each.count) for each in moments]

@@ -114,9 +114,9 @@ def initial_tensors(
         config.inference_mode = False
     patch(model, list(configs.values()), names=list(configs), seed=seed)
     try:
-        known = [name for name, config in configs.items() if seed is not None or isinstance(config, MethodConfig)]
+        seeded = [name for name, config in configs.items() if seed is not None or isinstance(config, MethodConfig)]
         tensors = patch_tensors(model)
-        return {key: value for key, value in tensors.items() if any(f".{name}." in f".{key}." for name in known)}
+        return {key: value for key, value in tensors.items() if any(f".{name}." in f".{key}." for name in seeded)}
     finally:
         unpatch(model)
 

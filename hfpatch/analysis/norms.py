@@ -186,12 +186,12 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
     with hooked(handles), observed(model, measure_own):
         run(model, batches, means.begin)
 
-    found = []
+    measured = []
     for key, (size, cosine, *by_head) in means.overall().items():
         heads = len(by_head) // 2
         positions = (tuple(means.by_position(key, column)) for column in (0, 1))
-        found.append(QuerySize(*key, size, cosine, tuple(by_head[:heads]), tuple(by_head[heads:]), *positions))
-    return found
+        measured.append(QuerySize(*key, size, cosine, tuple(by_head[:heads]), tuple(by_head[heads:]), *positions))
+    return measured
 
 
 def _compared(f: Tensor, anchor: Tensor, head: int) -> Tensor:

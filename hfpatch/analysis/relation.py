@@ -87,7 +87,7 @@ def head_relations(
     if not offsets or min(offsets) < 0:
         raise HfpatchError(f"offsets={list(offsets)} must be whole numbers from 0 on, at least one")
     sites = {site.layer: site for site in find_sites(model)}
-    found = []
+    heads = []
     for layer in weights:
         rotary = rotary_of(model, sites[layer.layer], layer.query.shape[-1])
         if (gains := norm_gains(sites[layer.layer])) is not None:
@@ -98,8 +98,8 @@ def head_relations(
         for head in range(len(layer.query)):
             of_head = {offset: relations[head] for offset, relations in by_offset.items()}
             key_head = head // (len(layer.query) // len(layer.key))
-            found.append(HeadRelation(layer.layer, head, key_head, of_head))
-    return found
+            heads.append(HeadRelation(layer.layer, head, key_head, of_head))
+    return heads
 
 
 def relations(query: Tensor, key: Tensor, rotation: Tensor | None = None) -> list[Relation]:
@@ -161,7 +161,7 @@ def _in_span(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 
 def _relations(query: Tensor, key: Tensor, rotation: Tensor | None) -> list[Relation]:
     b = (query if rotation is None else query @ rotation) @ key.mT
-    found = []
+    relations = []
     energies = b.pow(2).sum((-2, -1)).tolist()
     for energy, eigenvalues in zip(energies, torch.linalg.eigvalsh((b + b.mT) / 2), strict=True):
         squares, sizes = eigenvalues.pow(2), eigenvalues.abs()
@@ -176,5 +176,5 @@ def _relations(query: Tensor, key: Tensor, rotation: Tensor | None) -> list[Rela
             positive_energy=float(squares[eigenvalues > 0].sum()) / total if total else float("nan"),
             effective_rank=float(torch.exp(-(shares * shares.log()).sum())) if total else 0.0,
         )
-        found.append(relation)
-    return found
+        relations.append(relation)
+    return relations

@@ -65,10 +65,10 @@ def rotary_of(model: nn.Module, site: AttentionSite, head_size: int) -> Rotary |
     base: Any = base_model(model)
     config = base.config.get_text_config()
     turns = getattr(site.attention, "use_rope", True) and not getattr(config, "alibi", False)
-    found = _angles(base, site, config) if turns else None
-    if found is None:
+    turned = _angles(base, site, config) if turns else None
+    if turned is None:
         return None
-    angles, gain = found
+    angles, gain = turned
     source = sys.modules.get(type(site.attention).__module__)  # where the class of the attention is defined
     turn = next((getattr(source, name) for name in _TURNS if hasattr(source, name)), None)
     width = 2 * len(angles)

@@ -110,8 +110,8 @@ class TokenMeans(Generic[Key]):
 
     def overall(self) -> dict[Key, list[float]]:
         """Return the n means over tokens of each key that has any, in the order of their first values."""
-        found = {key: (sums.sum(0), counts.sum()) for key, (sums, counts) in self._sums.items()}
-        return {key: (total / count).tolist() for key, (total, count) in found.items() if count}
+        totals = {key: (sums.sum(0), counts.sum()) for key, (sums, counts) in self._sums.items()}
+        return {key: (total / count).tolist() for key, (total, count) in totals.items() if count}
 
     def by_position(self, key: Key, column: int) -> list[float]:
         """Return the mean of one column at each position, from the first."""

@@ -150,8 +150,8 @@ def report(
     if len(run_dirs) == 1 and out is None and names is None:
         written = write_report(run_dirs[0], pdf=True)
     else:
-        place = out or default_out(run_dirs, names or ())
-        written = write_joint_report(run_dirs, place, pdf=True, methods=names)
+        target = out or default_out(run_dirs, names or ())
+        written = write_joint_report(run_dirs, target, pdf=True, methods=names)
     if len(run_dirs) == 1 and (out is None or names):
         print_document(written.document)
     print(f"report: {written.html}")
@@ -234,7 +234,7 @@ def inspect(
     quiet_libraries()
     from hfpatch.runs import inspect as run_inspect
 
-    found = run_inspect(
+    inspection = run_inspect(
         base,
         patch,
         allow_other_base=allow_other_base,
@@ -250,12 +250,12 @@ def inspect(
         from hfpatch.reporting.inspection.figures import figures
         from hfpatch.support.files import write_text
 
-        write_text(out, html(inspection_document(found, figures(found))))
+        write_text(out, html(inspection_document(inspection, figures(inspection))))
         print(f"page: {out}", file=sys.stderr if as_json else sys.stdout)
     if as_json:
-        print(json.dumps(found.to_json(), indent=2))
+        print(json.dumps(inspection.to_json(), indent=2))
     elif not as_html:
-        print_document(inspection_document(found))
+        print_document(inspection_document(inspection))
 
 
 # --num_fewshot, as lm-eval writes it, is --num-fewshot.
@@ -308,14 +308,14 @@ def plan(
     from hfpatch.runs.progress import Progress
 
     with nullcontext(Progress()) if as_json else choose_progress() as progress:
-        found = forecast(loaded, effect=effect, like=like, seconds=seconds, progress=progress)
+        planned = forecast(loaded, effect=effect, like=like, seconds=seconds, progress=progress)
     from hfpatch.reporting.forecast import forecast_document
     from hfpatch.reporting.terminal import print_document
 
     if as_json:
-        print(json.dumps(found.to_json(), indent=2))
+        print(json.dumps(planned.to_json(), indent=2))
     else:
-        print_document(forecast_document(found))
+        print_document(forecast_document(planned))
 
 
 @app.command()

@@ -137,10 +137,10 @@ def task_list(what: str, include_path: Path | None = None) -> str:
     if include_path is not None and not include_path.is_dir():
         raise HfpatchError(f"{include_path}: no such folder; include_path is a folder with task files")
     spec = find_spec("lm_eval")
-    tasks = [Path(place) / "tasks" for place in (spec.submodule_search_locations or ())] if spec is not None else []
+    tasks = [Path(root) / "tasks" for root in (spec.submodule_search_locations or ())] if spec is not None else []
     folders = [*tasks, eval_dir(), *([include_path] if include_path is not None else [])]
-    found = (Path(place, name) for folder in folders for place, _, names in os.walk(folder) for name in names)
-    states = [(file, file.stat()) for file in found if file.suffix in (".yaml", ".py")]
+    files = (Path(root, name) for folder in folders for root, _, names in os.walk(folder) for name in names)
+    states = [(file, file.stat()) for file in files if file.suffix in (".yaml", ".py")]
     facts = sorted(f"{file} {state.st_size} {state.st_mtime_ns}" for file, state in states)
     stamp = hashlib.sha256("\n".join((version("lm_eval"), what, *facts)).encode()).hexdigest()
     kept = cache_folder("tasks") / f"{stamp}.txt"
@@ -201,27 +201,27 @@ def evaluate(given: EvalOptions) -> None:
         if len(models) > 1:
             from hfpatch.runs import evaluate_models
 
-            found = evaluate_models(models, **common)
+            results = evaluate_models(models, **common)
         else:
             of_one: dict[str, Any] = {"patches": given.patch or [], "baseline": given.baseline, "scales": scales}
-            found = run_evaluate(models[0], allow_other_base=given.allow_other_base, **of_one, **common)
+            results = run_evaluate(models[0], allow_other_base=given.allow_other_base, **of_one, **common)
     if ranks.is_first:
-        _print(found, given)
+        _print(results, given)
 
 
-def _print(found: EvaluationResults, given: EvalOptions) -> None:
+def _print(results: EvaluationResults, given: EvalOptions) -> None:
     """Print results in the form that was asked for."""
     if given.as_json:
-        print(json.dumps(found.to_json(), indent=2))
+        print(json.dumps(results.to_json(), indent=2))
     elif given.as_markdown or given.as_latex:
         from hfpatch.reporting.evaluation import score_table_of
         from hfpatch.reporting.markdown import markdown_table
         from hfpatch.reporting.tabular import latex
 
-        table = score_table_of({"": found})
+        table = score_table_of({"": results})
         print((markdown_table(table) if given.as_markdown else latex(table)).rstrip())
     else:
         from hfpatch.reporting.evaluation import evaluation_document
         from hfpatch.reporting.terminal import print_document
 
-        print_document(evaluation_document(found))
+        print_document(evaluation_document(results))

@@ -139,12 +139,12 @@ class TokenBlocks:
         """Return the rows with these indices, in their order, as blocks with their own hash."""
         if np.array_equal(indices, np.arange(len(self))):
             return self
-        places = [self._places(int(index)) for index in indices]
-        rows, sizes = self.rows[indices], np.concatenate([self.sizes[own] for own in places])
-        offsets = np.cumsum([0, *(own.stop - own.start for own in places)], dtype=np.int64)
+        pieces_of = [self._places(int(index)) for index in indices]
+        rows, sizes = self.rows[indices], np.concatenate([self.sizes[pieces] for pieces in pieces_of])
+        offsets = np.cumsum([0, *(pieces.stop - pieces.start for pieces in pieces_of)], dtype=np.int64)
         learned = None if self.learned is None else self.learned[indices]
         owners = None if self.owners is None else self.owners[indices]
-        added = None if self.added is None else np.concatenate([self.added[own] for own in places])
+        added = None if self.added is None else np.concatenate([self.added[pieces] for pieces in pieces_of])
         sha256 = _hash_arrays(rows, sizes, offsets, learned, added)
         new = {"rows": rows, "sizes": sizes, "offsets": offsets, "learned": learned, "owners": owners, "added": added}
         return replace(self, **new, sha256=sha256, parts=())  # type: ignore[arg-type]
@@ -190,16 +190,16 @@ class TokenBlocks:
 
     def _predicted(self, index: int) -> Mask:
         """Return (block_size,) which tokens of a row are predicted."""
-        own = self._places(index)
-        ends = np.cumsum(self.sizes[own])
-        found: Mask = np.arange(self.block_size) < ends[-1]
+        pieces = self._places(index)
+        ends = np.cumsum(self.sizes[pieces])
+        predicted: Mask = np.arange(self.block_size) < ends[-1]
         if self.learned is not None:
-            found &= np.asarray(self.learned[index])
-        found[ends - self.sizes[own]] = False
+            predicted &= np.asarray(self.learned[index])
+        predicted[ends - self.sizes[pieces]] = False
         if self.added is not None:
-            for place, added in zip(ends - self.sizes[own], self.added[own], strict=True):
-                found[place : place + added + 1] = False
-        return found
+            for start, added in zip(ends - self.sizes[pieces], self.added[pieces], strict=True):
+                predicted[start : start + added + 1] = False
+        return predicted
 
 
 def blocks_from_stream(
@@ -308,18 +308,18 @@ def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> Toke
         masks = [np.True_ if each.learned is None else np.asarray(each.learned) for each in blocks]
         learned = JoinedRows([np.broadcast_to(mask, shape) for mask, shape in zip(masks, shapes, strict=True)])
     owners = groups = None
-    known = [each.owners for each in blocks if each.owners is not None]
-    if len(known) == len(blocks):
+    all_owners = [each.owners for each in blocks if each.owners is not None]
+    if len(all_owners) == len(blocks):
         if any(each.groups is not None for each in blocks):
-            ends = [int(own.max()) + 1 for own in known]  # documents without a token in the rows have no owner
+            ends = [int(ids.max()) + 1 for ids in all_owners]  # documents without a token in the rows have no owner
             named = [
                 np.arange(end) if each.groups is None else each.groups[:end]
                 for each, end in zip(blocks, ends, strict=True)
             ]
-            starts_at = np.cumsum([0, *(int(own.max()) + 1 for own in named[:-1])])
-            groups = np.concatenate([own + at for own, at in zip(named, starts_at, strict=True)]).astype(np.int32)
-        firsts = np.cumsum([0, *(int(own.max()) + 1 for own in known[:-1])])
-        moved = [np.where(own < 0, own, own + first) for own, first in zip(known, firsts, strict=True)]
+            starts_at = np.cumsum([0, *(int(ids.max()) + 1 for ids in named[:-1])])
+            groups = np.concatenate([ids + at for ids, at in zip(named, starts_at, strict=True)]).astype(np.int32)
+        firsts = np.cumsum([0, *(int(ids.max()) + 1 for ids in all_owners[:-1])])
+        moved = [np.where(ids < 0, ids, ids + first) for ids, first in zip(all_owners, firsts, strict=True)]
         owners = np.concatenate(moved).astype(np.int32)
     added = None
     if any(each.added is not None for each in blocks):
@@ -354,8 +354,8 @@ def has_something_to_learn(stream: TokenStream, size: int) -> Mask:
         return stream.lengths > 1
     counts = np.concatenate([[0], np.cumsum(stream.learned, dtype=np.int64)])
     starts = stream.begins
-    found: Mask = counts[starts + np.minimum(stream.lengths, size)] > counts[starts + 1]
-    return found
+    learns: Mask = counts[starts + np.minimum(stream.lengths, size)] > counts[starts + 1]
+    return learns
 
 
 def _lay_out(
@@ -379,10 +379,10 @@ def _lay_out(
             rows = np.full((len(bounds) - 1, size), pad, dtype=tokens.dtype)
             for row, (begin, end) in zip(rows, pairwise(bounds), strict=True):
                 parts = []
-                for place, length, added in pieces[begin:end].tolist():
+                for begin_at, length, added in pieces[begin:end].tolist():
                     if added:
-                        parts.append(np.array(start, tokens.dtype) if start else tokens[[place] * added])
-                    parts.append(tokens[place : place + length])
+                        parts.append(np.array(start, tokens.dtype) if start else tokens[[begin_at] * added])
+                    parts.append(tokens[begin_at : begin_at + length])
                 filled = np.concatenate(parts)
                 row[: len(filled)] = filled
             yield rows
@@ -448,7 +448,7 @@ def _cut_blocks(
 
 def _stream_views(tokens: TokenArray, ranges: Sequence[tuple[int, int]], size: int) -> list[TokenArray]:
     """Return the rows of stretches of tokens one after the other, each (rows, size): views, but for crossing rows."""
-    found: list[TokenArray] = []
+    views: list[TokenArray] = []
     rest = tokens[:0]
     for start, stop in ranges:
         if len(rest):
@@ -456,12 +456,12 @@ def _stream_views(tokens: TokenArray, ranges: Sequence[tuple[int, int]], size: i
             rest, start = np.concatenate([rest, tokens[start:crossing]]), crossing
             if len(rest) < size:
                 continue
-            found.append(rest[None])
+            views.append(rest[None])
         cut = start + (stop - start) // size * size
         if cut > start:
-            found.append(tokens[start:cut].reshape(-1, size))
+            views.append(tokens[start:cut].reshape(-1, size))
         rest = tokens[cut:stop]
-    return found
+    return views
 
 
 def _stream_pieces(stream: TokenStream, size: int, added: int) -> tuple[Integers, Integers]:
@@ -471,16 +471,16 @@ def _stream_pieces(stream: TokenStream, size: int, added: int) -> tuple[Integers
     """
     pieces, offsets, space, begins = list[tuple[int, int, int]](), [0], 0, stream.begins
     for start, stop in stream.ranges():
-        place = start
-        while place < stop:
+        position = start
+        while position < stop:
             before = 0
             if space == 0:  # a new row
-                nearest = int(np.searchsorted(begins, place))
-                before = 0 if nearest < len(begins) and begins[nearest] == place else added
+                nearest = int(np.searchsorted(begins, position))
+                before = 0 if nearest < len(begins) and begins[nearest] == position else added
                 space = size - before
-            taken = min(space, stop - place)
-            pieces.append((place, taken, before))
-            place, space = place + taken, space - taken
+            taken = min(space, stop - position)
+            pieces.append((position, taken, before))
+            position, space = position + taken, space - taken
             if space == 0:
                 offsets.append(len(pieces))
     return np.array(pieces[: offsets[-1]], np.int64).reshape(-1, 3), np.array(offsets, np.int64)

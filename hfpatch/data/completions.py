@@ -97,16 +97,16 @@ class Completions:
 
         # Texts as token ids, those of the chat template without special tokens.
         digest = self._digester.text
-        found: list[Encoded | None] = [None] * len(examples)
+        encodings: list[Encoded | None] = [None] * len(examples)
         for templated in (False, True):
-            chosen = [place for place, example in enumerate(examples) if example.templated == templated]
-            texts = [examples[place].text for place in chosen]
+            chosen = [index for index, example in enumerate(examples) if example.templated == templated]
+            texts = [examples[index].text for index in chosen]
             options = {"add_special_tokens": not templated, "return_offsets_mapping": True, "verbose": False}
             encoded: Any = self.tokenizer(texts, **options) if texts else {"input_ids": [], "offset_mapping": []}
-            for place, ids, offsets in zip(chosen, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            for index, ids, offsets in zip(chosen, encoded["input_ids"], encoded["offset_mapping"], strict=True):
                 # Tokens with a character in a learned stretch. Tokens of only white space may have an empty offset, at
                 # their end; special tokens that the tokenizer added have (0, 0).
-                example, learned = examples[place], np.zeros(len(offsets), bool)
+                example, learned = examples[index], np.zeros(len(offsets), bool)
                 first, last = np.asarray(offsets, np.int64).reshape(-1, 2).T
                 for begin, end in example.learned:
                     learned |= (last > begin) & ((first < end) | ((first == last) & (last == end)))
@@ -118,8 +118,8 @@ class Completions:
                 digests = self._digester.document(example.text, ids)
                 digests += [(digest(example.text[:end]), True) for _, end in example.learned]
                 digests += [(digest(said), counts and len(said) >= LONG) for said, counts in example.says]
-                found[place] = Encoded(ids, mask, digests)
-        return [each for each in found if each is not None]
+                encodings[index] = Encoded(ids, mask, digests)
+        return [each for each in encodings if each is not None]
 
     def _conversation(self, messages: Messages, first: int, given: dict[str, Any]) -> Example:
         """Return a conversation whose assistant's turns from message ``first`` on are learned.
@@ -128,18 +128,18 @@ class Completions:
         """
         render = partial(self._render, given)
         text, marked = render(messages, marks=True)
-        places = [place for place, message in enumerate(messages) if message["role"] == ASSISTANT and place >= first]
-        says = [(str(message.get("content", "")), place in places) for place, message in enumerate(messages)]
+        replies = [index for index, message in enumerate(messages) if message["role"] == ASSISTANT and index >= first]
+        says = [(str(message.get("content", "")), index in replies) for index, message in enumerate(messages)]
         if marked:
             begin = len(render(messages[:first])[0]) if first else 0
             return Example(text, [pair for pair in marked if pair[0] >= begin], True, says)
         turns = []
-        for place in places:
-            before = render(messages[:place], reply=True)[0] if place else ""
-            after = render(messages[: place + 1])[0]
+        for index in replies:
+            before = render(messages[:index], reply=True)[0] if index else ""
+            after = render(messages[: index + 1])[0]
             if not (after.startswith(before) and text.startswith(after)):
                 raise HfpatchError(
-                    f"the chat template writes message {place + 1} of a conversation otherwise once others follow, or "
+                    f"the chat template writes message {index + 1} of a conversation otherwise once others follow, or "
                     "after another header, so where a reply is cannot be found; give one with {% generation %} around "
                     f"replies as data.chat_template (the conversation begins {_short(messages)})"
                 )
@@ -210,18 +210,18 @@ def tokenize_completions(
     Raises:
         HfpatchError: as :class:`Completions`, or if the template refuses a conversation, or no example is left.
     """
-    completions, found, given = Completions(tokenizer, settings), False, 0
+    completions, any_kept, given = Completions(tokenizer, settings), False, 0
     for batch in batches(documents):
         encoded = completions.encode(batch)
-        places = np.array([place for place, example in enumerate(encoded) if len(example.ids) > 1], np.int64)
-        kept = [encoded[place] for place in places.tolist()]
-        found = found or bool(kept)
+        indices = np.array([index for index, example in enumerate(encoded) if len(example.ids) > 1], np.int64)
+        kept = [encoded[index] for index in indices.tolist()]
+        any_kept = any_kept or bool(kept)
         stream = join_rows([example.ids for example in kept], tokenizer)
         learned = np.fromiter(chain.from_iterable(example.learned for example in kept), np.bool_, len(stream.tokens))
         digests = Digests.of([example.digests for example in kept])
-        yield replace(stream, learned=learned, digests=digests, kept=given + places)
+        yield replace(stream, learned=learned, digests=digests, kept=given + indices)
         given += len(batch)
-    if not found:
+    if not any_kept:
         raise HfpatchError("no example has two tokens, so no token is predicted; choose another data.source")
     if completions.template is not None:
         jinja = _GENERATION.sub("", completions.template)

@@ -37,9 +37,9 @@ class Digests:
     @classmethod
     def of(cls, documents: Sequence[Iterable[tuple[int, bool]]]) -> Digests:
         """Return the digests of documents, each given with its flag ``whole``."""
-        found = [(value, place, whole) for place, each in enumerate(documents) for value, whole in each]
-        values, places, flags = zip(*found, strict=True) if found else ((), (), ())
-        return cls(np.array(values, np.uint64), np.array(places, np.int64), np.array(flags, np.bool_))
+        rows = [(value, index, whole) for index, each in enumerate(documents) for value, whole in each]
+        values, indices, flags = zip(*rows, strict=True) if rows else ((), (), ())
+        return cls(np.array(values, np.uint64), np.array(indices, np.int64), np.array(flags, np.bool_))
 
     @classmethod
     def join(cls, digests: Sequence[Digests], counts: Sequence[int]) -> Digests:
@@ -59,9 +59,9 @@ class Digests:
     def repeated(self, groups: npt.NDArray[np.int64]) -> Flags:
         """Return which documents equal one of another group; ``groups`` (documents,) is the group of each."""
         order = np.lexsort((~self.whole, groups[self.documents], self.values))  # of a group wholes before parts
-        values, own, whole = self.values[order], groups[self.documents][order], self.whole[order]
+        values, group, whole = self.values[order], groups[self.documents][order], self.whole[order]
         first = np.ones(len(order), np.bool_)
-        first[1:] = (values[1:] != values[:-1]) | (own[1:] != own[:-1])
+        first[1:] = (values[1:] != values[:-1]) | (group[1:] != group[:-1])
         _, number = np.unique(values, return_inverse=True)
         having = np.bincount(number[first])  # groups with each value, and with a document that is it
         being = np.bincount(number[first], weights=whole[first])

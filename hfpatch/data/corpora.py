@@ -86,13 +86,13 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
     if path.exists() or glob.has_magic(settings.source):
         # A file, or the files in a folder or of a pattern (``**`` for any folders) in the order of their names.
         if path.exists():
-            found = sorted(path.iterdir()) if path.is_dir() else [path]
+            paths = sorted(path.iterdir()) if path.is_dir() else [path]
         else:
-            found = [Path(name) for name in sorted(glob.glob(settings.source, recursive=True))]  # noqa: PTH207
-        files = [file for file in found if file.is_file() and file.name.endswith(SUFFIXES)]
+            paths = [Path(name) for name in sorted(glob.glob(settings.source, recursive=True))]  # noqa: PTH207
+        files = [file for file in paths if file.is_file() and file.name.endswith(SUFFIXES)]
         if not files:
             problem = "is of an unknown type" if path.is_file() else "has no file of a known type"
-            raise HfpatchError(f"data.source: {settings.source} {problem if found else 'has no files'}; use {_TYPES}")
+            raise HfpatchError(f"data.source: {settings.source} {problem if paths else 'has no files'}; use {_TYPES}")
         parts = split_parts(settings.split)
         if any(part.name != "train" for part in parts):
             raise HfpatchError(
@@ -155,12 +155,12 @@ def _local(parts: list[tuple[list[Path], SplitPart]], settings: DataSettings) ->
             yield from rows.documents(islice(every_row, *part.bounds(total)), name, number)
 
     def digest() -> str:
-        found = []
+        digests = []
         for files, part in parts:
             of_files = _digest(sha256_file(file) for file in files)
             rounding = " remainder dropped" if part.drops_remainder else ""
-            found.append(of_files if part.is_whole else _digest([of_files, f"{part.start}:{part.stop}{rounding}"]))
-        return found[0] if len(found) == 1 else _digest(found)
+            digests.append(of_files if part.is_whole else _digest([of_files, f"{part.start}:{part.stop}{rounding}"]))
+        return digests[0] if len(digests) == 1 else _digest(digests)
 
     return Corpus(read, digest, unread=rows.unread)
 
@@ -171,14 +171,14 @@ def _saved(path: Path, settings: DataSettings) -> Corpus:
         import datasets
 
     try:
-        found = datasets.load_from_disk(str(path))
+        saved = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise HfpatchError(
             f"{path}: cannot be read as a data set of save_to_disk ({first_line(error)}); save it again"
         ) from error
     tables, rows = [], Rows.of(settings)
     for part in split_parts(settings.split):
-        splits = found if isinstance(found, datasets.DatasetDict) else {part.name: found}
+        splits = saved if isinstance(saved, datasets.DatasetDict) else {part.name: saved}
         if part.name not in splits:
             hint = nearest(part.name, splits) or f"; there are {', '.join(splits)}"
             raise HfpatchError(f"data.split: {path} has no split {part.name!r}{hint}")

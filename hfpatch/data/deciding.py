@@ -87,18 +87,18 @@ def choose_documents(
     groups = [
         np.arange(count) if each.groups is None else each.groups for each, count in zip(sources, counts, strict=True)
     ]
-    every = np.concatenate([own + first for own, first in zip(groups, firsts, strict=False)])
+    every = np.concatenate([ids + first for ids, first in zip(groups, firsts, strict=False)])
     repeated = read_alike = np.zeros(len(every), np.bool_)
     if any(source.held_out or source.tuning for source in sources):
         repeated = Digests.join([source.digests for source in sources], counts).repeated(every)
         read_alike = Digests.join([source.read or source.digests for source in sources], counts).repeated(every)
-    found, told = [], list[str]()
-    for source, own, first in zip(sources, groups, firsts, strict=False):
-        count = len(own)
+    choices, notes = [], list[str]()
+    for source, ids, first in zip(sources, groups, firsts, strict=False):
+        count = len(ids)
         part = slice(first, first + count)
         usable, alike = source.usable & ~repeated[part], read_alike[part]
-        known = np.isin(np.arange(count), source.digests.documents[np.isin(source.digests.values, excluded)])
-        unit, total = ("documents", count) if source.groups is None else ("groups", len(np.unique(own)))
+        read_already = np.isin(np.arange(count), source.digests.documents[np.isin(source.digests.values, excluded)])
+        unit, total = ("documents", count) if source.groups is None else ("groups", len(np.unique(ids)))
         taken, chosen = np.zeros(count, np.bool_), list[Places]()
         for key, wanted, before, also in (
             ("data.held_out", source.held_out, 0, ""),
@@ -110,16 +110,16 @@ def choose_documents(
                     f"{key} is {wanted}{both} and there are {total} {unit}, so none is left to train on; hold fewer "
                     f"out or take more documents ({source.source})"
                 )
-            good = usable & ~taken & ~(known & bool(also))
+            good = usable & ~taken & ~(read_already & bool(also))
             good &= by_text | ~alike
-            free = in_order(own[good])
+            free = in_order(ids[good])
             if len(free) < wanted:
                 raise HfpatchError(
                     f"{key} is {wanted}, and of {total} {unit} only {len(free)} occur once in the text{also}; "
                     f"hold fewer out or take more documents ({source.source})"
                 )
             run = RUN if source.groups is None else 1
-            inside = np.isin(own, draw(free, wanted, seed=(seed, len(chosen)), run=run))
+            inside = np.isin(ids, draw(free, wanted, seed=(seed, len(chosen)), run=run))
             kept = np.flatnonzero(inside & good & ~alike)
             if wanted and not len(kept):
                 raise HfpatchError(
@@ -127,7 +127,7 @@ def choose_documents(
                     "too; use longer blocks (data.block_size), or score more tokens (data.scored_tokens)"
                 )
             if out := int(inside.sum()) - len(kept):
-                told.append(
+                notes.append(
                     f"{key}: {out} of {inside.sum()} documents of the chosen {unit} of {source.source} occur "
                     "elsewhere, too, or have nothing to predict, and are left out"
                 )
@@ -139,8 +139,8 @@ def choose_documents(
                 f"{source.source}: all {count - int(taken.sum())} documents to train on are in the tasks, "
                 "too, so none is left; train on another text, or leave the tasks out"
             )
-        found.append(Chosen(train, *chosen))
-    return found, told
+        choices.append(Chosen(train, *chosen))
+    return choices, notes
 
 
 def in_order(groups: Places) -> Places:
@@ -194,16 +194,17 @@ def digest_tasks(
             read, texts = ([text.encode("utf-8", "replace").decode() for text in each] for each in document)
             parts = {part for text in texts for part in (text, *text.splitlines())}
             said[name].append((set(read) - {""}, parts - {""}))
-    every = {part for documents in said.values() for own in documents for part in set.union(*own)}
-    known = {text: [digester.text(text)] for text in sorted(every)}
-    if with_ids and known:  # which takes ten times as long
-        encoded = digester.tokenizer(list(known), add_special_tokens=False, verbose=False)["input_ids"]
-        for digests, ids in zip(known.values(), encoded, strict=True):
+    every = {part for documents in said.values() for readings in documents for part in set.union(*readings)}
+    by_text = {text: [digester.text(text)] for text in sorted(every)}
+    if with_ids and by_text:  # which takes ten times as long
+        encoded = digester.tokenizer(list(by_text), add_special_tokens=False, verbose=False)["input_ids"]
+        for digests, ids in zip(by_text.values(), encoded, strict=True):
             digests.append(digester.ids(ids))
-    long = [text for text in known if len(text.encode()) > min(cuts, default=sys.maxsize)]  # a token has a byte or more
+    # a token has a byte or more
+    long = [text for text in by_text if len(text.encode()) > min(cuts, default=sys.maxsize)]
     for text in long:
         ids = digester.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        known[text] += [digester.ids(ids[:cut]) for cut in cuts if len(ids) > cut]
+        by_text[text] += [digester.ids(ids[:cut]) for cut in cuts if len(ids) > cut]
     copies = {}
     for name, documents in said.items():
         having = Counter(part for _, parts in documents for part in parts)
@@ -212,20 +213,20 @@ def digest_tasks(
                 [
                     (value, len(part) >= LONG and (part in read or having[part] == 1))
                     for part in read.union(part for part in parts if len(part) >= LONG)
-                    for value in known[part]
+                    for value in by_text[part]
                 ]
                 for read, parts in documents
             ]
         )
-    return copies, np.array(sorted(set(chain.from_iterable(known.values()))), np.uint64)
+    return copies, np.array(sorted(set(chain.from_iterable(by_text.values()))), np.uint64)
 
 
 def copies_of_tasks(digests: Digests, count: int, tasks: Mapping[str, Digests]) -> tuple[Flags, dict[str, int]]:
     """Return which of ``count`` documents are copies of tasks' documents, and their number by task."""
-    found = digests.among(Digests.join(list(tasks.values()), [0] * len(tasks)), count)
-    close = digests.take(np.flatnonzero(found))
-    counts = {name: int(close.among(own, count).sum()) for name, own in tasks.items()} if found.any() else {}
-    return found, {name: number for name, number in counts.items() if number}
+    copied = digests.among(Digests.join(list(tasks.values()), [0] * len(tasks)), count)
+    close = digests.take(np.flatnonzero(copied))
+    counts = {name: int(close.among(other, count).sum()) for name, other in tasks.items()} if copied.any() else {}
+    return copied, {name: number for name, number in counts.items() if number}
 
 
 def tokenizer_documents(sources: Sequence[tuple[Corpus, DataSettings]]) -> Iterator[str]:
@@ -257,8 +258,9 @@ def tokenizer_documents(sources: Sequence[tuple[Corpus, DataSettings]]) -> Itera
             )
         chosen, _ = choose_documents(candidates, NOTHING, seed=sources[0][1].seed)
         held_out = [
-            set(range(len(each.usable))) - set(own.train.tolist()) for each, own in zip(candidates, chosen, strict=True)
+            set(range(len(each.usable))) - set(choice.train.tolist())
+            for each, choice in zip(candidates, chosen, strict=True)
         ]
-    for (corpus, settings), places in zip(sources, held_out, strict=True):
+    for (corpus, settings), indices in zip(sources, held_out, strict=True):
         documents = enumerate(filtered_documents(corpus, settings))
-        yield from (document.text for place, document in documents if place not in places)
+        yield from (document.text for index, document in documents if index not in indices)

@@ -48,13 +48,13 @@ def describe_documents(blocks: TokenBlocks, tokenizer: PreTrainedTokenizerBase) 
         ids, predicted = row["input_ids"].numpy(), row["labels"].numpy() != IGNORE
         bounds = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
         for start, stop in pairwise(bounds):
-            document, own, counted = int(owners[start]), ids[start:stop], predicted[start:stop]
+            document, tokens, counted = int(owners[start]), ids[start:stop], predicted[start:stop]
             if document >= 0:
-                digests[document].update(own.astype("<u4").tobytes() + counted.tobytes())
+                digests[document].update(tokens.astype("<u4").tobytes() + counted.tobytes())
                 edges = np.flatnonzero(np.diff(counted.astype(np.int8), prepend=0, append=0)).tolist()
                 for number, edge in enumerate(edges):  # begin, end, begin, ... of stretches that are predicted
                     text = tokenizer.decode(
-                        own[:edge].tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
+                        tokens[:edge].tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
                     )
                     size = len(text.rstrip(_PARTIAL).encode("utf-8"))
                     sizes[document] += size if number % 2 else -size

@@ -148,17 +148,17 @@ def load_splits(
         warnings.warn(caution, stacklevel=2)
 
     # Blocks; in a mixture a source with a small weight may have no held-out documents.
-    found = [_lay_out(*each, tokenizer) for each in zip(texts, parts, chosen, strict=True)]
-    splits: dict[str, TokenBlocks] = {} if settings.mixture else found[0]
+    laid_out = [_lay_out(*each, tokenizer) for each in zip(texts, parts, chosen, strict=True)]
+    splits: dict[str, TokenBlocks] = {} if settings.mixture else laid_out[0]
     for name in vars(Chosen(NONE)) if settings.mixture else ():
-        given = [(each[name], weight) for each, weight in zip(found, settings.weights, strict=True) if name in each]
+        given = [(each[name], weight) for each, weight in zip(laid_out, settings.weights, strict=True) if name in each]
         if given:
             splits[name] = join_blocks(*zip(*given, strict=True))
 
     # Other texts to measure the loss on.
     used, others = list(zip(texts, parts, chosen, strict=True)), {}
     if evaluation is not None:
-        same = [part.held_out for _, own, part in used if own.describe_text() == evaluation.describe_text()]
+        same = [part.held_out for _, source_of, part in used if source_of.describe_text() == evaluation.describe_text()]
         if evaluation.held_out and same and len(same[0]):  # the training text's own
             measured, documents = _load_text(evaluation, **load), Chosen(train=NONE, held_out=same[0])
         else:
@@ -181,11 +181,11 @@ def _candidates(
 ) -> Candidates:
     """Return the documents of one source; add a sentence to ``cautions`` if tasks have some of them."""
     count = len(text.file)
-    found, counts = copies_of_tasks(read, count, tasks) if tasks else (np.zeros(count, np.bool_), {})
+    copied, counts = copies_of_tasks(read, count, tasks) if tasks else (np.zeros(count, np.bool_), {})
     if counts:
         those = ", ".join(f"{name} {number}" for name, number in counts.items())
         cautions.append(
-            f"data: {found.sum()} of {count} documents of {settings.source} are in the tasks, too ({those}), and are "
+            f"data: {copied.sum()} of {count} documents of {settings.source} are in the tasks, too ({those}), and are "
             "not trained on"
         )
     if tasks and settings.is_token_file and count == 1:
@@ -197,7 +197,7 @@ def _candidates(
         settings.source,
         text.file.digests,
         _usable(text, settings),
-        found,
+        copied,
         held_out=settings.held_out or 0,
         tuning=tuning,
         groups=text.file.groups,
@@ -223,18 +223,18 @@ def _choose_measured(
         _read_digests(other, reading, tokenizer).take(np.concatenate([getattr(chosen, use) for use in uses]))
         for other, _, chosen in used
     ]
-    own, count = _read_digests(text, reading, tokenizer), len(text.file)
-    known = own.among(Digests.join(digests, [len(each.file) for each, _, _ in used]), count)
+    read, count = _read_digests(text, reading, tokenizer), len(text.file)
+    copied = read.among(Digests.join(digests, [len(each.file) for each, _, _ in used]), count)
     shared = f"of {settings.source} are in the text that is trained or tuned on, too"
-    if known.all():
+    if copied.all():
         raise HfpatchError(f"{key}: all {count} documents {shared}; evaluate on another text")
-    if known.any():
-        warnings.warn(f"{key}: {known.sum()} of {count} documents {shared}, and are not evaluated on", stacklevel=3)
+    if copied.any():
+        warnings.warn(f"{key}: {copied.sum()} of {count} documents {shared}, and are not evaluated on", stacklevel=3)
     groups = np.arange(count) if text.file.groups is None else text.file.groups
-    good = ~known & _usable(text, settings)
-    if settings.held_out is None or settings.held_out >= len(in_order(groups[~known])):
-        return text, Chosen(train=NONE, held_out=np.flatnonzero(~known))
-    good &= ~own.repeated(groups)
+    good = ~copied & _usable(text, settings)
+    if settings.held_out is None or settings.held_out >= len(in_order(groups[~copied])):
+        return text, Chosen(train=NONE, held_out=np.flatnonzero(~copied))
+    good &= ~read.repeated(groups)
     free = in_order(groups[good])
     if not len(free):
         raise HfpatchError(
@@ -262,15 +262,15 @@ def _read_digests(text: _Text, reading: Sequence[DataSettings], tokenizer: PreTr
     Of longer documents that is the first tokens, where no more is read or scored, and each whole block where they go on
     in the next one. So documents count as equal that differ only beyond what is read, or have a long block in common.
     """
-    digester, added, found = Digester(tokenizer), len(start_of_document(tokenizer)), list[list[tuple[int, bool]]]()
+    digester, added, pieces_of = Digester(tokenizer), len(start_of_document(tokenizer)), list[list[tuple[int, bool]]]()
     (firsts, blocks), file = _cuts(reading), text.file
     for begin, length in zip(file.stream.begins.tolist(), file.stream.lengths.tolist(), strict=True):
         pieces = [(0, size) for size in firsts | blocks if size < length]
         for size in blocks:
             pieces += [(at, size - added) for at in range(size, length - size + added + 1, size - added)]
         ids = file.stream.tokens[begin : begin + length]
-        found.append([(digester.ids(ids[at : at + size]), True) for at, size in pieces])
-    cut = Digests.of(found)
+        pieces_of.append([(digester.ids(ids[at : at + size]), True) for at, size in pieces])
+    cut = Digests.of(pieces_of)
     return Digests(*(np.concatenate([getattr(each, name) for each in (file.digests, cut)]) for name in vars(cut)))
 
 

@@ -67,7 +67,7 @@ def pack(sizes: Integers, block_size: int) -> tuple[Integers, Integers]:
     row_of = np.empty(len(sizes), dtype=np.int64)
     for start in range(0, len(sizes), _CHUNK):
         chosen = longest_first[start : start + _CHUNK]
-        for place, size in enumerate(sizes[chosen].tolist(), start):
+        for index, size in enumerate(sizes[chosen].tolist(), start):
             fitting = spaces >> size
             if fitting:
                 space = size + (fitting & -fitting).bit_length() - 1
@@ -75,7 +75,7 @@ def pack(sizes: Integers, block_size: int) -> tuple[Integers, Integers]:
                 spaces ^= 0 if by_space[space] else 1 << space
             else:
                 space, row, count = block_size, count, count + 1
-            row_of[place] = row
+            row_of[index] = row
             if space > size:
                 by_space[space - size].append(row)
                 spaces |= 1 << (space - size)

@@ -134,10 +134,10 @@ def draw_plan(
         shares = split_by_weight(len(order), [weight for _, weight in parts])
         source = generator.permutation(np.repeat(np.arange(len(parts)), shares))
         places = [np.flatnonzero(source == number) for number in range(len(parts))]
-    for own, at in zip([own for own, _ in parts] or [blocks], places, strict=True):
-        for start in range(0, len(at), own):
-            order[at[start : start + own]] = first + generator.permutation(own)[: len(at) - start]
-        first += own
+    for size, at in zip([size for size, _ in parts] or [blocks], places, strict=True):
+        for start in range(0, len(at), size):
+            order[at[start : start + size]] = first + generator.permutation(size)[: len(at) - start]
+        first += size
     return BatchPlan(indices=order.reshape(steps, batch_size), blocks=blocks, seed=seed)
 
 

@@ -83,15 +83,15 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         HfpatchError: if the file cannot be read, or a line is not UTF-8 or not one JSON object.
     """
     for number, line in _lines(path):
-        place = f"{path}:{number}"
+        where = f"{path}:{number}"
         try:
             row = json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
             reason = getattr(error, "msg", "nested too deeply")
-            raise HfpatchError(f"{place}: not valid JSON ({reason}); each line must be one JSON object") from error
+            raise HfpatchError(f"{where}: not valid JSON ({reason}); each line must be one JSON object") from error
         if not isinstance(row, dict):
-            raise HfpatchError(f"{place}: is a JSON {type(row).__name__}; each line must be one JSON object")
-        yield place, row
+            raise HfpatchError(f"{where}: is a JSON {type(row).__name__}; each line must be one JSON object")
+        yield where, row
 
 
 def _read_text(path: Path) -> Iterator[str]:
@@ -137,10 +137,10 @@ def _read_csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for row in reader:
             if not row:
                 continue
-            place = f"{path}:{reader.line_num}"
+            where = f"{path}:{reader.line_num}"
             if len(row) != len(header):
-                raise HfpatchError(f"{place}: has {len(row)} fields, the first line {len(header)}; quote commas")
-            yield place, dict(zip(header, row, strict=True))
+                raise HfpatchError(f"{where}: has {len(row)} fields, the first line {len(header)}; quote commas")
+            yield where, dict(zip(header, row, strict=True))
     except csv.Error as error:
         raise HfpatchError(f"{path}:{reader.line_num}: not valid CSV ({error})") from error
 

@@ -69,15 +69,15 @@ class Rows:
         Raises:
             HfpatchError: if a column of a row is missing or of another format, or every row is left out.
         """
-        found, skipped, begun = False, 0, 0
+        any_documents, skipped, begun = False, 0, 0
         left_out = " or ".join(map(repr, self.columns)) + " is null"
         left_out += " or has no assistant's message" if self.format == "messages" else ""
         try:
-            for place, row in rows:
-                if (document := self._document(row, place)) is None:
+            for where, row in rows:
+                if (document := self._document(row, where)) is None:
                     skipped += 1
                     continue
-                found, group = True, None
+                any_documents, group = True, None
                 if self.beginning is not None:
                     begun += self.beginning.match(document) is not None
                     group = f"{part}:{begun}"
@@ -85,28 +85,28 @@ class Rows:
                     group = str(row[self.group])
                 yield Document(document, group)
         finally:
-            if found and skipped:
+            if any_documents and skipped:
                 warnings.warn(f"{source}: left out {skipped} rows whose {left_out}", stacklevel=1)
-        if skipped and not found:
+        if skipped and not any_documents:
             key = COLUMNS[self.format][0]
             raise HfpatchError(f"{source}: column {left_out} in every row; set data.{key}")
 
-    def select_columns(self, place: str, found: Iterable[str]) -> list[str]:
+    def select_columns(self, where: str, columns: Iterable[str]) -> list[str]:
         """Return which columns of a table are read.
 
         Raises:
             HfpatchError: if one is missing, naming it, with the columns that exist.
         """
-        there = list(found)
+        there = list(columns)
         wanted = [*zip(COLUMNS[self.format], self.columns, strict=True)]
         wanted += [("group", self.group)] if self.group is not None else []
         for key, name in wanted:
             if name not in there:
                 listed = ", ".join(there) or "none"
                 formats = {"messages": {"messages"}, "prompt_completion": {"prompt", "completion"}}
-                meant = next((f" or data.format={each}" for each, own in formats.items() if own <= set(there)), "")
+                meant = next((f" or data.format={each}" for each, names in formats.items() if names <= set(there)), "")
                 raise HfpatchError(
-                    f"{place}: no column {name!r}{nearest(name, there)}; the columns are: {listed}; "
+                    f"{where}: no column {name!r}{nearest(name, there)}; the columns are: {listed}; "
                     f"set data.{key}{meant}"
                 )
         optional = FOR_TEMPLATE if self.format != "text" else ()
@@ -114,28 +114,28 @@ class Rows:
         self.unread.update(set(there).difference(read))
         return read
 
-    def _document(self, row: dict[str, Any], place: str) -> str | None:
+    def _document(self, row: dict[str, Any], where: str) -> str | None:
         """Return the document of a row; None where a column is null or nothing is learned."""
-        self.select_columns(place, row)
+        self.select_columns(where, row)
         values = [row[name] for name in self.columns]
         if any(value is None for value in values):
             return None
         if self.format == "text":
-            return _text(values[0], place, self.columns[0])
+            return _text(values[0], where, self.columns[0])
         document: dict[str, Any] = {}
         templated = self.format == "messages" or not isinstance(values[0], str)
         if self.format == "messages":
-            document["messages"] = _messages(values[0], place, self.columns[0])
+            document["messages"] = _messages(values[0], where, self.columns[0])
             if not any(message["role"] == ASSISTANT for message in document["messages"]):
                 return None
         else:
             if templated and self.template != "{}":
                 raise HfpatchError(
-                    f"{place}: prompts are messages, which the chat template writes; leave prompt_template out"
+                    f"{where}: prompts are messages, which the chat template writes; leave prompt_template out"
                 )
             read = _messages if templated else _text
             for key, value, name in zip(("prompt", "completion"), values, self.columns, strict=True):
-                document[key] = read(value, place, name)
+                document[key] = read(value, where, name)
             if not templated:
                 document["prompt"] = self.template.replace("{}", document["prompt"])
 
@@ -146,37 +146,37 @@ class Rows:
                 try:
                     value = json.loads(value)
                 except ValueError as error:
-                    raise HfpatchError(f"{place}: column {name!r} is not valid JSON ({error})") from error
+                    raise HfpatchError(f"{where}: column {name!r} is not valid JSON ({error})") from error
             if value is not None and not isinstance(value, kind):
-                raise HfpatchError(f"{place}: column {name!r} is {type(value).__name__}, not a {kind.__name__}")
+                raise HfpatchError(f"{where}: column {name!r} is {type(value).__name__}, not a {kind.__name__}")
             if value:
                 document[name] = _without_nulls(value)
         try:
             text = json.dumps(document, ensure_ascii=False)
         except (TypeError, ValueError) as error:
-            raise HfpatchError(f"{place}: a message is no JSON ({error}); correct or remove the row") from error
-        return _valid(text, place, next(iter(document)))
+            raise HfpatchError(f"{where}: a message is no JSON ({error}); correct or remove the row") from error
+        return _valid(text, where, next(iter(document)))
 
 
 def count_groups(names: Sequence[str | None]) -> npt.NDArray[np.int64]:
     """Return the group of each document from its name; without one, a document is a group by itself."""
     numbers: dict[str | int, int] = {}
-    keys = (place if name is None else name for place, name in enumerate(names))
+    keys = (index if name is None else name for index, name in enumerate(names))
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
-def _text(value: object, place: str, column: str) -> str:
+def _text(value: object, where: str, column: str) -> str:
     if not isinstance(value, str):
-        raise HfpatchError(f"{place}: column {column!r} is {type(value).__name__}, not text")
-    return _valid(value, place, column)
+        raise HfpatchError(f"{where}: column {column!r} is {type(value).__name__}, not text")
+    return _valid(value, where, column)
 
 
-def _messages(value: object, place: str, column: str) -> list[dict[str, Any]]:
+def _messages(value: object, where: str, column: str) -> list[dict[str, Any]]:
     """Return the messages of a conversation without their nulls."""
     if not isinstance(value, list) or not value:
         kind = "empty" if value == [] else type(value).__name__
-        raise HfpatchError(f"{place}: column {column!r} is {kind}, not a list of messages")
-    found = []
+        raise HfpatchError(f"{where}: column {column!r} is {kind}, not a list of messages")
+    messages = []
     for number, message in enumerate(value):
         kept = _without_nulls(message) if isinstance(message, dict) else {}
         missing = [key for key in ("role", "content") if key not in kept]
@@ -185,11 +185,11 @@ def _messages(value: object, place: str, column: str) -> list[dict[str, Any]]:
         if missing:
             there = f" (it has {', '.join(kept)})" if kept else ""
             raise HfpatchError(
-                f"{place}: message {number + 1} of column {column!r} has no {missing[0]!r}{there}; each is an object "
+                f"{where}: message {number + 1} of column {column!r} has no {missing[0]!r}{there}; each is an object "
                 "with role and content"
             )
-        found.append(kept)
-    return found
+        messages.append(kept)
+    return messages
 
 
 def _without_nulls(value: Any) -> Any:
@@ -199,12 +199,12 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
-def _valid(text: str, place: str, column: str) -> str:
+def _valid(text: str, where: str, column: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise HfpatchError(
-            f"{place}: column {column!r} has half a surrogate pair (\\u{ord(text[error.start]):04x}, character "
+            f"{where}: column {column!r} has half a surrogate pair (\\u{ord(text[error.start]):04x}, character "
             f"{error.start + 1}), which is not valid Unicode; correct or remove the row"
         ) from error
     return text

@@ -153,7 +153,7 @@ def write_token_file(
         tokenizer,
         np.concatenate(lengths),
         Digests.join(digests, list(map(len, lengths))),
-        count_groups([names[place] for place in kept]) if grouped else None,
+        count_groups([names[index] for index in kept]) if grouped else None,
         tokens=tokens,
         end_of_text=tokenizer.eos_token_id if settings.append_eos else None,
         **settings.model_dump(include={"source", "config", "split"}),
@@ -197,8 +197,8 @@ def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> Token
 
     # Documents of at least two tokens, between the places of the id that ends each. If it comes twice, as with a
     # tokenizer that begins documents with it, the second one begins the next document.
-    found = [] if end is None else [np.flatnonzero(chunk == end) + n * _CHUNK_TOKENS for n, chunk in enumerate(chunks)]
-    ends = np.concatenate(found) if found else np.empty(0, np.int64)
+    parts = [] if end is None else [np.flatnonzero(chunk == end) + n * _CHUNK_TOKENS for n, chunk in enumerate(chunks)]
+    ends = np.concatenate(parts) if parts else np.empty(0, np.int64)
     fresh = np.ones(len(ends), np.bool_)
     fresh[1:] = ends[1:] != ends[:-1] + 1
     runs = np.flatnonzero(fresh)
@@ -274,9 +274,9 @@ def open_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile
             f"{path}: made with another tokenizer, whose vocabulary has {info.vocabulary_size} ids instead of "
             f"{vocabulary}; use that tokenizer, or make the file again (hfpatch tokenize)"
         )
-    if (found := sha256_file(path)) != info.sha256:
+    if (sha256 := sha256_file(path)) != info.sha256:
         raise HfpatchError(
-            f"{path}: has other ids than {side.name} describes (sha256 {info.sha256[:12]} there, {found[:12]} "
+            f"{path}: has other ids than {side.name} describes (sha256 {info.sha256[:12]} there, {sha256[:12]} "
             "in the file); restore the file, or make it again (hfpatch tokenize)"
         )
     for file, expected in (

@@ -77,7 +77,7 @@ def tokenize_in_parts(
     Raises:
         HfpatchError: if an end-of-text token is wanted and the tokenizer has none, or no document is left.
     """
-    eos, digester, found, given = end_of_text(tokenizer, append=append_eos), Digester(tokenizer), False, 0
+    eos, digester, any_kept, given = end_of_text(tokenizer, append=append_eos), Digester(tokenizer), False, 0
     for batch in batches(documents):
         # What tokenizer(batch)["input_ids"] is; a backend in Rust then computes no offsets and masks.
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -92,14 +92,14 @@ def tokenize_in_parts(
         for row in rows:
             if eos is not None and (not row or row[-1] != eos):
                 row.append(eos)
-        kept = [place for place, row in enumerate(rows) if len(row) > 1]
-        found = found or bool(kept)
-        stream = join_rows([rows[place] for place in kept], tokenizer)
+        kept = [index for index, row in enumerate(rows) if len(row) > 1]
+        any_kept = any_kept or bool(kept)
+        stream = join_rows([rows[index] for index in kept], tokenizer)
         parts = np.split(stream.tokens, stream.begins[1:])
-        digests = [digester.document(batch[place], part) for place, part in zip(kept, parts, strict=False)]
+        digests = [digester.document(batch[index], part) for index, part in zip(kept, parts, strict=False)]
         yield replace(stream, digests=Digests.of(digests), kept=given + np.array(kept, np.int64))
         given += len(batch)
-    if not found:
+    if not any_kept:
         raise HfpatchError("no document has two tokens, so no token is predicted; choose another data.source")
 
 
@@ -116,8 +116,8 @@ def start_of_document(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     for word in sorted(set(tokenizer.get_vocab()).difference(tokenizer.all_special_tokens)):
         whole, bare = (tokenizer(word, add_special_tokens=added, verbose=False)["input_ids"] for added in (True, False))
         if bare and special.isdisjoint(bare):  # else where the word begins cannot be seen
-            places = range(len(whole) - len(bare) + 1)
-            return next((whole[:place] for place in places if whole[place : place + len(bare)] == bare), [])
+            indices = range(len(whole) - len(bare) + 1)
+            return next((whole[:index] for index in indices if whole[index : index + len(bare)] == bare), [])
     return []
 
 
@@ -139,9 +139,9 @@ def join_rows(rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase)
     """Return documents of a tokenizer's ids as one stream; HfpatchError if its vocabulary does not have one of them."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     ids = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
-    if (found := int(ids.max(initial=0))) > (largest := largest_id(tokenizer)):
+    if (highest := int(ids.max(initial=0))) > (largest := largest_id(tokenizer)):
         raise HfpatchError(
-            f"the tokenizer gives the id {found}, beyond {largest}, the largest of its vocabulary; its files do not "
+            f"the tokenizer gives the id {highest}, beyond {largest}, the largest of its vocabulary; its files do not "
             "match, so load it again"
         )
     tokens: TokenArray = np.empty(len(ids), token_dtype(tokenizer))

@@ -47,7 +47,7 @@ def compare_again(folder: str | Path) -> ComparisonResults:
 
 def _tuning_again(tuning: Tuning, losses: Mapping[str, list[float | None]], baseline: str) -> Tuning:
     """Return the trials with their losses, and that of the base, as far as these are kept."""
-    by_method = {method: iter(own) for method, own in losses.items()}
+    by_method = {method: iter(values) for method, values in losses.items()}
     trials = [
         trial.model_copy(update={"loss": next(by_method[trial.method])}) if trial.method in by_method else trial
         for trial in tuning.trials
@@ -75,8 +75,8 @@ def _differences(
 
 def _look_again(results: ComparisonResults, records: Mapping[str, Runs], look: LookTaken) -> LookTaken:
     """Return a look with its differences computed again, from the seeds that it had."""
-    own = {name: {seed: runs[seed] for seed in runs if seed < look.seeds} for name, runs in records.items()}
-    comparisons, retention = _differences(results, own, look.comparisons)
+    finished = {name: {seed: runs[seed] for seed in runs if seed < look.seeds} for name, runs in records.items()}
+    comparisons, retention = _differences(results, finished, look.comparisons)
     asked = {(one.method, one.reference, one.task) for one in look.comparisons}
     with_own = results.model_copy(update={"comparisons": comparisons, "retention": retention})
     return look.model_copy(update={"comparisons": with_own.compared_in(asked)})

@@ -235,8 +235,8 @@ def computed_with(model: Any) -> dict[str, Any]:
 def code_hash(parts: tuple[str, ...]) -> str:
     """Return the SHA-256 of sources of hfpatch: files and packages below it."""
     package = Path(__file__).parents[1]
-    places = [package / part for part in parts]
-    files = sorted({file for place in places for file in ([place] if place.is_file() else place.rglob("*.py"))})
+    paths = [package / part for part in parts]
+    files = sorted({file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py"))})
     listing = "\n".join(f"{file.relative_to(package).as_posix()} {sha256_file(file)}" for file in files)
     return hashlib.sha256(listing.encode()).hexdigest()
 

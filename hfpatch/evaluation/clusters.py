@@ -47,20 +47,20 @@ def cluster_columns(tasks: Mapping[str, Any], given: Mapping[str, str | None]) -
     Raises:
         HfpatchError: if a task's documents have no such column.
     """
-    found = {}
+    by_task = {}
     for name, task in tasks.items():
-        own = (task.get_config("metadata") or {}).get("cluster")
-        known = next((column for pattern, column in KNOWN_CLUSTERS.items() if fnmatchcase(name, pattern)), None)
-        column = given.get(name, own or known)
+        declared = (task.get_config("metadata") or {}).get("cluster")
+        listed = next((column for pattern, column in KNOWN_CLUSTERS.items() if fnmatchcase(name, pattern)), None)
+        column = given.get(name, declared or listed)
         columns = list(next(iter(task.eval_docs), {}))
         if column is None or not columns:
             continue
         if column in columns:
-            found[name] = column
-        elif name in given or own:  # a known task may have been replaced by another of its name
+            by_task[name] = column
+        elif name in given or declared:  # a known task may have been replaced by another of its name
             hint = nearest(str(column), columns) or f"; there are {', '.join(columns)}"
             raise HfpatchError(f"task {name}: its documents have no column {column!r} to be the cluster{hint}")
-    return found
+    return by_task
 
 
 def grouped(clusters: Sequence[str | None]) -> Groups:

@@ -127,12 +127,12 @@ def compare(
                     others.append(_Measure(chosen, metric))
 
     # each method with each of its references, by each measure
-    found, low_noise, reader = list[Comparison](), list[Comparison](), Reader()
+    comparisons, low_noise, reader = list[Comparison](), list[Comparison](), Reader()
     for method, reference, runs in pairs:
-        found += [_compare(method, reference, each, runs, reader, dependent) for each in primary]
+        comparisons += [_compare(method, reference, each, runs, reader, dependent) for each in primary]
         low_noise += [_compare(method, reference, each, runs, reader, dependent) for each in others]
     broken = {(one.method, one.reference, one.task) for one in low_noise if not math.isfinite(one.difference)}
-    return found + [one for one in low_noise if (one.method, one.reference, one.task) not in broken]
+    return comparisons + [one for one in low_noise if (one.method, one.reference, one.task) not in broken]
 
 
 def _pairs(
@@ -179,7 +179,7 @@ def find_dependent(
         measures += [(result, metric)] if metric.aggregate is None else []
 
     # The residuals of each pair, in units of documents or of the groups that were declared
-    found: dict[str, list[Array]] = {}
+    differences: dict[str, list[Array]] = {}
     reader = Reader()
     for _, _, runs in _pairs(records, references, baseline):
         for result, metric in measures:
@@ -191,9 +191,9 @@ def find_dependent(
             if (groups := reader.read_groups(runs.method[0], result)) is not None:
                 difference, weights = group_sums(difference, groups), group_sums(weights, groups)
             if len(difference) >= FEWEST_DOCUMENTS and np.isfinite(difference).all():
-                found.setdefault(result.task, []).append(residuals(difference[None], weights)[0])
+                differences.setdefault(result.task, []).append(residuals(difference[None], weights)[0])
     dependent = {}
-    for task, rows in found.items():
+    for task, rows in differences.items():
         tested = find_dependence(np.stack(rows))
         if tested is not None and tested.alarms:
             dependent[task] = Neighbours.of(tested, len(rows[0]), fewest=FEWEST_DOCUMENTS)
@@ -249,7 +249,7 @@ def _compare(
     why = f"too few {'documents' if groups is None else 'groups'}"
     enough = (documents if groups is None else count_groups(groups)) >= FEWEST_DOCUMENTS
     if metric.aggregate is None:
-        terms = {run: metric.ratio_terms(found) for run, found in values.items()}
+        terms = {run: metric.ratio_terms(numbers) for run, numbers in values.items()}
         ours, theirs = (np.stack([terms[run][0] for run in side]) for side in (runs.method, runs.reference))
         weights = terms[runs.method[0]][1]
         with np.errstate(over="ignore", invalid="ignore"):  # values may be infinite, or their sums
@@ -284,8 +284,8 @@ def _compare(
         return comparison
     low, high = within(comparison, *ends)
     test = tested.test if groups is None else tested.test.replace("documents", "groups of documents")
-    found = {"low": low, "high": high, "p": tested.p, "test": test, "errors": errors}
-    return comparison.model_copy(update=found)
+    update = {"low": low, "high": high, "p": tested.p, "test": test, "errors": errors}
+    return comparison.model_copy(update=update)
 
 
 def _test_ratio(table: _Table, metric: Metric, runs: _Pairing) -> _Tested:

@@ -79,12 +79,12 @@ def find_dependence(of_pairs: Array, *, seed: int = 0) -> Dependence | None:
 
     rng = np.random.default_rng(seed)
     ratios = np.empty((ORDERS + 1, len(lengths)))
-    for place in range(ORDERS + 1):
-        ordered = rows if place == 0 else rows[:, rng.permutation(documents)]
+    for order in range(ORDERS + 1):
+        ordered = rows if order == 0 else rows[:, rng.permutation(documents)]
         sums = np.concatenate([np.zeros((len(rows), 1)), np.cumsum(ordered, axis=1)], axis=1)
         for column, length in enumerate(lengths):
             runs = sums[:, length:] - sums[:, :-length]
-            ratios[place, column] = np.vdot(runs, runs) / (runs.shape[1] * length)
+            ratios[order, column] = np.vdot(runs, runs) / (runs.shape[1] * length)
     spread = ratios.std(axis=0)
     standardised = (ratios - ratios.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
     largest = standardised.max(axis=1)
@@ -99,16 +99,16 @@ class Neighbours(NamedTuple):
     p: float
 
     @classmethod
-    def of(cls, found: Dependence, units: int, *, fewest: int) -> Neighbours:
+    def of(cls, dependence: Dependence, units: int, *, fewest: int) -> Neighbours:
         """Return the units to take after an alarm.
 
         Args:
-            found: the alarm.
+            dependence: the alarm.
             units: how many documents, or groups that were declared, there are.
             fewest: how many runs a test needs. Where the length of the largest ratio leaves fewer, it is taken.
         """
-        longer = (times * found.length for times in (2, 4))
-        return cls(max([found.length, *(run for run in longer if units >= fewest * run)]), found.p)
+        longer = (times * dependence.length for times in (2, 4))
+        return cls(max([dependence.length, *(run for run in longer if units >= fewest * run)]), dependence.p)
 
     def runs(self, documents: int, groups: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Return the run of each document, counted from 0, from its group if any; the last run may be shorter."""

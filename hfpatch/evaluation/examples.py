@@ -26,8 +26,8 @@ class Drawn:
 
     def to_result(self) -> FewShot | None:
         """Return them, or None if there is nothing to say."""
-        found = FewShot(own_left_out=self.own_left_out, related=self.related)
-        return None if found == FewShot() else found
+        few_shot = FewShot(own_left_out=self.own_left_out, related=self.related)
+        return None if few_shot == FewShot() else few_shot
 
 
 @contextmanager
@@ -45,9 +45,9 @@ def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iter
     Yields:
         What was found; it is complete at the end of the block.
     """
-    found = Drawn()
+    counts = Drawn()
     if not isinstance(task, ConfigurableTask) or not hasattr(task, "sampler"):  # tasks of old draw no own document
-        yield found
+        yield counts
         return
     draw, context, from_scored = task.sampler.sample, task.fewshot_context, _from_scored(task)
     asked: Any = None
@@ -73,14 +73,14 @@ def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iter
             raise HfpatchError(
                 f"task {name}: {n} few-shot examples cannot be chosen ({first_line(error)}); lower num_fewshot"
             ) from error
-        found.own_left_out |= more > 0 or (from_scored and eval_doc is None)
-        own = None if cluster is None else asked.get(cluster)
-        found.related += own is not None and any(example.get(cluster) == own for example in others[:n])
+        counts.own_left_out |= more > 0 or (from_scored and eval_doc is None)
+        group = None if cluster is None else asked.get(cluster)
+        counts.related += group is not None and any(example.get(cluster) == group for example in others[:n])
         return others[:n]
 
     vars(task)["fewshot_context"], vars(task.sampler)["sample"] = fewshot_context, sample
     try:
-        yield found
+        yield counts
     finally:
         del vars(task)["fewshot_context"], vars(task.sampler)["sample"]  # the methods of the classes are visible again
 
@@ -89,6 +89,6 @@ def _from_scored(task: ConfigurableTask) -> bool:
     """Return whether lm-eval draws a task's examples from the split that it scores."""
     config, few = task.config, task.fewshot_cfg
     splits = (config.training_split, config.validation_split, config.test_split)
-    own = next((split for split in splits if split is not None), None) if few.samples is None else None
+    default = next((split for split in splits if split is not None), None) if few.samples is None else None
     scored = config.test_split if config.test_split is not None else config.validation_split
-    return bool((few.split if few.split is not None else own) == scored)
+    return bool((few.split if few.split is not None else default) == scored)

@@ -116,12 +116,12 @@ def exchange_rate(
         """Return log ρ (draws,), NaN where there is no common gain, and the common gains' lowest and highest."""
         (x, ours), (other_x, theirs) = frontier(logs[0], gains[:, :sizes]), frontier(logs[1], gains[:, sizes:])
         lowest, highest = np.maximum(ours[:, 0], theirs[:, 0]), np.minimum(ours[:, -1], theirs[:, -1])
-        found = np.full(len(gains), np.nan)
+        areas = np.full(len(gains), np.nan)
         places = (np.arange(_LEVELS) + 0.5) / _LEVELS
         for draw in np.flatnonzero(lowest <= highest):
             levels = lowest[draw] + (highest[draw] - lowest[draw]) * places
-            found[draw] = np.mean(np.interp(levels, ours[draw], x) - np.interp(levels, theirs[draw], other_x))
-        return found, lowest, highest
+            areas[draw] = np.mean(np.interp(levels, ours[draw], x) - np.interp(levels, theirs[draw], other_x))
+        return areas, lowest, highest
 
     by_seed = both.sum(axis=2).T / weights.sum()
     value, lowest, highest = (float(each[0]) for each in rates(by_seed.mean(axis=0)[None]))
@@ -194,16 +194,16 @@ def exchange_rates(
     metric = metric_named(result.primary, higher_is_better=result.higher_is_better, aggregation=aggregation)
     if metric.aggregate is not None:
         return {name: Unknown(f"{result.primary} is no mean of documents") for name in methods if name != reference}
-    reader, found = Reader(), dict[str, Rate | Unknown]()
+    reader, rates = Reader(), dict[str, Rate | Unknown]()
     (base,) = records[baseline].values()
     for name in [name for name in methods if name != reference]:
         sizes = [
             sorted((size, one) for one, size in methods[each].items() if one in records) for each in (name, reference)
         ]
-        known = [set(records[one]) for side in sizes for _, one in side] if all(sizes) else [set()]
-        seeds = sorted(set.intersection(*known))
+        seeds_of = [set(records[one]) for side in sizes for _, one in side] if all(sizes) else [set()]
+        seeds = sorted(set.intersection(*seeds_of))
         if not seeds or any(len(dict(side)) < len(side) for side in sizes):
-            found[name] = Unknown("two of its budgets are one size" if seeds else "the two share no seed")
+            rates[name] = Unknown("two of its budgets are one size" if seeds else "the two share no seed")
             continue
         runs = [[[records[one][seed] for seed in seeds] for _, one in side] for side in sizes]
         read = reader.read_runs(result, metric, [base, *(path for side in runs for one in side for path in one)])
@@ -217,13 +217,13 @@ def exchange_rates(
             for side, paths in zip(sizes, runs, strict=True)
         )
         if not (np.isfinite(ours.gains).all() and np.isfinite(theirs.gains).all()):
-            found[name] = Unknown("not all values are finite")
+            rates[name] = Unknown("not all values are finite")
             continue
         weights, groups = terms[base][1], reader.read_groups(base, result)
         if dependent is not None:
             groups = dependent.runs(len(weights), groups)
-        found[name] = exchange_rate(ours, theirs, weights, groups)
-    return found
+        rates[name] = exchange_rate(ours, theirs, weights, groups)
+    return rates
 
 
 def frontier_of(
@@ -239,9 +239,9 @@ def frontier_of(
     for name in results.others:
         families.setdefault(family_of(name), {})[name] = results.methods[name].trainable
     task = results.first_task
-    if task is None or all(name in own for name, own in families.items()):
+    if task is None or all(name in sizes for name, sizes in families.items()):
         return None
-    loras = [f for f, own in families.items() if len(own) > 1 and is_lora(results.methods[next(iter(own))].parts)]
+    loras = [f for f, sizes in families.items() if len(sizes) > 1 and is_lora(results.methods[next(iter(sizes))].parts)]
     reference = "lora" if "lora" in loras else next(iter(loras), None)
     measure, rates = results.deciding[task], dict[str, Rate | Unknown]()
     if reference is not None and results.baseline is not None:
@@ -260,7 +260,7 @@ def frontier_of(
             dependent=in_runs,
         )
     lines = []
-    for name, own in families.items():
+    for name, sizes in families.items():
         rate, exchange = rates.get(name), None
         if isinstance(rate, Unknown):
             exchange = results_of.Exchange(**rate._asdict())
@@ -269,7 +269,7 @@ def frontier_of(
                 rate=rate.value, low=rate.low, high=rate.high, lowest=rate.lowest, highest=rate.highest
             )
         lines.append(
-            results_of.FrontierLine(method=name, points=sorted(own, key=lambda each: own[each]), exchange=exchange)
+            results_of.FrontierLine(method=name, points=sorted(sizes, key=lambda name: sizes[name]), exchange=exchange)
         )
     return results_of.Frontier(task=task, metric=measure.metric, reference=reference, lines=lines)
 
@@ -278,11 +278,11 @@ def monotone(gains: Array) -> Array:
     """Return the isotonic regression of gains (..., sizes) along their last axis, by its min-max formula."""
     sizes = gains.shape[-1]
     sums = np.concatenate([np.zeros((*gains.shape[:-1], 1)), np.cumsum(gains, axis=-1)], axis=-1)
-    found = []
+    averages = []
     for k in range(sizes):
         means = [[(sums[..., j + 1] - sums[..., i]) / (j + 1 - i) for j in range(k, sizes)] for i in range(k + 1)]
-        found.append(np.max([np.min(each, axis=0) for each in means], axis=0))
-    return np.stack(found, axis=-1)
+        averages.append(np.max([np.min(each, axis=0) for each in means], axis=0))
+    return np.stack(averages, axis=-1)
 
 
 def frontier(log_parameters: Array, gains: Array) -> tuple[Array, Array]:

@@ -81,11 +81,11 @@ def _local_files(path: str, options: dict[str, Any]) -> list[Path]:
     given, folder = options.get("data_files") or [], options.get("data_dir")
     lists = list(given.values()) if isinstance(given, dict) else [given]
     names = [str(name) for each in lists for name in (each if isinstance(each, list | tuple) else [each])]
-    places = [Path(place) for place in (path, folder) if place is not None]
-    found = {file for place in places for file in ([place] if place.is_file() else place.rglob("*"))}
-    for pattern in (str(place / name) for name in names for place in (Path(), *places)):
-        found |= {Path(file) for file in glob.glob(pattern, recursive=True)}  # noqa: PTH207
-    return sorted(file.absolute() for file in found if file.is_file())
+    roots = [Path(root) for root in (path, folder) if root is not None]
+    files = {file for root in roots for file in ([root] if root.is_file() else root.rglob("*"))}
+    for pattern in (str(root / name) for name in names for root in (Path(), *roots)):
+        files |= {Path(file) for file in glob.glob(pattern, recursive=True)}  # noqa: PTH207
+    return sorted(file.absolute() for file in files if file.is_file())
 
 
 def run_lm_eval(arguments: Sequence[str]) -> None:

@@ -83,16 +83,16 @@ def entries_of(name: str, added: AddedFolder) -> Index:
     Raises:
         HfpatchError: if the name is unknown.
     """
-    own = _index(_OWN_FOLDERS)
+    ours = _index(_OWN_FOLDERS)
     if not set("*?[").isdisjoint(name):
-        everything = {**_everything(), **own, **added.index}
+        everything = {**_everything(), **ours, **added.index}
         matches = sorted(fnmatch.filter(everything, name))
         if not matches:
             raise HfpatchError(f"--tasks {name}: no task, group or tag is called like that")
         return {**everything, name: None}
-    for known in (added.index, own):
-        if name in known:
-            return _with_members(name, known, added)
+    for entries in (added.index, ours):
+        if name in entries:
+            return _with_members(name, entries, added)
 
     # lm-eval's: a file of this name, else files in which a key or a list item has the value ``name``
     files = _files().get(name, [])
@@ -118,14 +118,14 @@ def entries_of(name: str, added: AddedFolder) -> Index:
     if name in index and index[name].kind.name != "TAG":
         return _with_members(name, index, added)
     if any(name in text for text in _texts().values()) and name in _everything():
-        return {**_everything(), **own, **added.index}
+        return {**_everything(), **ours, **added.index}
     if name.endswith((".yaml", ".yml")):
         folder = Path(name).parent
         raise HfpatchError(f"--tasks {name}: name the task as the file does, with its folder as include_path {folder}")
 
     # suggest the nearest of all names, and the nearest of the user's own
     defined = {found for text in _texts().values() for found in _DEFINED.findall(text)}
-    hints = (nearest(name, [*sorted(added.index), *own, *_files(), *sorted(defined)]), nearest(name, added.index))
+    hints = (nearest(name, [*sorted(added.index), *ours, *_files(), *sorted(defined)]), nearest(name, added.index))
     meant = dict.fromkeys(re.findall(r"'([^']+)'", "".join(hints)))
     hint = f" (did you mean {' or '.join(map(repr, meant))}?)" if meant else ""
     raise HfpatchError(f"unknown task {name!r}{hint}; use the name of a task of lm-eval or hfpatch")

@@ -96,13 +96,13 @@ def check_known_scores(
         plain: whether prompts are as published, with neither a chat template nor a system message.
     """
     sentences = []
-    for known in _known(model_name, revision, dtype, results) if plain else ():
-        result = results[known.task]
-        value, tolerance = result.metrics[known.metric], known.tolerance(result.n, dtype)
-        if abs(value - known.value) > tolerance:
+    for score in _known(model_name, revision, dtype, results) if plain else ():
+        result = results[score.task]
+        value, tolerance = result.metrics[score.metric], score.tolerance(result.n, dtype)
+        if abs(value - score.value) > tolerance:
             sentences.append(
-                f"{model_name} scores {value:.3f} on {known.task} ({known.metric}, {result.n} documents, {dtype}), but "
-                f"{known.value:.3f} ± {tolerance:.3f} is known of {known.model} ({known.source}): "
+                f"{model_name} scores {value:.3f} on {score.task} ({score.metric}, {result.n} documents, {dtype}), but "
+                f"{score.value:.3f} ± {tolerance:.3f} is known of {score.model} ({score.source}): "
                 "check revision, dtype and tokenizer before comparing anything with it."
             )
     return sentences
@@ -131,19 +131,19 @@ def _known(model_name: str, revision: str | None, dtype: str, results: Mapping[s
         model, revisions = _SHORT_NAMES.get(model_name, model_name), {revision or "main"}
         if Path(model_name).is_dir():
             folder = re.split(r"--|__", Path(model_name).absolute().name.lower())[-1]
-            models = {known.model for known in KNOWN_SCORES}
+            models = {score.model for score in KNOWN_SCORES}
             model = next((each for each in models if each.lower().rpartition("/")[2] == folder), model)
     if revision:  # the branches and tags of this commit according to the local hub cache
         references = Path(HF_HUB_CACHE) / f"models--{model.replace('/', '--')}" / "refs"
         files = [path for path in references.rglob("*") if path.is_file()] if references.is_dir() else []
         revisions |= {path.relative_to(references).as_posix() for path in files if path.read_text().strip() == revision}
     return [
-        known
-        for known in KNOWN_SCORES
-        if known.model.lower() == model.lower()
-        and revisions & set(known.revisions)
+        score
+        for score in KNOWN_SCORES
+        if score.model.lower() == model.lower()
+        and revisions & set(score.revisions)
         and dtype in _CHANGED
-        and known.task in results
-        and not results[known.task].num_fewshot
-        and known.metric in results[known.task].metrics
+        and score.task in results
+        and not results[score.task].num_fewshot
+        and score.metric in results[score.task].metrics
     ]

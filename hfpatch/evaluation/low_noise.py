@@ -42,7 +42,7 @@ def low_noise_values(task: Any, samples: Sequence[Mapping[str, Any]]) -> dict[in
     All documents have the same ones: if one has no right answer among the choices, or no wrong one, none has any.
     ``samples`` are lm-eval's, with the arguments of all requests and the responses.
     """
-    found: dict[int, Values] = {}
+    by_document: dict[int, Values] = {}
     for sample in samples:
         requests, scores = sample["arguments"], [responses[0] for responses in sample["resps"]]
         if task.OUTPUT_TYPE == "loglikelihood" and len(requests) == 1:
@@ -67,8 +67,8 @@ def low_noise_values(task: Any, samples: Sequence[Mapping[str, Any]]) -> dict[in
                 }
         else:
             return {}
-        found[sample["doc_id"]] = {name: value for name, value in values.items() if name not in sample["metrics"]}
-    return found
+        by_document[sample["doc_id"]] = {name: value for name, value in values.items() if name not in sample["metrics"]}
+    return by_document
 
 
 def low_noise_scores(values: Mapping[int, Values]) -> dict[str, float]:

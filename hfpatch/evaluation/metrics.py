@@ -105,8 +105,8 @@ def metric_named(name: str, *, higher_is_better: bool = True, aggregation: Aggre
     from lm_eval.api.registry import get_metric_aggregation
 
     function = aggregation or (None if name in _OWN else get_metric_aggregation(name))
-    place = f"{function.__module__}.{getattr(function, '__qualname__', '')}" if function else _OWN.get(name, _MEAN)
-    ratio = _RATIOS.get(place)
+    path = f"{function.__module__}.{getattr(function, '__qualname__', '')}" if function else _OWN.get(name, _MEAN)
+    ratio = _RATIOS.get(path)
     return replace(ratio or Metric(aggregate=function), higher_is_better=higher_is_better)
 
 

@@ -288,7 +288,7 @@ class HfpatchLM(HFLM):
             self._generated = SharedGeneration([0] * self.ranks.count)
             super().generate_until(requests, disable_tqdm=True)
             parts = self.ranks.everyone(self._generated.tokens)
-            tokens = {place: rows for part in parts for place, rows in part.items()}
+            tokens = {index: rows for part in parts for index, rows in part.items()}
             self._generated = SharedGeneration([], known=True, tokens=tokens)
             return cast("list[str]", super().generate_until(requests, disable_tqdm=True))
         finally:
@@ -299,15 +299,15 @@ class HfpatchLM(HFLM):
         shared = self._generated
         if shared is None:
             return cast("Tensor", super()._model_generate(context, max_length, stop, **options))
-        place, shared.passed = shared.passed, shared.passed + 1
+        index, shared.passed = shared.passed, shared.passed + 1
         if shared.known:
-            return torch.tensor(shared.tokens[place])
+            return torch.tensor(shared.tokens[index])
         owner = shared.loads.index(min(shared.loads))
         shared.loads[owner] += len(context) * max_length
         if owner != self.ranks.index:
             return context
         made: Tensor = super()._model_generate(context, max_length, stop, **options)
-        shared.tokens[place] = made.tolist()
+        shared.tokens[index] = made.tolist()
         return made
 
     def tok_encode(self, string: str, *arguments: Any, **options: Any) -> list[int]:
@@ -350,30 +350,30 @@ class HfpatchLM(HFLM):
         self, requests: Sequence[Encoded], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[Score]:
         """Return the score of each ``(texts, context tokens, continuation tokens)``."""
-        places, cut = self._cut(requests)
+        positions, cut = self._cut(requests)
         cache = self.score_cache
-        found = ((index, cache.find(request)) for index, request in enumerate(cut)) if cache is not None else ()
-        scores = self.ranks.same({index: score for index, score in found if score is not None})
+        cached = ((index, cache.find(request)) for index, request in enumerate(cut)) if cache is not None else ()
+        scores = self.ranks.same({index: score for index, score in cached if score is not None})
         self.reused += len(scores)
         if len(scores) < len(cut):
-            own = self._score(cut, scores, places)
-            parts = self.ranks.everyone(own) if self.ranks.shares else [self.ranks.same(own)]
+            computed = self._score(cut, scores, positions)
+            parts = self.ranks.everyone(computed) if self.ranks.shares else [self.ranks.same(computed)]
             new = {index: score for part in reversed(parts) for index, score in part.items()}
             if self.ranks.is_first and cache is not None:
                 cache.take_over([(cut[index], score) for index, score in new.items()])
             scores |= new
-        for index, place in enumerate(places):
-            if (texts := requests[place][0]) is not None:
+        for index, position in enumerate(positions):
+            if (texts := requests[position][0]) is not None:
                 self.cache_hook.add_partial("loglikelihood", texts, scores[index])
-        by_place = dict(zip(places, (scores[index] for index in range(len(cut))), strict=True))
-        return [by_place.get(place, (0.0, False)) for place in range(len(requests))]
+        by_position = dict(zip(positions, (scores[index] for index in range(len(cut))), strict=True))
+        return [by_position.get(position, (0.0, False)) for position in range(len(requests))]
 
     def _score(
-        self, cut: Sequence[TokenRequest], known: Mapping[int, Score], places: Sequence[int]
+        self, cut: Sequence[TokenRequest], cached: Mapping[int, Score], positions: Sequence[int]
     ) -> dict[int, Score]:
         """Return the new scores of this process's share of the requests, by index; cache them as they come.
 
-        ``places`` are those of the requests among all that were asked for.
+        ``positions`` are those of the requests among all that were asked for.
         """
         scores: dict[int, Score] = {}
         total = len(cut)
@@ -382,26 +382,26 @@ class HfpatchLM(HFLM):
             nonlocal total
             owners = self.ranks.share_out([unit.cost(done) for unit in units])
             others = [unit for unit, owner in zip(units, owners, strict=True) if owner != self.ranks.index]
-            elsewhere = {index for unit in others for index in unit.requests()} - set(known)
+            elsewhere = {index for unit in others for index in unit.requests()} - set(cached)
             total -= len(elsewhere)
             return elsewhere
 
         def take(batch: Sequence[tuple[int, Score]]) -> None:
-            new = [(index, score) for index, score in batch if index not in known and index not in scores]
+            new = [(index, score) for index, score in batch if index not in cached and index not in scores]
             valid = [(index, score) for index, score in new if not math.isnan(score[0])]
             scores.update(valid)
             if self.score_cache is not None:
                 self.score_cache.add([(cut[index], score) for index, score in valid])
             if len(valid) < len(new):
                 index = min(index for index, (value, _) in new if math.isnan(value))
-                place = first_not_finite(self.model, torch.tensor([cut[index].tokens], device=self.device))
-                where = f" (first in {place})" if place else ""
+                module = first_not_finite(self.model, torch.tensor([cut[index].tokens], device=self.device))
+                where = f" (first in {module})" if module else ""
                 raise NotFiniteError(
-                    places[index],
+                    positions[index],
                     f"the log-likelihood is NaN{where}; the model's weights or dtype are broken (try dtype float32)",
                 )
             if self.on_scored is not None:
-                self.on_scored(len(known) + len(scores), total)
+                self.on_scored(len(cached) + len(scores), total)
 
         mixed = self.mixed_precision_dtype
         autocast = torch.autocast(self.device.type, dtype=mixed) if mixed is not None else nullcontext()
@@ -409,7 +409,7 @@ class HfpatchLM(HFLM):
         if library is not None:
             keep_freed_memory()
         with autocast, fast_matmul(self.model, library=library), fast_attention():
-            self._scorer().score(cut, take, known=list(known), share=share if self.ranks.shares else None)
+            self._scorer().score(cut, take, scored=list(cached), share=share if self.ranks.shares else None)
         return scores
 
     def _scorer(self) -> Scorer:
@@ -425,30 +425,31 @@ class HfpatchLM(HFLM):
         return self._probed[1]
 
     def _cut(self, requests: Sequence[Encoded]) -> tuple[list[int], list[TokenRequest]]:
-        """Return the requests that can be scored, by place, truncated to the longest row; warn of cut contexts."""
+        """Return the positions of the requests that can be scored, and these, cut to the longest row; warn of cuts."""
         words = self.model.get_input_embeddings().weight.shape[0]
         longest, long = self.max_length, 0  # HFLM looks for it in the configuration each time
-        places: list[int] = []
-        for place, (_, context, targets) in enumerate(requests):
+        positions: list[int] = []
+        for position, (_, context, targets) in enumerate(requests):
             if why := _why_not(context, targets, longest):
                 if self.left_out is None:
-                    raise RequestError(place, why)
-                self.left_out.setdefault(self._asked[place].doc_id, why)
+                    raise RequestError(position, why)
+                self.left_out.setdefault(self._asked[position].doc_id, why)
                 continue
             if (largest := max(*context, *targets)) >= words:
                 raise RequestError(
-                    place, f"token {largest} is not among the model's {words} embeddings; use the model's own tokenizer"
+                    position,
+                    f"token {largest} is not among the model's {words} embeddings; use the model's own tokenizer",
                 )
             long += len(context) + len(targets) > longest + 1
-            places.append(place)
+            positions.append(position)
         if long:
             logger.warning(
                 "%s of %s requests have more than %s tokens; their contexts are truncated from the left, as in lm-eval",
                 long, len(requests), longest,
             )  # fmt: skip
-        cut = [TokenRequest.cut(requests[place][1], requests[place][2], longest) for place in places]
+        cut = [TokenRequest.cut(requests[position][1], requests[position][2], longest) for position in positions]
         self.prompts.add_tokens((len(each.targets), *each.tokens, each.targets[-1]) for each in cut)
-        return places, cut
+        return positions, cut
 
 
 def _why_not(context: Sequence[int], targets: Sequence[int], longest: int) -> str:
@@ -466,15 +467,15 @@ def first_not_finite(model: torch.nn.Module, tokens: Tensor) -> str | None:
 
     A module finishes before the module that contains it, so this is the smallest one.
     """
-    found: list[str] = []
+    paths: list[str] = []
 
     def hook(name: str, _module: Any, _arguments: Any, output: Any) -> None:
         tensors = (each for each in tree_leaves(output) if isinstance(each, Tensor) and each.is_floating_point())
-        if not found and any(not bool(tensor.isfinite().all()) for tensor in tensors):
-            found.append(name or "the whole model")
+        if not paths and any(not bool(tensor.isfinite().all()) for tensor in tensors):
+            paths.append(name or "the whole model")
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
             stack.callback(module.register_forward_hook(partial(hook, name)).remove)
         model(tokens)
-    return found[0] if found else None
+    return paths[0] if paths else None

@@ -88,10 +88,10 @@ class Differences:
         variance = max(self.sd**2, abs(effect)) - effect**2 if self.accuracy else self.sd**2
         of_documents = variance * (self.shared + (1 - self.shared) / seeds) / documents
         of_seeds = (variance * (1 - self.shared) / documents + self.shift**2) / seeds
-        found = of_documents
+        power = of_documents
         if self.accuracy:  # one document gained and one lost are added
-            found = (of_documents * documents**2 + 2) / ((documents + 1) * (documents + 2))
-        parts: tuple[Part, ...] = (Part(np.sqrt(found), documents - 1),)
+            power = (of_documents * documents**2 + 2) / ((documents + 1) * (documents + 2))
+        parts: tuple[Part, ...] = (Part(np.sqrt(power), documents - 1),)
         if seeds > 1:
             quantiles = chi2.ppf((np.arange(_POINTS) + 0.5) / _POINTS, seeds - 1) / (seeds - 1)
             parts += (Part(np.sqrt(of_seeds * quantiles), seeds - 1),)

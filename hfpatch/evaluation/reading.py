@@ -34,32 +34,32 @@ class Reader:
         for run in runs:
             if run not in self._values and metric.aggregate is None:
                 self._values[run] = read_values(run)
-            known = self._values[run].get(result.task) if metric.aggregate is None else None
-            if known is not None and result.primary in known.metrics:  # an array
-                read[run] = (known.documents, known.metrics[result.primary])
+            stored = self._values[run].get(result.task) if metric.aggregate is None else None
+            if stored is not None and result.primary in stored.metrics:  # an array
+                read[run] = (stored.documents, stored.metrics[result.primary])
             else:
                 hashes, each = read_metric(run / f"{result.task}.jsonl", result.primary)
                 read[run] = (hash_documents(hashes), each)
         first, (documents, values) = next(iter(read.items()))
-        for run, (others, found) in read.items():
+        for run, (others, numbers) in read.items():
             same = others == documents
             if same and metric.weighted:
-                mine, theirs = (np.asarray(each, dtype=np.float64)[:, 1] for each in (found, values))
+                mine, theirs = (np.asarray(each, dtype=np.float64)[:, 1] for each in (numbers, values))
                 same = np.array_equal(mine, theirs)
             if not same:
                 raise HfpatchError(
                     f"{run} and {first}: {result.task} was scored on other documents; evaluate both again"
                 )
-        return {run: found for run, (_, found) in read.items()}
+        return {run: numbers for run, (_, numbers) in read.items()}
 
     def read_groups(self, run: Path, result: TaskResult) -> Groups | None:
         """Return the group of each document, the same in all runs; None if every group has one document."""
         if result.clusters is None:
             return None
-        known = self._values.get(run, {}).get(result.task)
-        key = (result.task, known.documents if known is not None else str(run))
-        if known is not None and known.groups is not None:
-            return known.groups
+        stored = self._values.get(run, {}).get(result.task)
+        key = (result.task, stored.documents if stored is not None else str(run))
+        if stored is not None and stored.groups is not None:
+            return stored.groups
         if key not in self._groups:
             names = read_metric(run / f"{result.task}.jsonl", "cluster")[1]
             groups = grouped([name if isinstance(name, str) else None for name in names])

@@ -41,14 +41,14 @@ def held_out_result(
         starts: (2, 2), see :func:`hfpatch.training.validation.start_losses`.
     """
     rows = {}
-    for place in np.flatnonzero(losses[:, 1] > 0).tolist():
-        pair = (-float(losses[place, 0]), int(losses[place, 1]))
-        rows[place] = {NATS_PER_TOKEN: pair, "bytes": int(documents.bytes[place])}
-    found = _text_result(HELD_OUT, {NATS_PER_TOKEN: False}, rows, documents, records_dir)
+    for index in np.flatnonzero(losses[:, 1] > 0).tolist():
+        pair = (-float(losses[index, 0]), int(losses[index, 1]))
+        rows[index] = {NATS_PER_TOKEN: pair, "bytes": int(documents.bytes[index])}
+    result = _text_result(HELD_OUT, {NATS_PER_TOKEN: False}, rows, documents, records_dir)
     if starts is not None and starts[:, 1].all():
         first, inside = (starts[:, 0] / starts[:, 1]).tolist()
-        found = found.model_copy(update={"starts": {"documents": first, "inside": inside}})
-    return found
+        result = result.model_copy(update={"starts": {"documents": first, "inside": inside}})
+    return result
 
 
 def retained_result(task: str, changes: Array, documents: Documents, records_dir: Path | None = None) -> TaskResult:
@@ -62,11 +62,11 @@ def retained_result(task: str, changes: Array, documents: Documents, records_dir
             pair of its sum (of ``bits_per_byte`` the log-likelihood) and the tokens or bytes. None writes nothing.
     """
     rows = {}
-    for place in np.flatnonzero(changes[:, 0] > 0).tolist():
-        tokens, base, patched, kl, agreed = map(float, changes[place])
+    for index in np.flatnonzero(changes[:, 0] > 0).tolist():
+        tokens, base, patched, kl, agreed = map(float, changes[index])
         of_tokens = {KL: kl, AGREEMENT: agreed, FORGETTING: patched - base}
-        own = {name: (value, int(tokens)) for name, value in of_tokens.items()}
-        rows[place] = {BITS_PER_BYTE: (-patched, int(documents.bytes[place])), **own}
+        sums = {name: (value, int(tokens)) for name, value in of_tokens.items()}
+        rows[index] = {BITS_PER_BYTE: (-patched, int(documents.bytes[index])), **sums}
     return _text_result(task, RETENTION, rows, documents, records_dir)
 
 
@@ -82,13 +82,16 @@ def _text_result(
     ``rows`` has the values of each record by the document's index. Where documents come in groups, each record has the
     group as its ``cluster``, and standard errors are those over groups.
     """
-    hashes = [documents.hashes[place] for place in rows]
-    groups = None if documents.groups is None else grouped([f"{documents.groups[place]}" for place in rows])
+    hashes = [documents.hashes[index] for index in rows]
+    groups = None if documents.groups is None else grouped([f"{documents.groups[index]}" for index in rows])
     units = len(rows) if groups is None else count_groups(groups)
     if records_dir is not None:
         clusters: Any = [{}] * len(rows) if groups is None else [{"cluster": str(group)} for group in groups.tolist()]
         named = zip(rows.items(), hashes, clusters, strict=True)
-        lines = (json.dumps({"doc_id": place, "doc_hash": digest, **own, **row}) for (place, row), digest, own in named)
+        lines = (
+            json.dumps({"doc_id": index, "doc_hash": digest, **cluster, **row})
+            for (index, row), digest, cluster in named
+        )
         write_text(records_dir / f"{task}.jsonl", "".join(f"{line}\n" for line in lines))
     scores, errors = {}, {}
     for name, higher in measures.items():
@@ -144,7 +147,7 @@ def compare_points(
     dependent = find_dependent(records, tasks=in_bits, **asked_of)
     dependent |= find_dependent(records, tasks=on_new, **asked_of)
 
-    found = []
+    compared = []
     for point in points:
         name = point_name(point.method, point.scale)
         if not records.get(name):
@@ -159,9 +162,9 @@ def compare_points(
             made += compare(records, tasks=asked, **against, without_low_noise=texts)
         if held_out is not None and point.scale != 1:
             made += compare(records, tasks={held_out.task: held_out}, **against)
-        own = [each.model_copy(update={"method": point.method}) for each in made]
-        found.append(point.model_copy(update={"comparisons": own}))
-    return found
+        comparisons = [each.model_copy(update={"method": point.method}) for each in made]
+        compared.append(point.model_copy(update={"comparisons": comparisons}))
+    return compared
 
 
 def kept_of(
@@ -182,7 +185,7 @@ def kept_of(
         comparisons: those of the records; shares of a task whose documents they take in groups have no interval.
     """
     in_groups = {one.task for one in comparisons if one.clusters is not None}
-    reader, found = Reader(), []
+    reader, kept = Reader(), []
     (base,) = records[baseline].values()
     for method in methods:
         runs = [records[method][seed] for seed in sorted(records.get(method, {}))]
@@ -194,5 +197,5 @@ def kept_of(
             if all(np.isin(each, (0.0, 1.0)).all() for each in values.values()):
                 grouped = result.clusters is not None or task in in_groups
                 table = np.stack([values[run] for run in runs])
-                found.append(kept_answers(method, task, values[base], table, grouped=grouped))
-    return found
+                kept.append(kept_answers(method, task, values[base], table, grouped=grouped))
+    return kept

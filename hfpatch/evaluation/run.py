@@ -177,7 +177,7 @@ def run_task(scorer: HfpatchLM, name: str, selection: Selection) -> Answered:
         raise BrokenModelError(f"task {name}: a metric, such as a perplexity, exceeds the largest number") from error
     except Exception as error:
         # the first document on which a template fails; templates and functions of tasks can raise anything
-        place, reason = "", error
+        where, reason = "", error
         templates = [task.doc_to_text, task.doc_to_target]
         if task.get_config("doc_to_choice") is not None:
             templates.append(task.doc_to_choice)
@@ -186,12 +186,12 @@ def run_task(scorer: HfpatchLM, name: str, selection: Selection) -> Answered:
                 for template in templates:
                     template(document)
             except Exception as failure:
-                place, reason = f", document {index}", failure
+                where, reason = f", document {index}", failure
                 break
-        if not place and not isinstance(error, TemplateError):
+        if not where and not isinstance(error, TemplateError):
             raise
         raise HfpatchError(
-            f"task {name}{place}: does not fit the task's templates ({type(reason).__name__}: {reason})"
+            f"task {name}{where}: does not fit the task's templates ({type(reason).__name__}: {reason})"
         ) from error
     first = min(left_out, default=0)
     without = LeftOut(documents=len(left_out), first=first, why=left_out[first]) if left_out else None
@@ -311,7 +311,7 @@ def hash_task(task: Any, seed: Any = None) -> str:
     config = {key: value for key, value in vars(task.config).items() if key not in _OF_DOCUMENTS}
     config["metadata"] = {key: value for key, value in (config["metadata"] or {}).items() if key != "config_source"}
     made = [(name, vars(task).get(name)) for name in ("_metric_fn_list", "_aggregation_list", "_metric_fn_kwargs")]
-    used = [(name, *(found or {}).items()) for name, found in made]
+    used = [(name, *(setting or {}).items()) for name, setting in made]
     drawn = seed if task.OUTPUT_TYPE == "generate_until" else None
     return hash_code(
         [("class", type(task)), *config.items(), *used, ("filters", *vars(task).get("_filters", ())), (drawn,)]

@@ -49,8 +49,8 @@ class SampleLog:
         samples, lines = output["samples"][task], []
         for sample in samples:  # arguments by name, responses and target as text, as lm-eval writes them
             arguments = {
-                f"gen_args_{place}": {f"arg_{index}": value for index, value in enumerate(request)}
-                for place, request in enumerate(sample["arguments"])
+                f"gen_args_{number}": {f"arg_{index}": value for index, value in enumerate(request)}
+                for number, request in enumerate(sample["arguments"])
             }
             texts = {key: sanitize_list(sample[key]) for key in ("resps", "filtered_resps")}
             row = {**sample, **texts, "arguments": arguments, "target": str(sample["target"])}
@@ -66,11 +66,11 @@ class SampleLog:
         settings = selection.settings
         parts = {part: dict(values) for part, values in self._parts.items()}
         for task, score in scores.items():
-            known = parts["results"][task]
-            errors = {key: value for key, value in as_lm_eval(score).items() if "_stderr," in key and key in known}
-            parts["results"][task] = {**known, **errors}
-        found = selection.group_results(scores)
-        groups = {name: {"alias": name, "name": name, **as_lm_eval(result)} for name, result in found.items()}
+            scores_of = parts["results"][task]
+            errors = {key: value for key, value in as_lm_eval(score).items() if "_stderr," in key and key in scores_of}
+            parts["results"][task] = {**scores_of, **errors}
+        results_of = selection.group_results(scores)
+        groups = {name: {"alias": name, "name": name, **as_lm_eval(result)} for name, result in results_of.items()}
         bare = {name: {"alias": group.alias or name, "name": name} for name, group in selection.groups.items()}
         parts["results"] |= {**bare, **groups}
         parts["versions"] |= {name: group.version for name, group in selection.groups.items()}

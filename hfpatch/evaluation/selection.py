@@ -40,14 +40,14 @@ class Selection:
 
     def group_results(self, scores: Mapping[str, TaskResult]) -> dict[str, GroupResult]:
         """Return the score of each group that lm-eval gives one, as lm-eval aggregates those of its tasks."""
-        known = {name: as_lm_eval(score) for name, score in scores.items()}
-        found = {}
+        by_task = {name: as_lm_eval(score) for name, score in scores.items()}
+        results = {}
         for name, group in self.groups.items():
             if not group.has_aggregation:
                 continue
-            aggregated = group.aggregate(known)
+            aggregated = group.aggregate(by_task)
             values = {key.removesuffix(",none"): value for key, value in aggregated.items() if "," in key}
-            found[name] = GroupResult(
+            results[name] = GroupResult(
                 group=group.name,
                 tasks=group.child_names,
                 n=aggregated["sample_len"],
@@ -55,7 +55,7 @@ class Selection:
                 stderr={key.replace("_stderr", "", 1): value for key, value in values.items() if "_stderr" in key},
                 version=group.version,
             )
-        return found
+        return results
 
 
 def select(settings: EvaluationSettings, data_dir: Path | None = None) -> Selection:
@@ -95,12 +95,12 @@ def select(settings: EvaluationSettings, data_dir: Path | None = None) -> Select
 
 def as_lm_eval(score: TaskResult | GroupResult) -> dict[str, Any]:
     """Return scores and standard errors by lm-eval's keys, ``metric,filter`` and ``metric_stderr,filter``."""
-    found: dict[str, Any] = {"sample_len": score.n}
+    values: dict[str, Any] = {"sample_len": score.n}
     for metric, value in score.metrics.items():
         name, _, answer_filter = metric.partition(",")
         suffix = answer_filter or "none"
-        found |= {f"{name},{suffix}": value, f"{name}_stderr,{suffix}": score.stderr.get(metric, "N/A")}
-    return found
+        values |= {f"{name},{suffix}": value, f"{name}_stderr,{suffix}": score.stderr.get(metric, "N/A")}
+    return values
 
 
 def prompting(settings: EvaluationSettings) -> dict[str, Any]:

@@ -110,8 +110,8 @@ class _Collector(HfpatchLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[Encoded], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[tuple[float, bool]]:
-        places, _ = self._cut(requests)
-        self.encoded += [(None, *requests[place][1:]) for place in places]
+        indices, _ = self._cut(requests)
+        self.encoded += [(None, *requests[index][1:]) for index in indices]
         return [(0.0, False)] * len(requests)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:

@@ -170,5 +170,5 @@ def paired_permutation(differences: Array, weights: Array, *, seed: int = 0) -> 
     ratios[np.abs(ratios) <= 1e-12 * np.abs(differences).sum() / weights.sum()] = 0.0
     lowest, highest = np.fmin(*ratios), np.fmax(*ratios)
     p = (1 + np.sum((lowest <= 0) & (highest >= 0))) / (_RESAMPLES + 1)
-    place = round(ALPHA * (_RESAMPLES + 1)) - 1
-    return float(p), (float(np.sort(lowest)[place - 1]), float(np.sort(highest)[-place]))
+    rank = round(ALPHA * (_RESAMPLES + 1)) - 1
+    return float(p), (float(np.sort(lowest)[rank - 1]), float(np.sort(highest)[-rank]))

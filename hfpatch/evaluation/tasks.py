@@ -115,19 +115,19 @@ def load_named(
         files = [data_dir / file for task in used for file in local[task].data_files.values()] if data_dir else []
         options = json.dumps(dict(gen_kwargs or {}), sort_keys=True)
         asked = (name, data_dir if used else None, tuple(used), num_fewshot, added, options)
-        found = _built.get(asked)
-        if found is None or file_stamp(found.files) != tuple(found.files.values()):
+        named = _built.get(asked)
+        if named is None or file_stamp(named.files) != tuple(named.files.values()):
             stamps = dict(zip(files, file_stamp(files), strict=False))  # of one that is missing, `_load` says so
             _built.pop(asked, None)
-            found = _built[asked] = _load(*asked)
-            found.files.update(stamps)
+            named = _built[asked] = _load(*asked)
+            named.files.update(stamps)
             while len(_built) > _MOST_BUILT:
                 del _built[next(iter(_built))]
-        for task_name, task in found.tasks.items():
-            for key, value in found.settings[task_name].items():
+        for task_name, task in named.tasks.items():
+            for key, value in named.settings[task_name].items():
                 task.set_config(key, copy.deepcopy(value))
             task.set_fewshot_seed(fewshot_seed)
-    return found
+    return named
 
 
 def hub_dataset(name: str, include_path: Path | None = None) -> str | None:
@@ -135,10 +135,10 @@ def hub_dataset(name: str, include_path: Path | None = None) -> str | None:
     try:
         with quiet():
             added = AddedFolder.at(include_path if include_path is not None and include_path.is_dir() else None)
-            found = (entries_of(name, added)[name].cfg or {}).get("dataset_path")
+            dataset = (entries_of(name, added)[name].cfg or {}).get("dataset_path")
     except HfpatchError:
         return None
-    return found if isinstance(found, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", found) else None
+    return dataset if isinstance(dataset, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", dataset) else None
 
 
 _built: dict[tuple[Any, ...], Named] = {}
@@ -156,11 +156,11 @@ def _load(
 ) -> Named:
     """Build the tasks of a name, those in ``local`` on files of ``data_dir``."""
     index, generation = entries_of(name, added), json.loads(gen_kwargs)
-    known = local_data() if local else {}
+    local_sets = local_data() if local else {}
     with files_by_content() as files:
-        found = _build(name, index, {task: _local_overrides(known[task], data_dir) for task in local if data_dir})
-    found.files.update(files)
-    for task_name, task in found.tasks.items():
+        named = _build(name, index, {task: _local_overrides(local_sets[task], data_dir) for task in local if data_dir})
+    named.files.update(files)
+    for task_name, task in named.tasks.items():
         if task.get_config("process_results") is None:  # lm-eval would leave out an unknown metric
             for metric, function in getattr(task, "_metric_fn_list", {}).items():
                 if function is None:
@@ -171,19 +171,19 @@ def _load(
         if generation and task.OUTPUT_TYPE == "generate_until":
             task.set_config("generation_kwargs", generation, update=True)
         kept = {key: task.get_config(key) for key in ("num_fewshot", "generation_kwargs")}
-        found.settings[task_name] = copy.deepcopy(kept)
+        named.settings[task_name] = copy.deepcopy(kept)
         config = task.config
         if config.process_docs is not None:  # applied once; lm-eval would do so at each access of a split
             for split in {config.training_split, config.validation_split, config.test_split} - {None}:
                 task.dataset[split] = config.process_docs(task.dataset[split])
             task.set_config("process_docs", None)
-    return found
+    return named
 
 
 def _build(name: str, index: Mapping[str, Any], overrides: Mapping[str, dict[str, Any]]) -> Named:
     """Let lm-eval build a task, a group, or the tasks of a tag or pattern; ``overrides`` has keys by task."""
     entry, manager = index[name], TaskManager(include_defaults=False)
-    manager.task_index.update({key: known for key, known in index.items() if known is not None})
+    manager.task_index.update({key: function for key, function in index.items() if function is not None})
     try:
         if entry is not None and entry.kind.name in TASKS:
             # A group of one is lm-eval's way of loading a task with some of its keys replaced.
@@ -204,10 +204,10 @@ def _build(name: str, index: Mapping[str, Any], overrides: Mapping[str, dict[str
             raise HfpatchError(f"task {name}: its data cannot be loaded ({reason}); {advice}") from error
         where = _where(name, entry)
         for metric in ((entry.cfg if entry is not None else None) or {}).get("metric_list") or ():
-            known = metric.get("metric")
-            if isinstance(known, str) and "aggregation" not in metric and get_metric_aggregation(known) is None:
+            function = metric.get("metric")
+            if isinstance(function, str) and "aggregation" not in metric and get_metric_aggregation(function) is None:
                 raise HfpatchError(
-                    f"{where}: there is no metric {known!r} with a default aggregation; use one of lm-eval's, such as "
+                    f"{where}: there is no metric {function!r} with a default aggregation; use one of lm-eval's, as "
                     "'acc', or set its aggregation, such as 'mean'"
                 ) from error
         raise HfpatchError(f"{where}: cannot be built ({reason})") from error
@@ -219,8 +219,10 @@ def _where(name: str, entry: Any) -> str:
 
 def local_data() -> dict[str, LocalData]:
     """Return the files of ``eval/local`` by task; a mistake in one is an error."""
-    found = [validate(read_yaml(file), LocalData, str(file)) for file in sorted((eval_dir() / "local").glob("*.yaml"))]
-    return {task: data for data in found for task in data.tasks}
+    declared = [
+        validate(read_yaml(file), LocalData, str(file)) for file in sorted((eval_dir() / "local").glob("*.yaml"))
+    ]
+    return {task: data for data in declared for task in data.tasks}
 
 
 def _local_overrides(data: LocalData, data_dir: Path) -> dict[str, Any]:
@@ -229,12 +231,12 @@ def _local_overrides(data: LocalData, data_dir: Path) -> dict[str, Any]:
     def load(**_metadata: Any) -> DatasetDict:
         from datasets import Dataset, DatasetDict
 
-        found = DatasetDict()
+        splits = DatasetDict()
         for split, name in data.data_files.items():
             file = data_dir / name
             documents = read_documents(file, data.fields)
             try:
-                found[split] = Dataset.from_list(documents)
+                splits[split] = Dataset.from_list(documents)
             except (ValueError, TypeError) as error:  # base classes of pyarrow's errors
                 odd = 0  # the first document that makes no table with document 0
                 for number, document in enumerate(documents):
@@ -246,7 +248,7 @@ def _local_overrides(data: LocalData, data_dir: Path) -> dict[str, Any]:
                 raise HfpatchError(
                     f"{file}, document {odd} (counted from 0): a field has another type than in document 0 ({error})"
                 ) from error
-        return found
+        return splits
 
     unused = {key: None for split, key in _SPLITS.items() if split not in data.data_files}
     return {**unused, "dataset_path": "json", "dataset_name": None, "custom_dataset": load}

@@ -70,9 +70,9 @@ def export_patch(
         )
 
     # Tokenizer and generation settings beside the adapter, else the base's tokenizer
-    own = any((patch / file).is_file() for file in _TOKENIZER)
-    source, gguf = (str(patch), None) if own else locate(name, revision)
-    options = {"revision": None if own else revision, **({} if gguf is None else {"gguf_file": str(gguf)})}
+    has_tokenizer = any((patch / file).is_file() for file in _TOKENIZER)
+    source, gguf = (str(patch), None) if has_tokenizer else locate(name, revision)
+    options = {"revision": None if has_tokenizer else revision, **({} if gguf is None else {"gguf_file": str(gguf)})}
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
         generation = GenerationConfig.from_pretrained(str(patch)) if (patch / _GENERATION).is_file() else None

@@ -35,7 +35,7 @@ Tensors = dict[str, Tensor]
 
 def describe(model: nn.Module) -> tuple[Description, Tensors]:
     """Return the items of :class:`hfpatch.export.runtime.Hooked`, one for each unmerged part, and their tensors."""
-    found: Description = []
+    attached: Description = []
     rows: Description = []
     tensors: Tensors = {}
     names = {module: base_name(name) for name, module in model.named_modules()}
@@ -45,22 +45,22 @@ def describe(model: nn.Module) -> tuple[Description, Tensors]:
             rows.append(_item("hfpatch_rows", "", site, {"projection": [site.output_path]}, {"width": output.nx}))
         for layer in layers_at(site):  # in the order in which their hooks act
             if layer.working_adapters():
-                found.append(_method(site, layer, names, tensors))
+                attached.append(_method(site, layer, names, tensors))
     for name, module in model.named_modules():
         if not isinstance(module, LoraLayer) or module.merged:
             continue
         at, parts = base_name(name), []
         host, _, last = at.rpartition(".")
-        own = f"hfpatch_lora_{last}"
+        lora = f"hfpatch_lora_{last}"
         for index, adapter in enumerate(each for each in module.active_adapters if each in module.lora_A):
             a, b = (cast("nn.Linear", held[adapter]) for held in (module.lora_A, module.lora_B))
-            tensors[joined(host, f"{own}.a.{index}.weight")] = a.weight
-            tensors |= {joined(host, f"{own}.b.{index}.{kind}"): tensor for kind, tensor in b.named_parameters()}
+            tensors[joined(host, f"{lora}.a.{index}.weight")] = a.weight
+            tensors |= {joined(host, f"{lora}.b.{index}.{kind}"): tensor for kind, tensor in b.named_parameters()}
             sizes = {"inputs": a.in_features, "rank": a.out_features, "outputs": b.out_features}
             parts.append({**sizes, "scaling": float(module.scaling[adapter]), "bias": b.bias is not None})
         paths = {"host": host, "block": host, "at": {"linear": [at]}, "around": [at]}
-        found.append({"kind": "hfpatch_lora", "name": own, **paths, "options": {"parts": parts}})
-    return found + rows, tensors  # the last one attached is called first
+        attached.append({"kind": "hfpatch_lora", "name": lora, **paths, "options": {"parts": parts}})
+    return attached + rows, tensors  # the last one attached is called first
 
 
 def base_name(name: str) -> str:
@@ -80,15 +80,17 @@ def _method(
     site: AttentionSite, layer: MethodLayer, names: Mapping[nn.Module, str], tensors: Tensors
 ) -> dict[str, Any]:
     configs = [layer.configs[name] for name in layer.working_adapters()]
-    places = {place for config in configs for place in config.acts_at()}
-    modules = modules_at(site, [place for place in PLACES if place in places], layer.method)
-    at = {role: [names[module] for module in found] for role, found in modules.items()}
+    used = {where for config in configs for where in config.acts_at()}
+    modules = modules_at(site, [where for where in PLACES if where in used], layer.method)
+    at = {role: [names[module] for module in in_role] for role, in_role in modules.items()}
     sites = [asdict(layer.sites[name]) for name in layer.working_adapters()]
-    own = [each.name for each in fields(layer.method) if each.name not in {each.name for each in fields(MethodConfig)}]
+    option_names = [
+        each.name for each in fields(layer.method) if each.name not in {each.name for each in fields(MethodConfig)}
+    ]
     options: dict[str, Any] = {
         "method": layer.method.spec.name,
         "sites": sites,
-        "adapters": [{name: getattr(config, name) for name in own} for config in configs],
+        "adapters": [{name: getattr(config, name) for name in option_names} for config in configs],
     }
     factors = [layer.scales[name] for name in layer.working_adapters()]
     if set(factors) != {1.0}:
@@ -149,8 +151,8 @@ def merge_others(model: nn.Module) -> list[str]:
                 others = {id(p) for each in model.modules() if each is not base for p in each._parameters.values()}
                 for key, parameter in list(base._parameters.items()):
                     if parameter is not None and id(parameter) in others:
-                        own = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
-                        base._parameters[key] = own
+                        copy = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+                        base._parameters[key] = copy
             try:
                 module.merge(safe_merge=True)
             except (AttributeError, NotImplementedError, ValueError, TypeError, RuntimeError) as error:

@@ -246,8 +246,8 @@ class Hooked:
         start = f"{self.hfpatch_prefix}." if self.hfpatch_prefix else ""
 
         def module(path: str) -> nn.Module:
-            found: nn.Module = model.get_submodule(f"{path}.".removeprefix(start).rstrip("."))
-            return found
+            submodule: nn.Module = model.get_submodule(f"{path}.".removeprefix(start).rstrip("."))
+            return submodule
 
         for item in config.hfpatch:
             around = [f"{item['around_blocks']}."] if item.get("around_blocks") else []
@@ -267,7 +267,7 @@ class Hooked:
                     setattr(module(parent), name, Around(module(path)))
             part: Any = MADE[item["kind"]](**item["options"])
             module(item["host"]).add_module(item["name"], part)
-            places = {role: [module(path) for path in found] for role, found in item["at"].items()}
+            places = {role: [module(path) for path in role_paths] for role, role_paths in item["at"].items()}
             inside = f"{item['host']}.{item['name']}".removeprefix(item["block"]).lstrip(".")
             part.hook_into(module(item["block"]), inside, partial(part.act_on, places))
             if "around_blocks" in item:

@@ -107,12 +107,12 @@ def write_model(model: Any, folder: Path) -> Export:
         lost = sorted({*report["missing_keys"], *report["unexpected_keys"], *map(str, report["mismatched_keys"])})
         if lost:
             raise _refused(model, f"transformers does not load {lost[0]} as it was saved")
-        found = logits(realigned(loaded).eval().requires_grad_(False), tokens)
+        reloaded = logits(realigned(loaded).eval().requires_grad_(False), tokens)
     except (HfpatchError, OSError, MemoryError):
         raise
     except Exception as error:  # a method's code may raise any without hfpatch around it
         raise _refused(model, f"its modelling file fails with {one_line(error)}") from error
-    same = torch.equal(found, expected)
+    same = torch.equal(reloaded, expected)
     if merged:
         ways = (lambda: logits(loaded, tokens)), (lambda: expected)
         same = compared(loaded, *ways, differences=one_relative).is_rounding

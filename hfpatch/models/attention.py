@@ -115,8 +115,8 @@ def _fast(stock: _Attention) -> _Attention:
                 if (query.shape[2] >= shortest or window is not None) and active_library() != "mkl":
                     q, k, v = query.to(dtype), key.to(dtype), value.to(dtype)
                     return causal_attention(q, k, v, options.get("scaling"), window).transpose(1, 2)
-                found: Tensor = stock(module, query.float(), key.float(), value.float(), mask, **options)[0]
-                return found.to(dtype)
+                output: Tensor = stock(module, query.float(), key.float(), value.float(), mask, **options)[0]
+                return output.to(dtype)
         return stock(module, query, key, value, mask, **options)[0]
 
     def attention(

@@ -66,14 +66,14 @@ def build_scratch(config: PreTrainedConfig, settings: ScratchSettings, *, seed: 
         plan = make_plan(outline, settings, head_size=head_size, seed=seed)
         model_class, config_class = scratch_classes(config.model_type)
         values = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}
-        own = config_class(**values, hfpatch_scratch=plan)
+        config_of = config_class(**values, hfpatch_scratch=plan)
         home = FILE.removesuffix(".py")
-        own.auto_map = {
+        config_of.auto_map = {
             "AutoConfig": f"{home}.{config_class.__name__}",
             "AutoModelForCausalLM": f"{home}.{model_class.__name__}",
         }
         torch.manual_seed(seed)
-        return _built(lambda: model_class._from_config(own, dtype=torch.float32))
+        return _built(lambda: model_class._from_config(config_of, dtype=torch.float32))
 
 
 def inner_width(config: PreTrainedConfig) -> int | None:

@@ -107,8 +107,8 @@ def take_apart(config: PreTrainedConfig) -> tuple[PreTrainedConfig, Plan] | None
     """Return the stock configuration inside that of a model from scratch, and the plan; None for any other."""
     if not config.model_type.startswith(PREFIX):
         return None
-    own = ("model_type", "architectures", "auto_map", "hfpatch_scratch")
-    values = {key: value for key, value in config.to_dict().items() if key not in own}
+    identity = ("model_type", "architectures", "auto_map", "hfpatch_scratch")
+    values = {key: value for key, value in config.to_dict().items() if key not in identity}
     return CONFIG_MAPPING[config.model_type.removeprefix(PREFIX)](**values), config.hfpatch_scratch
 
 
@@ -140,12 +140,12 @@ def load_scratch(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> P
     if not register_scratch(folder):
         raise HfpatchError(f"{folder}: contains no model that hfpatch pretrained from scratch")
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, differences = AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=dtype, output_loading_info=True, trust_remote_code=False
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise HfpatchError(f"{folder}: cannot be loaded ({str(error).strip().splitlines()[0]})") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if found[kind]:
-            raise HfpatchError(f"{folder}: cannot be loaded ({kind.replace('_', ' ')}: {sorted(found[kind])[0]})")
+        if differences[kind]:
+            raise HfpatchError(f"{folder}: cannot be loaded ({kind.replace('_', ' ')}: {sorted(differences[kind])[0]})")
     return model.eval()

@@ -181,9 +181,9 @@ def checkpointing(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool,
 
     def checkpointed(reentrant: bool) -> dict[str, Tensor]:
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})  # and the inputs require gradients
-        found = gradients(model, inputs)
+        recomputed = gradients(model, inputs)
         model.gradient_checkpointing_disable()
-        return found
+        return recomputed
 
     def difference() -> Apart:
         settings = ("gradient_checkpointing", "_gradient_checkpointing_func")
@@ -217,9 +217,9 @@ def compiled(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]
             torch.compiler.reset()
 
     with perturbed(model, config):
-        found = compared(model, partial(logits, model, inputs), by_compiled, differences=one_relative)
-    text = f"logits differ by {found.difference:.1g} of the largest; rounding explains {found.rounding:.1g}"
-    return found.is_rounding, text
+        apart = compared(model, partial(logits, model, inputs), by_compiled, differences=one_relative)
+    text = f"logits differ by {apart.difference:.1g} of the largest; rounding explains {apart.rounding:.1g}"
+    return apart.is_rounding, text
 
 
 def gradients_reach(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:

@@ -92,13 +92,13 @@ def outputs(model: Any, inputs: Inputs, **options: Any) -> Tensor:
     with keeping_flags(model):
         model.requires_grad_(False)
         is_alone = isinstance(inputs, Tensor)
-        found: Tensor = (model(inputs, **options) if is_alone else model(**cast("Any", inputs), **options))[0]
-    return found
+        output: Tensor = (model(inputs, **options) if is_alone else model(**cast("Any", inputs), **options))[0]
+    return output
 
 
-def near(found: Tensor, expected: Tensor, tolerance: float = _TOLERANCE) -> bool:
+def near(output: Tensor, expected: Tensor, tolerance: float = _TOLERANCE) -> bool:
     """Return whether outputs are equal up to rounding, relative to the largest."""
-    return float((found - expected).abs().max()) <= tolerance * float(expected.abs().max())
+    return float((output - expected).abs().max()) <= tolerance * float(expected.abs().max())
 
 
 def require(holds: bool, text: str) -> None:
@@ -218,8 +218,8 @@ def state_dict(base: Base, config: PeftConfig) -> str | None:
     source = moved(inject_adapter_in_model(copy.deepcopy(config), base.new()), _NOISE)
     state = get_peft_model_state_dict(source)
     target = inject_adapter_in_model(copy.deepcopy(config), base.new(), state_dict=state)
-    found: Any = set_peft_model_state_dict(target, state)
-    require(not found.unexpected_keys, "the state dict has unexpected tensors")
+    result: Any = set_peft_model_state_dict(target, state)
+    require(not result.unexpected_keys, "the state dict has unexpected tensors")
     require(adapter_parameters(target).keys() == adapter_parameters(source).keys(), "it is injected elsewhere")
     equal = near(outputs(target.eval(), base.inputs), outputs(source.eval(), base.inputs), _EXACT)
     require(equal, "the state dict makes another model")
@@ -320,8 +320,8 @@ def dtypes(base: Base, config: PeftConfig) -> str | None:
     for autocast, dtype in ((True, torch.float32), (False, torch.bfloat16)):
         model = low.wrapped(config, autocast_adapter_dtype=autocast)
         model.add_adapter("second", copy.deepcopy(config), autocast_adapter_dtype=autocast)
-        found = {p.dtype for p in adapter_parameters(model).values()}
-        require(found == {dtype}, f"autocast_adapter_dtype={autocast} gives {found}")
+        actual = {p.dtype for p in adapter_parameters(model).values()}
+        require(actual == {dtype}, f"autocast_adapter_dtype={autocast} gives {actual}")
         require(bool(outputs(model, base.inputs).isfinite().all()), f"in {dtype} its outputs are not finite")
     return None
 
@@ -373,12 +373,12 @@ def rows(base: Base, config: PeftConfig) -> str | None:
     model = base.wrapped(config)
     before, expected = copy.deepcopy(model.state_dict()), outputs(model, base.inputs)
     names = ["default", *["__base__"] * (base.rows - 1)]
-    found: list[Tensor] = []
-    if why := refusal(lambda: found.append(outputs(model, base.inputs, adapter_names=names))):
+    result: list[Tensor] = []
+    if why := refusal(lambda: result.append(outputs(model, base.inputs, adapter_names=names))):
         _require_untouched(model, before, expected, base)
         return why
     by_hand = torch.cat([expected[:1], outputs(base.new(), base.inputs)[1:]])
-    require(near(found[0], by_hand), "a row has another adapter than requested")
+    require(near(result[0], by_hand), "a row has another adapter than requested")
     return None
 
 

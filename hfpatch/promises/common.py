@@ -159,8 +159,8 @@ def compared(
     plain = one()
     with rounded_at_random(model):
         explained = [UNITS * each for each in differences(plain, one())]
-    found = [Apart(*pair) for other in others for pair in zip(differences(plain, other()), explained, strict=True)]
-    return max(found, key=lambda each: each.difference / max(each.rounding, TINY))
+    pairs = [Apart(*pair) for other in others for pair in zip(differences(plain, other()), explained, strict=True)]
+    return max(pairs, key=lambda each: each.difference / max(each.rounding, TINY))
 
 
 def leak(model: Any, inputs: Inputs, name: str) -> Apart:
@@ -183,9 +183,9 @@ def within(
     """
     try:
         with perturbed(model, config):
-            found = patched()
-        problem = f"{text.format(found.difference)}; rounding explains {found.rounding:.1g}"
-        if found.is_rounding:
+            apart = patched()
+        problem = f"{text.format(apart.difference)}; rounding explains {apart.rounding:.1g}"
+        if apart.is_rounding:
             return True, problem
     except HfpatchError:
         raise

@@ -209,9 +209,9 @@ def _with_tokens(model: Any, name: str, make: Maker, rows: int = BATCH, **furthe
     image = next((each for each in ids if isinstance(each, int)), None)
     if image is not None:
         with torch.no_grad():
-            found: Any = model.get_image_features(values, **further)
-        found = getattr(found, "pooler_output", found)
-        images = found if isinstance(found, list | tuple) else [found]
+            features: Any = model.get_image_features(values, **further)
+        features = getattr(features, "pooler_output", features)
+        images = features if isinstance(features, list | tuple) else [features]
         count = sum(each.numel() for each in images) // images[0].shape[-1] // rows
         tokens[tokens == image] = 3 if image != 3 else 4
         tokens = torch.cat((tokens.new_full((rows, count), image), tokens), 1)

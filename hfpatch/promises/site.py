@@ -31,7 +31,7 @@ NO_SOFTMAX = "no softmax over the sequence runs in {path} (attn_implementation s
 
 def anatomy(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     """Each attention runs a softmax over the sequence, which its output projection reads; no skipped block has one."""
-    found, sites = survey(model), _with_changed(model, config)
+    surveyed, sites = survey(model), _with_changed(model, config)
     plain = observe(model, sites, inputs)
     for site in sites:
         if site.path not in plain:
@@ -51,7 +51,9 @@ def anatomy(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
         logits(model, inputs)
     if wrong:
         return False, f"{wrong[0]} is no output projection: it reads more than the values that the softmax weights"
-    skipped = {path: model.get_submodule(path) for layer, path in enumerate(found.blocks) if layer in found.skipped}
+    skipped = {
+        path: model.get_submodule(path) for layer, path in enumerate(surveyed.blocks) if layer in surveyed.skipped
+    }
     with SoftmaxMode(skipped) as mode:
         logits(model, inputs)
     for path, scores in mode.scores.items():

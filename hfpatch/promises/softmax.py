@@ -192,10 +192,10 @@ def observe(
 
 def self_attention(scores: list[Tensor], weights: list[Tensor], of_length: Sequence[int]) -> tuple[Tensor | None, int]:
     """Return the scores over the whole sequence, without those of sinks, and the position that is in most sums."""
-    for found, used in zip(scores, weights, strict=True):
-        rows = found.shape[-2]
-        if found.shape == used.shape and found.dim() > 2 and rows in of_length and found.shape[-1] >= rows:
-            whole, seen = (part.flatten(0, -3)[..., :rows] for part in (found, used > 0))
+    for score, used in zip(scores, weights, strict=True):
+        rows = score.shape[-2]
+        if score.shape == used.shape and score.dim() > 2 and rows in of_length and score.shape[-1] >= rows:
+            whole, seen = (part.flatten(0, -3)[..., :rows] for part in (score, used > 0))
             seen = seen & ~torch.eye(rows, dtype=torch.bool, device=seen.device)
             sums = (seen.sum(-1) * seen.sum(-2)).amin(0)
             from_centre = (torch.arange(rows, device=sums.device) - rows // 2).abs()

@@ -68,8 +68,8 @@ def contents(
     shared: Contents = {**report, **figures}
     if method is not None:
         if method not in results.methods:
-            known = f"{nearest(method, results.methods)}; it has {', '.join(results.methods)}"
-            raise HfpatchError(f"{folder}: no method {method!r}{known}")
+            hint = f"{nearest(method, results.methods)}; it has {', '.join(results.methods)}"
+            raise HfpatchError(f"{folder}: no method {method!r}{hint}")
         saved = (folder / "runs" / method).glob("seed-*/patch")
         patches = dict(sorted((int(path.parent.name.removeprefix("seed-")), path) for path in saved))
         if not patches:
@@ -94,10 +94,10 @@ def _is_own(path: Path, root: Path) -> bool:
     """Return whether a path is a file that is inside ``root``, also where it is a link."""
     if not path.is_file():
         return False
-    own = path.resolve().is_relative_to(root.resolve())
-    if not own:
+    inside = path.resolve().is_relative_to(root.resolve())
+    if not inside:
         warnings.warn(f"{path}: leads out of {root}, so it is left out; put a copy in its place", stacklevel=2)
-    return own
+    return inside
 
 
 def _tree(folder: Path, root: Path) -> Contents:
@@ -106,12 +106,12 @@ def _tree(folder: Path, root: Path) -> Contents:
     Links that lead out of ``root``, the folder that is shared, are left out. A file that names the base by a path of
     this machine is changed to name its last part.
     """
-    found: Contents = {}
+    files: Contents = {}
     for path in sorted(folder.rglob("*")):
-        place = path.relative_to(folder)
-        if path.suffix == ".pyc" or not _is_own(path, root) or any(part.startswith(".") for part in place.parts):
+        relative = path.relative_to(folder)
+        if path.suffix == ".pyc" or not _is_own(path, root) or any(part.startswith(".") for part in relative.parts):
             continue
-        found[place.as_posix()] = path
+        files[relative.as_posix()] = path
         if (keys := _BASE_NAMES.get(path.name)) is not None:
             value = read_json(path)
             if path.name == "patch.json":
@@ -122,8 +122,8 @@ def _tree(folder: Path, root: Path) -> Contents:
             name = holder.get(keys[-1]) if isinstance(holder, dict) else None
             if isinstance(name, str) and shown_base(name) != name:
                 holder[keys[-1]] = shown_base(name)
-                found[place.as_posix()] = (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
-    return found
+                files[relative.as_posix()] = (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+    return files
 
 
 def eval_results(results: ComparisonResults, method: str, seed: int, repo_id: str) -> dict[str, bytes]:
@@ -135,7 +135,7 @@ def eval_results(results: ComparisonResults, method: str, seed: int, repo_id: st
 
     include, date = results.evaluation.get("include_path"), results.provenance.get("started")
     version = results.provenance.get("versions", {}).get("lm_eval", "")
-    found = {}
+    files = {}
     for name, score in results.methods[method].runs[seed].evaluation.items():
         dataset = hub_dataset(name, include_path=None if include is None else Path(include))
         if dataset is not None and math.isfinite(score.metrics.get(score.primary, math.nan)):
@@ -148,13 +148,13 @@ def eval_results(results: ComparisonResults, method: str, seed: int, repo_id: st
                 "notes": f"{score.primary} of lm-eval {version}, task version {score.version}, "
                 f"{score.num_fewshot}-shot, {score.n} documents{part}, seed {seed}",
             }
-            found[f".eval_results/{name}.yaml"] = yaml.safe_dump([entry], sort_keys=False, allow_unicode=True).encode()
-    return found
+            files[f".eval_results/{name}.yaml"] = yaml.safe_dump([entry], sort_keys=False, allow_unicode=True).encode()
+    return files
 
 
 def _is_limited(results: ComparisonResults, task: str) -> bool:
     """Return whether a limit holds for a task: that of all, its own, or one of a group that may have it."""
     tasks = results.evaluation.get("tasks")
     options = tasks if isinstance(tasks, dict) else {}
-    own = [options[task]] if task in options else options.values()
-    return results.evaluation.get("limit") is not None or any((each or {}).get("limit") is not None for each in own)
+    limits = [options[task]] if task in options else options.values()
+    return results.evaluation.get("limit") is not None or any((each or {}).get("limit") is not None for each in limits)

@@ -28,12 +28,12 @@ def paths_in(folder: Path) -> list[str]:
         HfpatchError: if one of these files cannot be read.
     """
     values = [read(folder / name) for name, read in _VALUES.items() if (folder / name).is_file()]
-    found: set[str] = set()
+    paths: set[str] = set()
     for text in (text for value in values for text in _texts(value)):
         is_one = not re.search(r"\n|[:,] ", text) and len(Path(text).parts) > 2  # as a whole, with spaces in it
         is_one = is_one and (Path(text).is_absolute() or text.startswith("~/"))
-        found.update([text] if is_one else _WITHIN.findall(text))
-    return sorted(found, key=len, reverse=True)
+        paths.update([text] if is_one else _WITHIN.findall(text))
+    return sorted(paths, key=len, reverse=True)
 
 
 def without_paths(file: Path, paths: Sequence[str]) -> Path | bytes:

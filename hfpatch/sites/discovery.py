@@ -85,9 +85,9 @@ def survey(model: nn.Module) -> Survey:
     sites, skipped, blocks = _read(base, main, 0) if main else ([], {}, [])
     if not sites:
         kinds = ", ".join(sorted({type(module).__name__ for _, module in _attentions(base)}))
-        found = f"blocks without self-attention of a known form ({kinds})" if kinds else "no attention"
-        found = f"no softmax attention in any of its {len(skipped)} blocks" if skipped else found
-        raise HfpatchError(f"{type(base).__name__} has {found}; {how_to_declare(base.config.model_type)}")
+        problem = f"blocks without self-attention of a known form ({kinds})" if kinds else "no attention"
+        problem = f"no softmax attention in any of its {len(skipped)} blocks" if skipped else problem
+        raise HfpatchError(f"{type(base).__name__} has {problem}; {how_to_declare(base.config.model_type)}")
     others: list[AttentionSite] = []
     other_blocks: list[str] = []
     for one in every:
@@ -98,10 +98,10 @@ def survey(model: nn.Module) -> Survey:
                 failed[one.path] = str(error)
             else:
                 others, other_blocks = [*others, *more], [*other_blocks, *named]
-    known = [site.path for site in (*sites, *others)] + [blocks[layer] for layer in skipped]
+    paths = [site.path for site in (*sites, *others)] + [blocks[layer] for layer in skipped]
     unknown: dict[str, str] = {}
     for path, module in _attentions(base):
-        if not _overlap(path, known) and not _overlap(path, unknown):
+        if not _overlap(path, paths) and not _overlap(path, unknown):
             unknown[path] = _kind(path, module, failed)
     return Survey(sites, skipped, blocks, others, other_blocks, unknown)
 
@@ -159,7 +159,7 @@ def _is_language_model(base: nn.Module, blocks: _BlockList, prefix: str) -> bool
 
 def _block_lists(base: nn.Module) -> list[_BlockList]:
     """Return the lists of blocks of all towers: those that are declared, and those of a known structure."""
-    found: list[_BlockList] = []
+    lists: list[_BlockList] = []
     from transformers import PreTrainedModel  # takes a second to import, which an evaluation of a base does without
 
     owners = {name: module for name, module in base.named_modules() if isinstance(module, PreTrainedModel)}
@@ -168,15 +168,15 @@ def _block_lists(base: nn.Module) -> list[_BlockList]:
             start = joined(at, family.tower or "")
             for path in family.layers if isinstance(family.layers, tuple) else (family.layers,):
                 full = joined(start, path)
-                if has_module(base, full) and full not in [blocks.path for blocks in found]:
-                    found.append(_BlockList(full, family, owner.config))
-    declared = [f"{blocks.path}." for blocks in found]
+                if has_module(base, full) and full not in [blocks.path for blocks in lists]:
+                    lists.append(_BlockList(full, family, owner.config))
+    declared = [f"{blocks.path}." for blocks in lists]
     for path in block_lists(base):
         if not f"{path}.".startswith(tuple(declared)):
             owner = owners[max((at for at in owners if not at or path.startswith(f"{at}.")), key=len)]
-            found.append(_BlockList(path, None, owner.config))
+            lists.append(_BlockList(path, None, owner.config))
     order = {name: index for index, (name, _) in enumerate(base.named_modules())}
-    return sorted(found, key=lambda blocks: order[blocks.path])
+    return sorted(lists, key=lambda blocks: order[blocks.path])
 
 
 def _read(base: Any, lists: Sequence[_BlockList], first: int) -> tuple[list[AttentionSite], dict[int, str], list[str]]:
@@ -223,9 +223,9 @@ def _attentions(base: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield path, module
 
 
-def _overlap(path: str, known: Iterable[str]) -> bool:
+def _overlap(path: str, others: Iterable[str]) -> bool:
     """Return whether a module is one of the others, around one or inside one."""
-    return any(f"{path}.".startswith(f"{one}.") or f"{one}.".startswith(f"{path}.") for one in known)
+    return any(f"{path}.".startswith(f"{one}.") or f"{one}.".startswith(f"{path}.") for one in others)
 
 
 def _kind(path: str, module: nn.Module, failed: Mapping[str, str]) -> str:
@@ -239,7 +239,7 @@ Refusal = Callable[[AttentionSite], "str | None"]
 
 
 def select_sites(
-    found: Survey, layers: int | Iterable[int] | None, *, refusal: Refusal = lambda site: None
+    surveyed: Survey, layers: int | Iterable[int] | None, *, refusal: Refusal = lambda site: None
 ) -> list[AttentionSite]:
     """Return the sites of the given layers; None means all that ``refusal`` gives no reason against.
 
@@ -247,29 +247,31 @@ def select_sites(
         HfpatchError: if a layer is not in the model, has no attention or is refused, or if no site is left.
     """
     reasons: dict[int, str | None] = {}
-    for site in found.sites:  # a block may hold several
+    for site in surveyed.sites:  # a block may hold several
         reasons[site.layer] = reasons.get(site.layer) or refusal(site)
     if layers is None:
-        chosen = [site for site in found.sites if refusal(site) is None]
+        chosen = [site for site in surveyed.sites if refusal(site) is None]
         if not chosen:
-            why = f"no layer of this model can be changed: {refusal(found.sites[0])}"
-            hint = f"; target_modules can name other towers, such as {found.others[0].path}" if found.others else ""
+            why = f"no layer of this model can be changed: {refusal(surveyed.sites[0])}"
+            hint = (
+                f"; target_modules can name other towers, such as {surveyed.others[0].path}" if surveyed.others else ""
+            )
             raise HfpatchError(why + hint)
         return chosen
     wanted = [layers] if isinstance(layers, int) else sorted(set(layers))
     if not wanted:
         raise HfpatchError("layers_to_transform: no layer is given; leave it None for all")
     for layer in wanted:
-        reason = found.skipped.get(layer) or reasons.get(layer)
+        reason = surveyed.skipped.get(layer) or reasons.get(layer)
         if reason is not None:
             raise HfpatchError(f"layers_to_transform: layer {layer} cannot be changed: {reason}")
     missing = [layer for layer in wanted if layer not in reasons]
     if missing:
-        count = len(reasons) + len(found.skipped)
+        count = len(reasons) + len(surveyed.skipped)
         raise HfpatchError(
             f"layers_to_transform: layers {missing} do not exist; this model has layers 0 to {count - 1}"
         )
-    return [site for site in found.sites if site.layer in wanted]
+    return [site for site in surveyed.sites if site.layer in wanted]
 
 
 def _has_attention(family: Family, block: nn.Module) -> bool:

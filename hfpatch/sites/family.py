@@ -119,8 +119,8 @@ def load_plugins() -> None:
         HfpatchError: naming the entry point, if it cannot be loaded, is not a declaration, or repeats a model type.
     """
     for entry in sorted(entry_points(group=GROUP)):
-        where, found = plugins.where(entry), plugins.load(entry)
-        families = list(found) if isinstance(found, Iterable) else [found]
+        where, loaded = plugins.where(entry), plugins.load(entry)
+        families = list(loaded) if isinstance(loaded, Iterable) else [loaded]
         if not all(isinstance(family, Family) for family in families):
             raise HfpatchError(f"{where} must be a hfpatch.Family or several of them")
         for family in families:

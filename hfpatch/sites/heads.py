@@ -83,11 +83,11 @@ def query_heads(attention: nn.Module, config: Any, projections: Mapping[str, Pro
     sizes = (getattr(attention, name, None) for name in HEAD_SIZES)
     size = next((size for size in sizes if isinstance(size, int) and size and width % size == 0), None)
     named = (getattr(attention, name, None) for name in HEAD_COUNTS)
-    own = next((number for number in named if isinstance(number, int)), None)
+    listed = next((number for number in named if isinstance(number, int)), None)
     if size is not None:  # what the attention module says comes before its config
         count: Any = width // size
     else:
-        count = own or getattr(config, "num_attention_heads", None)
+        count = listed or getattr(config, "num_attention_heads", None)
     if not width or not isinstance(count, int) or not count or width % count:  # a list has a number for each stage
         return None
     norm = next((name for name in QUERY_NORMS if has_norm(attention, name)), None)

@@ -151,22 +151,22 @@ def separate_columns(
     paths = {"query": query, "key": key, "value": value}
     if shared:
         paths = {t: path for t, path in paths.items() if t == "query" or has_module(attention, path)}
-    found = {target: whole(attention, path) for target, path in paths.items()}
-    return found | {"query": replace(found["query"], beside=query_beside)}
+    projections = {target: whole(attention, path) for target, path in paths.items()}
+    return projections | {"query": replace(projections["query"], beside=query_beside)}
 
 
 def gated_columns(attention: nn.Module, config: Any, *, query: str, key: str, value: str) -> Projections:
     """Return the columns of the form [q, gate] for each head, and two whole projections."""
     heads = int(getattr(attention, "num_heads", None) or head_counts(config)[0])
     width = divide(out_features(attention, query), heads, query)
-    found = {"query": Projection(query, Columns(heads, width, 0, divide(width, 2, query)))}
-    return found | {"key": whole(attention, key), "value": whole(attention, value)}
+    projections = {"query": Projection(query, Columns(heads, width, 0, divide(width, 2, query)))}
+    return projections | {"key": whole(attention, key), "value": whole(attention, value)}
 
 
 def concatenated_columns(attention: nn.Module, config: Any, path: str, kv_heads: int | None = None) -> Projections:
     """Return the columns of the form [q all, k all, v all]; ``kv_heads`` are the configuration's unless given."""
-    heads, own = head_counts(config)
-    kv_heads, total = kv_heads or own, out_features(attention, path)
+    heads, default = head_counts(config)
+    kv_heads, total = kv_heads or default, out_features(attention, path)
     k = divide(total, heads + 2 * kv_heads, path)
     spans = {"query": (0, heads), "key": (heads, kv_heads), "value": (heads + kv_heads, kv_heads)}
     return {t: Projection(path, Columns(1, total, start * k, n * k)) for t, (start, n) in spans.items()}

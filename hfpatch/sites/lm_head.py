@@ -105,9 +105,9 @@ def find_lm_head(model: Any) -> LMHead | None:
     return LMHead(body, head, tail) if close(tail(z), logits, z.dtype) else None
 
 
-def close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+def close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
     """Return whether two tensors differ by no more than rounding in ``dtype``, measured by the largest value."""
-    if found.shape != expected.shape:
+    if actual.shape != expected.shape:
         return False
     tolerance = max(1e-4, 8 * torch.finfo(dtype).eps)
-    return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
+    return bool((actual - expected).abs().max() <= tolerance * expected.abs().max())

@@ -82,8 +82,8 @@ class AttentionSite:
         """The matrices that compute query, key and value, and the output projection: paths from the model."""
         inner = [p for projection in self.projections.values() for p in (projection.source, projection.path) if p]
         output = [] if self.output_path == self.path else [self.output_path]  # experts may compute it
-        found = [path for p in inner for path in linear_paths(self.inner_module(p), joined(self.path, p))]
-        return list(dict.fromkeys([*found, *output]))
+        paths = [path for p in inner for path in linear_paths(self.inner_module(p), joined(self.path, p))]
+        return list(dict.fromkeys([*paths, *output]))
 
 
 def read_site(

@@ -218,16 +218,16 @@ def _form(module: nn.Module) -> Form | None:
         if columns != 3 * mixed:
             return None
         kind: Any = type(unwrapped(module))
-        known = _is_in_thirds(kind)
+        thirds = _is_in_thirds(kind)
         why = f"{type(module).__name__} does not show the order of the columns of {path}"
-        unknown = {} if known else dict.fromkeys(TARGETS, why)
+        unknown = {} if thirds else dict.fromkeys(TARGETS, why)
         return Form(equal_parts(path), dict.fromkeys(TARGETS, path), output, unknown)
     return None
 
 
 def _others_beside(module: nn.Module, names: tuple[str, ...]) -> dict[str, str]:
     """Return why query, key or value has more than one projection, such as another one for global tokens."""
-    found = {}
+    reasons = {}
     for target, name in zip(TARGETS, names, strict=True):
         others = [
             n
@@ -235,8 +235,8 @@ def _others_beside(module: nn.Module, names: tuple[str, ...]) -> dict[str, str]:
             if n != name and is_linear(unwrapped(child)) and re.search(rf"(?:^|_){name}_|_{name}$", n)
         ]
         if others:
-            found[target] = f"{type(module).__name__} computes the {target} by {', '.join(others)}, too"
-    return found
+            reasons[target] = f"{type(module).__name__} computes the {target} by {', '.join(others)}, too"
+    return reasons
 
 
 def _linear(module: nn.Module, name: str) -> str | None:

@@ -117,7 +117,7 @@ class _Listing:
         texts = {value for each in nested for value in _constants(each) if isinstance(value, str)}
         modules = [value for name in names if isinstance(value := space.get(name), ModuleType)]
         is_own = not code.co_filename.startswith(_installed(tuple(sys.path)))
-        modules += [found for each in nested for found in self._imported(each, space, is_own=is_own)]
+        modules += [imported for each in nested for imported in self._imported(each, space, is_own=is_own)]
         for name in names & space.keys():
             if not isinstance(space[name], ModuleType):
                 self._constants[module, name] = self._describe(space[name])
@@ -248,8 +248,8 @@ class _Listing:
         whole = dataclasses.is_dataclass(value)
         if whole or self._is_followed(type(value)):
             self._describe(type(value))
-            own = getattr(value, "__dict__", {})
-            return f"{kind}{[(key, self._describe(own[key])) for key in own if whole or _is_plain(own[key])]}"
+            held = getattr(value, "__dict__", {})
+            return f"{kind}{[(key, self._describe(held[key])) for key in held if whole or _is_plain(held[key])]}"
         return kind
 
     def _is_followed(self, value: Any) -> bool:
@@ -279,8 +279,8 @@ def _installed(path: tuple[str, ...]) -> tuple[str, ...]:
 def _is_library(module: str) -> bool:
     """Return whether a module is part of Python, of hfpatch or of an installed package, or is not found."""
     if module in sys.modules:
-        found: Any = sys.modules[module]
-        places = [getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), None)]
+        loaded: Any = sys.modules[module]
+        places = [getattr(loaded, "__file__", None) or next(iter(getattr(loaded, "__path__", ())), None)]
     else:
         try:
             spec = importlib.util.find_spec(module.partition(".")[0])
@@ -328,7 +328,7 @@ def _files(texts: Iterable[str], module: str | None) -> Iterator[str]:
     names = sorted(filter(_FILE.fullmatch, texts))
     folders = [Path(), *([Path(module).parent] if module else [])] if names else []
     with suppress(OSError, ValueError):  # of texts that no path can have
-        folders += [place for folder in folders for text in sorted(texts) if (place := folder / text).is_dir()]
+        folders += [inside for folder in folders for text in sorted(texts) if (inside := folder / text).is_dir()]
     for name in names:
         for folder in folders:
             with suppress(OSError, ValueError):
@@ -340,8 +340,8 @@ def _content_of(path: Path) -> str:
     """Return the name and the hash of a file; an empty string if there is none."""
     if not path.is_file():
         return ""
-    found = path.stat()
-    return f"{path.name} {_sha256(path, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)}"
+    stat = path.stat()
+    return f"{path.name} {_sha256(path, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)}"
 
 
 @functools.cache

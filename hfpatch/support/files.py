@@ -211,12 +211,12 @@ def remove_leftovers(folder: Path) -> None:
 
     Files stay if their process exists on this machine, or if they are of another machine and changed within a day.
     """
-    found: list[tuple[Path, re.Match[str]]] = []
+    leftovers: list[tuple[Path, re.Match[str]]] = []
     for parent, folders, files in os.walk(folder):
         matches = ((Path(parent) / entry, _TEMPORARY.fullmatch(entry)) for entry in (*folders, *files))
-        found += [(path, match) for path, match in matches if match]
+        leftovers += [(path, match) for path, match in matches if match]
         folders[:] = [name for name in folders if not _TEMPORARY.fullmatch(name)]
-    for path, match in found:
+    for path, match in leftovers:
         if _is_in_use(path, match["machine"], int(match["process"])):
             continue
         with suppress(OSError):  # another process may be doing the same

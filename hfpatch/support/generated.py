@@ -84,9 +84,9 @@ def modelling_file(
     imports, definitions = _collected(used)
     if taken := sorted(classes.keys() & definitions.keys()):
         raise ValueError(f"the file from {module} defines {taken[0]}, too; rename the method's class")
-    if own := [home for home in imports if any(_is_own(home.split()[1], each) for each in used)]:
+    if whole := [home for home in imports if any(_is_own(home.split()[1], each) for each in used)]:
         raise ValueError(
-            f"a method uses {own[0].split()[1]} as a whole; import what it needs by name, as in "
+            f"a method uses {whole[0].split()[1]} as a whole; import what it needs by name, as in "
             "'from hfpatch.nn import normal_'"
         )
     for kind in stock:
@@ -150,37 +150,37 @@ def _read(module: str) -> _Source:
     file = source_file(module)
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     text = file.read_text(encoding="utf-8")
-    lines, found = text.splitlines(), _Source()
+    lines, source = text.splitlines(), _Source()
     names: list[str] = []
     for node in ast.parse(text).body:
         if isinstance(node, ast.Import):
             for each in node.names:  # ``import a.b`` and ``import a.c`` bind one name
                 name = each.asname or each.name.partition(".")[0]
-                before = found.outside.get(name, ("", ""))[0]
-                found.outside[name] = ("\n".join(filter(None, [before, f"import {ast.unparse(each)}"])), "")
+                before = source.outside.get(name, ("", ""))[0]
+                source.outside[name] = ("\n".join(filter(None, [before, f"import {ast.unparse(each)}"])), "")
         elif isinstance(node, ast.ImportFrom):
             home = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
             for each in node.names:
                 name = each.asname or each.name
                 if not _is_own(home, module):
-                    found.outside[name] = (f"from {home}", ast.unparse(each))
+                    source.outside[name] = (f"from {home}", ast.unparse(each))
                 elif _is_module(home, each.name):
-                    found.outside[name] = (f"import {home}.{each.name}", "")  # which is refused where it is used
+                    source.outside[name] = (f"import {home}.{each.name}", "")  # which is refused where it is used
                 else:
                     lazy = importlib.import_module(home)._HOMES if home == "hfpatch" else None
                     origin = home if lazy is None else f"hfpatch.{lazy.get(each.name, 'errors')}"
-                    found.inside[name] = (origin, each.name)
+                    source.inside[name] = (origin, each.name)
                     if name != each.name:
-                        found.definitions[name] = f"{name} = {each.name}"
+                        source.definitions[name] = f"{name} = {each.name}"
         else:  # the docstring of a constant belongs to the definition before it
             names = names if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else _bound(node)
             start = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
             code = "\n".join(lines[start - 1 : node.end_lineno])
             used = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
             for name in names:  # a name may be bound again, or filled later
-                found.definitions[name] = "\n".join(filter(None, [found.definitions.get(name), code]))
-                found.uses.setdefault(name, set()).update(used)
-    return found
+                source.definitions[name] = "\n".join(filter(None, [source.definitions.get(name), code]))
+                source.uses.setdefault(name, set()).update(used)
+    return source
 
 
 def _is_own(imported: str, module: str) -> bool:
@@ -231,12 +231,12 @@ def _bound(node: ast.AST) -> list[str]:
     return [name for target in targets for name in _bound(target)]
 
 
-def _sort(module: str, found: dict[str, set[str]], passed: frozenset[str] = frozenset()) -> None:
+def _sort(module: str, order: dict[str, set[str]], passed: frozenset[str] = frozenset()) -> None:
     """Add a module after the modules that it imports; circles are cut."""
     for home, _ in _read(module).inside.values():
-        if home not in found and home not in passed:
-            _sort(home, found, passed | {module})
-    found.setdefault(module, set())
+        if home not in order and home not in passed:
+            _sort(home, order, passed | {module})
+    order.setdefault(module, set())
 
 
 def _use(module: str, name: str, used: dict[str, set[str]]) -> None:
@@ -307,8 +307,8 @@ def standalone_source(cls: type, called: Collection[str]) -> tuple[str, set[str]
     for member in (each for name in kept for each in members[name]):
         code = member.body if isinstance(member, ast.FunctionDef) else [member]
         in_code = {each.id for part in code for each in ast.walk(part) if isinstance(each, ast.Name)}
-        found = {each.id for each in ast.walk(member) if isinstance(each, ast.Name)}
-        used |= found - ({"hfpatch"} - in_code)  # which annotations may name
+        ids = {each.id for each in ast.walk(member) if isinstance(each, ast.Name)}
+        used |= ids - ({"hfpatch"} - in_code)  # which annotations may name
     return "\n".join(parts), used
 
 
@@ -319,10 +319,10 @@ def _is_option(node: ast.stmt) -> TypeGuard[ast.AnnAssign]:
 def source_file(module: str) -> Path:
     """Return the file of a module; without one it is a ``ValueError``."""
     loaded = sys.modules.get(module)
-    found = getattr(loaded, "__file__", None)
+    path = getattr(loaded, "__file__", None)
     if loaded is None:
         spec = importlib.util.find_spec(module)
-        found = None if spec is None else spec.origin
-    if found is None:
+        path = None if spec is None else spec.origin
+    if path is None:
         raise ValueError(f"module {module} is in no file, so it cannot be copied; put the method into a file")
-    return Path(found)
+    return Path(path)

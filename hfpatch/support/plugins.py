@@ -55,8 +55,8 @@ def named_object(reference: str) -> Any:
             ) from None
         raise HfpatchError(f"{reference}: the module cannot be imported: {one_line(error)}") from error
     if not hasattr(module, name):
-        own = [each for each, value in vars(module).items() if getattr(value, "__module__", None) == module_name]
-        raise HfpatchError(f"{reference}: {module.__file__} defines no {name!r}{nearest(name, own)}")
+        defined = [each for each, value in vars(module).items() if getattr(value, "__module__", None) == module_name]
+        raise HfpatchError(f"{reference}: {module.__file__} defines no {name!r}{nearest(name, defined)}")
     return getattr(module, name)
 
 
@@ -79,7 +79,7 @@ def is_installed(module: str) -> bool:
         return False
     finally:
         sys.path[:] = before
-    return all(is_installed_path(Path(place)) for place in places)
+    return all(is_installed_path(Path(path)) for path in places)
 
 
 def is_installed_path(path: Path) -> bool:
@@ -90,17 +90,17 @@ def is_installed_path(path: Path) -> bool:
 @cache
 def _installed_folders() -> tuple[Path, ...]:
     """Return the folders of Python, of hfpatch and of packages, editable ones included."""
-    own = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    own += [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-    found = [Path(folder) for folder in own if folder]
-    texts = [file.read_text(encoding="utf-8", errors="replace") for folder in found for file in folder.glob("*.pth")]
+    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths += [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    folders = [Path(folder) for folder in paths if folder]
+    texts = [file.read_text(encoding="utf-8", errors="replace") for folder in folders for file in folder.glob("*.pth")]
     named = [Path(line.strip()) for text in texts for line in text.splitlines()]
-    found += [path for path in named if path.is_absolute() and path.is_dir()]
-    for each in distributions(path=own):
+    folders += [path for path in named if path.is_absolute() and path.is_dir()]
+    for each in distributions(path=paths):
         where = json.loads(each.read_text("direct_url.json") or "{}")  # PEP 610
         if where.get("dir_info", {}).get("editable"):
-            found.append(Path(unquote(urlsplit(where["url"]).path)))
-    return (Path(__file__).resolve().parents[1], *(folder.resolve() for folder in dict.fromkeys(found)))
+            folders.append(Path(unquote(urlsplit(where["url"]).path)))
+    return (Path(__file__).resolve().parents[1], *(folder.resolve() for folder in dict.fromkeys(folders)))
 
 
 def one_line(error: BaseException) -> str:

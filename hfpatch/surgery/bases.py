@@ -116,8 +116,8 @@ def load_base(
     from transformers import AutoModelForCausalLM
 
     name, dtype = os.fspath(name), str(dtype).removeprefix("torch.")
-    if dtype not in (known := get_args(Dtype)):
-        raise HfpatchError(f"dtype={dtype!r} is not one of {', '.join(known)}{nearest(dtype, known)}")
+    if dtype not in (dtypes := get_args(Dtype)):
+        raise HfpatchError(f"dtype={dtype!r} is not one of {', '.join(dtypes)}{nearest(dtype, dtypes)}")
     require_devices(device_map)
     options: dict[str, Any] = {"attn_implementation": attn_implementation, "device_map": device_map}
     if load_in_8bit or load_in_4bit:
@@ -186,15 +186,15 @@ def require_causal(model: Any, name: str) -> None:
     tokens = torch.randint(3, int(text_config(model).vocab_size), (rows, 8), generator=torch.Generator().manual_seed(0))
     other = tokens.clone()
     other[:, 4:] = tokens[:, 4:].flip(-1).roll(1, -1)
-    found = []
+    logits = []
     try:
         for ids in (tokens, other):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
-                found.append(model(ids.to(input_device(model)), use_cache=False).logits[:, :4])
+                logits.append(model(ids.to(input_device(model)), use_cache=False).logits[:, :4])
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         return  # it takes other inputs: whoever calls it next says so
-    first, second = found
+    first, second = logits
     change = float((first - second).float().abs().max() / first.float().abs().max())
     if change > max(1e-5, 8 * torch.finfo(first.dtype).eps):
         raise HfpatchError(
@@ -311,12 +311,12 @@ def _require_hub(name: str, revision: str | None) -> None:
 def hash_weights(model: nn.Module) -> str:
     """Return the SHA-256 over the names and the bytes of all base parameters, adapters and ties left out."""
     tied = dict(getattr(model, "all_tied_weights_keys", {}))
-    places: dict[int, _Place] = {}
-    for place in _places(model):
-        is_tie = place.tensor.is_meta and place.name in tied  # ties are not seen once accelerate has offloaded them
-        if isinstance(place.tensor, nn.Parameter) and not is_tie:
-            places.setdefault(id(place.tensor), place)
-    return hash_tensors({place.name: place.value for place in places.values()})
+    distinct: dict[int, _Place] = {}
+    for entry in _places(model):
+        is_tie = entry.tensor.is_meta and entry.name in tied  # ties are not seen once accelerate has offloaded them
+        if isinstance(entry.tensor, nn.Parameter) and not is_tie:
+            distinct.setdefault(id(entry.tensor), entry)
+    return hash_tensors({entry.name: entry.value for entry in distinct.values()})
 
 
 def hash_tensors(tensors: Mapping[str, Tensor | Callable[[], Tensor]]) -> str:
@@ -341,10 +341,10 @@ def hash_model_code(model: nn.Module) -> str:
         held = (value for name, value in vars(module).items() if name != "forward" and not name.startswith("_"))
         roots += [value for value in held if isinstance(value, FunctionType)]
     family = family_of(str(getattr(getattr(base_model(model), "config", None), "model_type", "")))
-    own = [root for root in roots if module_of(root).partition(".")[0] not in PACKAGES]
+    foreign = [root for root in roots if module_of(root).partition(".")[0] not in PACKAGES]
     if family is not None and not BUILT_IN.issuperset(family.model_types):
-        own.append(("family", family))
-    return hash_code(own)
+        foreign.append(("family", family))
+    return hash_code(foreign)
 
 
 def fingerprint(model: nn.Module, kinds: Sequence[str] = ("exact", *_HALVES)) -> dict[str, Any]:
@@ -357,17 +357,17 @@ def fingerprint(model: nn.Module, kinds: Sequence[str] = ("exact", *_HALVES)) ->
     digests = {kind: xxhash.xxh3_128() for kind in (*kinds, _BODY)}
     prefix = getattr(model, "base_model_prefix", "")
     prefix = f"{prefix}." if prefix and hasattr(model, prefix) else ""
-    for place in sorted(_places(model), key=lambda place: place.name):
-        flat = place.value().reshape(-1)
+    for entry in sorted(_places(model), key=lambda entry: entry.name):
+        flat = entry.value().reshape(-1)
         for kind, digest in digests.items():
             rounded = kind in _HALVES and flat.is_floating_point()
             dtype = getattr(torch, kind) if rounded else flat.dtype
-            name = place.name
+            name = entry.name
             if kind == _BODY:
                 name = name.removeprefix(prefix)
-                if not place.name.startswith(prefix) or name.startswith("pooler."):
+                if not entry.name.startswith(prefix) or name.startswith("pooler."):
                     continue
-            digest.update(f"{name} {tuple(place.tensor.shape)} {dtype} ".encode())
+            digest.update(f"{name} {tuple(entry.tensor.shape)} {dtype} ".encode())
             for piece in torch.split(flat, _PIECE):
                 digest.update(bytes_of(piece.to(dtype)))
     return {"dtypes": _dtypes(model), **{kind: digest.hexdigest() for kind, digest in digests.items()}}
@@ -383,8 +383,8 @@ def difference(saved: Mapping[str, Any], model: nn.Module, *, head: bool = True)
     """
     before, now = saved["dtypes"], _dtypes(model)
     kinds = ["exact"] if before == now else [kind for kind in _HALVES if kind in before or kind in now]
-    found = fingerprint(model, kinds)
-    if any(saved.get(kind) == found[kind] for kind in (*kinds, *([] if head else [_BODY]))):
+    hashes = fingerprint(model, kinds)
+    if any(saved.get(kind) == hashes[kind] for kind in (*kinds, *([] if head else [_BODY]))):
         return ""
     if before == now:
         return "its weights differ"
@@ -435,7 +435,7 @@ def _places(model: nn.Module) -> Iterator[_Place]:
 
 
 def _dtypes(model: nn.Module) -> list[str]:
-    return sorted({str(place.tensor.dtype).removeprefix("torch.") for place in _places(model)})
+    return sorted({str(entry.tensor.dtype).removeprefix("torch.") for entry in _places(model)})
 
 
 def _commit(source: str, file: Path | None, revision: str | None) -> str | None:

@@ -176,12 +176,12 @@ def parameter_count(model: nn.Module, parameters: int | str | PeftConfig | Seque
         share = share_of(parameters)
         if share is None:
             raise HfpatchError(f"parameters={parameters!r} must be a share of the base's above 0, such as '1%'")
-        found = max(1, round(share / 100 * base))
+        count = max(1, round(share / 100 * base))
     else:
-        found = whole_number("parameters", parameters, at_least=1)
-    if found > _MOST * base:
-        raise HfpatchError(f"{found:,} parameters are more than {_MOST} times the base's {base:,}; ask for fewer")
-    return found
+        count = whole_number("parameters", parameters, at_least=1)
+    if count > _MOST * base:
+        raise HfpatchError(f"{count:,} parameters are more than {_MOST} times the base's {base:,}; ask for fewer")
+    return count
 
 
 def match_size(
@@ -212,8 +212,8 @@ def match_size(
     widths, counted[smallest] = trial(
         [build(smallest)], look=lambda twin: (adapted_widths(twin), patch_summary(twin).added)
     )
-    found = [value for run in size.runs(part, widths) if run for value in nearest_sizes(run, count, budget)]
-    fitting = [value for value in found if count(value)]
+    sizes = [value for run in size.runs(part, widths) if run for value in nearest_sizes(run, count, budget)]
+    fitting = [value for value in sizes if count(value)]
     if not fitting:
         raise HfpatchError(f"no {size.key} fits the modules that it adapts; name others in target_modules")
     value = min(fitting, key=lambda each: (abs(count(each) - budget), count(each)))

@@ -62,8 +62,8 @@ def auto_class(class_name: str) -> str:
     others = sorted(str(name) for name in modeling_auto.__all__ if name.startswith("AutoModel") and name not in first)
     for name in first + sorted(others, key=lambda name: name.endswith("ForPreTraining")):
         mapping = getattr(getattr(modeling_auto, name), "_model_mapping", None)
-        known = () if mapping is None else mapping._model_mapping.values()
-        if any(class_name in (one if isinstance(one, tuple) else (one,)) for one in known):
+        classes = () if mapping is None else mapping._model_mapping.values()
+        if any(class_name in (one if isinstance(one, tuple) else (one,)) for one in classes):
             return name
     return "AutoModelForCausalLM"  # an export, or a model with its own code
 
@@ -155,7 +155,7 @@ def base_licence(name: str) -> str | None:
     if not card.is_file():
         from huggingface_hub import try_to_load_from_cache
 
-        card = try_to_load_from_cache(found, "README.md") if (found := _repository(name)) else None
+        card = try_to_load_from_cache(repository, "README.md") if (repository := _repository(name)) else None
         if not isinstance(card, str):
             return None
     header = _FRONT.match(Path(card).read_text(encoding="utf-8", errors="replace"))

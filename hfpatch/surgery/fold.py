@@ -29,10 +29,10 @@ def fold(model: Model) -> Model:
             then unchanged.
     """
     require_plain(model)
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, AdapterWrapper)]
-    if not found:
+    wrappers = [(name, module) for name, module in model.named_modules() if isinstance(module, AdapterWrapper)]
+    if not wrappers:
         raise HfpatchError("the model has no adapter to fold; patch it with PreProjectionConfig(activation='identity')")
-    for name, layer in found:
+    for name, layer in wrappers:
         if not isinstance(layer, MethodLayer):
             raise HfpatchError(f"{name}: a {type(layer).__name__} cannot be folded; only hfpatch's own methods can")
         if layer.merged:

@@ -168,15 +168,17 @@ def _read_config(folder: Path, part: Adapter | None = None) -> PeftConfig:
             "install its package"
         )
     try:
-        own = inspect.signature(KNOWN[kind]).parameters
+        arguments = inspect.signature(KNOWN[kind]).parameters
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            KNOWN[kind](**{key: value for key, value in values.items() if key in own})  # else PEFT retries forever
+            KNOWN[kind](
+                **{key: value for key, value in values.items() if key in arguments}
+            )  # else PEFT retries forever
         config: PeftConfig = PeftConfig.from_pretrained(str(folder))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise HfpatchError(f"{folder / CONFIG}: not an adapter configuration ({error})") from error
-    if part is not None and (found := method_name(config)) != part.method:
-        raise HfpatchError(f"{folder}: contains a {found} adapter where {MANIFEST} says {part.method}")
+    if part is not None and (method := method_name(config)) != part.method:
+        raise HfpatchError(f"{folder}: contains a {method} adapter where {MANIFEST} says {part.method}")
     return config
 
 
@@ -185,11 +187,11 @@ def named_as_in(model: nn.Module, tensors: dict[str, Tensor], expected: Iterable
 
     A head puts the name of the body, such as ``model``, before the names inside; ``expected`` are those of the model.
     """
-    prefix, known, found = f"{PEFT_PREFIX}{getattr(model, 'base_model_prefix', '')}.", set(expected), {}
+    prefix, names, renamed = f"{PEFT_PREFIX}{getattr(model, 'base_model_prefix', '')}.", set(expected), {}
     for key, tensor in tensors.items():
         without, within = key.replace(prefix, PEFT_PREFIX, 1), key.replace(PEFT_PREFIX, prefix, 1)
-        found[next((name for name in (key, without, within) if name in known), key)] = tensor
-    return found
+        renamed[next((name for name in (key, without, within) if name in names), key)] = tensor
+    return renamed
 
 
 def _fill(model: nn.Module, name: str, tensors: dict[str, Tensor], folder: Path) -> None:
@@ -197,10 +199,10 @@ def _fill(model: nn.Module, name: str, tensors: dict[str, Tensor], folder: Path)
     expected, base = tensors_of(model, name), base_parameters(model)
     tensors = named_as_in(model, tensors, expected)
     for key, tensor in list(tensors.items()):  # PEFT saves the base's own embeddings beside adapters on them
-        own = base.get(key.removeprefix(PEFT_PREFIX).replace(".base_layer.", "."))
-        if key in expected or own is None:  # a trained copy of a module is called as the module itself
+        original = base.get(key.removeprefix(PEFT_PREFIX).replace(".base_layer.", "."))
+        if key in expected or original is None:  # a trained copy of a module is called as the module itself
             continue
-        if own.shape != tensor.shape or not torch.equal(own.detach().cpu(), tensor.to(own.dtype)):
+        if original.shape != tensor.shape or not torch.equal(original.detach().cpu(), tensor.to(original.dtype)):
             raise HfpatchError(f"{folder / TENSORS}: {key!r} is of another base than the model")
         del tensors[key]
     for problem, keys in (

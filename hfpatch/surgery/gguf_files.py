@@ -76,11 +76,11 @@ def find_gguf(name: str, revision: str | None = None) -> Path | None:
         raise HfpatchError("the model has no name; give a hub id, a folder or a .gguf file")
     path = Path(name)
     if path.is_dir():
-        found = [] if (path / "config.json").is_file() else sorted(path.glob(f"*{SUFFIX}"))
-        if len(found) > 1:
-            names = ", ".join(file.name for file in found)
+        files = [] if (path / "config.json").is_file() else sorted(path.glob(f"*{SUFFIX}"))
+        if len(files) > 1:
+            names = ", ".join(file.name for file in files)
             raise HfpatchError(f"{name}: has several GGUF files ({names}); name one of them")
-        return found[0].absolute() if found else None
+        return files[0].absolute() if files else None
     if not name.endswith(SUFFIX):
         return None
     if path.is_file():
@@ -173,9 +173,9 @@ class _Header:
         return None
 
     def number(self, layout: str) -> Any:
-        found = struct.unpack_from(layout, self.data, self.place)[0]
+        number = struct.unpack_from(layout, self.data, self.place)[0]
         self.place += struct.calcsize(layout)
-        return found
+        return number
 
     def string(self) -> str:
         length = self.number("<Q")
@@ -205,8 +205,8 @@ def parsed_once() -> Iterator[None]:
     def reader(path: str | os.PathLike[str], mode: Any = "r") -> Any:
         if mode != "r":
             return plain(path, mode)
-        found = Path(path).stat()
-        key = os.fspath(path), found.st_size, found.st_mtime_ns
+        stat = Path(path).stat()
+        key = os.fspath(path), stat.st_size, stat.st_mtime_ns
         if key not in parsed:
             parsed[key] = Reader(key[0])
         return parsed[key]

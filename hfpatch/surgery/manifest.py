@@ -81,9 +81,9 @@ def read_manifest(path: Path) -> Manifest:
         HfpatchError: if it is damaged, or of another version's format.
     """
     raw = read_json(path)
-    if (found := raw.get("format", FORMAT)) != FORMAT:
+    if (version := raw.get("format", FORMAT)) != FORMAT:
         raise HfpatchError(
-            f"{path}: format {found!r} is not {FORMAT}, which this version of hfpatch reads; load the parts by their "
+            f"{path}: format {version!r} is not {FORMAT}, which this version of hfpatch reads; load the parts by their "
             "own folders"
         )
     return validate(printable(raw), Manifest, f"{path}: not a patch manifest")

@@ -106,10 +106,10 @@ def validate_methods(methods: Methods) -> None:
             cls = method_classes()[part["type"]]
             internal = _INTERNAL_KEYS | ({"target_modules"} if issubclass(cls, MethodConfig) else set())
             options = [field.name for field in dataclasses.fields(cls) if field.name not in internal]
-            known = [*options, "type", "match"]
+            keys = [*options, "type", "match"]
             for key in part:
-                if key not in known:
-                    hint = NO_OWN_RATE if key in RATES else nearest(str(key), known)
+                if key not in keys:
+                    hint = NO_OWN_RATE if key in RATES else nearest(str(key), keys)
                     raise HfpatchError(f"{where}: {part['type']} has no option {key!r}{hint}")
             if mistake := match_mistake(name, part, methods):
                 raise HfpatchError(where + mistake)
@@ -147,7 +147,7 @@ def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
         if "match" in fields:
             target, other, size, rest = fields["match"], str(fields["match"]), SIZES[fields["type"]], 0
             if is_budget(target):
-                others = [part for place, part in enumerate(methods[name]) if place != number]
+                others = [part for index, part in enumerate(methods[name]) if index != number]
                 rest = count_added(model, build_method(model, {name: others}, name).configs)
                 other = budget_text(target)
             else:
@@ -197,24 +197,26 @@ def target_names(
     linear = [(name, module) for name, module in base.named_modules() if isinstance(module, nn.Linear | Conv1D)]
     names = [name for name, module in linear if module is not head]
     if shorthand == "mlp" or layers is not None:
-        found = survey(model)
-        chosen = range(len(found.blocks)) if layers is None else {site.layer for site in select_sites(found, layers)}
-        blocks = [found.blocks[index] for index in chosen]
+        surveyed = survey(model)
+        chosen = (
+            range(len(surveyed.blocks)) if layers is None else {site.layer for site in select_sites(surveyed, layers)}
+        )
+        blocks = [surveyed.blocks[index] for index in chosen]
         names = [name for name in names if any(name.startswith(f"{block}.") for block in blocks)]
         if shorthand == "mlp":
             # Blocks without attention may have another mixer there: of these, only modules whose names are also beside
             # the attention of other blocks
-            attention = tuple(f"{site.path}." for site in found.sites)
-            outputs = {path for site in found.sites for path in site.linear_paths}
-            parts = {block: {n for n in names if n.startswith(f"{block}.")} for block in found.blocks}
+            attention = tuple(f"{site.path}." for site in surveyed.sites)
+            outputs = {path for site in surveyed.sites for path in site.linear_paths}
+            parts = {block: {n for n in names if n.startswith(f"{block}.")} for block in surveyed.blocks}
             beside = {
                 block: {n for n in inside if not n.startswith(attention) and n not in outputs}
                 for index, (block, inside) in enumerate(parts.items())
-                if index not in found.skipped
+                if index not in surveyed.skipped
             }
             known = {n[len(block) + 1 :].split(".")[0] for block, inside in beside.items() for n in inside}
-            for index in found.skipped:
-                block = found.blocks[index]
+            for index in surveyed.skipped:
+                block = surveyed.blocks[index]
                 beside[block] = {n for n in parts[block] if n[len(block) + 1 :].split(".")[0] in known}
             outside = set().union(*beside.values())
             names = [name for name in names if name in outside]

@@ -52,10 +52,10 @@ def write_patch(model: Any, folder: Path, directory: Path) -> None:
             safetensors.torch.save_file(tensors, part / TENSORS, metadata={"format": "pt"})
         except SafetensorError as error:  # also where the disk is full
             raise OSError(str(error)) from error
-        found = {key: tensor_identity(tensor) for key, tensor in read_tensors(part).items()}
-        if found != {key: tensor_identity(tensor) for key, tensor in tensors.items()}:
+        stored = {key: tensor_identity(tensor) for key, tensor in read_tensors(part).items()}
+        if stored != {key: tensor_identity(tensor) for key, tensor in tensors.items()}:
             raise HfpatchError(f"{directory}: the file of {name!r} is not what was saved")
-        written.update(found.values())
+        written.update(stored.values())
         sha256 = sha256_file(part / TENSORS)
         entry = Adapter(name=name, method=method_name(config), sha256=sha256, module=home_of(config) or None)
         saved = copy.deepcopy(config)
@@ -113,9 +113,9 @@ def adapter_tensors(model: nn.Module, name: str, *, keep_vars: bool = False) -> 
     experts wraps one module twice. With ``keep_vars`` the tensors are the model's own.
     """
     state = model.state_dict(keep_vars=keep_vars)
-    found = get_peft_model_state_dict(model, state, adapter_name=name, save_embedding_layers=False)
+    tensors = get_peft_model_state_dict(model, state, adapter_name=name, save_embedding_layers=False)
     others = wrappers_of_others(model, name)
-    for key, tensor in found.items():
+    for key, tensor in tensors.items():
         parts, kept = key.split("."), []
         for index, part in enumerate(parts):
             if part not in _WRAPPERS and not (part == "base_layer" and ".".join(parts[:index]) in others):

@@ -96,8 +96,8 @@ def patch(
                 warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")  # it is intended
                 # Some tuners read every configuration of the model as if it were one of their own: they see only those
                 before = stack(model)
-                own = {n: c for n, c in before.items() if c.peft_type == part.peft_type}
-                model.peft_config = own  # type: ignore[assignment]
+                same_type = {n: c for n, c in before.items() if c.peft_type == part.peft_type}
+                model.peft_config = same_type  # type: ignore[assignment]
                 part.base_model_name_or_path = model.name_or_path
                 model._hf_peft_config_loaded = True  # type: ignore[assignment]
                 with refusing_wrong_values(part):
@@ -210,11 +210,11 @@ def _adapter_names(model: nn.Module, configs: Sequence[PeftConfig], names: Seque
     """Return one name for each configuration that is no part of the model's own names, by which PEFT finds tensors."""
     tensors = [name for name, _ in model.named_parameters()]
     if names is None:
-        own = {part for name in tensors for part in name.split(".")}
+        parts = {part for name in tensors for part in name.split(".")}
         chosen: list[str] = []
         for method in map(method_name, configs):
             candidates = itertools.chain([method], (f"{method}_{number}" for number in itertools.count(2)))
-            chosen.append(next(name for name in candidates if name not in own and name not in chosen))
+            chosen.append(next(name for name in candidates if name not in parts and name not in chosen))
         return chosen
     if len(names) != len(configs):
         raise HfpatchError(f"{len(names)} adapter names for {len(configs)} configurations; give one name each")

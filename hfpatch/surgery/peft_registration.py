@@ -35,8 +35,8 @@ class _PeftFinder:
         if fullname != "peft":
             return None
         others = (finder for finder in list(sys.meta_path) if finder is not self)
-        found = (finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec"))
-        spec = next((spec for spec in found if spec is not None), None)
+        specs = (finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec"))
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             spec.loader = _RegisteringLoader(spec.loader)  # type: ignore[assignment]
         return spec

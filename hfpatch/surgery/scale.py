@@ -75,20 +75,20 @@ def is_scaled(model: nn.Module) -> bool:
 def _own_factor(layer: Any, adapter: str) -> float:
     """Return the factor of a LoRA at scale 1: the one before it was scaled, unless PEFT has set another one since."""
     now = layer.scaling[adapter]
-    own, scaled = getattr(layer, _SCALED, {}).get(adapter, (now, now))
+    factor, scaled = getattr(layer, _SCALED, {}).get(adapter, (now, now))
     # prepare_model_for_compiled_hotswap makes a tensor of a number, which rounds it
     if now == scaled or (isinstance(now, Tensor) and now == torch.tensor(scaled).to(now)):
-        return float(own)
+        return float(factor)
     return float(now)
 
 
-def _set_factor(layer: Any, adapter: str, own: float, scale: float) -> None:
+def _set_factor(layer: Any, adapter: str, factor: float, scale: float) -> None:
     """Multiply the factor of a LoRA by a scale.
 
     The product is off by its last bit, so that it is no alpha / rank: ``hotswap_adapter`` sets no factor where the one
     of the new adapter is equal, and then nothing would tell the two adapters apart.
     """
-    now, scaled = layer.scaling[adapter], own * scale
+    now, scaled = layer.scaling[adapter], factor * scale
     if isinstance(now, Tensor):  # made by prepare_model_for_compiled_hotswap; compiled code reads this very tensor
         now.fill_(scaled)
         if scale not in (0, 1):
@@ -96,4 +96,4 @@ def _set_factor(layer: Any, adapter: str, own: float, scale: float) -> None:
         scaled = float(now)
     else:
         layer.scaling[adapter] = scaled = scaled if scale in (0, 1) else math.nextafter(scaled, math.inf)
-    setattr(layer, _SCALED, {**getattr(layer, _SCALED, {}), adapter: (own, scaled)})
+    setattr(layer, _SCALED, {**getattr(layer, _SCALED, {}), adapter: (factor, scaled)})

@@ -34,8 +34,8 @@ def checkpoint(name: str) -> Path:
         HfpatchError: if there is no such checkpoint.
     """
     if name not in CHECKPOINTS:
-        known = ", ".join(CHECKPOINTS)
-        raise HfpatchError(f"tinyworld has no checkpoint {name!r}{nearest(name, CHECKPOINTS)}; it has {known}")
+        names = ", ".join(CHECKPOINTS)
+        raise HfpatchError(f"tinyworld has no checkpoint {name!r}{nearest(name, CHECKPOINTS)}; it has {names}")
     return Path(__file__).parent / "checkpoints" / name
 
 

@@ -40,10 +40,10 @@ def build_model(
         hint = nearest(str(model_type), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
         raise HfpatchError(f"architecture.model_type: {model_type} is no causal language model{hint}")
     config_class = CONFIG_MAPPING[model_type]
-    known = [field.name for field in dataclasses.fields(config_class)] + list(config_class.attribute_map)
+    keys = [field.name for field in dataclasses.fields(config_class)] + list(config_class.attribute_map)
     for key in values:
-        if key not in known:
-            raise HfpatchError(f"architecture.{key}: {model_type} has no such key{nearest(key, known)}")
+        if key not in keys:
+            raise HfpatchError(f"architecture.{key}: {model_type} has no such key{nearest(key, keys)}")
     if tokenizer is not None:
         specials = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
         values = {"vocab_size": len(tokenizer), **specials, **values}

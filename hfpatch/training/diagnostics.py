@@ -52,11 +52,11 @@ def counting_survival(
         if parameter.grad is not None
     }
     yield
-    found: defaultdict[tuple[str, torch.device], list[torch.Tensor]] = defaultdict(list)
+    counted: defaultdict[tuple[str, torch.device], list[torch.Tensor]] = defaultdict(list)
     for name, (old, moved) in before.items():
         changed = (whole(parameters[name].detach()) != old) & moved
-        found[tensor_group(name), moved.device].append(torch.stack([changed.sum(), moved.sum()]))
-    for (group, _), sums in found.items():  # one wait for a GPU a group, not two a tensor
+        counted[tensor_group(name), moved.device].append(torch.stack([changed.sum(), moved.sum()]))
+    for (group, _), sums in counted.items():  # one wait for a GPU a group, not two a tensor
         changed_sum, moved_sum = torch.stack(sums).sum(0).tolist()
         earlier = counts.get(group, (0, 0))
         counts[group] = (earlier[0] + changed_sum, earlier[1] + moved_sum)

@@ -29,9 +29,9 @@ def loss_in_forward(model: nn.Module, *, by_token: bool = False) -> Iterator[Non
     if hasattr(causal, _ACTIVE):  # within another such block
         yield
         return
-    found: Any = find_lm_head(causal)
+    lm_head: Any = find_lm_head(causal)
     head: Any = causal.get_output_embeddings()
-    from_hidden = found is not None and is_plain(head)
+    from_hidden = lm_head is not None and is_plain(head)
     stock: Any = causal.forward
     stock_head: Any = getattr(head, "forward", None)
 
@@ -39,7 +39,7 @@ def loss_in_forward(model: nn.Module, *, by_token: bool = False) -> Iterator[Non
         if labels is None:
             return stock(*args, **kwargs)
         if from_hidden:
-            loss = head(found.body(*args, **kwargs)[0], labels)  # a module, so that FSDP gathers it
+            loss = head(lm_head.body(*args, **kwargs)[0], labels)  # a module, so that FSDP gathers it
         else:
             loss = loss_from_logits(stock(*args, **kwargs).logits, labels, by_token=by_token)
         return CausalLMOutput(loss=loss)
@@ -47,7 +47,7 @@ def loss_in_forward(model: nn.Module, *, by_token: bool = False) -> Iterator[Non
     def head_with_loss(hidden: Tensor, labels: Tensor | None = None) -> Any:
         if labels is None:
             return stock_head(hidden)
-        return loss_from_hidden(hidden, head.weight, head.bias, labels, tail=found.tail, by_token=by_token)
+        return loss_from_hidden(hidden, head.weight, head.bias, labels, tail=lm_head.tail, by_token=by_token)
 
     setattr(causal, _ACTIVE, True)
     try:

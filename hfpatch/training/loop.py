@@ -237,8 +237,8 @@ class TrainingLoop:
         backward = partial(accelerator.backward, scale_wrt_gas=False) if deepspeed else accelerator.backward
         indices = run.plan.indices[step - 1]
         factor = accelerator.num_processes / run.blocks.count_predicted(indices)
-        own = indices.reshape(-1, accelerator.num_processes, self.micro_batch)[:, accelerator.process_index]
-        batches = [collate([run.blocks[row] for row in rows]) for rows in own.tolist()]
+        rows_of = indices.reshape(-1, accelerator.num_processes, self.micro_batch)[:, accelerator.process_index]
+        batches = [collate([run.blocks[row] for row in rows]) for rows in rows_of.tolist()]
         batches = [{name: value.to(accelerator.device) for name, value in batch.items()} for batch in batches]
         total = torch.zeros((), dtype=torch.float32, device=accelerator.device)
         for number, batch in enumerate(batches, start=1):
@@ -295,9 +295,9 @@ class TrainingLoop:
             return
         if run.state.ended_early or run.is_due(record.step, run.diagnose_every):
             size, autocast = self.micro_batch, run.settings.autocast
-            found = diagnose(self.evaluated, run.held_out, step=record.step, batch_size=size, autocast=autocast)
+            series = diagnose(self.evaluated, run.held_out, step=record.step, batch_size=size, autocast=autocast)
             if main:
-                run.diagnostics.write([asdict(each) for each in found])
+                run.diagnostics.write([asdict(each) for each in series])
 
     def _save(self, step: int) -> None:
         run, main = self.run, self.accelerator.is_main_process

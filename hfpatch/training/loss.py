@@ -105,10 +105,10 @@ class ChunkedLoss(torch.autograd.Function):
             part = slice(start, start + step)
             loss, owed = compute(rows[part], weight, bias, targets[part], cap, [g is not None for g in gradients])
             total += loss.sum()
-            places = [gradients[0] if gradients[0] is None else gradients[0][part], *gradients[1:]]
-            for place, value in zip(places, owed, strict=True):
-                if place is not None and value is not None:
-                    place += value
+            targets_of = [gradients[0] if gradients[0] is None else gradients[0][part], *gradients[1:]]
+            for gradient, value in zip(targets_of, owed, strict=True):
+                if gradient is not None and value is not None:
+                    gradient += value
         ctx.gradients = gradients
         return total
 

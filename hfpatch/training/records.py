@@ -145,7 +145,7 @@ class JsonLines:
 
     def values(self, kind: Callable[..., Any] = dict) -> list[Any]:
         """Return all lines, but not a last one that a crash cut off; HfpatchError if another one is damaged."""
-        found = []
+        values = []
         for number, line in enumerate(self._whole_lines(), start=1):
             value = _parse(line, kind)
             if value is None:
@@ -153,8 +153,8 @@ class JsonLines:
                     f"{self.path}: line {number} is damaged; delete the folder {self.path.parent} and resume, which "
                     "trains that run again"
                 )
-            found.append(value)
-        return found
+            values.append(value)
+        return values
 
     def drop_after(self, step: int, are_complete: Callable[[list[int]], bool]) -> None:
         """Drop the lines after ``step`` and any behind a damaged one; before the first step, all.

@@ -145,10 +145,10 @@ def document_changes(
             taken = base[kept.to(base.device)], patched[kept.to(patched.device)]
             vocabulary = taken[0].shape[1] if head is None else len(head.head.weight)
             logits = partial(_logits, head, autocast)
-            found = compare_logits(taken, logits, targets[kept].to(taken[0].device), vocabulary)
+            change = compare_logits(taken, logits, targets[kept].to(taken[0].device), vocabulary)
             predicted = torch.stack([row["labels"] for row in rows])[:, 1:].numpy() != IGNORE
             owners = blocks.owners[start : start + len(rows), 1:][predicted]
-            values = np.stack([np.ones(len(owners)), *(each.cpu().numpy() for each in found)], axis=1)
+            values = np.stack([np.ones(len(owners)), *(each.cpu().numpy() for each in change)], axis=1)
             np.add.at(sums, owners, values)
     return sums
 

@@ -52,9 +52,9 @@ def whole_afterwards(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
         return
     twin = copy.deepcopy(model)
     yield twin
-    found = whole_tensors(trainable_parameters(twin))
+    whole = whole_tensors(trainable_parameters(twin))
     for name, parameter in trainable_parameters(model).items():
-        parameter.data.copy_(found[name])
+        parameter.data.copy_(whole[name])
 
 
 def cuts_tensors() -> bool:

@@ -51,8 +51,8 @@ def mean_loss(
                 total += float(model(**batch, use_cache=False).loss)
             count += sum(int((row["labels"] != IGNORE).sum()) for row in rows)
     sums = torch.tensor([float(total), count], dtype=torch.float64, device=device)
-    found = add_up(sums) if add_up else sums
-    return float(found[0] / found[1])
+    totals = add_up(sums) if add_up else sums
+    return float(totals[0] / totals[1])
 
 
 def document_losses(
@@ -137,11 +137,11 @@ def _losses_by(
             with autocast_context(autocast, device):
                 losses = model(**batch, use_cache=False).loss[:, :-1]  # (batch, seq - 1), at the place before the token
             predicted = torch.stack([row["labels"] for row in rows])[:, 1:].numpy() != IGNORE
-            own = kinds[start : start + len(rows), 1:]
+            kind = kinds[start : start + len(rows), 1:]
             if predicted.any():
-                counted = predicted & (own >= 0)
+                counted = predicted & (kind >= 0)
                 values = losses.double().cpu().numpy()[counted]
-                np.add.at(sums, own[counted], np.stack([values, np.ones_like(values)], axis=1))
+                np.add.at(sums, kind[counted], np.stack([values, np.ones_like(values)], axis=1))
     return sums
 
 

@@ -111,9 +111,9 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     counts = (values.get(name) for name in LAYER_COUNTS)
     total = next((count for count in counts if isinstance(count, int) and count > 0), 0)
     per_layer = [v for v in values.values() if isinstance(v, list | tuple) and len(v) == total]
-    own, kinds = values.get("per_layer_config") or {}, dict[str, int]()
+    of_layers, kinds = values.get("per_layer_config") or {}, dict[str, int]()
     for index in range(total):  # the first of each kind that some list distinguishes, at least two
-        kinds.setdefault(str([*(v[index] for v in per_layer), own.get(index)]), index)
+        kinds.setdefault(str([*(v[index] for v in per_layer), of_layers.get(index)]), index)
     chosen = sorted(kinds.values())[:MOST_LAYERS]
     chosen += [index for index in range(total) if index not in chosen][: max(0, LAYERS - len(chosen))]
     layers = sorted(chosen) or list(range(LAYERS))
@@ -140,7 +140,7 @@ def _small(name: str, value: Any, total: int, layers: Sequence[int]) -> Any:
     if name == "per_layer_config":  # exceptions of single layers: sizes twice those of the others
         changes = {new: value[old] for new, old in enumerate(layers) if old in value}
         doubled = {key: 2 * size for key, size in SIZES.items()}
-        return {index: {key: doubled.get(key, old) for key, old in own.items()} for index, own in changes.items()}
+        return {index: {key: doubled.get(key, old) for key, old in change.items()} for index, change in changes.items()}
     if name in LAYER_COUNTS and isinstance(value, int):
         return len(layers)
     if isinstance(value, list | tuple) and len(value) == total and total > 0:

@@ -98,9 +98,9 @@ def correct(model_type: str, values: Values) -> None:
             for local in (values["encoder_config"], values["decoder_config"]):
                 local.hidden_size_global = tower.hidden_size
         case "cohere_compass_text":  # times, rows and columns turn a part of the rotary frequencies each: half a head
-            for own in values["rope_parameters"].values():
-                if isinstance(own, dict):
-                    own["mrope_section"] = [3, 3, 2]
+            for rope in values["rope_parameters"].values():
+                if isinstance(rope, dict):
+                    rope["mrope_section"] = [3, 3, 2]
         case "dbrx":  # sizes of the attention in a configuration of its own
             values["attn_config"].kv_n_heads = HEADS // 2
             values["attn_config"].rope_theta = 10_000.0

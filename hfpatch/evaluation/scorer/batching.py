@@ -86,15 +86,15 @@ def units(made: Sequence[list[Tree]], limits: BatchLimits, *, together: bool = T
     """
     most, few = (_MOST_BATCHES, _FEWEST_POSITIONS) if together else (1, 0)
     enough = min(most, max(1, len(made) // _ENOUGH_UNITS))
-    found, positions = [Unit([])] if made else [], 0
+    filled, positions = [Unit([])] if made else [], 0
     for batch in made:
-        count = len(found[-1].batches)
+        count = len(filled[-1].batches)
         if count == most or (count >= enough and positions >= few) or positions >= limits.tokens // 2:
-            found.append(Unit([]))
+            filled.append(Unit([]))
             positions = 0
-        found[-1].batches.append(batch)
+        filled[-1].batches.append(batch)
         positions += sum(len({node for _, nodes in tree.scored for node in nodes}) for tree in batch)
-    return found
+    return filled
 
 
 def batches(rows: Sequence[Tree], limits: BatchLimits) -> list[list[Tree]]:
@@ -113,9 +113,9 @@ def batches(rows: Sequence[Tree], limits: BatchLimits) -> list[list[Tree]]:
         for start, longest in enumerate(map(len, alike)):
             most = min(max(1, limits.tokens // longest), len(alike) - start)
             ends = slice(start + 1, start + 1 + most)
-            found = costs[start] + longest * np.arange(1, most + 1) + limits.overhead
-            starts[ends] = np.where(found < costs[ends], start, starts[ends])
-            costs[ends] = np.minimum(found, costs[ends])
+            totals = costs[start] + longest * np.arange(1, most + 1) + limits.overhead
+            starts[ends] = np.where(totals < costs[ends], start, starts[ends])
+            costs[ends] = np.minimum(totals, costs[ends])
         cuts = [len(alike)]
         while cuts[-1]:
             cuts.append(int(starts[cuts[-1]]))

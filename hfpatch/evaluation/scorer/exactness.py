@@ -123,8 +123,8 @@ def try_padding(model: Any, parts: Parts, shortest: int, longest: int) -> Paddin
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]  # one, or one for each type of layer
     changing = [each for each in kinds if each.get("rope_type") in _CHANGING_ROPE]
-    own = [each.get("original_max_position_embeddings") for each in changing]
-    lengths = [*own, config.max_position_embeddings] if changing else []
+    originals = [each.get("original_max_position_embeddings") for each in changing]
+    lengths = [*originals, config.max_position_embeddings] if changing else []
     if (keys := min(_limits(model, _SELECTED_KEYS), default=longest)) < longest:
         obstacle = f"its attention selects {keys} keys"
     elif (original := min(filter(None, lengths), default=longest)) < longest:
@@ -136,8 +136,8 @@ def try_padding(model: Any, parts: Parts, shortest: int, longest: int) -> Paddin
     if longest == 1:
         return Padding(shortest, longest, None, False)
     sizes = (min(max(2, shortest), longest - 1), longest - 1)  # rotary positions have no effect on one token
-    found = trimmable(model, parts)
-    for modules in [found, ()] if found else [()]:
+    trimmed = trimmable(model, parts)
+    for modules in [trimmed, ()] if trimmed else [()]:
         try:
             probes = (random_tokens(model, 2, longest, seed) for seed in _SEEDS)
             if any(_equal_padded(parts, modules, probe, sizes) for probe in probes):
@@ -176,12 +176,12 @@ def _equal_padded(parts: Parts, modules: Sequence[nn.Module], tokens: Tensor, si
     padded = tokens.clone()
     padded[1, sizes[1] :] = 0
     with only_at(modules, rows, nodes, padded):
-        found = parts.features(padded)[rows, nodes].float()
-    if close(found, expected, alone[0].dtype):
+        features = parts.features(padded)[rows, nodes].float()
+    if close(features, expected, alone[0].dtype):
         return True
     again = parts.features(tokens[1:, : sizes[1]].expand(2, -1))[0, : sizes[1]]
     rounding = (again - alone[1]).float().abs().max()
-    return bool((found - expected).abs().max() <= 3 * rounding)
+    return bool((features - expected).abs().max() <= 3 * rounding)
 
 
 def _equal_as_trees(model: Any, parts: Parts, probe: Tensor) -> bool:

@@ -43,12 +43,12 @@ def score_positions(
         step = max(_FEWEST_ROWS, logits // features.shape[-1])
     else:
         step = limits.tokens if parts.sliceable(features) else max(_FEWEST_ROWS, logits // len(parts.head.weight))
-    found = []
+    results = []
     for start in range(0, len(features), step):
         first, last = np.searchsorted(targets[:, 0], [start, start + step])
         rows, tokens = torch.from_numpy(targets[first:last, :2].T.copy()).to(features.device)
-        found.append(log_probabilities(parts, features[start : start + step], rows - start, tokens, logits))
-    values, greedy = (torch.cat(each).cpu() for each in zip(*found, strict=True))
+        results.append(log_probabilities(parts, features[start : start + step], rows - start, tokens, logits))
+    values, greedy = (torch.cat(each).cpu() for each in zip(*results, strict=True))
 
     # sums by request
     indices, at = np.unique(targets[:, 2], return_inverse=True)
@@ -96,8 +96,8 @@ def log_probabilities(
     greedy = _reaches(wanted, top[rows])
     (unclear,) = (greedy & ((rivals > 1) | _reaches(runner_up[rows], wanted))).nonzero(as_tuple=True)
     for some in torch.split(unclear, max(1, numbers // len(parts.head.weight))):
-        own = torch.arange(len(some), device=rows.device)
-        greedy[some] = from_logits(parts.logits(features[rows[some]]), own, tokens[some])[1]
+        index = torch.arange(len(some), device=rows.device)
+        greedy[some] = from_logits(parts.logits(features[rows[some]]), index, tokens[some])[1]
     return (wanted - top[rows]) - softmax.total.log()[rows], greedy
 
 

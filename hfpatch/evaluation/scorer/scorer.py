@@ -103,9 +103,9 @@ class Scorer:
         """The model as body and head, if together they give its logits, else as a whole."""
         findings = self.findings
         if findings.split is None:
-            found = find_lm_head(self.model)
-            findings.split = found is not None
-            findings.tail = found.tail if found is not None else PLAIN
+            lm_head = find_lm_head(self.model)
+            findings.split = lm_head is not None
+            findings.tail = lm_head.tail if lm_head is not None else PLAIN
         if not findings.split:
             self._warn("its head cannot be separated from its body; the logits of every position are computed")
             return WholeModel(self.model)
@@ -118,30 +118,30 @@ class Scorer:
         requests: Sequence[TokenRequest],
         on_scores: OnScores,
         *,
-        known: Collection[int] = (),
+        scored: Collection[int] = (),
         share: Share | None = None,
     ) -> None:
-        """Score requests, and pass on the scores of each unit of batches as soon as they are known.
+        """Score requests, and pass on the scores of each unit of batches as soon as they are there.
 
         Args:
-            requests: the requests; the batches depend on all of them, including known ones.
+            requests: the requests; the batches depend on all of them, including those of ``scored``.
             on_scores: called with the index and the score of each request in a unit.
-            known: indices of requests that need no score; a batch of such requests alone is skipped.
+            scored: indices of requests that have a score already; a batch of such requests alone is skipped.
             share: shares the units out among several processes; it is called once, also where memory is too small.
 
         Raises:
             HfpatchError: if a quarter of the limits is too much for the memory, too.
         """
-        done = set(known)
+        done = set(scored)
         quarter = replace(self.limits, tokens=max(1, self.limits.tokens // 4), logits=max(1, self.limits.logits // 4))
         for limits in (self.limits, quarter):
             try:
                 plan = self.plan(requests, limits)
-                found = units(plan.batches, limits, together=not isinstance(plan.parts, WholeModel))
+                waiting = units(plan.batches, limits, together=not isinstance(plan.parts, WholeModel))
                 if share is not None:
-                    done.update(share(found, done))
+                    done.update(share(waiting, done))
                     share = None
-                for unit in found:
+                for unit in waiting:
                     if features := [self._features(plan, batch, requests) for batch in unit.missing(done)]:
                         scores = score_positions(plan.parts, features, limits)
                         done.update(index for index, _ in scores)

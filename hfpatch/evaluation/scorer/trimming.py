@@ -29,9 +29,9 @@ def trimmable(model: Any, parts: Parts) -> Modules:
     if not isinstance(parts, BodyAndHead):
         return ()
     try:
-        found, plain = survey(model), base_model(model)
-        block = plain.get_submodule(found.blocks[-1])
-        inside = [site for site in found.sites if any(site.attention is module for module in block.modules())]
+        surveyed, plain = survey(model), base_model(model)
+        block = plain.get_submodule(surveyed.blocks[-1])
+        inside = [site for site in surveyed.sites if any(site.attention is module for module in block.modules())]
         beside = [child for child in block.children() if not any(site.attention in child.modules() for site in inside)]
         outputs = [plain.get_submodule(site.output_path) for site in inside if site.output_path != site.path]
     except (HfpatchError, AttributeError, TypeError, RuntimeError, ValueError, IndexError, KeyError):

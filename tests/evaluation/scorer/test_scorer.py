@@ -318,7 +318,7 @@ def test_known_requests_are_left_out_and_the_others_stay_bit_equal(make):
     first = ours(model, requests)
     known = [index for tree in plan_of(model, requests).batches[0] for index, _ in tree.scored]
     answers = {}
-    Scorer(model, LONGEST, SMALL, weigh_trials=False).score(cut(requests), answers.update, known=known)
+    Scorer(model, LONGEST, SMALL, weigh_trials=False).score(cut(requests), answers.update, scored=known)
     assert set(answers) == set(range(len(requests))) - set(known)
     assert all(answers[index] == first[index] for index in answers)
 
@@ -471,4 +471,4 @@ def test_a_quarter_is_tried_where_memory_is_too_small_and_nothing_is_lost(make):
     with pytest.raises(HfpatchError, match="out of memory, even with 40 tokens at once"):
         made.score(tokens, answers.update)
     made.parts = Memory(made.parts.parts, 0)
-    made.score(tokens, answers.update, known=range(len(tokens)))
+    made.score(tokens, answers.update, scored=range(len(tokens)))
