@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from hfpatch.errors import HfpatchError
 from hfpatch.support.lazy import needing_lab
-from hfpatch.support.ranks import may_speak
+from hfpatch.support.ranks import prints_errors
 
 _MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 
@@ -20,13 +20,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with needing_lab():
             return _run(arguments)
     except HfpatchError as error:
-        if may_speak():  # where there are several processes, one of them
+        if prints_errors():  # where there are several processes, one of them
             print(f"hfpatch: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 2
     except (MemoryError, RuntimeError) as error:  # torch has no class for the memory of CPUs
         if not (isinstance(error, MemoryError) or _MEMORY.search(str(error))):
             raise
-        if may_speak():
+        if prints_errors():
             reason = " ".join(str(error).split()) or "it is all in use"
             print(
                 f"hfpatch: error: not enough memory ({reason[-200:]}); take a smaller size, batch or block",
@@ -48,7 +48,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         code = app(None if arguments is None else list(arguments), prog_name="hfpatch", standalone_mode=False)
     except CommandLineError as error:
-        if may_speak():
+        if prints_errors():
             from typer.rich_utils import rich_format_error
 
             rich_format_error(error)  # type: ignore[arg-type]

@@ -93,13 +93,13 @@ def read_comparison(
 def only_methods(recipe: Recipe, methods: str | None, also: Collection[str] = ()) -> Recipe:
     """Return the recipe with the methods that ``--methods`` names, and ``also``; print the comparisons left out."""
     from hfpatch.recipes.pairs import left_out_of_pairs
-    from hfpatch.support.ranks import may_speak
+    from hfpatch.support.ranks import prints_errors
 
     if methods is None:
         return recipe
     named = [name for name in map(str.strip, methods.split(",")) if name]
     some = recipe.only([*named, *(name for name in also if named and name in recipe.methods)])
-    for sentence in left_out_of_pairs(recipe, some) if may_speak() else ():
+    for sentence in left_out_of_pairs(recipe, some) if prints_errors() else ():
         print(f"note: {sentence}", file=sys.stderr)
     return some
 

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from hfpatch.support import quiet
-from hfpatch.support.ranks import may_speak, runs_alone
+from hfpatch.support.ranks import prints_errors, runs_alone
 from hfpatch.support.signals import sigterm_answered_by
 
 RESUME = "the same command with --resume continues in {}"
@@ -50,11 +50,11 @@ def interruptible(advice: str) -> Iterator[None]:
         with sigterm_answered_by(leave) if runs_alone() else nullcontext():
             yield
     except KeyboardInterrupt:
-        if may_speak():
+        if prints_errors():
             print(f"hfpatch: interrupted; {advice}", file=sys.stderr)
         raise typer.Exit(130) from None
     except Terminated as end:
         saved = "" if end.step is None else f" after step {end.step}, which is saved"
-        if may_speak():
+        if prints_errors():
             print(f"hfpatch: ended by SIGTERM{saved}; {advice}", file=sys.stderr)
         raise

@@ -26,7 +26,7 @@ from hfpatch.data.tokenizer import check_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.scorer import Findings, Score, Scorer, TokenRequest
 from hfpatch.evaluation.scorer.batching import BatchLimits, Unit
-from hfpatch.evaluation.windows import long_windows, say_once
+from hfpatch.evaluation.windows import long_windows, warn_once
 from hfpatch.models.attention import fast_attention
 from hfpatch.nn.matmul import choose_library, fast_matmul
 from hfpatch.sites import input_device
@@ -234,7 +234,7 @@ class HfpatchLM(HFLM):
             windows += [make_disjoint_window(window) for window in made]
             owners += [index] * (len(windows) - len(owners))
         if self._max_length is None and (cost := long_windows(self.model, [len(w[1]) for w in windows], longest)):
-            say_once(f"{requests[0].task_name}: {cost}")
+            warn_once(f"{requests[0].task_name}: {cost}")
         with self._answering([requests[index] for index in owners]):
             scores = self._loglikelihood_tokens([(None, *window) for window in windows])
         sums = [0.0] * len(requests)

@@ -49,6 +49,6 @@ def long_windows(model: Any, lengths: Sequence[int], longest: int) -> str:
 
 
 @functools.cache
-def say_once(text: str) -> None:
+def warn_once(text: str) -> None:
     """Log a warning, but not again."""
     logger.warning("%s", text)

@@ -141,7 +141,7 @@ class MethodParts(ActingModule):
                 in_call = self.in_call(site, method, str(index), place) if self.reads_rows else site
                 yield scaled(method, self.factors[index]), parts, in_call
 
-    def looks_back(self) -> bool:
+    def reads_earlier_positions(self) -> bool:
         """Return whether a method reads earlier positions of the row."""
         return any(method.steps_back() for method in self.methods)
 

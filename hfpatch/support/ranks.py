@@ -116,7 +116,7 @@ def runs_alone() -> bool:
     return int(os.environ.get("WORLD_SIZE") or 1) == 1
 
 
-def may_speak() -> bool:
+def prints_errors() -> bool:
     """Return whether this process prints why a run fails: it is the first of its ranks to ask.
 
     Before the ranks have met, all fail for the same reason. Rank 0 prints it, and the others wait until the launcher

@@ -234,7 +234,7 @@ class ActingModule(SharingModule):
         """Yield each method that acts at a place now, in order, with its parts and the site."""
         raise NotImplementedError
 
-    def looks_back(self) -> bool:
+    def reads_earlier_positions(self) -> bool:
         """Return whether anything that acts now reads earlier positions of the row."""
         raise NotImplementedError
 
@@ -323,7 +323,7 @@ class ActingModule(SharingModule):
         self, names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         CALLS.keep(self, "attention", True)
-        if self.reads_rows and self.looks_back():
+        if self.reads_rows and self.reads_earlier_positions():
             CALLS.keep(self, "row", row_of(names, module, args, kwargs))
 
     def _keep_read(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -147,7 +147,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         """Return whether an adapter acts at a place in this forward pass."""
         return any(place in self.places[name] for name in self.working_adapters())
 
-    def looks_back(self) -> bool:
+    def reads_earlier_positions(self) -> bool:
         """Return whether an adapter of this forward pass reads earlier positions of the row."""
         return any(self.configs[name].steps_back() for name in self.working_adapters())
 

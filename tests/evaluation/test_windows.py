@@ -7,7 +7,7 @@ from lm_eval.api.instance import Instance
 from torch.utils.flop_counter import FlopCounterMode
 
 from hfpatch.evaluation import HfpatchLM
-from hfpatch.evaluation.windows import long_windows, row_operations, say_once
+from hfpatch.evaluation.windows import long_windows, row_operations, warn_once
 from hfpatch.surgery.bases import load_base
 
 
@@ -45,7 +45,7 @@ def test_long_windows_are_named_with_their_cost():
 def test_an_evaluation_says_so_once_and_not_where_a_length_was_given(caplog, monkeypatch):
     base = load_base("tinyworld/gpt2")
     monkeypatch.setattr("hfpatch.evaluation.windows._SHORT", 8)
-    say_once.cache_clear()
+    warn_once.cache_clear()
     long = Instance("loglikelihood_rolling", {}, ("the cat " * 600,), 0, metadata=("text", 0, 1))
     for length in (64, None, None):
         HfpatchLM(base.model, tokenizer=base.tokenizer, max_length=length).loglikelihood_rolling([long])

@@ -30,7 +30,7 @@ from hfpatch.evaluation.scorer.head import BodyAndHead, Parts, WholeModel
 from hfpatch.evaluation.scorer.log_probs import Score, Targets, score_positions
 from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group, pack
 from hfpatch.evaluation.scorer.trimming import Modules, only_at, trimmable
-from hfpatch.evaluation.windows import say_once
+from hfpatch.evaluation.windows import warn_once
 from hfpatch.sites import base_model, input_device
 from hfpatch.sites.lm_head import PLAIN, find_lm_head
 
@@ -218,7 +218,7 @@ class Scorer:
         cost_shared = cost_shared + padding + trees if row else cost_plain
         in_common = len({request.context for request in requests}) < len(rows)
         if cost_shared >= min(cost_plain, cost_alone) and self.declared.reason and in_common:
-            say_once(f"{type(self.model).__name__}: {_limit_of(self.declared)}")
+            warn_once(f"{type(self.model).__name__}: {_limit_of(self.declared)}")
         words = self.model.get_input_embeddings().weight.shape[0]
         if cost_alone <= min(cost_plain, cost_shared):  # if rows are few, without a trial of the head
             last = max(2, *(len(request.targets) for request in requests))  # the product of one may round otherwise
@@ -264,7 +264,7 @@ class Scorer:
 
     def _warn(self, limit: str) -> None:
         if self._is_finite:
-            say_once(f"{type(self.model).__name__}: {limit}")
+            warn_once(f"{type(self.model).__name__}: {limit}")
 
     @cached_property
     def _is_finite(self) -> bool:

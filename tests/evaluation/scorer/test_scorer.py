@@ -56,7 +56,7 @@ LORA = LoraConfig(target_modules=["q_proj", "v_proj"])
 
 @pytest.fixture
 def make(monkeypatch):
-    scorer.say_once.cache_clear()
+    scorer.warn_once.cache_clear()
     monkeypatch.setattr(families, "CASES", {**families.CASES, **MORE})
     return families.make_model
 
@@ -202,7 +202,7 @@ def test_answers_are_lm_evals_where_a_method_reads_earlier_positions(case, at, m
 
 @pytest.mark.parametrize("kind", [kind for kind in OF_WHOLE_ROWS if kind in CONFIG_MAPPING])
 def test_rows_are_scored_one_by_one_where_their_length_decides(kind, tokenizer, caplog):
-    scorer.say_once.cache_clear()
+    scorer.warn_once.cache_clear()
 
     def make():
         config = shrink(CONFIG_MAPPING[kind]())
@@ -287,7 +287,7 @@ class Doubled(GPT2LMHeadModel):
 
 
 def test_a_model_without_a_separable_head_is_scored_as_a_whole_with_a_warning(tokenizer, caplog):
-    scorer.say_once.cache_clear()
+    scorer.warn_once.cache_clear()
     torch.manual_seed(0)
     model = Doubled(families.make_config("gpt2")).eval()
     requests = encoded(model)
