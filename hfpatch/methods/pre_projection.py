@@ -79,6 +79,10 @@ class PreProjectionConfig(MethodConfig):
         """Return where the attention is entered, unless the skip is alone, and left, where there is one."""
         return (("entered",) if self.expansion else ()) + (("left",) if self.content_skip else ())
 
+    def takes_autocast(self) -> bool:
+        """Return whether the sum with a product is all that is rounded, in the gradient too."""
+        return not self.gated
+
     def entered(self, parts: Parts, x: Tensor, site: MethodSite) -> Tensor:
         """Return x~ ``(batch, seq, hidden)``."""
         return pre_project(

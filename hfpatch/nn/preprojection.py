@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -45,7 +46,7 @@ def pre_project(
     x and x~ are ``(batch, seq, hidden)``; ``dropout`` is the probability of dropping an inner activation in training.
     Computed in the dtype of the weights and returned in that of ``x``, so that fp32 weights serve any base.
     """
-    h = x.to(up.weight.dtype)
+    h = _as_read_by(up, x)
     inner = act(up(h)) if gate is None else act(gate(h)) * up(h)  # (batch, seq, inner)
     if dropout:
         inner = F.dropout(inner, dropout, training)
@@ -148,8 +149,13 @@ class ContentSkip(nn.Module):
 
 def add_skip(branch: Tensor, x: Tensor, skip: nn.Linear) -> Tensor:
     """Return ``branch + x W_skip`` computed in the dtype of W_skip, returned in that of ``branch``."""
-    changed: Tensor = branch + skip(x.to(skip.weight.dtype))
+    changed: Tensor = branch + skip(_as_read_by(skip, x))
     return changed.to(branch.dtype)
+
+
+def _as_read_by(linear: nn.Linear, x: Tensor) -> Tensor:
+    """Return x in the dtype of a linear layer's weight; unchanged under autocast, which would round it back."""
+    return x if torch.is_autocast_enabled(x.device.type) else x.to(linear.weight.dtype)
 
 
 def check_init(init: str) -> None:

@@ -155,6 +155,13 @@ class MethodConfig(PeftConfig):
         """Return the places where the method acts with these options: all that the class defines."""
         return tuple(place for place in PLACES if hasattr(self, place))
 
+    def takes_autocast(self) -> bool:
+        """Return whether the method takes tensors in autocast's dtype, and rounds its result once all the same.
+
+        False: they come in the dtype of its parts at least, by a copy of each.
+        """
+        return False
+
     def steps_back(self) -> int:
         """Return how many earlier positions the method reads by ``site.earlier``: above 0 it mixes tokens.
 

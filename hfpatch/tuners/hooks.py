@@ -165,6 +165,10 @@ class Combined:
             return found
         return lambda parts, value, *others: self.combine(value, found(parts, value, *others))
 
+    def takes_autocast(self) -> bool:
+        """Return False: what combines may round again."""
+        return False
+
 
 def scaled(method: Any, factor: float) -> Any:
     """Return a method with its change multiplied by a factor."""
@@ -174,14 +178,17 @@ def scaled(method: Any, factor: float) -> Any:
 def apply_method(method: Any, place: str, parts: Parts, value: Tensor, *read: Tensor, site: MethodSite) -> Tensor:
     """Return the result of a method for the tensor of a place, in that tensor's dtype.
 
-    It computes in the dtype of its parts at least. Hidden states that it reads beside the tensor come in that dtype.
+    It computes in the dtype of its parts at least, or under autocast in autocast's where the tensor and the method
+    allow that. Hidden states that it reads beside the tensor come in that dtype.
     """
     # _parameters where a part has some, as parameters() takes longer
     held = [p for part in parts.values() for p in part._parameters.values() or part.parameters() if p is not None]
     dtype = next((p.dtype for p in held if p.is_floating_point()), None)
+    kind = value.device.type
+    is_narrow = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == value.dtype
     is_offloaded = not value.is_meta and any(p.is_meta for p in held)
     with _onloaded(parts, site.layer) if is_offloaded else nullcontext():
-        if dtype is None:
+        if dtype is None or (is_narrow and method.takes_autocast()):
             changed: Tensor = getattr(method, place)(parts, value, *read, site)
         else:
             wide = value.to(torch.promote_types(dtype, value.dtype))

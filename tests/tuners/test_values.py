@@ -4,11 +4,23 @@ import warnings
 
 import pytest
 import torch
-from families import FAMILIES, FEW, HIDDEN, PLACES, logits_of, make_model, make_tokens, model_type, perturb
+from families import FAMILIES, FEW, HIDDEN, PLACES, gradients, logits_of, make_model, make_tokens, model_type, perturb
 from peft import get_peft_model
 from reference import twin_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig, patch
+
+
+class CountedCopies(TorchDispatchMode):
+    """Counts conversions of tensors from one dtype to another."""
+
+    copies = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.copies += func.overloadpacket is torch.ops.aten._to_copy
+        return func(*args, **(kwargs or {}))
+
 
 LOW = (torch.bfloat16, torch.float16)
 TOLERANCE = 1e-10  # fp64, relative and absolute; logits are of the order of 1 to 10
@@ -175,3 +187,20 @@ def test_low_precision_base_is_near_the_fp32_one(case):
     exact, low = patched(torch.float32), patched(torch.bfloat16)
     base = (logits_of(make_model(case), tokens) - logits_of(make_model(case, torch.bfloat16), tokens).float()).std()
     assert (exact - low).std() < 4 * base
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("case", ["llama", "gpt_neox"])
+def test_a_step_under_autocast_is_that_of_wide_sums_bit_for_bit_with_fewer_copies(monkeypatch, case, gated):
+    """A sum of two bf16 values rounds once, as one in fp32 and its copies do; a gate adds a third gradient."""
+    model = patch(make_model(case, torch.bfloat16), PreProjectionConfig(content_skip=True, gated=gated))
+    perturb(model)
+    found, copies = [], []
+    for wide in (False, True):
+        if wide:
+            monkeypatch.setattr(PreProjectionConfig, "takes_autocast", lambda self: False)
+        with CountedCopies() as counted, torch.autocast("cpu", dtype=torch.bfloat16):
+            found.append(gradients(model, make_tokens(3, 20)))
+        copies.append(counted.copies)
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    assert (copies[0] < copies[1]) is not gated
