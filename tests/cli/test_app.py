@@ -126,18 +126,6 @@ def test_completion_and_help_import_nothing_heavy(shell, words, expected):
     assert expected is None or answers == expected
 
 
-def test_completion_installs_itself_for_a_shell(tmp_path):
-    call = (
-        f'"{sys.executable}" -m hfpatch --install-completion bash; exit $?'  # a shell of its own, which is looked for
-    )
-    command = ["bash", "-c", call]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"HOME": str(tmp_path)})
-    assert done.returncode == 0, done.stderr
-    script = (tmp_path / ".bash_completions" / "hfpatch.sh").read_text()
-    assert "_HFPATCH_COMPLETE=complete_bash" in script
-    assert "hfpatch.sh" in (tmp_path / ".bashrc").read_text()
-
-
 def test_the_version_the_help_and_that_of_each_command_with_an_example(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"hfpatch {hfpatch.__version__}\n"
@@ -470,18 +458,6 @@ def test_runs_beside_each_other_are_one_table_in_a_terminal():
         assert "1 of the runs at work are not shown" in plain.file.getvalue()
 
 
-def test_an_output_folder_that_cannot_be_used_is_one_line(capsys, tmp_path, recipe):
-    taken = tmp_path / "taken"
-    taken.write_text("a file")
-    assert "is a file" in refused(capsys, "compare", recipe, "--out", taken)
-    full = tmp_path / "full"
-    full.mkdir()
-    (full / "thesis.tex").write_text("")
-    assert "contains no hfpatch run" in refused(capsys, "compare", recipe, "--out", full)
-    assert "is a file" in refused(capsys, "train", recipe, "--method", "pre_projection", "--out", taken)
-    assert "is a file" in refused(capsys, "compare", recipe, "--out", taken / "below")
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_an_output_folder_without_permission_is_one_line(capsys, tmp_path, recipe):
     locked = tmp_path / "locked"
@@ -539,14 +515,6 @@ def test_eval_keeps_answers_for_the_next_call(capsys, monkeypatch, tmp_path):
     assert "8 answers were kept from an earlier call" in shown
     assert main([*arguments, "--no-cache"]) == 0
     assert "answers were kept" not in capsys.readouterr().out
-
-
-def test_a_cache_that_takes_no_files_is_one_line(capsys, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("HFPATCH_CACHE", str(tmp_path / "file"))
-    assert main(["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "4"]) == 0
-    first = capsys.readouterr().err.splitlines()[0]
-    assert first.startswith("hfpatch: warning: the answers are not cached for the next run: ")
 
 
 def test_an_interrupted_eval_says_what_is_kept(capsys, monkeypatch, tmp_path):
@@ -706,13 +674,6 @@ def test_a_patch_of_another_base_needs_an_option(capsys, tmp_path, command):
     assert "its weights differ" in message
     assert "--allow-other-base" in message
     assert main([*arguments, "--allow-other-base"]) == 0
-
-
-def test_inspect_shows_every_site_and_the_counts(capsys):
-    assert main(["inspect", "tinyworld/gpt-neox"]) == 0
-    out = capsys.readouterr().out
-    assert "gpt_neox" in out
-    assert "trainable" in out
 
 
 def test_pretrain_writes_a_model_and_refuses_a_wrong_architecture(capsys, tmp_path):

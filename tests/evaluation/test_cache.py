@@ -16,7 +16,7 @@ from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch, unpatch
 from hfpatch.__main__ import main
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import evaluate, run
-from hfpatch.evaluation.cache import COMPUTING, ScoreCache, keep_findings, model_key, open_cache, read_findings
+from hfpatch.evaluation.cache import COMPUTING, ScoreCache, keep_findings, model_key, read_findings
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.run import Storage
 from hfpatch.evaluation.scorer import Findings, TokenRequest, scorer
@@ -65,16 +65,6 @@ def test_incomplete_and_damaged_lines_are_dropped(tmp_path):
     assert ScoreCache(path, {}).find(SECOND) == (-2.5, False)
     ScoreCache(path, {"another": "model"})
     assert not path.exists()
-
-
-def test_a_folder_holds_several_models_and_tasks(tmp_path):
-    for task, key, value in [("a", {"m": 1}, -1.0), ("a", {"m": 2}, -2.0), ("b", {"m": 1}, -3.0)]:
-        open_cache(tmp_path, task, key).add([(FIRST, (value, False))])
-    assert open_cache(tmp_path, "a", {"m": 2}).find(FIRST) == (-2.0, False)
-    assert len(list(tmp_path.iterdir())) == 3
-    (tmp_path / "file").write_text("")
-    with pytest.raises(HfpatchError, match="log-likelihoods cannot be saved"):
-        open_cache(tmp_path / "file", "a", {}).add([(FIRST, (-1.0, True))])
 
 
 def test_models_have_different_keys_and_an_unpatched_one_has_that_of_its_base():

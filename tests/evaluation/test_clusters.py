@@ -109,23 +109,6 @@ def test_intervals_cover_at_their_rate(kind, together, seeds):
         assert together == 0 or np.mean(naive) < 0.8  # what documents taken as independent give
 
 
-def test_equal_models_differ_in_five_percent_of_simulations(tmp_path):
-    rng = np.random.default_rng(4)
-    names = [str(name) for name in np.repeat(np.arange(30), rng.integers(1, 9, size=30))]
-    members = clusters.grouped(names)
-    found = []
-    for _ in range(300):
-        runs = {}
-        for name in "ab":
-            level = rng.normal(size=30)[members]
-            right = (level + 0.3 * rng.normal(size=len(names)) > 0).astype(float)
-            runs[name] = {0: write(tmp_path / name, "quiz", "acc", right, names)}
-        (one,) = compare(runs, tasks={"quiz": result("quiz", "acc", 30)}, references={"a": ["b"]}, dependent={})
-        assert (one.p < 0.05) == (not one.low <= 0 <= one.high)
-        found.append(one.p < 0.05)
-    assert np.mean(found) < 0.085
-
-
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_a_comparison_is_that_of_group_sums(tmp_path, seeds):
     rng = np.random.default_rng(5)

@@ -219,7 +219,7 @@ def test_what_no_difference_could_show_is_not_called_visible(tmp_path):
     assert (found.low, found.high, one.detectable, one.outcome) == (-0.5, 0.5, None, "not decided")  # base 0.5
 
 
-@pytest.mark.parametrize(("seeds", "control"), [(2, 0), (3, 0), (3, 1)])
+@pytest.mark.parametrize(("seeds", "control"), [(2, 0), (3, 1)])
 def test_seeds_that_vary_do_not_make_equal_methods_different(tmp_path, seeds, control):
     """Seeds vary four times as much as the mean over documents; with ``control`` 1, so does a control's only one."""
     rng = np.random.default_rng(5)
@@ -236,21 +236,6 @@ def test_seeds_that_vary_do_not_make_equal_methods_different(tmp_path, seeds, co
         found.append(one.p < 0.05)
         assert (one.p < 0.05) == (not one.low <= 0 <= one.high)
     assert np.mean(found) < 0.08
-
-
-def test_equal_methods_differ_in_five_percent_of_simulations(tmp_path):
-    rng = np.random.default_rng(4)
-    tasks = {"novel": TASKS["novel"]}
-    verdicts = []
-    for _ in range(300):
-        words = rng.integers(40, 60, size=30)
-        runs = {}
-        for name in "ab":
-            pairs = np.stack([-words * rng.normal(3.0, 0.2, size=30), words], axis=1).tolist()
-            runs[name] = {0: write(tmp_path / name, "novel", "word_perplexity", pairs)}
-        (found,) = compare(runs, tasks=tasks, references={"a": ["b"]}, dependent={})
-        verdicts.append(found.p < 0.05)
-    assert 0.02 < np.mean(verdicts) < 0.085
 
 
 def test_other_documents_and_broken_records_are_refused(records):

@@ -64,22 +64,6 @@ def test_arc_is_the_likeliest_choice(outcome, taught, tokenizer, support):
     assert results["arc_easy"].primary == "acc"
 
 
-def test_hellaswag_is_normalised_by_characters(outcome, taught, tokenizer, support):
-    results, _ = outcome
-    right = []
-    for row in support.hellaswag():
-        activity = row["activity_label"].replace("[header]", "")
-        end = f" {row['ctx_b'].capitalize()}"
-        prompt = f"{activity}: {row['ctx_a']}{end}".strip().replace("  ", " ")
-        prompt = f" {prompt}" if activity.startswith(" ") else prompt
-        endings = [re.sub(r"\[.*?\]", "", ending).replace("  ", " ") for ending in row["endings"]]
-        sums = [float(support.continuation(taught, tokenizer, prompt, f" {ending}")[0].sum()) for ending in endings]
-        scaled = [value / len(ending) for value, ending in zip(sums, endings, strict=True)]
-        right.append(scaled.index(max(scaled)) == int(row["label"]))
-    assert results["hellaswag"].metrics["acc_norm"] == sum(right) / 24
-    assert results["hellaswag"].primary == "acc_norm"
-
-
 @torch.no_grad()
 def test_wikitext_perplexity_is_per_word_of_the_original(outcome, taught, tokenizer, support):
     results, folder = outcome

@@ -1,7 +1,6 @@
 """Canon layers, and what a method that looks back is given: rows, documents, caches, and what is refused."""
 
 import copy
-import threading
 
 import elsewhere
 import pytest
@@ -221,21 +220,6 @@ def test_models_in_which_nothing_says_what_is_earlier_are_refused(kind, reason):
     window.model.layers[0].self_attn.sliding_window = 3
     with pytest.raises(HfpatchError, match="it attends to 3 positions, and the method looks back 3"):
         hfpatch.patch(window, CanonConfig(layers_to_transform=0))
-
-
-def test_two_threads_decode_with_one_model():
-    model, texts = patched(), [make_tokens(1, 6, seed=seed) for seed in (1, 2)]
-    expected, found = [written(model, text) for text in texts], {}
-
-    def work(index):
-        found[index] = [written(model, texts[index]) for _ in range(3)]
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(text, expected[index]) for index in (0, 1) for text in found[index])
 
 
 @pytest.mark.slow
