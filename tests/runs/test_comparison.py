@@ -1,6 +1,8 @@
 """From a recipe to a run folder: complete, resumable, and refused where it would mix or mislead."""
 
 import errno
+import json
+import math
 import re
 import shutil
 from functools import partial
@@ -11,6 +13,7 @@ import pytest
 import torch
 from draws import drawn
 from safetensors.torch import load_file
+from scipy import stats
 from tiny_runs import NEOX, Nothing, Stop, Trained, lines, numbers, refused, save_base, small_recipe
 from torch.nn.functional import cross_entropy
 
@@ -294,6 +297,65 @@ def test_questions_are_declared_before_the_first_result_and_marked_where_they_ch
     write_json(out / "questions.json", {**declared, "margin": {"bits_per_byte": 0.3}})
     with pytest.raises(HfpatchError, match=r"questions.json: was changed since it was written"):
         compare(make_recipe(model_folder, **changed), out, resume=True)
+
+
+def test_grouped_lines_are_decided_by_hand(model_folder, tmp_path, no_report):
+    """Two pairs, two seeds, 24 held-out groups of one to five lines: t over seeds, CR3 over groups, Bonferroni."""
+    sizes = np.random.default_rng(0).integers(1, 6, 48).tolist()
+    groups = [group for group, size in enumerate(sizes) for _ in range(size)]
+    texts = documents("shifted", count=len(groups))
+    rows = [{"text": text, "book": f"book {group}"} for text, group in zip(texts, groups, strict=True)]
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"source": str(tmp_path / "lines.jsonl"), "group": "book", "held_out": 24, "block_size": 32}
+    recipe = small_recipe(
+        model_folder,
+        data=data,
+        training={"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]},
+        methods={**METHODS, "small": [{"type": "lora", "r": 1}]},
+        questions={"gain": {"pairs": [["pre_projection", "lora"], ["small", "lora"]]}, "keep": None},
+        margin={"nats_per_token": 0.5},
+    )
+    compare(recipe, tmp_path / "out")
+    results = load_results(tmp_path / "out")
+    assert [(each.method, each.other, each.task) for each in results.primary] == [
+        ("pre_projection", "lora", "held_out_text"),
+        ("small", "lora", "held_out_text"),
+    ]
+    for verdict in results.primary:
+        read = {
+            (name, seed): lines(tmp_path / f"out/runs/{name}/seed-{seed}/evaluations/held_out_text.jsonl")
+            for name in (verdict.method, verdict.other)
+            for seed in (0, 1)
+        }
+        nats = {run: -np.array([row["nats_per_token"][0] for row in own]) for run, own in read.items()}
+        own = read[verdict.method, 0]
+        tokens, named = np.array([row["nats_per_token"][1] for row in own]), np.array([row["cluster"] for row in own])
+        differences = np.stack([nats[verdict.method, seed] - nats[verdict.other, seed] for seed in (0, 1)])
+        assert len(set(named)) == verdict.clusters.groups == 24 < len(own) == verdict.n
+        by_seed = differences.sum(1) / tokens.sum()
+        difference, of_seeds = by_seed.mean(), by_seed.std(ddof=1) / math.sqrt(2)
+
+        # Each group left out in turn
+        left_out = [
+            differences.mean(0)[named != name].sum() / tokens[named != name].sum() - difference
+            for name in dict.fromkeys(named)
+        ]
+        of_groups = math.sqrt(23 / 24 * np.sum(np.square(left_out)))
+
+        def half(p, parts=((of_groups, 23), (of_seeds, 1))):
+            return math.hypot(*(stats.t.ppf(1 - p / 2, freedom) * error for error, freedom in parts))
+
+        assert verdict.difference == pytest.approx(difference)
+        assert (verdict.low, verdict.high) == pytest.approx((difference - half(0.05), difference + half(0.05)))
+        assert (verdict.level, verdict.family) == (0.025, 2)
+        assert verdict.corrected_high - difference == pytest.approx(half(0.025))
+        assert half(verdict.p) == pytest.approx(abs(difference))
+        assert verdict.p_corrected == pytest.approx(min(1.0, 2 * verdict.p))
+        is_sign, is_within = abs(difference) > half(0.025), abs(difference) + half(0.05) < 0.5
+        sign = "better" if difference < 0 else "worse"
+        expected = {(True, True): f"{sign} by less than the margin", (True, False): sign, (False, True): "equivalent"}
+        assert verdict.outcome == expected.get((is_sign, is_within), "undecided")
+        assert verdict.outcome != "not tested"
 
 
 def test_every_method_sees_the_same_batches_and_begins_at_the_loss_of_the_base(straight):
