@@ -115,7 +115,7 @@ core:  ## install the core alone, from its wheel, into a fresh environment and r
 deepspeed: install $(VENV)-deepspeed/.installed  ## train under DeepSpeed with two processes on CPUs and compare (2 minutes)
 	$(BIN)/python -m pytest tests/training/test_deepspeed.py
 
-# DeepSpeed and what it needs besides; all else comes from the environment beside it.
+# DeepSpeed and its own dependencies; everything else comes from the other environment.
 PACKAGES_OF = $$($(1)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 
 $(VENV)-deepspeed/.installed: $(VENV)/.installed

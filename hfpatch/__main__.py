@@ -51,7 +51,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         if prints_errors():
             from typer.rich_utils import rich_format_error
 
-            rich_format_error(error)  # type: ignore[arg-type]
+            rich_format_error(error)  # type: ignore[arg-type]  # the class found above
         return int(getattr(error, "exit_code", 2))
     return code if isinstance(code, int) else 0
 

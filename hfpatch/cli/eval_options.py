@@ -168,5 +168,5 @@ def command_of(run: Callable[[EvalOptions], None]) -> Callable[..., None]:
         for field in fields(EvalOptions)
     ]
     command.__doc__, command.__annotations__ = run.__doc__, hints
-    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # functions may have one
     return command

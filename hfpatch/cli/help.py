@@ -44,4 +44,4 @@ def prepare_completion() -> None:
     _completion_classes.completion_init()
     _completion_classes._sanitize_help_text = lambda text: text  # rich is not needed: there is no markup
     for parameter in (TyperOption, TyperArgument):
-        parameter.process_value = lambda self, ctx, value: value  # type: ignore[method-assign]
+        parameter.process_value = lambda self, ctx, value: value  # type: ignore[method-assign]  # replaced in this process only

@@ -147,7 +147,7 @@ class TokenBlocks:
         added = None if self.added is None else np.concatenate([self.added[pieces] for pieces in pieces_of])
         sha256 = _hash_arrays(rows, sizes, offsets, learned, added)
         new = {"rows": rows, "sizes": sizes, "offsets": offsets, "learned": learned, "owners": owners, "added": added}
-        return replace(self, **new, sha256=sha256, parts=())  # type: ignore[arg-type]
+        return replace(self, **new, sha256=sha256, parts=())  # type: ignore[arg-type]  # fields by name
 
     @property
     def block_size(self) -> int:

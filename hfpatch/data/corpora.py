@@ -88,7 +88,7 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
         if path.exists():
             paths = sorted(path.iterdir()) if path.is_dir() else [path]
         else:
-            paths = [Path(name) for name in sorted(glob.glob(settings.source, recursive=True))]  # noqa: PTH207
+            paths = [Path(name) for name in sorted(glob.glob(settings.source, recursive=True))]  # noqa: PTH207  pathlib refuses absolute patterns
         files = [file for file in paths if file.is_file() and file.name.endswith(SUFFIXES)]
         if not files:
             problem = "is of an unknown type" if path.is_file() else "has no file of a known type"

@@ -84,7 +84,7 @@ def _local_files(path: str, options: dict[str, Any]) -> list[Path]:
     roots = [Path(root) for root in (path, folder) if root is not None]
     files = {file for root in roots for file in ([root] if root.is_file() else root.rglob("*"))}
     for pattern in (str(root / name) for name in names for root in (Path(), *roots)):
-        files |= {Path(file) for file in glob.glob(pattern, recursive=True)}  # noqa: PTH207
+        files |= {Path(file) for file in glob.glob(pattern, recursive=True)}  # noqa: PTH207  pathlib refuses absolute patterns
     return sorted(file.absolute() for file in files if file.is_file())
 
 

@@ -241,7 +241,7 @@ class Hooked:
     hfpatch_prefix = ""  # of the items' paths, where the model is a part of the one that was patched
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]  # of the class beside it
         model: Any = self
         start = f"{self.hfpatch_prefix}." if self.hfpatch_prefix else ""
 

@@ -124,7 +124,7 @@ def _chosen(tensor: Tensor | None, columns: list[int], shape: MixedProjection) -
 
 def _rows(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Return weight ``(out, in)`` and bias of a Linear or of transformers' Conv1D, which holds its transpose."""
-    weight: Tensor = projection.weight  # type: ignore[assignment]
+    weight: Tensor = projection.weight  # type: ignore[assignment]  # typed as tensor or module
     bias: Tensor | None = getattr(projection, "bias", None)
     return (weight.detach().t() if hasattr(projection, "nf") else weight.detach()), bias
 

@@ -61,7 +61,7 @@ def scratch_classes(model_type: str) -> tuple[type[PreTrainedModel], type[PreTra
     stock_config = CONFIG_MAPPING[model_type]
     stock: Any = MODEL_FOR_CAUSAL_LM_MAPPING[stock_config]
 
-    class Config(stock_config):  # type: ignore[misc, valid-type]
+    class Config(stock_config):  # type: ignore[misc, valid-type]  # a class chosen at run time
         """The stock configuration with the plan of its model, ``hfpatch_scratch``."""
 
     Config.model_type = f"{PREFIX}{model_type}"

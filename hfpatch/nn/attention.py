@@ -40,7 +40,7 @@ def causal_attention(
         (batch, heads, seq, width of the values), in the dtype of the query.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    found = _CausalAttention.apply(query, key, value, scale, window or key.shape[2])  # type: ignore[no-untyped-call]
+    found = _CausalAttention.apply(query, key, value, scale, window or key.shape[2])  # type: ignore[no-untyped-call]  # torch has no type for it
     return cast("Tensor", found)
 
 

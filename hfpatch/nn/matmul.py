@@ -126,7 +126,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not cpu.has_onednn():
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and any(value is not None and value.requires_grad for value in (x, weight, bias)):
-        return cast("Tensor", _Linear.apply(x, weight, bias))  # type: ignore[no-untyped-call]
+        return cast("Tensor", _Linear.apply(x, weight, bias))  # type: ignore[no-untyped-call]  # torch has no type for it
     return _onednn(x, weight, bias)
 
 

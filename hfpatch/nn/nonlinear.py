@@ -18,7 +18,7 @@ MAX_EXPANSION = 1024
 
 def as_read_by(linear: nn.Module, x: Tensor) -> Tensor:
     """Return x in the dtype of a linear layer's weight, or unchanged where that is no float (quantised)."""
-    weight: Tensor = linear.weight  # type: ignore[assignment]
+    weight: Tensor = linear.weight  # type: ignore[assignment]  # typed as tensor or module
     return x.to(weight.dtype) if weight.is_floating_point() else x
 
 

@@ -71,7 +71,7 @@ def gradients(model: Any, inputs: Inputs) -> dict[str, Tensor]:
     model.train()
     try:
         with no_random_layers(model):
-            loss(model, inputs).backward()  # type: ignore[no-untyped-call]
+            loss(model, inputs).backward()  # type: ignore[no-untyped-call]  # torch has no type for it
     finally:
         model.eval()
     return {name: p.grad.clone() for name, p in adapter_parameters(model).items() if p.grad is not None}

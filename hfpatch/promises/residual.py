@@ -95,7 +95,7 @@ class Step:
     operands: tuple[Tensor, ...] = ()  # of a sum
 
 
-class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types
     """Keeps the sums, products and quotients that are computed from the start of an attention to the next one.
 
     The first pass through the block counts, in models that run their blocks several times.
@@ -124,7 +124,7 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         random: bool = False,
         changes: Mapping[int, Tensor] | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no type for it
         self.model, self.site, self.skip, self.changes = model, site, skip, changes or {}
         self.weight = torch.zeros_like(skip)
         if random:
@@ -205,7 +205,7 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _stop(self, *call: Any) -> None:
         if self.tracing:
             self.tracing, self.finished = False, True
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch has no type for it
             self.skip.data.zero_()
 
     def _expect(self, module: Any, args: Any, kwargs: Any) -> None:

@@ -51,12 +51,12 @@ class SoftmaxMode(TorchFunctionMode):
         for path, module in self._modules.items():
             self._handles.append(module.register_forward_pre_hook(partial(self._begin, path)))
             self._handles.append(module.register_forward_hook(self._end))
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch has no type for it
         return self
 
     def __exit__(self, *raised: Any) -> None:
         """Remove every hook."""
-        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]  # torch has no type for it
         for handle in self._handles:
             handle.remove()
 

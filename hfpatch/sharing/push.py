@@ -7,7 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, but not listed
 
 from hfpatch.errors import HfpatchError, first_line
 from hfpatch.sharing.contents import contents

@@ -31,8 +31,8 @@ _LOADING = "_hfpatch_loading"  # on the model, so that a copy of it has its own
 def enable_checkpoints(model: nn.Module) -> None:
     """Make ``save_pretrained`` and ``load_state_dict`` of a patched model save and restore all of its adapters."""
     # A partial and not a method, so that a copy of the model, pickled or not, saves itself.
-    model.save_pretrained = functools.partial(_save, model)  # type: ignore[assignment]
-    setattr(model, _LOADING, model.register_load_state_dict_pre_hook(_complete))  # type: ignore[no-untyped-call]
+    model.save_pretrained = functools.partial(_save, model)  # type: ignore[assignment]  # a method of this model alone
+    setattr(model, _LOADING, model.register_load_state_dict_pre_hook(_complete))  # type: ignore[no-untyped-call]  # torch has no type
 
 
 def disable_checkpoints(model: nn.Module) -> None:

@@ -97,12 +97,12 @@ def patch(
                 # Some tuners read every configuration of the model as if it were one of their own: they see only those
                 before = stack(model)
                 same_type = {n: c for n, c in before.items() if c.peft_type == part.peft_type}
-                model.peft_config = same_type  # type: ignore[assignment]
+                model.peft_config = same_type  # type: ignore[assignment]  # PEFT puts a mapping there
                 part.base_model_name_or_path = model.name_or_path
-                model._hf_peft_config_loaded = True  # type: ignore[assignment]
+                model._hf_peft_config_loaded = True  # type: ignore[assignment]  # transformers' flag
                 with refusing_wrong_values(part):
                     inject_adapter_in_model(part, model, name)  # add_adapter would then deactivate the other adapters
-                model.peft_config = {**before, name: part}  # type: ignore[assignment]
+                model.peft_config = {**before, name: part}  # type: ignore[assignment]  # PEFT puts a mapping there
         activate_adapters(model, list(stack(model)))
         upcast_adapters(model)
         require_sound(model, names)
@@ -131,7 +131,7 @@ def unpatch(model: Model) -> Model:
     disable_checkpoints(model)
     if hasattr(model, "peft_config"):
         del model.peft_config
-    model._hf_peft_config_loaded = False  # type: ignore[assignment]
+    model._hf_peft_config_loaded = False  # type: ignore[assignment]  # transformers' flag
     trainable = getattr(model, _TRAINABLE_BEFORE, None)
     if trainable is not None:
         delattr(model, _TRAINABLE_BEFORE)

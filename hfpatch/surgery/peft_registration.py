@@ -38,7 +38,7 @@ class _PeftFinder:
         specs = (finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec"))
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _RegisteringLoader(spec.loader)  # type: ignore[assignment]
+            spec.loader = _RegisteringLoader(spec.loader)  # type: ignore[assignment]  # has the methods of a loader
         return spec
 
 

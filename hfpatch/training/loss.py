@@ -72,7 +72,7 @@ def loss_from_hidden(
         if liger is not None:
             loss: Tensor = liger(rows, weight, targets, bias=bias, reduction="sum", softcap=tail.cap)
             return loss
-        loss = ChunkedLoss.apply(rows, weight, bias, targets, tail.cap, size)  # type: ignore[no-untyped-call]
+        loss = ChunkedLoss.apply(rows, weight, bias, targets, tail.cap, size)  # type: ignore[no-untyped-call]  # torch has no type
         return loss
 
 

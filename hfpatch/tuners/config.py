@@ -121,7 +121,7 @@ class MethodConfig(PeftConfig):
     seed: int = field(default=0, metadata={"help": "Seed of the initialisation."})
 
     def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[no-untyped-call]
+        super().__post_init__()  # type: ignore[no-untyped-call]  # PEFT has no type for it
         self.peft_type = self.spec.kind
         with_python_values(self)
         for name, hint in option_types(type(self)).items():

@@ -126,7 +126,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
     def parts(self, adapter_name: str) -> dict[str, Any]:
         """Return the modules of an adapter, by name."""
         prefix, modules = self.method.spec.prefix, self._modules
-        return {name: modules[prefix + name]._modules[adapter_name] for name in self.part_names[adapter_name]}  # type: ignore[union-attr]
+        return {name: modules[prefix + name]._modules[adapter_name] for name in self.part_names[adapter_name]}  # type: ignore[union-attr]  # all of them are there
 
     def acting(self, place: str) -> Iterator[tuple[Any, Parts, MethodSite]]:
         """Yield configuration and modules of the adapters that act at a place in this forward pass, in order."""

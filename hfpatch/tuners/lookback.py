@@ -46,12 +46,12 @@ class Remembering:
     def reset(self) -> None:
         """Forget everything."""
         self.kept.clear()
-        super().reset()  # type: ignore[misc]
+        super().reset()  # type: ignore[misc]  # of the cache that this is mixed into
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last tokens: a negative number of them."""
         before = length_of(self)
-        super().crop(tokens_to_remove)  # type: ignore[misc]
+        super().crop(tokens_to_remove)  # type: ignore[misc]  # of the cache that this is mixed into
         removed = -tokens_to_remove if before is None else before - (length_of(self) or 0)
         for each in self.kept.values():
             left = max(0, each.values.shape[1] - removed)
@@ -64,19 +64,19 @@ class Remembering:
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorder the rows for beam search."""
-        super().reorder_cache(beam_idx)  # type: ignore[misc]
+        super().reorder_cache(beam_idx)  # type: ignore[misc]  # of the cache that this is mixed into
         for each in self.kept.values():
             each.values = each.values.index_select(0, beam_idx.to(each.values.device))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row."""
-        super().batch_repeat_interleave(repeats)  # type: ignore[misc]
+        super().batch_repeat_interleave(repeats)  # type: ignore[misc]  # of the cache that this is mixed into
         for each in self.kept.values():
             each.values = each.values.repeat_interleave(repeats, dim=0)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some rows."""
-        super().batch_select_indices(indices)  # type: ignore[misc]
+        super().batch_select_indices(indices)  # type: ignore[misc]  # of the cache that this is mixed into
         for each in self.kept.values():
             each.values = each.values[indices.to(each.values.device)]
 
@@ -139,7 +139,7 @@ class Row:
             found.append(shifted if allowed is None else shifted.masked_fill(~allowed[..., None], 0))
         return tuple(found)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no type for it
     def _kept(self, slot: str, value: Tensor, steps: int) -> Tensor:
         """Return the values before this call, at most ``steps``; the cache then keeps those of this call too."""
         if slot not in self.before:
@@ -211,7 +211,7 @@ def known_attention(module: nn.Module) -> str:
     return str(kind)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no type for it
 def _layer(module: nn.Module, cache: Any, index: int | None) -> Any:
     """Return the layer of a cache that an attention uses: of that index, or the module's own; it keeps values."""
     cache = getattr(cache, "self_attention_cache", cache)

@@ -97,7 +97,7 @@ class MethodModel(BaseTuner):
                 _LOGGED.add(line)
                 _logger.log(level, line)
 
-    def _check_target_module_exists(self, peft_config: Any, key: str) -> Any:  # type: ignore[override]
+    def _check_target_module_exists(self, peft_config: Any, key: str) -> Any:  # type: ignore[override]  # PEFT's is static
         found = check_target_module_exists(peft_config, key)
         return found if isinstance(found, _ExcludedModule) else key in self._sites
 
@@ -127,7 +127,7 @@ class MethodModel(BaseTuner):
         """Put an adapter in fp32, or without ``autocast_adapter_dtype`` in the dtype of the base, as PEFT does."""
         for layer in [] if autocast_adapter_dtype else self._layers():
             base = layer.get_base_layer()
-            _, dtype = layer._get_base_layer_device_and_dtype(base)  # type: ignore[no-untyped-call]
+            _, dtype = layer._get_base_layer_device_and_dtype(base)  # type: ignore[no-untyped-call]  # PEFT has no type for it
             if dtype is None:  # PEFT knows no such attention
                 dtype = next((p.dtype for p in base.parameters() if p.is_floating_point()), None)
             if adapter_name in layer.configs and dtype is not None and dtype.is_floating_point:
@@ -352,7 +352,7 @@ def detach_layers(model: nn.Module) -> None:
     """Remove every hfpatch layer and its hooks from a model."""
     if getattr(model, _INPUT_GRADIENTS, False):
         delattr(model, _INPUT_GRADIENTS)
-        model.disable_input_require_grads()  # type: ignore[operator]
+        model.disable_input_require_grads()  # type: ignore[operator]  # typed as tensor or module
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, MethodLayer):

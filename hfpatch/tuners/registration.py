@@ -115,7 +115,7 @@ def method(
 def _kind(value: str) -> Any:
     """Return the member that PEFT's mappings know by this value, or a new one."""
     known = (kind for kind in _CONFIGS if isinstance(kind, MethodType) and kind == value)
-    return next(known, None) or MethodType("MethodType", {value: value})[value]  # type: ignore[call-overload]
+    return next(known, None) or MethodType("MethodType", {value: value})[value]  # type: ignore[call-overload]  # an enum made at run time
 
 
 @functools.cache

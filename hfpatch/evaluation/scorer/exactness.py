@@ -59,10 +59,8 @@ def declared_sharing(model: Any, max_length: int) -> Sharing:
     kinds = {str(kind) for name in _LAYERS for kind in (getattr(config, name, None) or ())} - _ATTENTION
     if getattr(model, "_is_stateful", False) or kinds:
         return Sharing(0, f"it has layers without a mask ({', '.join(sorted(kinds)) or 'recurrent'})")
-    asked = (getattr(module, "reads_earlier_positions", None) for module in model.modules())
-    if any(
-        reads_earlier_positions() for reads_earlier_positions in asked if callable(reads_earlier_positions)
-    ):  # also in the model of an export
+    checks = (getattr(module, "reads_earlier_positions", None) for module in model.modules())  # an export has it, too
+    if any(check() for check in checks if callable(check)):
         return Sharing(0, "a method of its patch reads earlier positions of the row")
     if getattr(config, "alibi", False):
         return Sharing(0, "ALiBi uses distances in the row")
