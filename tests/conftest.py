@@ -23,7 +23,8 @@ import torch
 
 gc.disable()  # while everything is imported; `pytest_collection_finish` enables it
 os.fsync = lambda file: None  # no file of a test has to survive the machine; those that need it are processes
-hypothesis.settings.register_profile("hfpatch", deadline=None)  # how long an example takes depends on the machine
+# How long an example takes depends on the machine; 50 of them instead of 100 keep `make test` within its minutes.
+hypothesis.settings.register_profile("hfpatch", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("hfpatch")
 _CACHE = tempfile.TemporaryDirectory(prefix="hfpatch-tests-")  # gone when Python ends
 os.environ["HFPATCH_CACHE"] = _CACHE.name
