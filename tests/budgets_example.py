@@ -1,10 +1,16 @@
 """Results of a comparison with budgets, with the difference of every pair given by hand."""
 
+from reporting.conftest import with_pairs
+
+from hfpatch.results.identity import OF_TASK
 from hfpatch.results.schema import ComparisonResults
 
 BUDGETS = {"1k": 1000, "10k": 10_000, "100k": 100_000}
 GAINS = {"lora": (0.1, 0.2, 0.3), "ahead": (0.2, 0.3, 0.4), "behind": (0.0, 0.1, 0.2), "turning": (0.2, 0.2, 0.2)}
-TASK = {"primary": "nats_per_token", "higher_is_better": False, "n": 100}
+TASK = {
+    **{"primary": "nats_per_token", "higher_is_better": False, "n": 100, "num_fewshot": 0, "version": "1"},
+    **dict.fromkeys(OF_TASK, "d" * 64),
+}
 EXCHANGES = {
     "ahead": {"rate": 0.1, "low": 0.05, "high": 0.2, "lowest": 0.2, "highest": 0.3},
     "behind": {"rate": 10.0, "low": 5.0, "high": 20.0, "lowest": 0.1, "highest": 0.2},
@@ -23,10 +29,7 @@ def difference(method, other, gain, *, found):
 
 
 def one(parts, trainable, match=None):
-    score = {
-        **{"task": "held_out_text", "n": 100, "metrics": {"nats_per_token": 2.0}, "stderr": {}, "num_fewshot": 0},
-        **{"primary": "nats_per_token", "higher_is_better": False, "data_sha256": "d" * 64, "version": "1"},
-    }
+    score = {"metrics": {"nats_per_token": 2.0}, "stderr": {}}
     parameters = {"trainable": trainable, "added": trainable, "base": 1_000_000}
     return {
         "parts": parts,
@@ -61,4 +64,4 @@ def frontier_example(**changes):
             "lines": [*lines, {"method": "alone", "points": ["alone"], "exchange": EXCHANGES["alone"]}],
         },
     }
-    return ComparisonResults.model_validate(values | changes)
+    return ComparisonResults.model_validate(with_pairs(values | changes))

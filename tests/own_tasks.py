@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from hfpatch.evaluation import TaskResult
+from hfpatch.results.identity import OF_TASK
 
 CHAT = (
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}"
@@ -91,7 +92,15 @@ def write_task(folder, name, **config):
 
 def task_result(task, primary="acc", higher=True, **fields):
     """Return the result of a task without scores but for what is given."""
-    given = {"n": 0, "metrics": {}, "stderr": {}, "num_fewshot": 0, "data_sha256": "", "version": "1", **fields}
+    given = {
+        "n": 0,
+        "metrics": {},
+        "stderr": {},
+        "num_fewshot": 0,
+        **dict.fromkeys(OF_TASK, ""),
+        "version": "1",
+        **fields,
+    }
     return TaskResult(task=task, primary=primary, higher_is_better=higher, **given)
 
 

@@ -10,7 +10,7 @@ from hfpatch.evaluation.comparison import Runs, compare
 from hfpatch.evaluation.exchange import frontier_of
 from hfpatch.evaluation.retention import compare_points, kept_of
 from hfpatch.results.folder import load_results
-from hfpatch.results.parts import HELD_OUT
+from hfpatch.results.parts import HELD_OUT, task_results
 from hfpatch.results.records import published_runs, published_trials
 from hfpatch.results.retention import Retention
 from hfpatch.results.schema import Comparison, ComparisonResults, Tuning
@@ -36,7 +36,7 @@ def compare_again(folder: str | Path) -> ComparisonResults:
         return results
     base = results.methods[results.baseline].runs[0]
     comparisons, retention = _differences(results, records, results.comparisons)
-    given: dict[str, Any] = {"tasks": base.evaluation, "baseline": results.baseline}
+    given: dict[str, Any] = {"tasks": results.scores_of(base), "baseline": results.baseline}
     kept = kept_of(records, methods=results.others, comparisons=comparisons, **given)
     looks = results.looks and [_look_again(results, records, look) for look in results.looks]
     update: dict[str, Any] = {"comparisons": comparisons, "kept": kept, "retention": retention, "looks": looks}
@@ -64,11 +64,12 @@ def _differences(
     for each in results.comparisons:
         others = references.setdefault(each.method, [])
         others += [] if each.reference in others else [each.reference]
-    compared = compare(records, references=references, tasks=base.evaluation, baseline=baseline)
+    compared = compare(records, references=references, tasks=(scores := results.scores_of(base)), baseline=baseline)
     made = {(one.method, one.reference, one.task, one.metric): one for one in (*before, *compared)}
     if results.retention is None:
         return list(made.values()), None
-    texts: dict[str, Any] = {"texts": base.retention or {}, "held_out": base.evaluation.get(HELD_OUT)}
+    kept = task_results(results.retention.scored, base.retention or {})
+    texts: dict[str, Any] = {"texts": kept, "held_out": scores.get(HELD_OUT)}
     points = compare_points(results.retention.points, records, **texts, baseline=baseline)
     return list(made.values()), results.retention.model_copy(update={"points": points})
 

@@ -245,7 +245,7 @@ def frontier_of(
     reference = "lora" if "lora" in loras else next(iter(loras), None)
     measure, rates = results.deciding[task], dict[str, Rate | Unknown]()
     if reference is not None and results.baseline is not None:
-        result = results.methods[results.baseline].runs[0].evaluation[task]
+        result = results.scores_of(results.methods[results.baseline].runs[0])[task]
         chosen = result.model_copy(update={"primary": measure.metric, "higher_is_better": measure.higher_is_better})
         of_task = aggregations.get(task, {})
         units = next((one.clusters for one in results.comparisons if one.task == task), None)

@@ -303,10 +303,9 @@ def _differing(sources: Mapping[str, EvaluationResults], folders: Mapping[str, P
         for key, what in {**OF_BASE, "loading": "way of loading"}.items():
             values = {name: base.get(key) for name, base in bases.items()}
             if len(set(map(repr, values.values()))) > 1:
-                how = "not recorded in all of them" if None in values.values() else "not the same"
-                yield f"The {what} of {listed(list(values))} is {how}; their weights are the same."
+                yield f"The {what} of {listed(list(values))} is not the same; their weights are the same."
     # documents, prompts and code of the tasks
-    hashes: dict[tuple[str, str], set[str | None]] = {}
+    hashes: dict[tuple[str, str], set[str]] = {}
     for each in sources.values():
         for variant in each.variants.values():
             for task, score in variant.scores.items():
@@ -319,8 +318,7 @@ def _differing(sources: Mapping[str, EvaluationResults], folders: Mapping[str, P
         if name == "data_sha256":
             yield f"{task} was scored on {len(found)} different sets of documents, which have lines of their own."
         else:
-            how = "are not recorded in all of them" if None in found else f"are {len(found)} different ones"
-            yield f"{task}: its {OF_TASK[name]} {how}, which have lines of their own."
+            yield f"{task}: its {OF_TASK[name]} are {len(found)} different ones, which have lines of their own."
     computed = {title: each.provenance.get("computed_with") for title, each in sources.items()}
     yield from computed_differently({title: values for title, values in computed.items() if isinstance(values, dict)})
     # how many documents models of one name decide otherwise in other numbers: another dtype, or one of products

@@ -44,12 +44,13 @@ def comparison_cautions(recipe: Recipe, results: ComparisonResults) -> Iterator[
     """Yield every caution that a recipe and its complete results show."""
     methods, tuning, training = results.methods, results.tuning, recipe.training
     for run in methods[recipe.baseline].runs.values():
-        yield from floor_cautions(run.evaluation)
-        yield from document_cautions(run.evaluation)
-        yield from start_cautions(run.evaluation)
+        scores = results.scores_of(run)
+        yield from floor_cautions(scores)
+        yield from document_cautions(scores)
+        yield from start_cautions(scores)
     for name, method in methods.items():
         for seed, run in method.runs.items():
-            yield from tie_cautions(run.evaluation, name if name == recipe.baseline else f"{name}, seed {seed}")
+            yield from tie_cautions(results.scores_of(run), name if name == recipe.baseline else f"{name}, seed {seed}")
 
     # How the learning rates were chosen
     if tuning is None:
@@ -185,7 +186,7 @@ def level_of(score: TaskResult | None) -> Level | None:
 def level_at(results: ComparisonResults, method: str | None, task: str) -> Level | None:
     """Say whether a method, such as the baseline, is at floor or at chance on a task with every seed."""
     runs = results.methods[method].runs.values() if method in results.methods else ()
-    levels = {level_of(run.evaluation.get(task)) for run in runs}
+    levels = {level_of(results.scores_of(run).get(task)) for run in runs}
     return levels.pop() if len(levels) == 1 else None
 
 
@@ -270,14 +271,8 @@ def baseline_cautions(results: ComparisonResults) -> Iterator[str]:
 
     The scores are those of its first run: seeds change nothing in a base.
     """
-    method = results.methods.get(results.baseline) if results.baseline is not None else None
-    runs = sorted(method.runs.items()) if method is not None else []
-    yield from floor_cautions(runs[0][1].evaluation) if runs else ()
-
-
-def warned_of_floor(results: ComparisonResults) -> list[str]:
-    """Return a run's warnings, with those of floor and chance that results of older versions do not have."""
-    return [*dict.fromkeys([*results.warnings, *baseline_cautions(results)])]
+    runs = results.methods[results.baseline].runs if results.baseline is not None else {}
+    yield from floor_cautions(results.scores_of(runs[min(runs)])) if runs else ()
 
 
 def rates_sentence(results: ComparisonResults) -> str:

@@ -20,14 +20,16 @@ from hfpatch.results.parts import (
     HELD_OUT,
     NATS_PER_TOKEN,
     SCHEMA,
-    Clusters,
     Comparison,
     Measured,
     Number,
     Part,
+    Score,
+    Task,
     TaskResult,
     TrainResult,
     Values,
+    task_results,
     with_names,
 )
 from hfpatch.results.retention import RETENTION, KeptAnswers, Retention, Rewound
@@ -36,7 +38,6 @@ from hfpatch.results.verdicts import (
     Look,
     LookTaken,
     Measure,
-    Pairs,
     PrimaryQuestion,
     Verdict,
     deciding,
@@ -89,13 +90,11 @@ class Run(Part):
     ``retention`` has the scores on text that should be kept, ``rewound`` those at other scales of its patch.
     """
 
-    written_if_set = frozenset({"computed_with", "retention", "rewound"})
-
     computed_with: Values | None = None
     commit: str | None = None
     train: TrainResult | None = None
-    evaluation: dict[str, TaskResult] = Field(default_factory=dict)
-    retention: dict[str, TaskResult] | None = None
+    evaluation: dict[str, Score] = Field(default_factory=dict)
+    retention: dict[str, Score] | None = None
     rewound: dict[str, Rewound] | None = None
 
     @property
@@ -176,8 +175,6 @@ class Method(Part):
     step, where it was measured; ``merges`` whether the method can be merged into the base's weights, where known.
     """
 
-    written_if_set = frozenset({"label", "cost", "merges"})
-
     label: str | None = None
     parts: list[Values] = Field(default_factory=list)
     parameters: Parameters
@@ -196,16 +193,9 @@ class Method(Part):
 
     @property
     def held_out_losses(self) -> dict[int, float]:
-        """By seed, the loss on held-out text, in nats per token, of a run that did not diverge.
-
-        It is that of the patch that was saved; in results of older versions, that at the end of training.
-        """
-        losses: dict[int, float | None] = {}
-        for seed, run in self.runs.items():
-            if HELD_OUT in run.evaluation:
-                losses[seed] = run.evaluation[HELD_OUT].metrics.get(NATS_PER_TOKEN)
-            elif run.train is not None and run.diverged_step is None:
-                losses[seed] = run.train.final_eval_loss
+        """By seed, the loss of the saved patch on held-out text, in nats per token, of a run that did not diverge."""
+        scores = {seed: run.evaluation.get(HELD_OUT) for seed, run in self.runs.items()}
+        losses = {seed: score.metrics.get(NATS_PER_TOKEN) for seed, score in scores.items() if score is not None}
         return {seed: loss for seed, loss in losses.items() if loss is not None}
 
     @property
@@ -218,27 +208,6 @@ class Method(Part):
     def all_diverged(self) -> bool:
         """Whether it has runs, all of which diverged."""
         return 0 < len(self.runs) == len(self.diverged)
-
-
-class Task(Part):
-    """A task: its metric and its documents."""
-
-    written_if_set = frozenset({"clusters", "prompts_sha256", "tokens_sha256", "task_sha256"})
-
-    primary: str
-    higher_is_better: bool
-    n: int
-    data_sha256: str | None = None
-    prompts_sha256: str | None = None
-    tokens_sha256: str | None = None
-    task_sha256: str | None = None
-    version: str | int | float | None = None
-    clusters: Clusters | None = None
-
-    @property
-    def is_text(self) -> bool:
-        """Whether it scores whole texts, by perplexity, bits per byte or nats per token."""
-        return any(name in self.primary for name in ("perplexity", BITS_PER_BYTE, NATS_PER_TOKEN))
 
 
 class Trial(Part):
@@ -282,8 +251,6 @@ class Choice(Part):
         at: the method whose trials these are, where it is another budget of it; None is its own.
     """
 
-    written_if_set = frozenset({"at"})
-
     values: Values
     loss: Measured = None
     trials: int
@@ -310,8 +277,6 @@ class Tuning(Part):
         chosen: the values of each method's final runs.
         base_loss: the untrained base's loss on the text, nats per token; None where it was not measured.
     """
-
-    written_if_set = frozenset({"base_loss", "refined"})
 
     seed: int
     steps: int
@@ -376,7 +341,7 @@ class ComparisonResults(Tabular):
         plan: the batch plan of each seed: hash, steps, batch size.
         training, evaluation: the recipe's sections, without the rate where it was tuned.
         tuning: the trials of every method and the chosen values; None where nothing was tuned.
-        tasks: the metric and the documents of each task.
+        tasks: what the scores of all runs on each task share: its metric, documents and prompts.
         methods: each method with its runs.
         questions: the primary questions, as the recipe declares them before anything has run.
         margin: the largest difference that does not matter, by task and measure.
@@ -384,7 +349,7 @@ class ComparisonResults(Tabular):
         comparisons: the paired differences by every measure; empty until the comparison is complete.
         verdicts: the verdict of each pair on each task and text, by the measure that decides it: primary ones first.
         retention: the changes on text that training should not change; None where the recipe names none.
-        kept: the right answers that each method kept and won; None where an older version did not have them.
+        kept: the right answers that each method kept and won; None before the comparison is complete.
         warnings: the cautions.
         left_out: methods of the recipe that reach no size near their budget, with the reason; None without any.
         frontier: the methods by budget, where the recipe has budgets and is complete.
@@ -393,8 +358,6 @@ class ComparisonResults(Tabular):
         runs_saved: the trainings that looks made unnecessary, of complete results.
         joined: the verdicts of whole runs, where a report joins several runs, or has some methods or other names.
     """
-
-    written_if_set = frozenset({"tuning", "retention", "kept", "left_out", "frontier", "looks", "runs_saved"})
 
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")
     kind: Literal["comparison"] = "comparison"
@@ -430,10 +393,6 @@ class ComparisonResults(Tabular):
         """The verdict of each pair on each task and text: the one list that every report reads, primary ones first."""
         if self.joined is not None:
             return self.joined
-        secondary: Pairs = self.pairs
-        if not secondary:  # a file that declares none: the pairs that were compared
-            made = dict.fromkeys((each.method, each.reference) for each in self.comparisons)
-            secondary = by_question(made, self.baseline, self._loras)
         changes = self.retention.changes if self.retention is not None else []
         texts = dict.fromkeys(self.retention.texts if self.retention is not None else (), _OF_TEXT)
 
@@ -446,7 +405,7 @@ class ComparisonResults(Tabular):
             given: Values = {"why_not": self._why_not, "diverged": diverged}
             found += judge_primary(asked, looks, measures, self.margin, **given)
         primary = {(each.method, each.other, each.task) for each in found}
-        found += judge(self.comparisons, secondary, self.deciding, self._why_not, without=primary)
+        found += judge(self.comparisons, self.pairs, self.deciding, self._why_not, without=primary)
         of_base = list(dict.fromkeys((each.method, each.reference) for each in changes))
         found += judge(changes, {"retention": of_base}, texts, without=primary)
         bits = None if self.tuning is None else self.tuning.bits_per_nat
@@ -560,6 +519,10 @@ class ComparisonResults(Tabular):
         """Return the mean over seeds of a metric (the task's primary one if None), or None where there is no value."""
         values = self.values(method, task, metric)
         return fmean(values) if values else None
+
+    def scores_of(self, run: Run) -> dict[str, TaskResult]:
+        """Return a run's scores with what those of all runs share."""
+        return task_results(self.tasks, run.evaluation)
 
     @property
     def base_loss(self) -> float | None:

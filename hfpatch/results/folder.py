@@ -63,8 +63,6 @@ def load_results(
     if schema != SCHEMA:
         advice = "update hfpatch" if schema > SCHEMA else "run the command again"
         raise HfpatchError(f"{path}: has layout {schema}, this version reads {SCHEMA}; {advice}")
-    if isinstance(raw.get("low_noise"), list):  # a file that has the differences by low-noise metrics apart
-        raw["comparisons"] = [*raw.get("comparisons", []), *raw["low_noise"]]
     results = validate(printable(raw), _KINDS[found], str(path))
     if kind is not None and kind != found:
         raise HfpatchError(

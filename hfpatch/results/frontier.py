@@ -32,8 +32,6 @@ class Exchange(Part):
         more_than, less_than: bounds of a rate that cannot be told; None without one.
     """
 
-    written_if_set = frozenset({"more_than", "less_than"})
-
     rate: Measured = None
     low: Measured = None
     high: Measured = None
@@ -59,8 +57,6 @@ class FrontierLine(Part):
         points: its budgets, the names of methods of the results, by the parameters that they train; or itself.
         exchange: its exchange rate over the reference; None for that itself, and where there is none.
     """
-
-    written_if_set = frozenset({"exchange"})
 
     method: str
     points: list[str]

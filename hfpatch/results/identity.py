@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hfpatch.recipes.comparison import PLACES
+from hfpatch.results.parts import Task
 
 OF_BASE = {
     "base_weights": "base weights",
@@ -50,13 +51,13 @@ def facts_of_base(shared: Mapping[str, Any]) -> dict[str, Any]:
     return {name: shared[name] for name in OF_BASE if name != "base_weights"}
 
 
-def task_identity(score: Any) -> dict[str, str | None]:
-    """Return the identity of a result of a task, or of a comparison's task; None where an older file has none."""
+def task_identity(score: Task) -> dict[str, str]:
+    """Return the identity of the scores on a task."""
     return {name: getattr(score, name) for name in OF_TASK}
 
 
 def base_identity(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the identity in the facts about a model in ``results.json``; None where an older file has none.
+    """Return the identity in the facts about a model in ``results.json``.
 
     A quantised base is another one: ``loading`` has the options that are not at their defaults. The name of the file of
     its weights is not part of it, as they have a hash.

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from hfpatch.recipes.questions import HELD_OUT as HELD_OUT  # the task of the loss on documents kept out of training
+from hfpatch.results.low_noise import BITS_PER_BYTE
 
 SCHEMA: Literal[2] = 2
 """The version of the layout; a file of another one is refused."""
@@ -73,18 +65,9 @@ Measured = Annotated[float | None, AfterValidator(_or_null)]
 
 
 class Part(BaseModel):
-    """A part of the results; keys of a later minor addition are ignored, so that older versions can read the rest."""
+    """A part of the results; what is None is null in the file."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
-
-    written_if_set: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are left out of the file where they are None, as in files of versions that did not have them."""
-
-    @model_serializer(mode="wrap")
-    def _write(self, write: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202
-        # A return type would be the JSON schema of every part.
-        values = write(self)
-        return {key: value for key, value in values.items() if value is not None or key not in self.written_if_set}
 
     def to_json(self) -> dict[str, Any]:
         """Return the part as JSON values."""
@@ -172,8 +155,6 @@ class Clusters(Part):
         p: of their independence, see :mod:`hfpatch.evaluation.dependence`.
     """
 
-    written_if_set = frozenset({"run", "p"})
-
     column: str
     groups: Annotated[int, Field(ge=0)]
     run: int | None = None
@@ -214,65 +195,82 @@ class LeftOut(Part):
     why: str
 
 
-class TaskResult(Part):
-    """The scores of one model on one task.
+class Task(Part):
+    """What the scores of all models on one task share.
 
     Attributes:
-        task: the task's name.
-        n: documents scored.
-        metrics: each metric's value, as lm-eval defines it, and the low-noise metrics, see
-            :mod:`hfpatch.evaluation.low_noise`.
-        stderr: the standard error over documents of each metric that has one.
         primary: the metric that comparisons use for the task.
         higher_is_better: the direction of the primary metric.
+        n: documents scored.
         num_fewshot: examples before each question.
         data_sha256: hash of the scored documents, in order.
-        prompts_sha256: hash of the prompts, in order, as text. This and the next two are None where an older version
-            did not have them.
+        prompts_sha256: hash of the prompts, in order, as text.
         tokens_sha256: hash of the token ids of that, as they were computed.
         task_sha256: hash of what turns answers into scores: the task's configuration and code.
         version: the task definition's version.
         clusters: the groups that the documents come in; None where they are taken as independent.
         chance: the primary metric of guessing, where a task of several choices has one; else None.
         few_shot: where its few-shot examples are not lm-eval's, or say much of a document; else None.
+        left_out: its documents that cannot be scored, which ``n`` does not count; None if there are none.
+    """
+
+    primary: str
+    higher_is_better: bool
+    n: Annotated[int, Field(ge=0)]
+    num_fewshot: int = 0
+    data_sha256: str
+    prompts_sha256: str
+    tokens_sha256: str
+    task_sha256: str
+    version: str
+    clusters: Clusters | None = None
+    chance: Annotated[float, Field(ge=0, le=1)] | None = None
+    few_shot: FewShot | None = None
+    left_out: LeftOut | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it scores whole texts, by perplexity, bits per byte or nats per token."""
+        return any(name in self.primary for name in ("perplexity", BITS_PER_BYTE, NATS_PER_TOKEN))
+
+
+class Score(Part):
+    """The numbers of one model on one task.
+
+    Attributes:
+        metrics: each metric's value, as lm-eval defines it, and the low-noise metrics, see
+            :mod:`hfpatch.evaluation.low_noise`.
+        stderr: the standard error over documents of each metric that has one.
         starts: of the base on held-out text the nats per token at the first tokens of documents (``documents``) and of
             blocks that begin inside one (``inside``), where there are such; else None.
-        left_out: its documents that cannot be scored, which ``n`` does not count; None if there are none.
         ties: documents with several likeliest choices, of which the accuracy takes the first; None if there are none.
         reused: requests whose answers were kept from an earlier evaluation and not scored again. It says how the result
             was obtained and is neither written nor compared: a resumed run ends with equal results.
     """
 
-    written_if_set = frozenset(
-        {"clusters", "chance", "prompts_sha256", "tokens_sha256", "task_sha256"}
-        | {"few_shot", "starts", "left_out", "ties"}
-    )
-
-    task: str
-    n: Annotated[int, Field(ge=0)]
     metrics: Numbers
     stderr: Numbers
-    primary: str
-    higher_is_better: bool
-    num_fewshot: int
-    data_sha256: str
-    prompts_sha256: str | None = None
-    tokens_sha256: str | None = None
-    task_sha256: str | None = None
-    version: str
-    clusters: Clusters | None = None
-    chance: Annotated[float, Field(ge=0, le=1)] | None = None
-    few_shot: FewShot | None = None
     starts: Numbers | None = None
-    left_out: LeftOut | None = None
     ties: int | None = None
     reused: int = Field(default=0, exclude=True)
 
     def __eq__(self, other: object) -> bool:
         """Compare everything but ``reused``."""
-        return isinstance(other, TaskResult) and self.to_json() == other.to_json()
+        return isinstance(other, type(self)) and self.to_json() == other.to_json()
 
     __hash__ = None  # type: ignore[assignment]  # the metrics are dictionaries
+
+
+class TaskResult(Task, Score):
+    """The scores of one model on one task, and what decides them."""
+
+    task: str
+
+
+def task_results(tasks: Mapping[str, Task], scores: Mapping[str, Score]) -> dict[str, TaskResult]:
+    """Return scores with what they share with other models, without those on other tasks."""
+    shared = {name: tasks[name] for name in scores if name in tasks}
+    return {name: TaskResult(task=name, **dict(task), **dict(scores[name])) for name, task in shared.items()}
 
 
 class GroupResult(Part):
@@ -320,8 +318,6 @@ class Comparison(Part):
         reference_score: the reference's score, mean over seeds; None of metrics that are no mean or ratio.
         log_ratio: True where ``errors`` are those of the mean log ratio, as of a perplexity; else None.
     """
-
-    written_if_set = frozenset({"clusters", "choices", "reference_score", "log_ratio"})
 
     method: str
     reference: str

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from hfpatch.results.decision import ALPHA, reach
 from hfpatch.results.low_noise import BITS_PER_BYTE
-from hfpatch.results.parts import Comparison, High, Low, Measured, Number, Part, TaskResult, Values
+from hfpatch.results.parts import Comparison, High, Low, Measured, Number, Part, Score, Task, Values
 
 KL, AGREEMENT, FORGETTING = "kl", "top1_agreement", "forgetting"
 RETENTION = {BITS_PER_BYTE: False, KL: False, AGREEMENT: True, FORGETTING: False}
@@ -32,7 +32,7 @@ class Rewound(Part):
     """
 
     tuning_loss: Measured = None
-    evaluation: dict[str, TaskResult] = Field(default_factory=dict)
+    evaluation: dict[str, Score] = Field(default_factory=dict)
 
 
 class RetentionPoint(Part):
@@ -60,11 +60,13 @@ class Retention(Part):
 
     Attributes:
         texts: the source, documents, tokens and hash of each text, by the name of its scores.
+        scored: what the scores of all runs on each text share.
         tasks: the tasks whose right answers should be kept.
         points: each method, at each scale of its patch; the scales of a method ascending.
     """
 
     texts: dict[str, Values] = Field(default_factory=dict)
+    scored: dict[str, Task] = Field(default_factory=dict)
     tasks: list[str] = Field(default_factory=list)
     points: list[RetentionPoint] = Field(default_factory=list)
 

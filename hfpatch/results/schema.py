@@ -21,7 +21,6 @@ from hfpatch.results.comparison import (
     Method,
     Parameters,
     Run,
-    Task,
     Trial,
     Tuning,
 )
@@ -34,6 +33,8 @@ from hfpatch.results.parts import (
     LeftOut,
     ModelFacts,
     Part,
+    Score,
+    Task,
     TaskResult,
     Values,
 )
@@ -46,7 +47,7 @@ __all__ = [
     "SCHEMA", "AtStep", "Choice", "Clusters", "Comparison", "ComparisonResults", "Cost", "Curve", "Diagnostic",
     "EvaluatedVariant", "EvaluationResults", "FewShot", "GroupResult", "Improvement", "KeptAnswers", "LayerSeries",
     "LeftOut", "Loss", "Method", "Parameters", "PrimaryQuestion", "Results", "Retention", "RetentionPoint", "Rewound",
-    "Row", "Run", "StudyResults", "StudyRun", "Task", "TaskResult", "Trial", "Tuning", "Variant", "Verdict",
+    "Row", "Run", "Score", "StudyResults", "StudyRun", "Task", "TaskResult", "Trial", "Tuning", "Variant", "Verdict",
     "json_schema",
 ]  # fmt: skip
 
@@ -62,8 +63,6 @@ class EvaluatedVariant(Part):
         scores: the result of each task.
         groups: the score of each group of tasks that was asked for and has one; None where there is none.
     """
-
-    written_if_set = frozenset({"model", "scale", "groups"})
 
     model: ModelFacts | None = None
     patch: str | None = None

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from hfpatch.errors import HfpatchError
-from hfpatch.results.parts import HELD_OUT, Comparison, GroupResult, Part, TaskResult
+from hfpatch.results.parts import Comparison, GroupResult, Part, TaskResult
 from hfpatch.results.verdicts import Verdict
 from hfpatch.support.markup import html_table
 
@@ -60,9 +60,7 @@ class Tabular(Part):
         match self.kind:
             case "comparison":
                 for name, method in results.methods.items():
-                    losses = method.held_out_losses.values()
-                    held_out = {"held-out loss": fmean(losses)} if losses and HELD_OUT not in results.tasks else {}
-                    row = {"method": name, "trainable": method.trainable, **held_out}
+                    row = {"method": name, "trainable": method.trainable}
                     for task in results.tasks:
                         metric = results.deciding[task].metric
                         mean, made = results.mean(name, task, metric), results.verdict(name, task, results.baseline)
@@ -119,14 +117,10 @@ def _comparison_records(results: ComparisonResults, table: str) -> Iterator[Reco
     match table:
         case "scores":
             for name, method in results.methods.items():
-                losses = method.held_out_losses
-                if name == results.baseline and results.base_loss is not None:
-                    losses = {**dict.fromkeys(method.runs, results.base_loss), **losses}
                 for seed, run in sorted(method.runs.items()):
                     own = {"method": name, "seed": seed, "trainable": method.trainable}
-                    yield from ({**own, **score} for each in run.evaluation.values() for score in _scores(each))
-                    if seed in losses and HELD_OUT not in run.evaluation:
-                        yield {**own, "metric": "held_out_loss", "value": losses[seed], "primary": False}
+                    scores = results.scores_of(run).values()
+                    yield from ({**own, **score} for each in scores for score in _scores(each))
         case "methods":
             for name, method in results.methods.items():
                 held_out = list(method.held_out_losses.values())

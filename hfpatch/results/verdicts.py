@@ -157,11 +157,6 @@ class Verdict(Part):
         at_rates_tried: whether another learning rate may turn the sign, see `with_rates`; else None.
     """
 
-    written_if_set = frozenset(
-        {"clusters", "level", "margin", "detectable", "margin_detectable", "seeds_needed", "documents_needed"}
-        | {"looks", "at_rates_tried"}
-    )
-
     role: Role = "secondary"
     question: str
     outcome: Outcome = "not tested"
@@ -499,23 +494,8 @@ def _stretch(one: Comparison, errors: Sequence[tuple[float, float]], level: floa
 
 
 def _errors(one: Comparison) -> Sequence[tuple[float, float]]:
-    """Return the sources of variation; of results without them one whose t gives both the interval and p."""
-    if one.errors and any(error for error, _ in one.errors):
-        return one.errors
-    from scipy.optimize import brentq
-    from scipy.special import stdtrit
-
-    side = one.difference - one.low if one.difference > 0 else one.high - one.difference
-    most, p = 1e6, one.p or 0.0
-    exact = "permutation" in one.test or not 1e-12 < p < 1  # p has a least value, or says nothing
-    if exact or not (math.isfinite(side) and side > 0):
-        return [(1.0, most)]
-
-    def beyond(freedom: float) -> float:
-        return float(stdtrit(freedom, p / 2) / stdtrit(freedom, ALPHA / 2)) - abs(one.difference) / side
-
-    fewest = 1.0
-    return [(1.0, brentq(beyond, fewest, most) if beyond(fewest) * beyond(most) < 0 else most)]
+    """Return the sources of variation; where all documents and seeds agree, one whose t is normal."""
+    return one.errors if any(error for error, _ in one.errors) else [(1.0, math.inf)]
 
 
 def _visible(one: Comparison, level: float) -> float | None:

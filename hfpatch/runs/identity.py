@@ -94,8 +94,7 @@ def check_shared(out: Path, shared: Identity, plans: Mapping[int, BatchPlan]) ->
     """Refuse a folder whose runs were not made with ``shared`` and ``plans``; nothing is written.
 
     Raises:
-        HfpatchError: naming the file, what differs and both hashes; or if there are runs and no identity, as in the
-            folders of older versions.
+        HfpatchError: naming the file, what differs and both hashes; or if there are runs and no identity.
     """
     if (out / FILE).is_file():
         _check(out / FILE, read_json(out / FILE), shared)
@@ -187,8 +186,8 @@ def write_shared(
 def _check(path: Path, stored: Any, identity: Identity) -> None:
     if not isinstance(stored, Mapping):
         raise HfpatchError(
-            f"{path}: has no hashes of the base and the text it was made with, as in folders of older versions, "
-            "so it cannot be resumed; choose another --out"
+            f"{path}: has no hashes of the base and the text it was made with, so it cannot be resumed; choose another "
+            "--out"
         )
     for key, name in NAMES.items():
         if stored.get(key) != identity.get(key):

@@ -17,7 +17,7 @@ from hfpatch.recipes.pairs import Question, by_question, is_lora, references
 from hfpatch.recipes.questions import margins_of
 from hfpatch.results.cautions import comparison_cautions
 from hfpatch.results.identity import facts_of_base
-from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
+from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN, task_results
 from hfpatch.results.records import DocumentLosses, write_published
 from hfpatch.results.schema import (
     ComparisonResults,
@@ -77,12 +77,13 @@ def collect(
     if setup.tuning_text is not None:
         text = {**setup.tuning_text.to_json(), **setup.tuning_size}
         tuning = collect_tuning(setup.tuning, recipe, text, setup.plans[recipe.tuning_seed])
-    scores = next((r.evaluation for each in methods.values() for r in each.runs.values() if r.evaluation), {})
+    scored = (read_json(run.result)["evaluation"] for run in runs)
+    tasks = {task: Task.model_validate(score) for task, score in next(filter(None, scored), {}).items()}
 
     # What pairs of methods show, once every run is there
     comparisons, kept = list[Comparison](), None
     if complete:
-        records, of_base = _records(out, methods), methods[baseline].runs[0].evaluation
+        records, of_base = _records(out, methods), task_results(tasks, methods[baseline].runs[0].evaluation)
         aggregations = all_aggregations(select(recipe.evaluation, recipe.data_dir).tasks)
         given: dict[str, Any] = {"tasks": of_base, "baseline": baseline}
         compared = _compared(recipe, methods)
@@ -110,13 +111,13 @@ def collect(
         training=settings["training"],
         tuning=tuning,
         evaluation=settings["evaluation"],
-        tasks={task: Task.model_validate(score.to_json()) for task, score in scores.items()},
+        tasks=tasks,
         methods=methods,
         questions=questions_of(out, setup),
         margin=margins_of(recipe),
         pairs=_pairs(recipe),
         comparisons=comparisons,
-        retention=collect_retention(setup, out, methods, complete=complete),
+        retention=collect_retention(setup, out, methods, tasks, complete=complete),
         kept=kept,
         looks=list(looks) or None,
     )
@@ -212,8 +213,8 @@ def publish_values(
     """
     records = {**_records(out, results.methods), **retention_records(out, results.methods)}
     reader, (path, *_) = Reader(), [path for own in records.values() for path in own.values()]  # documents are alike
-    scores = next(iter(run.evaluation for method in results.methods.values() for run in method.runs.values()))
-    groups = {task: reader.read_groups(path, score) for task, score in scores.items()}
+    run = next(run for method in results.methods.values() for run in method.runs.values())
+    groups = {task: reader.read_groups(path, score) for task, score in results.scores_of(run).items()}
     points = results.retention.points if results.retention is not None else []
     made = [*results.comparisons, *(each for point in points for each in point.comparisons)]
     measures = [(each.task, each.metric) for each in made]
@@ -234,13 +235,3 @@ def _compared(recipe: Recipe, methods: Mapping[str, Method]) -> dict[str, list[s
     scored = {name for name, each in methods.items() if len(each.diverged) < len(each.runs)}
     found = {name: [other for other in others if other in scored] for name, others in references(recipe).items()}
     return {name: others for name, others in found.items() if name in scored}
-
-
-def compares_what_it_should(recipe: Recipe, results: ComparisonResults) -> bool:
-    """Return whether complete results have the questions and comparisons of today; an older version's may not."""
-    if results.left_out:
-        recipe = recipe.only([name for name in recipe.trained if name not in results.left_out])
-    due = {(name, other) for name, others in _compared(recipe, results.methods).items() for other in others}
-    made = {(each.method, each.reference) for each in results.comparisons}
-    same = made == due and results.pairs == _pairs(recipe) and results.kept is not None
-    return not results.tasks or same

@@ -20,10 +20,10 @@ from hfpatch.data.blocks import TokenBlocks
 from hfpatch.models.attention import fast_attention
 from hfpatch.nn.matmul import fast_matmul
 from hfpatch.recipes.retention import task_of
-from hfpatch.results.parts import HELD_OUT
+from hfpatch.results.parts import HELD_OUT, task_results
 from hfpatch.results.records import write_values
 from hfpatch.results.retention import KL
-from hfpatch.results.schema import Method, Retention, RetentionPoint, TaskResult
+from hfpatch.results.schema import Method, Retention, RetentionPoint, Task, TaskResult
 from hfpatch.runs.folder import RunPaths, diverged_step
 from hfpatch.runs.identity import check_measured, check_run
 from hfpatch.runs.plan import Unit
@@ -116,15 +116,21 @@ def _passes(setup: ComparisonSetup, ranks: Ranks) -> dict[str, Any]:
 
 
 def collect_retention(
-    setup: ComparisonSetup, out: Path, methods: Mapping[str, Method], *, complete: bool
+    setup: ComparisonSetup, out: Path, methods: Mapping[str, Method], tasks: Mapping[str, Task], *, complete: bool
 ) -> Retention | None:
-    """Return what training changed on the texts of ``retention``; differences only where the comparison is complete."""
+    """Return what training changed on the texts of ``retention``; differences only where the comparison is complete.
+
+    ``tasks`` are those of the results.
+    """
     from hfpatch.evaluation.retention import compare_points
 
     recipe = setup.recipe
     if recipe.retention is None:
         return None
     base = methods[recipe.baseline].runs.get(0)
+    file = RunPaths(out / "runs" / recipe.baseline / "seed-0").retention
+    stored = read_json(file)["evaluation"] if file.is_file() else {}
+    scored = {task: Task.model_validate(score) for task, score in stored.items()}
     points: list[RetentionPoint] = []
     for name in recipe.trained:
         for scale in sorted({*recipe.rewind, 1.0}):
@@ -136,15 +142,16 @@ def collect_retention(
         points = compare_points(
             points,
             retention_records(out, methods),
-            texts=base.retention or {},
-            held_out=base.evaluation.get(HELD_OUT),
+            texts=task_results(scored, base.retention or {}),
+            held_out=task_results(tasks, base.evaluation).get(HELD_OUT),
             baseline=recipe.baseline,
         )
     texts = {
         task_of(name): {**blocks.to_json(), "bytes": int(setup.retained_documents[name].bytes.sum())}
         for name, blocks in setup.retained.items()
     }
-    return Retention(texts=texts, tasks=list(recipe.retention.tasks or recipe.evaluation.tasks), points=points)
+    kept = list(recipe.retention.tasks or recipe.evaluation.tasks)
+    return Retention(texts=texts, scored=scored, tasks=kept, points=points)
 
 
 def retention_records(out: Path, methods: Mapping[str, Method]) -> dict[str, dict[int, Path]]:

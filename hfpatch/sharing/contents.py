@@ -136,7 +136,7 @@ def eval_results(results: ComparisonResults, method: str, seed: int, repo_id: st
     include, date = results.evaluation.get("include_path"), results.provenance.get("started")
     version = results.provenance.get("versions", {}).get("lm_eval", "")
     files = {}
-    for name, score in results.methods[method].runs[seed].evaluation.items():
+    for name, score in results.scores_of(results.methods[method].runs[seed]).items():
         dataset = hub_dataset(name, include_path=None if include is None else Path(include))
         if dataset is not None and math.isfinite(score.metrics.get(score.primary, math.nan)):
             part = " of a part of the set only" if _is_limited(results, score.task) else ""

@@ -4,10 +4,17 @@ import json
 import random
 from pathlib import Path
 
+from reporting.conftest import with_pairs
+
+from hfpatch.results.identity import OF_TASK
+
 
 def write_big_run(folder: Path, *, methods: int, tasks: int, seeds: int, documents: int, steps: int) -> Path:
     names = [f"task_{i}" for i in range(tasks)]
-    info = {name: {"primary": "acc", "higher_is_better": True, "n": documents} for name in names}
+    hashes = dict.fromkeys(OF_TASK, "d" * 64)
+    info = {
+        name: {"primary": "acc", "higher_is_better": True, "n": documents, "version": "1", **hashes} for name in names
+    }
     rng = random.Random(0)
     raw = {
         **{"schema": 2, "kind": "comparison", "name": "big", "complete": True, "tasks": info, "methods": {}},
@@ -30,7 +37,7 @@ def write_big_run(folder: Path, *, methods: int, tasks: int, seeds: int, documen
             for reference in ("baseline", "method_001_with_a_name"):
                 if name != reference:
                     raw["comparisons"].append(_comparison(name, reference, task, documents, seeds, rng))
-    (folder / "results.json").write_text(json.dumps(raw))
+    (folder / "results.json").write_text(json.dumps(with_pairs(raw)))
     return folder
 
 
@@ -45,7 +52,7 @@ def _run(home, tasks, documents, steps, rng):
     train = {"steps": steps, "final_loss": 3.1, "tokens": 100 * steps, "tokens_per_s": 1e4, "wall_s": 10.0}
     train["peak_memory_bytes"] = 2**29
     info = {"n": documents, "stderr": {"acc": 0.02}, "primary": "acc", "higher_is_better": True, "num_fewshot": 0}
-    info |= {"data_sha256": "d" * 64, "version": "1"}
+    info |= {**dict.fromkeys(OF_TASK, "d" * 64), "version": "1"}
     scores = {task: {"task": task, "metrics": {"acc": rng.random()}, **info} for task in tasks}
     return {"train": train if steps else None, "evaluation": scores}
 

@@ -12,6 +12,7 @@ import pytest
 from reporting.evaluation_example import evaluation
 from rich.console import Console
 
+from hfpatch.recipes.pairs import by_question, is_lora
 from hfpatch.reporting import terminal
 from hfpatch.reporting.comparison.document import comparison_document, read_material
 from hfpatch.reporting.comparison.figures import draw
@@ -32,7 +33,7 @@ HOSTILE = '<script>alert("1")</script> | `$\\frac{x}$` *b* & _c_\n# x \u0000\ud8
 def task_result(task, value, *, stderr=0.02):
     info = TASKS[task]
     metrics = {info["primary"]: value} | ({"bits_per_byte": 1.25} if "perpl" in info["primary"] else {})
-    known = {"metrics": metrics, "stderr": {info["primary"]: stderr}, "data_sha256": "d" * 64}
+    known = {"metrics": metrics, "stderr": {info["primary"]: stderr}, **dict.fromkeys(OF_TASK, "d" * 64)}
     return {"task": task, **info, **known, "num_fewshot": 0, "version": "1"}
 
 
@@ -145,9 +146,20 @@ def tuned_example():
     return raw
 
 
+def with_pairs(raw):
+    """Declare the pairs that were compared, where nothing is declared."""
+    methods = {name: each["parts"] for name, each in raw.get("methods", {}).items()}
+    made = dict.fromkeys((each["method"], each["reference"]) for each in raw.get("comparisons", ()))
+    loras = [name for name, parts in methods.items() if is_lora(parts)]
+    bare = [name for name, parts in methods.items() if not parts]
+    baseline = "baseline" if "baseline" in bare else next(iter(bare), None)
+    return {"pairs": by_question(made, baseline, loras)} | raw
+
+
 def write_run(folder: Path, raw, *, curves=True) -> Path:
     """Write ``results.json``, with the training curve of every method that was trained, and a folder for each run."""
     folder.mkdir(parents=True, exist_ok=True)
+    raw = with_pairs(raw)
     for i, (name, content) in enumerate(raw.get("methods", {}).items()):
         trained = [seed for seed, run in content["runs"].items() if run["train"]]
         if curves and trained:

@@ -1,6 +1,7 @@
 """The results of an evaluation of a base and a patch, by hand."""
 
 from hfpatch.results import Comparison, EvaluationResults, TaskResult
+from hfpatch.results.identity import OF_TASK
 from hfpatch.results.schema import EvaluatedVariant
 
 HOSTILE = "<script>alert(1)</script>"
@@ -10,7 +11,8 @@ GROUPS = {"column": "passage", "groups": 300}
 def score(acc, **more):
     metrics = {"acc": acc, "perplexity": 2_500_000.5}
     given = {"n": 1234, "primary": "acc", "higher_is_better": True, "num_fewshot": 2, "version": "1.0"}
-    return TaskResult(task="cloze", metrics=metrics, stderr={"acc": 0.0123}, data_sha256="d" * 64, **given, **more)
+    given |= dict.fromkeys(OF_TASK, "d" * 64)
+    return TaskResult(task="cloze", metrics=metrics, stderr={"acc": 0.0123}, **given, **more)
 
 
 def comparison(method, **more):

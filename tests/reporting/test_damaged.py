@@ -5,7 +5,7 @@ from itertools import cycle, islice
 
 import pytest
 from damage import WRONG, damaged, places
-from reporting.conftest import example
+from reporting.conftest import example, with_pairs
 from reporting.evaluation_example import evaluation
 from reporting.study_example import study
 
@@ -17,7 +17,9 @@ from hfpatch.results import load_results
 EACH = 3  # of the wrong values, for each place; all of them in turn
 
 
-@pytest.mark.parametrize("raw", [example(), study(), evaluation().to_json()], ids=["comparison", "study", "evaluation"])
+@pytest.mark.parametrize(
+    "raw", [with_pairs(example()), study(), evaluation().to_json()], ids=["comparison", "study", "evaluation"]
+)
 def test_one_wrong_value_is_reported_or_refused_in_one_line(raw, tmp_path):
     reported, messages, values = 0, [], cycle(WRONG)
     for path in places(raw):

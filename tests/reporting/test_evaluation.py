@@ -33,7 +33,7 @@ def test_tables_have_every_score_and_every_comparison(results):
         ("cloze", "perplexity", "2,500,000", "–", "1,234 in 300 groups of passage"),
     ]
     assert cells(tables[2]) == [
-        ("one", "cloze\nacc, n = 1,234", "−0.2500\n[−0.3000, −0.2000]", "[−0.3000, −0.2000]", "< 0.0001", "0.068",
+        ("one", "cloze\nacc, n = 1,234", "−0.2500\n[−0.3000, −0.2000]", "[−0.3000, −0.2000]", "< 0.0001", "0.071",
          "worse"),
         ("two", "cloze\nacc, n = 1,234 in 300 groups of passage", "+0.1000\n", *"–––", "not tested (too few groups)"),
         ("one", "cloze\nmargin, n = 1,234", "−0.5000\n[−0.6000, −0.4000]", *"–––", "no verdict"),

@@ -3,12 +3,11 @@
 import math
 
 import pytest
-from reporting.conftest import document_of, task_result
+from reporting.conftest import task_result
 
 from hfpatch.reporting.comparison.tables import difference_table, score_table
-from hfpatch.reporting.html import html
 from hfpatch.results import TaskResult
-from hfpatch.results.cautions import floor_cautions, level_of
+from hfpatch.results.cautions import level_of
 
 CLOZE, ENDINGS = "tinyworld_cloze", "tinyworld_endings"
 
@@ -57,12 +56,3 @@ def test_nothing_found_at_floor_says_so(floored):
     assert found[("lora", "baseline"), ENDINGS] == "not decided"
     assert found[("pre_projection_skip", "lora"), CLOZE] == "not decided"  # LoRA is not at floor
     assert score_table(floored).columns[1].notes[-1] == "base at floor"
-
-
-def test_it_is_a_warning_of_old_results_too(floored, printed):
-    (warning,) = floor_cautions(floored.methods["baseline"].runs[0].evaluation)
-    assert warning.startswith(f"the base is at floor on {CLOZE} (acc: 0 % of 400 documents)")
-    document = document_of(floored)
-    assert warning not in floored.warnings
-    assert warning in html(document).replace("&#39;", "'")
-    assert "the base is at floor on" in printed(document)

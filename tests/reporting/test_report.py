@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 from reporting.big import write_big_run
-from reporting.conftest import HOSTILE
+from reporting.conftest import HOSTILE, with_pairs
 from reporting.study_example import study, write_study_run
 from reporting.test_html import Page
 
@@ -71,7 +71,7 @@ def test_figures_are_pdfs_too_when_asked_and_never_older_than_their_svgs(run_dir
     assert all(content.startswith(b"%PDF") for content in first.values())
     assert b"DejaVuSans" in first[pdfs[0]]  # with its font, so that a minus sign is one
     raw["comparisons"][-1] |= {"difference": -1.0, "low": -1.5, "high": -0.5}
-    (run_dir / "results.json").write_text(json.dumps(raw))
+    (run_dir / "results.json").write_text(json.dumps(with_pairs(raw)))
     pdfs[-1].unlink()
     again = write_report(run_dir)
     assert {path for path in again.figures if path.suffix == ".pdf"} == set(pdfs[:-1])  # summary.pdf is always there
@@ -85,7 +85,7 @@ def test_an_incomplete_run_is_reported_as_far_as_it_got(run_dir, raw, build):
         raw["methods"][name]["runs"].pop("1")
     build(raw)
     del raw["methods"]["lora"]["curve"]
-    (run_dir / "results.json").write_text(json.dumps(raw))
+    (run_dir / "results.json").write_text(json.dumps(with_pairs(raw)))
     report = write_report(run_dir)
     assert written(run_dir, report) == [name for name in FILES if "differences" not in name and "summary" not in name]
     for page in (report.html, report.markdown):
@@ -116,7 +116,7 @@ def test_a_report_of_some_methods_has_the_verdicts_of_the_whole(run_dir, raw, tm
 def test_labels_are_shown_and_are_no_keys(run_dir, raw):
     plain = {path.name: path.read_bytes() for path in write_report(run_dir).paths}
     raw["methods"]["lora"]["label"] = "Low rank"
-    (run_dir / "results.json").write_text(json.dumps(raw))
+    (run_dir / "results.json").write_text(json.dumps(with_pairs(raw)))
     results = load_results(run_dir)
     assert results.comparison("lora", "tinyworld_cloze", "baseline", "acc") is not None
     assert results.labelled().comparison("lora", "tinyworld_cloze", "baseline", "acc") is None

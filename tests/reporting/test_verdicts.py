@@ -13,6 +13,7 @@ from hfpatch.reporting.comparison.forest import control_for
 from hfpatch.reporting.explorer.entries import entries
 from hfpatch.reporting.report import document_of, write_report
 from hfpatch.results import load_results
+from hfpatch.results.identity import OF_TASK
 from hfpatch.support.files import write_json
 
 BASES = {"quiz": ("acc", True), "choice": ("acc_norm", True), "novel": ("word_perplexity", False), "odd": ("mcc", True)}
@@ -30,7 +31,8 @@ def drawn(seed):
     raw = {"schema": 2, "kind": "comparison", "name": "random", "complete": True, "comparisons": [], "methods": {}}
     raw["training"] = {"seeds": list(range(seeds)), "lr": 0.01}
     raw["tasks"] = {
-        task: {"primary": BASES[task][0], "higher_is_better": BASES[task][1], "n": 100, "data_sha256": "d" * 64}
+        task: {"primary": BASES[task][0], "higher_is_better": BASES[task][1], "n": 100, "version": "1"}
+        | dict.fromkeys(OF_TASK, "d" * 64)
         for task in tasks
     }
     for name, parts in methods.items():

@@ -9,7 +9,7 @@ from operator import getitem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import example as also
 from hypothesis import strategies as st
-from reporting.conftest import document_of, tuned_example
+from reporting.conftest import document_of, tuned_example, with_pairs
 
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting.cards import run_card
@@ -29,11 +29,11 @@ def places(value, path=()):
         yield from places(item, (*path, key))
 
 
-PLACES = list(places(tuned_example()))
+PLACES = list(places(with_pairs(tuned_example())))
 
 
 def broken(changes):
-    raw = tuned_example()
+    raw = with_pairs(tuned_example())
     for path, junk in changes:
         with suppress(KeyError, IndexError, TypeError):  # an earlier change took the place away
             reduce(getitem, path[:-1], raw)[path[-1]] = copy.deepcopy(junk)

@@ -6,6 +6,7 @@ import re
 
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.cautions import comparison_cautions
+from hfpatch.results.identity import OF_TASK
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.runs.results import form_of
 
@@ -17,7 +18,7 @@ SCORE = {
     "primary": "acc",
     "higher_is_better": True,
     "num_fewshot": 0,
-    "data_sha256": "",
+    **dict.fromkeys(OF_TASK, ""),
     "version": "1",
 }
 
@@ -47,7 +48,8 @@ def make_results(sizes: dict[str, int], *, survival: float = 1.0, n: int = 2000)
         return {"parts": parts, "parameters": parameters, "form": None, "runs": {"0": copy.deepcopy(run)}}
 
     return {
-        "tasks": {"cloze": {"primary": "acc", "higher_is_better": True, "n": n}},
+        "tasks": {"cloze": SCORE | {"n": n}},
+        "pairs": {"base": [("a", "b")]},
         "methods": {name: method(name, size) for name, size in sizes.items()},
         "comparisons": [
             {**PAIR, "task": "cloze", "method": method, "low": -0.1, "high": 0.1, "p": 1.0}

@@ -47,13 +47,6 @@ def test_the_baseline_has_no_parts_and_verdicts_follow_from_comparisons(build, r
     assert {each.family for each in results.answers("base")} == {6}
 
 
-def test_differences_by_low_noise_metrics_that_a_file_has_apart_are_read(build, raw):
-    raw["low_noise"] = [{**each, "metric": "bits_per_byte"} for each in raw["comparisons"][:1]]
-    results = build(raw)
-    assert results.comparisons[-1].metric == "bits_per_byte"
-    assert results.deciding["tinyworld_cloze"].metric == "bits_per_byte"
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [

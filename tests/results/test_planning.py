@@ -8,6 +8,7 @@ from scipy import stats
 
 from hfpatch.recipes.questions import Asked
 from hfpatch.results.decision import Design
+from hfpatch.results.identity import OF_TASK
 from hfpatch.results.parts import Comparison
 from hfpatch.results.planning import cheapest, level_of, stored_for
 from hfpatch.results.schema import ComparisonResults
@@ -21,7 +22,8 @@ def difference(method, reference, error, seeds=3, documents=200):
 
 
 def results_of(*comparisons):
-    tasks = {"text": {"task": "text", "primary": "score", "higher_is_better": True, "n": 200, "metrics": {}}}
+    tasks = {"text": {"primary": "score", "higher_is_better": True, "n": 200, "version": "1"}}
+    tasks["text"] |= dict.fromkeys(OF_TASK, "")
     methods = {
         name: {"parts": [] if name == "baseline" else [{"type": "lora"}]} for name in ("baseline", "a", "b", "c")
     }

@@ -10,6 +10,7 @@ import pytest
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import TaskResult, compare
 from hfpatch.results import records
+from hfpatch.results.identity import OF_TASK
 from hfpatch.results.records import VALUES, hash_documents, published_runs, read_values, write_published, write_values
 
 ROWS = [
@@ -38,7 +39,15 @@ def write_random(folders, clusters=1):
 
 
 def quiz(primary, clusters=None):
-    given = {"task": "quiz", "n": 60, "metrics": {}, "stderr": {}, "num_fewshot": 0, "data_sha256": "", "version": "1"}
+    given = {
+        "task": "quiz",
+        "n": 60,
+        "metrics": {},
+        "stderr": {},
+        "num_fewshot": 0,
+        **dict.fromkeys(OF_TASK, ""),
+        "version": "1",
+    }
     return {"quiz": TaskResult(**given, primary=primary, higher_is_better=primary == "acc", clusters=clusters)}
 
 

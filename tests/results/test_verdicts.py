@@ -101,13 +101,6 @@ def test_an_exact_test_decides_where_its_p_is_not_that_of_the_interval(p, differ
     assert (first.corrected_low > 0) == first.is_found
 
 
-def test_results_without_errors_get_the_quantile_that_explains_interval_and_p():
-    made = comparison("a", 5.0, 1.0, 7.0)
-    other = comparison("b", 0.1, 1.0, 7.0)
-    known, guessed = (judged([one, other])[0] for one in (made, made.model_copy(update={"errors": []})))
-    assert guessed.corrected_low == pytest.approx(known.corrected_low, rel=1e-4)
-
-
 def test_what_was_not_tested_says_why_and_counts_in_no_family():
     few = comparison("few", 1.0, 1.0, 9.0, p=None, low=-math.inf, high=math.inf, test="none (too few documents)")
     made = [few, comparison("a", -9.0, 1.0, 9.0)]

@@ -112,10 +112,12 @@ def test_results_name_everything_a_result_must_name(straight, model_folder):
         seed: plan["sha256"] for seed, plan in results["plan"].items()
     }
     assert results["training"]["steps"] == 3
-    assert results["tasks"]["tinyworld_cloze"] == {
+    task = {key: value for key, value in results["tasks"]["tinyworld_cloze"].items() if value is not None}
+    assert task == {
         "primary": "acc",
         "higher_is_better": True,
         "n": 8,
+        "num_fewshot": 0,
         **{name: results["tasks"]["tinyworld_cloze"][name] for name in OF_TASK},
         "version": "1.0",
     }
@@ -403,20 +405,6 @@ def test_resuming_a_finished_run_only_reports_again(straight, recipe, tmp_path):
     compare(recipe, out, resume=True, progress=Nothing())
     assert (out / "report.md").is_file()
     assert (out / "results.json").read_bytes() == before
-
-
-def test_resuming_a_finished_run_of_other_pairs_compares_again_and_trains_nothing(
-    straight, recipe, tmp_path, no_report
-):
-    """An earlier version compared others."""
-    out = shutil.copytree(straight, tmp_path / "out")
-    whole = read_json(out / "results.json")
-    whole["comparisons"] = [each for each in whole["comparisons"] if each["reference"] == "baseline"]
-    write_json(out / "results.json", {**whole, "provenance": {**whole["provenance"], "wall_s": 5000.0}})
-    found = compare(recipe, out, resume=True, progress=Nothing())
-    assert numbers(found) == numbers(read_json(straight / "results.json"))
-    assert found["provenance"]["wall_s"] > 5000
-    assert {run["commit"] for method in found["methods"].values() for run in method["runs"].values()} == {"c0ffee"}
 
 
 def test_words_places_memory_and_saving_may_differ_when_a_run_goes_on(straight, model_folder, tmp_path, no_report):

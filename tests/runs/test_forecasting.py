@@ -24,6 +24,7 @@ from hfpatch.reporting.forecast import forecast_document
 from hfpatch.reporting.terminal import print_document
 from hfpatch.results.decision import Design
 from hfpatch.results.forecast import Forecast
+from hfpatch.results.identity import OF_TASK
 from hfpatch.runs import forecast
 from hfpatch.runs.plan import plan_comparison
 from hfpatch.runs.progress import Progress
@@ -62,7 +63,8 @@ def write_earlier(folder):
     """Write the results of a comparison with four seeds of 40 documents, by the measure of tinyworld_text."""
     one = {"method": "pre_projection", "reference": "c3a", "task": "tinyworld_text", "metric": "bits_per_byte", "n": 40}
     one |= {"seeds": 4, "difference": 0.1, "low": 0.0, "high": 0.2, "p": 0.04, "errors": [[0.02, 39], [0.03, 3]]}
-    task = {"task": "tinyworld_text", "primary": "bits_per_byte", "higher_is_better": False, "n": 40, "metrics": {}}
+    task = {"primary": "bits_per_byte", "higher_is_better": False, "n": 40, "version": "1"}
+    task |= dict.fromkeys(OF_TASK, "")
     results = {"schema": 2, "kind": "comparison", "name": "earlier", "complete": True, "methods": {}}
     results |= {
         "tasks": {"tinyworld_text": task},

@@ -376,26 +376,6 @@ def test_a_setting_that_changes_a_score_is_told_apart_in_all_places(place, score
     assert axes[0] != axes[1]
 
 
-def test_scores_without_hashes_are_told_apart_by_their_settings(scored):
-    """As older versions wrote them."""
-
-    def old(asked, scores):
-        bare = {
-            name: score.model_copy(update=dict.fromkeys(set(OF_TASK) - {"data_sha256"}))
-            for name, score in scores.items()
-        }
-        return results_of(asked, bare)
-
-    first, second = old(*scored({})), old(*scored({"num_fewshot": 0}))
-    found = merge({"first": first, "second": second})
-    assert found.results is None
-    assert {check.what: check.verdict for check in found.checks}["Prompts of the tasks"] == "not recorded"
-    assert not {entry.axis for entry in entries(first)} & {entry.axis for entry in entries(second)}
-    assert "prompts not recorded" in html(explorer_document([Source("first", first), Source("second", second)]))
-    alike = merge({"first": first, "second": first.model_copy()})
-    assert any("Prompts of the tasks of the runs: not recorded" in warning for warning in alike.results.warnings)
-
-
 # --- the one list, in reports -----------------------------------------------------------------------------------------
 
 

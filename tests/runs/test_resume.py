@@ -152,8 +152,8 @@ def redraw_the_plans(place, out):
 MIXTURES = [
     ("compare", bring_what_was_trained, "skip/seed-0/training.json: does not match the current settings or code of"),
     ("compare", bring_a_checkpoint, "step-00000003/state.json: does not match the current settings or code of the"),
-    ("compare", forget_where_it_is_from, "as in folders of older versions"),
-    ("study", forget_where_it_is_from, "as in folders of older versions"),
+    ("compare", forget_where_it_is_from, "has no hashes of the base and the text"),
+    ("study", forget_where_it_is_from, "has no hashes of the base and the text"),
     ("compare", forget_where_a_run_is_from, "skip/seed-0/result.json: has no hashes of the base"),
     ("compare", redraw_the_plans, "plan.json: the batch plan of seed 0 does not match"),
     ("study", redraw_the_plans, "plan.json: the batch plan of seed 0 does not match"),

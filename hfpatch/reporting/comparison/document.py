@@ -35,7 +35,7 @@ from hfpatch.reporting.comparison.tables import (
 from hfpatch.reporting.comparison.tuning import tuning_sections
 from hfpatch.reporting.facts import environment_facts, protocol_facts
 from hfpatch.reporting.numbers import NOTHING, count, duration
-from hfpatch.results.cautions import rates_sentence, warned_of_floor
+from hfpatch.results.cautions import rates_sentence
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.series import QUANTITIES, read_analyses
 from hfpatch.support.files import printable
@@ -175,7 +175,7 @@ def _summary(material: RunData) -> tuple[doc.Block, ...]:
 
 def cautions(results: ComparisonResults) -> tuple[str, ...]:
     """Return everything that is to be known of the numbers, each once."""
-    every = [*filter(None, [rates_sentence(results)]), *warned_of_floor(results), *uncovered(results)]
+    every = [*filter(None, [rates_sentence(results)]), *results.warnings, *uncovered(results)]
     return tuple(dict.fromkeys(every))
 
 

@@ -55,8 +55,7 @@ def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
     """Check whether runs can be compared and, where they can, join them.
 
     Runs share one table where they measured the same frozen model, loaded alike, on the same tasks with the same
-    documents and prompts. The settings of the evaluation decide where an older run does not record its prompts. Each
-    difference stays the paired one of its own run; none is made across runs.
+    documents and prompts. Each difference stays the paired one of its own run; none is made across runs.
 
     Args:
         runs: label -> results, at least two.
@@ -120,7 +119,7 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
     tasks = [
         "; ".join(
             f"{name} {info.primary} n={info.n}{f' by {info.clusters.column}' if info.clusters else ''} "
-            f"{(info.data_sha256 or '')[:8]}"
+            f"{info.data_sha256[:8]}"
             for name, info in sorted(each.tasks.items())
             if name != HELD_OUT
         )
@@ -146,9 +145,7 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
         rates = ", ".join(f"{rate:g}" for rate in tuning.learning_rates) if tuning else ""
         tuned.append(f"{tuning.steps} steps with seed {tuning.seed} at each of {rates}" if tuning else "none")
     settled = "the prompts and their tokens are the same, so this changed no score"
-    if not all(prompts):
-        settled = apart
-    elif len(set(prompts)) > 1:
+    if len(set(prompts)) > 1:
         settled = "the prompts or their tokens are not the same"
     computed = []
     for each in runs:
@@ -166,7 +163,7 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
         ("Tasks and their documents", tasks, True, apart),
         ("Prompts of the tasks", prompts, None, apart),
         ("Metrics and code of the tasks", scored, None, apart),
-        ("Evaluation settings", settings, not all(prompts), settled),
+        ("Evaluation settings", settings, False, settled),
         ("Training text", [_hash(each.data) or settings_text(each.data) for each in runs], False, trained),
         ("Batch plans", plans, False, trained),
         ("Training settings", training, False, trained),
@@ -180,7 +177,7 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
     ]  # fmt: skip
     held_out = [each.tasks.get(HELD_OUT) for each in runs]
     if any(held_out):
-        documents = [f"n={info.n} {(info.data_sha256 or '')[:8]}" if info else "none" for info in held_out]
+        documents = [f"n={info.n} {info.data_sha256[:8]}" if info else "none" for info in held_out]
         rows.insert(6, (_HELD_OUT_CHECK, documents, False, "no table has it"))
     checks = []
     for what, values, decides, consequence in rows:
@@ -199,9 +196,10 @@ def _joint_hash(values: Sequence[str | None]) -> str:
 
 
 def _of_tasks(results: ComparisonResults, tasks: Sequence[str], names: Sequence[str]) -> str:
-    """Return short hashes of the named identities of tasks; nothing where one is not known."""
-    known = {task: _joint_hash([task_identity(results.tasks[task])[name] for name in names]) for task in tasks}
-    return "; ".join(f"{task} {found[:8]}" for task, found in sorted(known.items())) if all(known.values()) else ""
+    """Return short hashes of the named identities of tasks."""
+    identities = {task: task_identity(results.tasks[task]) for task in tasks}
+    hashes = {task: _joint_hash([identity[name] for name in names]) for task, identity in identities.items()}
+    return "; ".join(f"{task} {digest[:8]}" for task, digest in sorted(hashes.items()))
 
 
 def _hash(section: Mapping[str, Any]) -> str:

@@ -30,7 +30,6 @@ from hfpatch.reporting.numbers import (
 )
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.cautions import level_at
-from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.schema import ComparisonResults, Method
 from hfpatch.results.tables import records
 from hfpatch.results.verdicts import QUESTIONS
@@ -49,15 +48,8 @@ _RESULTS = (*_SCORES, *_OF_PAIR, "groups", "grouped_by")
 
 def score_table(results: ComparisonResults) -> Table:
     """Build the table of methods and tasks: the mean over seeds of each primary metric."""
-    # the loss on held-out text has a column where it is no task
-    held_out = HELD_OUT not in results.tasks and any(method.held_out_losses for method in results.methods.values())
-    column = Column("held-out loss", ("nats per token", "lower is better"), number=True)
     rows, narrow = [], []
     for name, method in results.methods.items():
-        losses, base = list(method.held_out_losses.values()), results.base_loss
-        loss = NOTHING if name != results.baseline or base is None else decimal(base, 4)
-        if losses:
-            loss = decimal(fmean(losses), 4)
         scores = {}
         for task, info in results.tasks.items():
             scale = scale_in(results, task, info.primary)
@@ -73,15 +65,14 @@ def score_table(results: ComparisonResults) -> Table:
             elif errors:
                 text = f"{text} ± {significant(errors[0], 2)}"
             scores[task] = text
-        cells = (name, *[loss] * held_out, *scores.values())
-        rows.append(Row(cells, strong=name == results.baseline))
+        rows.append(Row((name, *scores.values()), strong=name == results.baseline))
         narrow += [(task, Row((name, task, text))) for task, text in scores.items()]
     by_task = tuple(row for task in results.tasks for other, row in narrow if other == task)
     return Table(
         name="main",
         title="Scores",
         columns=(
-            *(Column("method"), *[column] * held_out),
+            Column("method"),
             *(_task(results, task) for task in results.tasks),
         ),
         rows=tuple(rows),
@@ -108,7 +99,9 @@ def difference_table(results: ComparisonResults) -> Table:
     others = [
         each
         for each in results.comparisons
-        if each.task in results.tasks and results.deciding[each.task].metric != each.metric
+        if each.task in results.tasks
+        and results.deciding[each.task].metric != each.metric
+        and (each.method, each.reference) in asked
     ]
     long = len(decided) > _MOST_IN_MARKDOWN and any(each.is_found for each in decided)
     rows = []

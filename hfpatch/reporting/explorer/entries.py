@@ -16,15 +16,12 @@ from hfpatch.reporting.evaluation import value_text
 from hfpatch.reporting.numbers import Change, Scale, change, change_of, change_text, diverged_text, scale_of, signed
 from hfpatch.reporting.study.answer import change_of as change_of_study
 from hfpatch.reporting.study.answer import not_run_text
-from hfpatch.results.identity import FREE_SETTINGS, base_identity, task_identity
+from hfpatch.results.identity import base_identity, task_identity
 from hfpatch.results.low_noise import LOW_NOISE
-from hfpatch.results.parts import HELD_OUT
-from hfpatch.results.schema import ComparisonResults, EvaluationResults, Results, StudyResults, Task, TaskResult
+from hfpatch.results.schema import ComparisonResults, EvaluationResults, Results, StudyResults, Task
 from hfpatch.support.files import hash_values
 
 NOT_TESTED, NO_VERDICT = "not tested", "no verdict"
-UNTESTED = "held-out text"
-"""The task of the loss on held-out text where only its mean is known, as in older results."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Axis:
         identity: distinguishes models of one name: hash, dtype, and a hash of all else that is known of it.
         documents: the scored documents, in words.
         data: their hash.
-        prompts: the hash of prompts and scoring; of an older run, which does not record them, that of its settings.
+        prompts: the hash of prompts and scoring.
         reference: the model that gains are relative to.
         size: the kind of parameters that are counted.
         primary: whether the metric decides the task.
@@ -109,8 +106,7 @@ def _identity(model: Mapping[str, Any]) -> str:
 def _axis(
     task: str,
     metric: str,
-    info: Task | TaskResult,
-    settings: Mapping[str, Any],
+    info: Task,
     model: Mapping[str, Any],
     **options: Any,
 ) -> Axis:
@@ -118,11 +114,6 @@ def _axis(
     higher = LOW_NOISE.get(metric, info.higher_is_better)
     unit = {Scale.POINTS: "points", Scale.RELATIVE: "% lower"}.get(scale_of(metric, higher))
     asked = {name: value for name, value in task_identity(info).items() if name != "data_sha256"}
-    if all(asked.values()):
-        prompts = f"prompts {hash_values(asked)[:8]}"
-    else:
-        kept = {k: v for k, v in settings.items() if k not in FREE_SETTINGS and v not in (None, False, {})}
-        prompts = f"prompts not recorded, settings {hash_values(kept)[:8]}"
     return Axis(
         task=task,
         metric=metric.replace("_", " "),
@@ -130,8 +121,8 @@ def _axis(
         model=str(model.get("name") or "unknown"),
         identity=_identity(model),
         documents=f"{info.n:,} documents{f' in {info.clusters.groups:,} groups' if info.clusters else ''}",
-        data=(info.data_sha256 or "")[:12],
-        prompts=prompts,
+        data=info.data_sha256[:12],
+        prompts=f"prompts {hash_values(asked)[:8]}",
         **options,
     )
 
@@ -152,7 +143,7 @@ def _compared(results: ComparisonResults) -> Iterator[Entry]:
     made = [(each.task, each.metric) for each in results.comparisons if each.reference == results.baseline]
     for task, metric in dict.fromkeys([*decided, *(pair for pair in made if pair[0] in results.tasks)]):
         info, primary = results.tasks[task], metric == results.deciding[task].metric
-        axis = _axis(task, metric, info, results.evaluation, results.model, primary=primary)
+        axis = _axis(task, metric, info, results.model, primary=primary)
         for name in results.others:
             compared = results.comparison(name, task, str(results.baseline), metric)
             if compared is not None:
@@ -163,27 +154,6 @@ def _compared(results: ComparisonResults) -> Iterator[Entry]:
                 yield Entry(axis, name, **gain, verdict=verdict, seeds=compared.seeds, **costs[name])
             elif primary:
                 yield Entry(axis, name, **absent[name])
-    # by how much each lowers the loss on held-out text, where it was not tested
-    base, text = results.base_loss, results.data.get("held_out") or {}
-    if base is None or HELD_OUT in results.tasks:
-        return
-    axis = Axis(
-        task=UNTESTED,
-        metric="loss",
-        unit="nats per token",
-        model=str(results.model.get("name") or "unknown"),
-        identity=_identity(results.model),
-        documents=f"{text['documents']:,} documents" if isinstance(text.get("documents"), int) else "",
-        data=str(text.get("sha256") or "")[:12],
-    )
-    for name in results.others:
-        losses = results.methods[name].held_out_losses
-        if losses:
-            lower = base - fmean(losses.values())
-            words = f"{signed(lower, 4)} nats per token, no interval"
-            yield Entry(axis, name, lower, text=words, seeds=len(losses), **costs[name])
-        else:
-            yield Entry(axis, name, **absent[name])
 
 
 def _gain(found: Change, higher: bool = True) -> dict[str, Any]:
@@ -250,7 +220,6 @@ def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
             task,
             metric,
             score,
-            results.settings,
             (other.model if other is not None else None) or results.model,
             reference=reference if results.of_models else "the base",
             size="parameters of the model" if results.of_models else "trainable parameters",
