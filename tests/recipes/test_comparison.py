@@ -263,7 +263,7 @@ def test_reading_a_recipe_imports_no_framework():
 def test_what_goes_by_held_out_text_needs_some(tmp_path, key):
     value = {"patience": 2, "keep_best": True}[key]
     with pytest.raises(HfpatchError, match=rf"training.{key} needs the loss on held-out text.*set data.held_out"):
-        load_recipe("quickstart", [f"training.{key}={value}"])
+        load_recipe("quickstart", [f"training.{key}={value}", "data.held_out=null"])
     loaded = load_recipe("quickstart", [f"training.{key}={value}", "data.held_out=100"])
     assert getattr(loaded.training, key) == value
 
