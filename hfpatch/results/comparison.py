@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from statistics import fmean, median
 from typing import Any, Literal
@@ -33,7 +33,7 @@ from hfpatch.results.parts import (
     with_names,
 )
 from hfpatch.results.retention import RETENTION, KeptAnswers, Retention, Rewound
-from hfpatch.results.tables import Tabular
+from hfpatch.results.tables import COST, Record, Tabular, pair_records, score_records
 from hfpatch.results.verdicts import (
     Look,
     LookTaken,
@@ -359,6 +359,8 @@ class ComparisonResults(Tabular):
         joined: the verdicts of whole runs, where a report joins several runs, or has some methods or other names.
     """
 
+    tables = ("scores", "methods", "verdicts", "comparisons", "curves", "layers", "trials", "retention")
+
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")
     kind: Literal["comparison"] = "comparison"
     name: str
@@ -580,6 +582,61 @@ class ComparisonResults(Tabular):
         runs = (run for method in self.methods.values() for run in method.runs.values())
         scored = ((task, metric) for run in runs for task, score in run.evaluation.items() for metric in score.metrics)
         return deciding(primary, made or scored)
+
+    def records(self, table: str) -> Iterator[Record]:  # noqa: D102 - as in Tabular
+        match table:
+            case "scores":
+                for name, method in self.methods.items():
+                    for seed, run in sorted(method.runs.items()):
+                        of_run = {"method": name, "seed": seed, "trainable": method.trainable}
+                        scores = (row for score in self.scores_of(run).values() for row in score_records(score))
+                        yield from (of_run | row for row in scores)
+            case "methods":
+                for name, method in self.methods.items():
+                    held_out = list(method.held_out_losses.values())
+                    trained = [run.train for run in method.runs.values() if run.train is not None]
+                    yield {
+                        "method": name,
+                        **method.parameters.to_json(),
+                        "form": method.form,
+                        "matched_to": method.match.to if method.match is not None else None,
+                        "seeds": len(method.runs),
+                        "diverged": len(method.diverged),
+                        "held_out_loss": fmean(held_out) if held_out else None,
+                        **{key: fmean(getattr(train, key) for train in trained) if trained else None for key in COST},
+                    }
+            case "verdicts" | "comparisons":
+                yield from pair_records(self.verdicts if table == "verdicts" else self.comparisons)
+            case "curves":
+                for name, method in self.methods.items():
+                    if (curve := method.curve) is not None:
+                        for step, loss in zip(curve.steps, curve.loss, strict=True):
+                            yield {"method": name, "step": step, "loss": loss, "held_out": curve.held_out.get(step)}
+            case "layers":
+                for name, method in self.methods.items():
+                    for series in method.layers:
+                        of_series = {"method": name, "quantity": series.quantity, "group": series.group}
+                        for layer, value in sorted(series.points.items()):
+                            yield {**of_series, "layer": layer, "value": value}
+            case "trials" if (tuning := self.tuning) is not None:
+                for trial in tuning.trials:
+                    row = {"method": trial.method, **trial.values, "loss": trial.loss}
+                    yield {**row, "diverged_step": trial.diverged_step, "chosen": tuning.is_chosen(trial)}
+            case "retention" if (retention := self.retention) is not None:
+                for point in retention.points:
+                    of_point = {"method": point.method, "scale": point.scale, "tuning_loss": point.tuning_loss}
+                    of_point["chosen"] = retention.chosen(point.method) == point.scale
+                    yield from ({**row, **of_point} for row in pair_records(point.comparisons))
+
+    def overview(self) -> Iterator[Record]:  # noqa: D102 - as in Tabular
+        for name, method in self.methods.items():
+            row: Record = {"method": name, "trainable": method.trainable}
+            for task in self.tasks:
+                metric = self.deciding[task].metric
+                mean, verdict = self.mean(name, task, metric), self.verdict(name, task, self.baseline)
+                shown = mean if verdict is None or mean is None else f"{mean:.4g} ({verdict.outcome})"
+                row[f"{task} ({metric})"] = shown
+            yield row
 
     def _why_not(self, method: str, other: str, task: str) -> str:
         """Say why a pair was not compared on a task."""

@@ -7,6 +7,7 @@ other tools.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -40,7 +41,7 @@ from hfpatch.results.parts import (
 )
 from hfpatch.results.retention import KeptAnswers, Retention, RetentionPoint, Rewound
 from hfpatch.results.study import AtStep, Diagnostic, Improvement, Loss, Row, StudyResults, StudyRun, Variant
-from hfpatch.results.tables import Tabular
+from hfpatch.results.tables import Record, Tabular, pair_records, score_records
 from hfpatch.results.verdicts import Measure, PrimaryQuestion, Verdict, deciding, judge
 
 __all__ = [
@@ -88,6 +89,8 @@ class EvaluationResults(Tabular):
         provenance: where the numbers come from.
     """
 
+    tables = ("scores", "verdicts", "comparisons")
+
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")
     kind: Literal["evaluation"] = "evaluation"
     model: ModelFacts
@@ -106,6 +109,24 @@ class EvaluationResults(Tabular):
         measures = deciding(primary, {(each.task, each.metric) for each in self.comparisons})
         made = list(dict.fromkeys((each.method, each.reference) for each in self.comparisons))
         return judge(self.comparisons, {"models" if self.of_models else "base": made} if made else {}, measures)
+
+    def records(self, table: str) -> Iterator[Record]:  # noqa: D102 - as in Tabular
+        if table != "scores":
+            yield from pair_records(self.verdicts if table == "verdicts" else self.comparisons)
+            return
+        for name, variant in self.variants.items():
+            of_model = {"model": name, "patch": variant.patch, "added": variant.added}
+            scores: list[TaskResult | GroupResult] = [*(variant.groups or {}).values(), *variant.scores.values()]
+            for score in scores:
+                is_group = isinstance(score, GroupResult)
+                yield from ({**of_model, **row, "is_group": is_group} for row in score_records(score))
+
+    def overview(self) -> Iterator[Record]:  # noqa: D102 - as in Tabular
+        for name, variant in self.variants.items():
+            row: Record = {"model": name, "added": variant.added}
+            for group in (variant.groups or {}).values():
+                row |= {f"{group.group} ({metric})": value for metric, value in group.metrics.items()}
+            yield row | {score.task: score.metrics.get(score.primary) for score in variant.scores.values()}
 
     @property
     def of_models(self) -> bool:

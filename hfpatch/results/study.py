@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -10,7 +11,7 @@ from pydantic import Field, computed_field, model_validator
 
 from hfpatch.results.decision import ALPHA, reach
 from hfpatch.results.parts import SCHEMA, Comparison, Part, TrainResult, Values
-from hfpatch.results.tables import Tabular
+from hfpatch.results.tables import COST, Record, Tabular, pair_records
 from hfpatch.results.verdicts import Measure, Verdict, judge
 
 VALIDATION_LOSS = "validation loss"
@@ -119,6 +120,8 @@ class StudyRun(Part):
 class StudyResults(Tabular):
     """The results of a study of ``hfpatch pretrain``; rows and runs are in the order of the recipe."""
 
+    tables = ("rows", "verdicts", "runs", "curves")
+
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")
     kind: Literal["pretraining"] = "pretraining"
     complete: bool
@@ -180,6 +183,40 @@ class StudyResults(Tabular):
     def verdict(self, variant: str) -> Verdict:
         """Return the verdict on a variant."""
         return next(each for each in self.verdicts if each.method == variant)
+
+    def records(self, table: str) -> Iterator[Record]:  # noqa: D102 - as in Tabular
+        match table:
+            case "rows":
+                for row in self.rows:
+                    gain = row.improvement
+                    yield {
+                        **{"variant": row.variant, **row.point, "best": row.best},
+                        **{"seeds": len(row.loss.values) if row.loss else 0},
+                        **{"loss": row.loss.mean if row.loss else None, "sd": row.loss.sd if row.loss else None},
+                        **{"improvement": gain and gain.mean, "low": gain and gain.low, "high": gain and gain.high},
+                        **{"p": gain and gain.p, "diverged": len(row.diverged)},
+                        "seconds_per_step": row.seconds_per_step,
+                        **self.variants[row.variant].parameters.to_json(),
+                    }
+            case "verdicts":
+                yield from pair_records(self.verdicts)
+            case "runs":
+                for run in self.runs:
+                    loss = run.evaluation[-1][1] if run.evaluation else None
+                    yield {
+                        **{"variant": run.variant, **run.point, "seed": run.seed, "outcome": run.outcome},
+                        **{"diverged_step": run.diverged_step, "loss": loss},
+                        **{key: getattr(run.train, key, None) for key in ("steps", "tokens", *COST)},
+                    }
+            case "curves":
+                for run in self.runs:
+                    of_run = {"variant": run.variant, **run.point, "seed": run.seed}
+                    yield from ({**of_run, "step": step, "loss": loss} for step, loss in run.evaluation)
+
+    def overview(self) -> Iterator[Record]:  # noqa: D102 - as in Tabular
+        left_out = ("sd", "seconds_per_step", "diverged", "best")
+        for record in self.records("rows"):
+            yield {key: value for key, value in record.items() if key not in left_out}
 
     @property
     def others(self) -> list[str]:

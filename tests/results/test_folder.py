@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from budgets_example import frontier_example
 
 import hfpatch
 from hfpatch.errors import HfpatchError
@@ -20,6 +21,11 @@ def test_what_was_written_is_read_back_equal(run_dir):
     assert isinstance(results, ComparisonResults)
     (run_dir / "results.json").write_text(json.dumps(results.to_json()))
     assert load_results(str(run_dir)) == results
+
+
+def test_budgets_are_read_back_equal():
+    results = frontier_example()
+    assert ComparisonResults.model_validate(json.loads(json.dumps(results.to_json()))) == results
 
 
 def test_values_come_by_seed_and_mean_is_their_mean(results):

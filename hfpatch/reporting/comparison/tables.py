@@ -31,7 +31,6 @@ from hfpatch.reporting.numbers import (
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.cautions import level_at
 from hfpatch.results.schema import ComparisonResults, Method
-from hfpatch.results.tables import records
 from hfpatch.results.verdicts import QUESTIONS
 
 _MOST_IN_MARKDOWN = 40  # verdicts; of more, Markdown has only differences that were found
@@ -230,7 +229,7 @@ def results_csv(runs: Mapping[str, ComparisonResults]) -> str:
     headings = ("run", *_RESULTS) if len(runs) > 1 else _RESULTS
     rows = []
     for label, results in runs.items():
-        found = [*records(results, "scores")]
+        found = [*results.records("scores")]
         found += ({**pair, "trainable": results.methods[str(pair["method"])].trainable} for pair in pairs(results))
         rows += [tuple({**each, "run": label}.get(heading) for heading in headings) for each in found]
     return csv_text(headings, rows)
