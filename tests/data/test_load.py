@@ -373,16 +373,6 @@ def test_conversations_and_texts_mix(mixture, tokenizer, tmp_path):
     assert len({blocks.sha256, *(each.sha256 for each in alone)}) == 4
 
 
-def test_what_a_task_says_is_no_conversation_of_tuning(tokenizer, tmp_path):
-    rows = [{"prompt": f"question {n}", "completion": f"answer {n}"} for n in range(9)]
-    (tmp_path / "c.json").write_text(json.dumps(rows))
-    settings = DataSettings(source=str(tmp_path / "c.json"), format="prompt_completion", block_size=40, layout="padded")
-    tasks = {"own": [TaskDocument((), ["question 8", "answer  6"])]}
-    made = load_splits(settings, tokenizer, tuning=2, tasks=tasks)
-    free = [f"question {n}answer {n}" for n in range(9) if n not in (6, 8)]
-    assert texts_of(made.tuning, tokenizer) == drawn(free, 2, use=1)
-
-
 def test_token_files_mix(tokenizer, tmp_path):
     sources = []
     for name in "ab":

@@ -141,13 +141,6 @@ def test_errors(options, message):
         match_lora_rank(make_model("llama"), **options)
 
 
-def test_one_target_may_be_given_as_a_string():
-    model = make_model("llama")
-    found = [match_lora_rank(model, budget=1e4, target_modules=targets) for targets in ("q_proj", ["q_proj"])]
-    assert found[0] == found[1]
-    assert type(found[0]) is int
-
-
 def test_the_recipe_s_loras_have_the_parameters_of_the_pre_projection():
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(GPTNeoXConfig(vocab_size=50304, **PYTHIA["160m"]))
