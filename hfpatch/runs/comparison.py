@@ -70,7 +70,7 @@ def compare(
         session = ComparisonSession(plan, progress, resumed_clock(out))
         with closing(make_engine(engine or EngineSettings())) as executor:
             executor.connect(session.progress)
-            with open_runs(session, resume=resume, holder=executor.holder):
+            with open_runs(session, resume=resume):
                 with session.throttle:
                     executor.execute(session)
                 if executor.measures:

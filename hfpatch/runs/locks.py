@@ -5,8 +5,8 @@ not. It names its holder: host, process, start time, command. A thread of the ho
 stale once its process has ended, which a process on the same machine sees at once, or once it was not renewed for five
 minutes; so the next command can continue after a crash.
 
-A process that has others work for it lends them the locks that it holds (``lender`` of `hold`): a worker
-replaces its lender's lock and puts it back afterwards, so that no other process can take the run meanwhile.
+A command holds the locks of its runs for as long as it lasts. Whoever works on one, the command or one of its workers,
+also holds the lock `WORK`, as workers may end some seconds after their command.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ GRACE_S = 30.0
 """How long a process may take to end after it lost a lock."""
 STALE_S = 300.0
 """How long a lock of another machine stays valid without being renewed."""
-ORPHAN_S = 75.0
-"""How long it stays valid if its holder worked for a process that has ended: such workers end, too."""
 UNREADABLE_S = 10.0
 """How long a lock without the name of its holder stays valid: the holder is about to write it."""
 FOLDER = ".locks"
@@ -44,50 +42,48 @@ SHARED = "folder"
 """The name of the lock on the files that all runs of a folder share; it is held briefly."""
 WHOLE = "run"
 """The name of the lock on a folder that is itself one run."""
+WORK = "{}.work"
+"""The name of the lock on the work on a run, by the name of the lock on the run."""
 _POLL_S = 0.05
 
 Holder: TypeAlias = Mapping[str, Any]
 
 
+class InUseError(HfpatchError):
+    """Another process has a lock."""
+
+
 @contextmanager
-def hold(
-    out: Path, names: Iterable[str], *, wait_s: float = 0.0, own: Holder | None = None, lender: Holder | None = None
-) -> Iterator[None]:
-    """Hold several locks of a folder, or none of them.
+def hold(out: Path, names: Iterable[str], *, wait_s: float = 0.0) -> Iterator[Holder]:
+    """Hold several locks of a folder, or none of them; the value is their holder.
 
     If another process takes one of them over, which can happen after this one was suspended for minutes, the main
-    thread is interrupted as by Ctrl-C. A worker whose lender has ended is waited for, as it ends, too.
+    thread is interrupted as by Ctrl-C.
 
     Args:
         out: the folder; it and its parents are created if needed, and removed again if they are left empty.
         names: the names of the locks: `SHARED`, or those of runs.
         wait_s: how long to wait for other processes to release them.
-        own: the holder that the locks name, from `new_holder`, if it lends them; None makes one.
-        lender: the holder that lends them; its locks are replaced, and put back afterwards.
 
     Raises:
-        HfpatchError: naming the lock and its holder.
+        InUseError: naming the lock and its holder.
+        HfpatchError: if a lock cannot be written.
     """
     made, ended = [folder for folder in (out, *out.parents) if not folder.exists()], threading.Event()
-    holder = {**(own or new_holder()), **({"lender": lender} if lender else {})}
-    held: list[Path] = []
+    holder, held = new_holder(), list[Path]()
     renewer = threading.Thread(target=_renew, args=(held, holder, ended), daemon=True)
     try:
         for name in names:
             held.append(_take(out / FOLDER / name, holder, time.monotonic() + wait_s))
         renewer.start()
-        yield
+        yield holder
     finally:
         ended.set()
         if renewer.ident is not None:
             renewer.join()
         for path in held:
             with suppress(OSError):
-                if (_read(path) or {}).get("token") != holder["token"]:
-                    continue
-                if lender and not has_ended(lender):
-                    _replace(path, lender)
-                else:
+                if (_read(path) or {}).get("token") == holder["token"]:
                     path.unlink()
         with suppress(OSError):  # others may hold theirs
             (out / FOLDER).rmdir()
@@ -108,14 +104,23 @@ def new_holder() -> Holder:
     }
 
 
-def take_back(out: Path, name: str, lender: Holder) -> None:
-    """Put a lender's lock in the place of that of a worker which is known to have ended."""
+def hand_over(out: Path, name: str, holder: Holder, pid: int) -> None:
+    """Let a lock name another process of this machine, with whose end it is stale."""
     path = out / FOLDER / name
-    if _lender(_read(path) or {}).get("token") == lender["token"]:
-        _replace(path, lender)
+    beside = path.with_name(f".{uuid.uuid4().hex}")
+    beside.write_text(json.dumps({**holder, "pid": pid, "born": _birth(pid)}), encoding="utf-8")
+    beside.replace(path)  # it is at no time without a holder
 
 
-def hold_shared(out: Path) -> AbstractContextManager[None]:
+def remove_lost(out: Path, name: str, token: str) -> None:
+    """Remove the lock of a process that is known to have ended on another machine; here it is seen to be stale."""
+    with suppress(OSError):
+        holder = _read(out / FOLDER / name) or {}
+        if holder.get("token") == token and has_ended(holder) is None:
+            (out / FOLDER / name).unlink()
+
+
+def hold_shared(out: Path) -> AbstractContextManager[Holder]:
     """Hold the lock on the files that all runs of a folder share, after waiting for other processes."""
     return hold(out, [SHARED], wait_s=STALE_S + RENEW_S)
 
@@ -129,19 +134,15 @@ def _take(path: Path, holder: Holder, deadline: float) -> Path:
             return path
         except FileExistsError:
             other = _read(path)
-            lender = _lender(holder)
-            if other is not None and lender and other.get("token") == lender["token"]:
-                _replace(path, holder)
-                return path
         except FileNotFoundError:
             continue  # another process has just removed the empty folder
         except OSError as error:
             raise HfpatchError(f"{path}: cannot be written ({error.strerror}); choose another --out") from error
         if other is not None and _is_gone(path, other):
             _remove_stale(path, other)
-        elif other is not None and time.monotonic() >= deadline and not has_ended(_lender(other)):
+        elif other is not None and time.monotonic() >= deadline:
             what, who = _folder_and_holder(path, other)
-            raise HfpatchError(f"{what} is in use by {who}; wait for it or end it, or choose another --out")
+            raise InUseError(f"{what} is in use by {who}; wait for it or end it, or choose another --out")
         elif other is not None:
             time.sleep(_POLL_S)
 
@@ -165,7 +166,7 @@ def _renew(held: list[Path], holder: Holder, ended: threading.Event) -> None:
                     _take(path, holder, deadline=0.0)
                 elif other.get("token") == holder["token"]:
                     os.utime(path)
-                elif not other or _lender(other).get("token") == holder["token"]:  # just being written, or lent
+                elif not other:  # just being written
                     continue
                 else:
                     what, who = _folder_and_holder(path, other)
@@ -190,19 +191,6 @@ def _read(path: Path) -> Holder | None:
     except json.JSONDecodeError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _replace(path: Path, holder: Holder) -> None:
-    """Write another holder into a lock, which is at no time without one."""
-    beside = path.with_name(f".{uuid.uuid4().hex}")
-    beside.write_text(json.dumps(holder), encoding="utf-8")
-    beside.replace(path)
-
-
-def _lender(holder: Holder) -> Holder:
-    """Return the lender of a holder's lock; an empty one if it was not lent."""
-    lender = holder.get("lender")
-    return lender if isinstance(lender, dict) else {}
 
 
 def _remove_stale(path: Path, holder: Holder) -> None:
@@ -231,7 +219,7 @@ def _is_gone(path: Path, holder: Holder) -> bool:
     """Return whether the holder of a lock has ended without releasing it."""
     if (ended := has_ended(holder)) is not None:
         return ended
-    limit = ORPHAN_S if has_ended(_lender(holder)) else STALE_S if holder else UNREADABLE_S
+    limit = STALE_S if holder else UNREADABLE_S
     probe = path.with_name(f".{uuid.uuid4().hex}")
     try:
         probe.touch()  # the file system's clock may differ from this machine's
@@ -271,7 +259,8 @@ def _birth(pid: Any) -> str | None:
 def _folder_and_holder(path: Path, holder: Holder) -> tuple[str, str]:
     """Return the folder that a lock protects, and who holds it, as messages call them."""
     out = path.parent.parent
-    folder = out if "@" not in path.name else out.joinpath("runs", *path.name.split("@"))
+    name = path.name.removesuffix(WORK.format(""))
+    folder = out if "@" not in name else out.joinpath("runs", *name.split("@"))
     if not holder:
         return str(folder), "an unknown process"
     command = f"{holder.get('since')} ({holder.get('command')})"

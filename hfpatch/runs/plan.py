@@ -22,7 +22,7 @@ from hfpatch.recipes.questions import margins_of
 from hfpatch.recipes.training import LoopSettings
 from hfpatch.recipes.tuning import Edge
 from hfpatch.runs.folder import AnyRecipe, RunPaths
-from hfpatch.runs.locks import WHOLE
+from hfpatch.runs.locks import WHOLE, WORK
 
 Action: TypeAlias = Literal["tune", "train", "evaluate", "retain", "rewind", "check_baseline", "look", "pretrain"]
 MEASURING = ("evaluate", "retain", "rewind")
@@ -78,6 +78,11 @@ class Unit:
     needs: tuple[Unit, ...] = ()
     scale: float = 1.0
     seeds: int = 0
+
+    @property
+    def work_lock(self) -> str:
+        """The name of the lock that whoever completes the unit holds."""
+        return WORK.format(self.run.lock)
 
     def is_complete(self) -> bool:
         """Return whether nothing is left to do."""

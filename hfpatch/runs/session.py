@@ -13,7 +13,7 @@ from typing import Any
 
 from hfpatch.runs.folder import adds_documents, changes, check_folder, discard_failed_start, reopen
 from hfpatch.runs.identity import check_measured, check_run, check_scores, check_shared, stored_library, write_shared
-from hfpatch.runs.locks import Holder, hold, hold_shared
+from hfpatch.runs.locks import hold, hold_shared
 from hfpatch.runs.plan import Plan, Unit
 from hfpatch.runs.progress import Progress
 from hfpatch.support.cpu import pinned_library
@@ -123,7 +123,7 @@ def check_start(plan: Plan, *, resume: bool) -> None:
 
 
 @contextmanager
-def open_runs(session: Session, *, resume: bool, holder: Holder | None = None) -> Iterator[None]:
+def open_runs(session: Session, *, resume: bool) -> Iterator[None]:
     """Lock the runs of a plan, set them up, and continue if everything in the folder comes from the same inputs.
 
     Everything is compared before anything is written. A start that fails leaves no folder behind.
@@ -131,7 +131,6 @@ def open_runs(session: Session, *, resume: bool, holder: Holder | None = None) -
     Args:
         session: the command; `check_start` has accepted its folder.
         resume: whether the folder may hold runs of this recipe.
-        holder: the holder that the locks name, if it lends them to workers.
 
     Raises:
         HfpatchError: if another process has one of the locks, the set-up fails, or something in the folder was made
@@ -140,7 +139,7 @@ def open_runs(session: Session, *, resume: bool, holder: Holder | None = None) -
     plan, out, state = session.plan, session.plan.out, start_processes()
     with ExitStack() as stack:
         if state.is_main_process:
-            stack.enter_context(hold(out, plan.locks, own=holder))
+            stack.enter_context(hold(out, plan.locks))
             stack.enter_context(discard_failed_start(out, plan.locks))
         state.wait_for_everyone()
         stack.enter_context(pinned_library(stored_library(out)))

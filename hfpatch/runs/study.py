@@ -85,7 +85,7 @@ def pretrain_study(
     session = StudySession(plan, progress)
     with closing(make_engine(engine or EngineSettings())) as executor:
         executor.connect(session.progress)
-        with open_runs(session, resume=resume, holder=executor.holder):
+        with open_runs(session, resume=resume):
             with session.throttle:
                 executor.execute(session)
             session.write_results(complete=True)  # also what other calls completed

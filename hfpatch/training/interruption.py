@@ -15,7 +15,7 @@ from types import FrameType
 
 from hfpatch.support.signals import sigterm_answered_by
 
-_POLL_S = 1.0
+_POLL_S = 0.5
 _GRACE_S = 300.0
 
 
@@ -52,13 +52,14 @@ def end_with_parent(name: str) -> None:
     end_when(lambda: os.getppid() != parent, f"{name} (process {parent})")
 
 
-def end_when(gone: Callable[[], bool], name: str) -> None:
-    """End this process by SIGTERM once another one, which messages call ``name``, is ``gone``."""
+def end_when(gone: Callable[[], bool], name: str | None = None) -> None:
+    """End this process by SIGTERM once another one, which a message calls ``name`` if given, is ``gone``."""
 
     def watch() -> None:
         while not gone():
             time.sleep(_POLL_S)
-        print(f"hfpatch: the {name} is gone, so this process ends", file=sys.stderr, flush=True)
+        if name is not None:
+            print(f"hfpatch: the {name} is gone, so this process ends", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)  # the step is finished and saved, if one is running
         time.sleep(_GRACE_S)
         os._exit(128 + signal.SIGTERM)

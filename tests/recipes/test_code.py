@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from own_methods import forgotten
@@ -18,8 +17,7 @@ from hfpatch.recipes.code import refuse_code
 from hfpatch.recipes.comparison import load_recipe
 from hfpatch.recipes.pretraining import load_pretrain_or_study
 from hfpatch.recipes.strict import write_yaml
-from hfpatch.runs.engines.job import Job
-from hfpatch.runs.engines.launching import launch
+from hfpatch.runs.engines import launching
 from hfpatch.support import plugins
 from hfpatch.support.folders import recipes_dir
 from hfpatch.support.plugins import is_installed, is_installed_path
@@ -264,15 +262,9 @@ def test_an_installed_module_is_imported_without_the_working_directory(site, mon
 @pytest.mark.parametrize("given", ["", "."])
 def test_processes_of_a_run_find_modules_of_the_working_directory_only_if_their_parent_does(here, monkeypatch, given):
     monkeypatch.setattr(sys, "path", [*([str(here)] if given else []), *sys.path])
-
-    def start(*_, env, **__):
-        raise KeyboardInterrupt(env)
-
-    job = Job(recipe=None, out=here, part=None, holder={}, folder=here)
     with monkeypatch.context() as patched:
-        patched.setattr(subprocess, "Popen", start)
-        with pytest.raises(KeyboardInterrupt) as started:
-            launch(job, SimpleNamespace(action="train"))
+        patched.setattr(subprocess, "Popen", lambda command, env, **_: env)
+        env = launching.start(here, "task")
     asked = [sys.executable, "-m", "strange_module"]
-    done = subprocess.run(asked, env=started.value.args[0], capture_output=True, text=True, check=False)
+    done = subprocess.run(asked, env=env, capture_output=True, text=True, check=False)
     assert ("No module named strange_module" not in done.stderr) == bool(given)

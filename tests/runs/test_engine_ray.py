@@ -8,7 +8,7 @@ import pytest
 from tiny_runs import refused
 
 from hfpatch.runs.engines import make_engine
-from hfpatch.runs.engines.ray import RayWorkers
+from hfpatch.runs.engines.ray import RayTasks
 from hfpatch.runs.engines.settings import EngineSettings
 
 
@@ -42,7 +42,7 @@ def cluster(monkeypatch):
 )
 @pytest.mark.usefixtures("cluster")
 def test_as_many_runs_at_a_time_as_have_room(options, room):
-    workers = RayWorkers(EngineSettings(ray="auto", **options))
+    workers = RayTasks(EngineSettings(ray="auto", **options))
     workers.connect()
     assert workers.room() == room
 
@@ -57,7 +57,7 @@ def test_as_many_runs_at_a_time_as_have_room(options, room):
 )
 @pytest.mark.usefixtures("cluster")
 def test_devices_that_no_machine_has_are_refused(options, message):
-    workers = RayWorkers(EngineSettings(ray="auto", **options))
+    workers = RayTasks(EngineSettings(ray="auto", **options))
     assert message in refused(workers.connect)
 
 
@@ -68,9 +68,9 @@ def test_an_address_that_does_not_answer_is_refused_at_once(cluster, prefix, mon
         free.bind(("127.0.0.1", 0))
         address = f"{prefix}127.0.0.1:{free.getsockname()[1]}"
     assert f"--ray {address}: cannot be reached (Connection refused)" in refused(
-        RayWorkers(EngineSettings(ray=address)).connect
+        RayTasks(EngineSettings(ray=address)).connect
     )
-    assert "write the address as" in refused(RayWorkers(EngineSettings(ray=f"{prefix}head:")).connect)
+    assert "write the address as" in refused(RayTasks(EngineSettings(ray=f"{prefix}head:")).connect)
 
 
 def test_no_running_ray_is_one_line(cluster):
@@ -80,5 +80,5 @@ def test_no_running_ray_is_one_line(cluster):
         raise ConnectionError("Could not find any running Ray instance.\nPlease specify one")
 
     cluster.init = init
-    message = refused(RayWorkers(EngineSettings(ray="auto")).connect)
+    message = refused(RayTasks(EngineSettings(ray="auto")).connect)
     assert "--ray auto: cannot be joined (Could not find any running Ray instance. Please specify one)" in message

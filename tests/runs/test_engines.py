@@ -4,28 +4,26 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
-from concurrent.futures import Future
-from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 
-import forked
+import psutil
 import pytest
-import torch
 from tiny_runs import GPT2, lines, numbers, small_recipe, without_reports
-from tqdm import tqdm
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
-from hfpatch.runs import Progress, compare, locks, pretrain_study
-from hfpatch.runs.engines import parallel, processes, worker
-from hfpatch.runs.engines.job import Job, Place
+from hfpatch.runs import Progress, compare, pretrain_study
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import COSTS
 from hfpatch.support.files import read_json
 from hfpatch.support.signals import sigterm_kept
 from hfpatch.training.records import MetricsFile
+
+SECONDS = 30
+"""Within these a command that was interrupted has ended all its workers, on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +71,7 @@ def assert_equal(out: Path, other: Path) -> None:
 
 class Log(Progress):
     def __init__(self):
-        self.opened_with, self.nodes, self.done, self.errors = None, [], {}, []
+        self.opened_with, self.nodes, self.done, self.errors, self.steps, self.scored_to = None, [], {}, [], {}, {}
 
     def opened(self, engine, units):
         self.opened_with = engine
@@ -83,6 +81,12 @@ class Log(Progress):
 
     def finished(self, run, summary):
         self.done[run] = summary
+
+    def stepped(self, run, record):
+        self.steps[run] = record.step
+
+    def scored(self, run, task, done, total):
+        self.scored_to[run] = (done, total)
 
     def left(self, run, units, error=None):
         self.errors += [error] if error else []
@@ -101,59 +105,8 @@ class Break(Log):
         (self.folder / "checkpoints").write_text("")
 
 
-def test_how_far_an_evaluation_is_can_be_read_from_its_folder(tmp_path, monkeypatch):
-    progress = worker.UnitProgress(tmp_path)
-    assert worker.read_scored(tmp_path) is None
-    for done in (1, 2):  # the second comes too soon
-        progress.scored("lora · seed 0", "cloze", done, 9)
-    assert worker.read_scored(tmp_path) == ("cloze", 1, 9)
-    monkeypatch.setattr(worker, "SCORED_S", 0.0)
-    progress.scored("lora · seed 0", "cloze", 3, 9)
-    shown = []
-    dispatch = object.__new__(parallel._Dispatch)
-    dispatch.session = SimpleNamespace(progress=SimpleNamespace(scored=lambda *told: shown.append(told)))
-    unit = SimpleNamespace(action="evaluate", run=SimpleNamespace(folder=tmp_path, name="lora · seed 0"))
-    dispatch.seen, dispatch.looked, dispatch.seats = {}, 0, [SimpleNamespace(unit=unit)]
-    for _ in range(2):
-        dispatch._show_progress()
-    assert shown == [("lora · seed 0", "cloze", 3, 9)]
-    (tmp_path / "evaluations" / ".answers" / "scored.json").write_text('{"task": 1')
-    assert worker.read_scored(tmp_path) is None
-
-
-def test_a_worker_that_starts_ends_the_count_of_those_that_did_not():
-    dispatch = object.__new__(parallel._Dispatch)
-    dispatch.seats, dispatch.starts = [], 0
-
-    def begin(result):
-        future = Future()
-        future.set_result(result) if isinstance(result, Place) else future.set_exception(result)
-        dispatch.seats.append(parallel._Seat(0, SimpleNamespace(kill=lambda: None), future))
-        dispatch._take_note(dispatch.seats[-1])
-
-    lost, there = OSError("its machine is gone"), Place("node", 1)
-    for result in (lost, lost, there, lost, lost):
-        begin(result)
-    with pytest.raises(HfpatchError, match=r"workers cannot be started .*its machine is gone"):
-        begin(lost)
-
-
-def test_processes_that_share_a_run_share_its_threads(monkeypatch):
-    monkeypatch.setattr(processes, "count_cores", lambda: 8)
-    torch.set_num_threads(8)
-    settings = EngineSettings(jobs=1, processes_per_run=2)
-    workers = processes.Processes(settings)
-    with closing(parallel.Parallel(workers, settings)) as engine:
-        engine.connect()
-        assert (torch.get_num_threads(), workers.threads, engine.at_once) == (4, 4, 1)
-        assert workers.describe() == "1 runs at a time, each on 8 threads of this machine"
-    assert torch.get_num_threads() == 8
-    torch.set_num_threads(1)
-
-
 @pytest.mark.slow
-def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(recipe, straight, tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "get_context", lambda _: forked.context())
+def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(recipe, straight, tmp_path):
     out = tmp_path / "out"
     broken = out / "runs" / "lora" / "seed-1"
     log = Break(broken)
@@ -164,10 +117,13 @@ def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(rec
     assert log.errors == [str(caught.value).partition(" (1 unit")[0]]
     assert "Traceback" in (broken / "error.txt").read_text()
     assert log.opened_with == "2 runs at a time, each on 1 thread of this machine"
-    assert len({node for _, _, node in log.nodes}) == 2
-    assert len(log.nodes) == len({each[:2] for each in log.nodes}) == 1 + 6 + 4 + 3
+    assert len(log.nodes) == len({unit[:2] for unit in log.nodes}) == 1 + 6 + 4 + 3
     assert len(log.done) == 6 + 4  # trials and evaluations
+    assert log.steps["lora · seed 0"] == 3
+    assert log.scored_to == dict.fromkeys(log.scored_to, (4, 4))
+    assert log.scored_to
     assert not read_json(out / "results.json")["complete"]
+    assert not list(out.glob(".*"))
     shutil.rmtree(broken)
     compare(recipe, out, resume=True)  # one process goes on where several left off
     assert_equal(out, straight)
@@ -182,7 +138,7 @@ def study(recipe):
             "architecture": {**GPT2, "n_layer": 1, **no_dropout},
             "tokenizer": {"path": recipe.model.name},
             "data": {"source": "tinyworld/base", "max_documents": 40, "block_size": 32, "held_out": 5},
-            "training": {"steps": 300, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "save_every": 10},
+            "training": {"steps": 1000, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "save_every": 20},
             "baseline": "one",
             "variants": {"one": {}, "two": {}},
         }
@@ -194,11 +150,6 @@ def straight_study(study, tmp_path_factory):
     out = tmp_path_factory.mktemp("study") / "out"
     pretrain_study(study, out)
     return out
-
-
-@pytest.fixture
-def look_often(monkeypatch):
-    monkeypatch.setattr(parallel, "POLL_S", 0.02)
 
 
 @pytest.mark.slow
@@ -219,83 +170,92 @@ def test_a_run_shared_by_two_processes_that_cut_the_model(study, tmp_path):
     assert not (tmp_path / "out" / ".locks").exists()
 
 
-class Tell(Log):
-    """Kills the worker of a run after one step, and writes down where the next one is after another."""
+class Command:
+    """`hfpatch pretrain` of a study, in a process of its own."""
 
-    def __init__(self, file, kill_after, tell_after):
-        super().__init__()
-        self.file, self.kill_after, self.tell_after = file, kill_after, tell_after
+    def __init__(self, study, out, *options):
+        self.out, recipe = out, out.parent / "study.yaml"
+        recipe.write_text(study.to_yaml())
+        self.log = (out.parent / "log.txt").open("w+")
+        command = [sys.executable, "-m", "hfpatch", "pretrain", recipe, "--out", out, *options]
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, start_new_session=True)
 
-    def stepped(self, run, record):
-        worker = int(self.nodes[-1][2].rpartition(":")[2])
-        if self.kill_after and record.step > self.kill_after:
-            self.kill_after = None
-            os.kill(worker, signal.SIGKILL)
-        elif self.kill_after is None and record.step > self.tell_after:
-            self.file.write_text(str(worker))
+    @property
+    def said(self):
+        return (self.out.parent / "log.txt").read_text()
+
+    def wait_for(self, run, step):
+        """Wait until a run has done some steps; return its worker."""
+        metrics, deadline = MetricsFile(self.out / "runs" / run / "seed-0" / "metrics.jsonl"), time.monotonic() + 300
+        while (last := metrics.last()) is None or last.step < step:
+            assert time.monotonic() < deadline and self.process.poll() is None, self.said  # noqa: PT018
+            time.sleep(0.02)
+        return psutil.Process(int(re.findall(rf"{run} · seed 0: pretrain on \S+:(\d+)", self.said)[-1]))
+
+    def interrupt(self, number, worker):
+        """Send the command a signal, which must end it and its worker within seconds; return its exit code."""
+        self.process.send_signal(number)
+        code = self.process.wait(timeout=SECONDS)
+        worker.wait(timeout=SECONDS)
+        self.log.close()
+        return code
 
 
-def interrupted(study, out, number, kill_after, tell_after) -> None:
-    """Run a study by one worker, and send the driver a signal after some steps, which must end both within seconds."""
-    told = out.with_suffix(f".{number}")
-    driver = os.fork()
-    if driver == 0:
-        try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in background jobs
-            log = Tell(told, kill_after, tell_after)
-            pretrain_study(study, out, resume=True, engine=EngineSettings(jobs=1), progress=log)
-        finally:
-            os._exit(3)
-    deadline = time.monotonic() + 300
-    while not (told.exists() and told.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.kill(driver, number)
-    worker = int(told.read_text())
-    begin = time.monotonic()
-    os.waitpid(driver, 0)
-    while locks._birth(worker) is not None and time.monotonic() < begin + 20:
-        time.sleep(0.05)
-    assert locks._birth(worker) is None
+def goes_on_whoever_ends(study, straight, out, *options):
+    """Kill a worker, interrupt its driver, kill the next driver: each time the run goes on from its checkpoint."""
+    run = out / "runs" / "one" / "seed-0"
+
+    def saved():
+        return max(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
+
+    command = Command(study, out, "--resume", *options)
+    first = command.wait_for("one", 20)
+    first.kill()
+    second = command.wait_for("one", MetricsFile(run / "metrics.jsonl").last().step + 40)
+    assert second.pid != first.pid
+    assert command.interrupt(signal.SIGINT, second) == 130
+    assert re.search(r"one · seed 0: its worker ended \(.+\); another one goes on from the newest", command.said)
+    assert 40 < saved() == MetricsFile(run / "metrics.jsonl").last().step < study.training.steps  # where it was stopped
+    assert [path.name for path in out.iterdir() if path.name in (".locks", ".queue")] == []
+
+    before, command = saved(), Command(study, out, "--resume", *options)
+    assert command.interrupt(signal.SIGKILL, command.wait_for("one", before + 40)) == -signal.SIGKILL
+    assert before < saved() < study.training.steps
+    pretrain_study(study, out, resume=True)
+    assert_equal(out, straight)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("look_often")
 def test_a_run_goes_on_from_its_checkpoint_whoever_ends(study, straight_study, tmp_path):
-    out = tmp_path / "out"
-    run = out / "runs" / "one" / "seed-0"
-    interrupted(study, out, signal.SIGINT, kill_after=20, tell_after=40)
-    last = MetricsFile(run / "metrics.jsonl").last().step
-    assert 40 < last < 300
-    assert max(int(path.name[5:]) for path in (run / "checkpoints").iterdir()) == last  # saved where it was stopped
-    assert not (out / ".locks").exists()
-    interrupted(study, out, signal.SIGKILL, kill_after=None, tell_after=last)
-    assert [path.name for path in (out / ".locks").iterdir()] == ["two@seed-0"]  # the driver's; the worker left none
-    pretrain_study(study, out, resume=True)
-    assert_equal(out, straight_study)
+    goes_on_whoever_ends(study, straight_study, tmp_path / "out", "--jobs", "1")
 
 
-def test_a_worker_that_is_asked_to_end_outside_of_training_gives_its_locks_back(study, tmp_path):
-    job = Job(recipe=study, out=tmp_path, part=None, holder=locks.new_holder(), folder=tmp_path)
-    pid = os.fork()
-    if pid == 0:
-        code = 3
-        try:
-            worker.begin(job, {})
-            with locks.hold(tmp_path, ["one@seed-0"]):
-                with tqdm([]):
-                    (tmp_path / "begun").write_text(type(tqdm.get_lock()).__module__)
-                time.sleep(60)
-        except SystemExit as end:
-            code = end.code
-        finally:
-            os._exit(code)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.kill(pid, signal.SIGTERM)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 143
-    assert not (tmp_path / ".locks").exists()
-    assert (tmp_path / "begun").read_text() == "_thread"  # no semaphore, which would outlive it
+class Kill(Log):
+    """Kills each worker that begins one run."""
+
+    def __init__(self, run, times):
+        super().__init__()
+        self.run, self.times, self.reasons = run, times, []
+
+    def placed(self, run, action, node):
+        super().placed(run, action, node)
+        if run == self.run and self.times:
+            self.times -= 1
+            os.kill(int(node.rpartition(":")[2]), signal.SIGKILL)
+
+    def lost(self, run, reason):
+        self.reasons.append((run, reason))
+
+
+@pytest.mark.slow
+def test_a_unit_that_ends_its_workers_is_tried_three_times_and_costs_no_other(study, tmp_path):
+    log = Kill("one · seed 0", times=9)
+    with pytest.raises(HfpatchError) as caught:
+        pretrain_study(study, tmp_path / "out", engine=EngineSettings(jobs=1), progress=log)
+    assert str(caught.value) == "one · seed 0: its worker ended 3 times before it did (exit code -9)"
+    assert log.reasons == [("one · seed 0", "exit code -9")] * 2
+    assert [run for run, _, _ in log.nodes] == ["one · seed 0"] * 3 + ["two · seed 0"]
+    assert list(log.done) == ["two · seed 0"]
 
 
 @pytest.fixture(scope="module")
@@ -310,31 +270,15 @@ def one_ray():
     ray.shutdown()
 
 
-class Lose(Log):
-    """Kills the worker that is given a unit of one run, once."""
-
-    def __init__(self, run):
-        super().__init__()
-        self.run, self.reasons = run, []
-
-    def placed(self, run, action, node):
-        super().placed(run, action, node)
-        if run == self.run and not self.reasons:
-            os.kill(int(node.rpartition(":")[2]), signal.SIGKILL)
-
-    def lost(self, run, reason):
-        self.reasons.append((run, reason))
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_ray")
 def test_two_workers_of_ray_give_the_numbers_of_one_process_though_one_is_killed(recipe, straight, tmp_path):
-    log = Lose("pre · seed 0")
+    log = Kill("baseline · seed 0", times=1)
     compare(recipe, tmp_path / "out", engine=EngineSettings(ray="local"), progress=log)
     assert_equal(tmp_path / "out", straight)
     assert log.opened_with == "2 runs at a time on this machine, each on 1 CPU core, by Ray"
     ((run, reason),) = log.reasons
-    assert (run, reason.partition(":")[0]) == ("pre · seed 0", "ActorDiedError")
-    places = [node for name, action, node in log.nodes if (name, action) == ("pre · seed 0", "train")]
-    assert len(set(places)) == 2
-    assert not (tmp_path / "out" / ".locks").exists()
+    assert (run, reason.partition(":")[0]) == ("baseline · seed 0", "WorkerCrashedError")
+    nodes = [node for name, action, node in log.nodes if (name, action) == ("baseline · seed 0", "evaluate")]
+    assert len(set(nodes)) == 2
+    assert not list((tmp_path / "out").glob(".*"))

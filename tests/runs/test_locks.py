@@ -17,7 +17,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.runs import locks
 from hfpatch.runs.folder import check_folder
-from hfpatch.runs.locks import FOLDER, ORPHAN_S, STALE_S, UNREADABLE_S, hold, new_holder, take_back
+from hfpatch.runs.locks import FOLDER, STALE_S, UNREADABLE_S, hand_over, hold, remove_lost
 
 LOCK = "lora@seed-0"
 HOLDER = """
@@ -181,45 +181,27 @@ def test_a_lock_is_renewed_and_whoever_lost_his_ends(tmp_path, monkeypatch, caps
     assert json.loads(path.read_text())["token"] == "theirs"
 
 
-def tokens(out):
-    return {path.name: json.loads(path.read_text()).get("token") for path in (out / FOLDER).iterdir()}
-
-
-def test_a_worker_borrows_a_lock_and_gives_it_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(locks, "RENEW_S", 0.02)
-    driver = new_holder()
-    with hold(tmp_path, [LOCK, "skip@seed-0"], own=driver):
-        with hold(tmp_path, [LOCK], lender=driver):
-            assert tokens(tmp_path)["skip@seed-0"] == driver["token"] != tokens(tmp_path)[LOCK]
-            time.sleep(0.2)  # the driver looks at its locks, and is not interrupted
-            assert "in use by process" in refused(tmp_path, LOCK)
-            with pytest.raises(HfpatchError, match="in use by"), hold(tmp_path, [LOCK], lender=driver):
-                pass  # one worker at a time
-        assert tokens(tmp_path) == dict.fromkeys([LOCK, "skip@seed-0"], driver["token"])
-        dead = {**ELSEWHERE, "token": "dead", "lender": driver}
-        (tmp_path / FOLDER / "new").write_text(json.dumps(dead))
-        (tmp_path / FOLDER / "new").replace(tmp_path / FOLDER / LOCK)
-        take_back(tmp_path, "skip@seed-0", driver)  # is not lent
-        take_back(tmp_path, LOCK, driver)
-        assert tokens(tmp_path) == dict.fromkeys([LOCK, "skip@seed-0"], driver["token"])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_worker_of_a_driver_that_is_gone_is_waited_for_and_leaves_no_lock(tmp_path):
-    gone = {**HERE, "born": "2", "token": "driver"}
-    put(tmp_path, ORPHAN_S - 20, {**ELSEWHERE, "token": "worker", "lender": gone})
-    path = tmp_path / FOLDER / LOCK
-    late = threading.Timer(0.3, path.unlink)
-    late.start()
-    begin = time.monotonic()
+def test_a_lock_that_was_handed_over_lasts_as_long_as_the_other_process(tmp_path, start):
+    other = start("skip@seed-0")
+    with hold(tmp_path, [LOCK]) as holder:
+        hand_over(tmp_path, LOCK, holder, other.pid)
+        (tmp_path / FOLDER / LOCK).rename(tmp_path / "left")  # as if this process were killed
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / "left").rename(tmp_path / FOLDER / LOCK)
+    assert f"in use by process {other.pid} " in refused(tmp_path, LOCK)
+    remove_lost(tmp_path, LOCK, holder["token"])  # of another machine only
+    assert f"in use by process {other.pid} " in refused(tmp_path, LOCK)
+    other.kill()
+    time.sleep(0.2)
     with hold(tmp_path, [LOCK]):
-        assert time.monotonic() - begin > 0.2
-    put(tmp_path, ORPHAN_S + 20, {**ELSEWHERE, "token": "worker", "lender": gone})
-    with hold(tmp_path, [LOCK]):
-        pass  # it is not renewed any more, on whatever machine it was
-    with hold(tmp_path, [LOCK], lender={**new_holder(), "born": "2"}):
         pass
-    assert list(tmp_path.iterdir()) == []
+    put(tmp_path, 0, {**ELSEWHERE, "token": "lost"})
+    remove_lost(tmp_path, LOCK, "another")
+    assert "in use by process 1 on node7" in refused(tmp_path, LOCK)
+    remove_lost(tmp_path, LOCK, "lost")
+    with hold(tmp_path, [LOCK]):
+        pass
+    assert not (tmp_path / FOLDER).exists()
 
 
 def test_whoever_waits_goes_on_when_the_lock_is_released(tmp_path):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hfpatch.runs.engines.settings import EngineSettings
 
 if TYPE_CHECKING:
-    from hfpatch.runs.engines.engine import Engine
+    from hfpatch.runs.engines.driver import Engine
 
 
 def make_engine(settings: EngineSettings) -> Engine:
@@ -16,16 +16,14 @@ def make_engine(settings: EngineSettings) -> Engine:
     Raises:
         HfpatchError: if Ray is asked for and not installed.
     """
+    from hfpatch.runs.engines.driver import Engine, Parallel
+
     if settings.is_sequential:
-        from hfpatch.runs.engines.engine import Engine
-
         return Engine()
-    from hfpatch.runs.engines.parallel import Parallel
-
     if settings.ray is not None:
-        from hfpatch.runs.engines.ray import RayWorkers
+        from hfpatch.runs.engines.ray import RayTasks
 
-        return Parallel(RayWorkers(settings), settings)
+        return Parallel(RayTasks(settings), settings)
     from hfpatch.runs.engines.processes import Processes
 
     return Parallel(Processes(settings), settings)
