@@ -342,7 +342,12 @@ def test_a_failing_injection_leaves_the_model_as_it_was(monkeypatch, act, error,
 
 
 UNFIT = {
-    "layer out of range": (lambda m: PreProjectionConfig(layers_to_transform=[9]), r"layers \[9\] do not exist"),
+    "layer out of range": (
+        lambda m: PreProjectionConfig(layers_to_transform=[9]),
+        r"layers \[9\] do not exist; .* layers 0 to 1",
+    ),
+    "no layer": (lambda m: PreProjectionConfig(layers_to_transform=[]), "no layer is given"),
+    "no width": (lambda m: PreProjectionConfig(expansion=0.01), "gives an inner width of 0 at hidden size 32"),
     "no such LoRA target": (lambda m: LoraConfig(target_modules=["nothing"]), "nothing"),
     "prompt learning": (
         lambda m: PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
@@ -363,7 +368,7 @@ UNFIT = {
     },
     "width that does not fit": (
         lambda m: NonlinearQueryConfig(anchor="identity", form="literal", targets=("value",)),
-        "d_q=16",
+        "d_q=16 and d=32; use anchor='weight'",
     ),
 }
 

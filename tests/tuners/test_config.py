@@ -189,25 +189,3 @@ def test_query_and_key_together_warn_where_the_user_stands():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         NonlinearQueryConfig(targets=("query", "value"))
-
-
-@pytest.mark.parametrize(
-    ("case", "config", "message"),
-    [
-        ("llama", PreProjectionConfig(layers_to_transform=[2]), r"layers \[2\] do not exist; .* layers 0 to 1"),
-        ("llama", PreProjectionConfig(layers_to_transform=[]), "no layer is given"),
-        ("llama", PreProjectionConfig(expansion=0.01), "gives an inner width of 0 at hidden size 32"),
-        ("gemma2", NonlinearQueryConfig(anchor="identity", form="literal"), "d_q=48 and d=32"),
-        (
-            "llama",
-            NonlinearQueryConfig(anchor="identity", form="literal", targets=("value",)),
-            "d_q=16 and d=32; use anchor='weight'",
-        ),
-    ],
-)
-def test_what_does_not_fit_the_model_is_refused_before_anything_is_changed(case, config, message):
-    model = make_model(case)
-    names = [name for name, _ in model.named_modules()]
-    with pytest.raises(HfpatchError, match=message):
-        model.add_adapter(config)
-    assert [name for name, _ in model.named_modules()] == names

@@ -235,16 +235,6 @@ def dtypes(model):
 
 @BOTH
 @pytest.mark.parametrize("dtype", LOW)
-def test_gradients_of_a_low_precision_base_are_fp32(method, dtype):
-    model, tokens = get_peft_model(make_model("gpt_neox", dtype), METHODS[method]()), make_tokens()
-    loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-    loss.backward()
-    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
-    assert torch.isfinite(loss)
-
-
-@BOTH
-@pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("options", [{}, {"is_trainable": True}, {"low_cpu_mem_usage": True}])
 def test_loaded_parameters_are_fp32_on_any_base(method, dtype, options, tmp_path):
     model = get_peft_model(make_model("gpt_neox", torch.bfloat16), METHODS[method]())

@@ -105,6 +105,9 @@ def test_a_patch_elsewhere_is_counted_scaled_saved_and_removed(way, tmp_path):
     assert hfpatch.patch_summary(away).added == added
     torch.testing.assert_close(logits_of(hfpatch.scale_patch(away, 0), tokens), plain)
     hfpatch.scale_patch(away, 1)
+    if way.endswith("before patching"):  # only then it is trained
+        away(tokens, labels=tokens, use_cache=False).loss.backward()
+        assert {p.grad is not None for name, p in away.named_parameters() if "hfpatch_" in name} == {True}
     if "after" in way:
         with pytest.raises(hfpatch.HfpatchError, match="has no values here"):
             hfpatch.save_patch(away, tmp_path / "saved")

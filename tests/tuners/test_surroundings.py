@@ -5,7 +5,6 @@ import warnings
 
 import pytest
 import torch
-from accelerate import cpu_offload
 from families import (
     FAMILIES,
     FEW,
@@ -64,21 +63,6 @@ def test_every_cache_and_assisted_generation_give_what_greedy_gives_and_beams_do
     beams = [generate(model, make_tokens(), num_beams=3, use_cache=use) for use in (True, False)]
     assert torch.equal(*beams)
     assert not torch.equal(beams[0], generate(unpatch(model), make_tokens(), num_beams=3))
-
-
-@pytest.mark.parametrize("case", FEW)
-def test_offloaded_weights(case):
-    model, tokens = make_model(case), make_tokens()
-    before, expected = logits_of(model, tokens), logits_of(patched(case), tokens)
-    cpu_offload(model, execution_device=torch.device("cpu"))
-    assert {p.device.type for p in model.parameters()} == {"meta"}
-    patch(model, STACK)
-    assert {p.device.type for p in added(model).values()} == {"cpu"}
-    assert torch.equal(logits_of(model, tokens), before)
-    perturb(model)
-    torch.testing.assert_close(logits_of(model, tokens), expected)
-    model(tokens, labels=tokens, use_cache=False).loss.backward()
-    assert all(p.grad is not None for p in added(model).values())
 
 
 @pytest.mark.filterwarnings("ignore:.*use_reentrant.*:UserWarning", "ignore:MatMul8bitLt:UserWarning")
