@@ -49,9 +49,9 @@ def write_patch_cards(run_dir: Path, results: ComparisonResults) -> list[Path]:
             scale, run = scale_in(results, task, metric), method.runs[seed].evaluation.get(task)
             base = results.mean(results.baseline, task, metric) if results.baseline is not None else None
             verdict = results.verdict(name, task, results.baseline)
-            known = verdict is not None and verdict.n > 0
+            is_measured = verdict is not None and verdict.n > 0
             scores = score(base, scale), score(run.metrics.get(metric), scale) if run is not None else NOTHING
-            change = change_text(change_of(results, verdict, plain=False)) if known and verdict else NOTHING
+            change = change_text(change_of(results, verdict, plain=False)) if is_measured and verdict else NOTHING
             said = verdict_text(results, verdict) if verdict is not None else NOTHING
             rows.append([task, metric, documents_text(info.n, info.clusters), *scores, change, said])
         labels = ("Data", f"Batch plan, seed {seed}", "Training")

@@ -84,7 +84,7 @@ def _measured(
 
 def _scores(results: EvaluationResults) -> Iterator[Table]:
     """Yield a table for each model, with every metric as lm-eval defines it."""
-    for place, variant in enumerate(results.variants.values()):
+    for index, variant in enumerate(results.variants.values()):
         rows = []
         for name, result, clusters, metric, value, error in _measured(variant):
             texts = value_text(value), NOTHING if error is None else value_text(error)
@@ -92,7 +92,7 @@ def _scores(results: EvaluationResults) -> Iterator[Table]:
         model = (variant.model or results.model)["name"]
         title = f"{model} with {variant.patch}" if variant.patch else model
         headings = "task", "metric", "value", "± standard error", "n"
-        yield Table.of(f"scores-{place}", title, headings, rows)
+        yield Table.of(f"scores-{index}", title, headings, rows)
 
 
 def _compared(results: EvaluationResults) -> tuple[Table, ...]:
@@ -106,14 +106,14 @@ def _compared(results: EvaluationResults) -> tuple[Table, ...]:
         "verdict": False,
     }
     decided = {(each.method, each.other, each.task, each.metric) for each in results.verdicts}
-    found: list[tuple[Verdict | Comparison, str]] = [(each, each.other) for each in results.verdicts]
-    found += [
+    differences: list[tuple[Verdict | Comparison, str]] = [(each, each.other) for each in results.verdicts]
+    differences += [
         (each, each.reference)
         for each in results.comparisons
         if (each.method, each.reference, each.task, each.metric) not in decided
     ]
     rows = []
-    for each, other in found:
+    for each, other in differences:
         verdict = each if isinstance(each, Verdict) else None
         tested = verdict is not None and verdict.p_corrected is not None
         visible = verdict.detectable if verdict is not None else None
@@ -204,8 +204,8 @@ def score_table_of(sources: Mapping[str, EvaluationResults]) -> Table:
         data_of = {}
         for task, score in variant.scores.items():
             # of several evaluations the prompts and the code of a task count too
-            known = task_identity(score).items()
-            identity = [str(value) for key, value in known if key != "tokens_sha256" or task in cut]
+            identities = task_identity(score).items()
+            identity = [str(value) for key, value in identities if key != "tokens_sha256" or task in cut]
             data_of[task] = " ".join(identity) if len(sources) > 1 else score.data_sha256
         cells[label] = {}
         for name, result, _, metric, value, error in _measured(variant):
@@ -215,23 +215,23 @@ def score_table_of(sources: Mapping[str, EvaluationResults]) -> Table:
                 line = _Line(name, result.version, "", metric, result.n, " ".join(data_of.values()))
             shown = value_text(value)
             cells[label][line] = shown if error is None else f"{shown} ± {value_text(error)}"
-    found = dict.fromkeys(line for each in cells.values() for line in each)
-    tasks = list(dict.fromkeys(line.task for line in found))  # the lines of one task are put together
+    shown_lines = dict.fromkeys(line for each in cells.values() for line in each)
+    tasks = list(dict.fromkeys(line.task for line in shown_lines))  # the lines of one task are put together
     groups = {group for variant in variants.values() for group in variant.groups or ()}
     rows = [
         Row(
             (*line[:4], count(line.n), *(cells[label].get(line, NOTHING) for label in variants)),
             strong=line.task in groups,
         )
-        for line in sorted(found, key=lambda line: tasks.index(line.task))
+        for line in sorted(shown_lines, key=lambda line: tasks.index(line.task))
     ]
     headings = {"task": False, "version": False, "n-shot": True, "metric": False, "n": True}
     columns = [Column(heading, number=number) for heading, number in headings.items()]
     columns += [Column(label, number=True) for label in variants]
     narrow = []
-    for place, (label, lines) in enumerate(cells.items()):
+    for index, (label, lines) in enumerate(cells.items()):
         scores = [(line.task, line.metric, text) for line, text in lines.items()]
-        narrow.append(Table.of(f"scores-{place}", label, ("task", "metric", "score"), scores))
+        narrow.append(Table.of(f"scores-{index}", label, ("task", "metric", "score"), scores))
     return Table("scores", "Scores", tuple(columns), tuple(rows), caption, narrow=tuple(narrow))
 
 
@@ -243,7 +243,7 @@ def _cut_differently(sources: Mapping[str, EvaluationResults]) -> set[str]:
             tokenizer = base_identity(variant.model or each.model)["tokenizer"]
             for task, score in variant.scores.items() if tokenizer is not None else ():
                 tokens.setdefault((task, tokenizer, score.prompts_sha256), set()).add(score.tokens_sha256)
-    return {task for (task, *_), found in tokens.items() if len(found) > 1}
+    return {task for (task, *_), hashes in tokens.items() if len(hashes) > 1}
 
 
 def value_text(value: float) -> str:
@@ -275,8 +275,8 @@ def joint_evaluation_document(
         ),
         opening=tuple(opening),
         parts=tuple(
-            Part(_sections(results), title, f"run{place + 1}-")
-            for place, (title, results) in enumerate(sources.items())
+            Part(_sections(results), title, f"run{index + 1}-")
+            for index, (title, results) in enumerate(sources.items())
         ),
         closing=(citation_section(sources.values()),),
         summary=(table, Sentences(differing)),
@@ -296,9 +296,9 @@ def _differing(sources: Mapping[str, EvaluationResults], folders: Mapping[str, P
     by_weights: dict[Any, dict[str, dict[str, Any]]] = {}
     for title, each in sources.items():
         for label, variant in each.variants.items():
-            known = variant.model or each.model
+            facts = variant.model or each.model
             name = title if variant.model is None else f"{title}: {label}"
-            by_weights.setdefault(known.get("sha256"), {})[name] = base_identity(known)
+            by_weights.setdefault(facts.get("sha256"), {})[name] = base_identity(facts)
     for bases in by_weights.values():
         for key, what in {**OF_BASE, "loading": "way of loading"}.items():
             values = {name: base.get(key) for name, base in bases.items()}
@@ -312,13 +312,13 @@ def _differing(sources: Mapping[str, EvaluationResults], folders: Mapping[str, P
                 for name, value in task_identity(score).items():
                     hashes.setdefault((task, name), set()).add(value)
     cut = _cut_differently(sources)
-    for (task, name), found in hashes.items():
-        if len(found) == 1 or (name == "tokens_sha256" and task not in cut):
+    for (task, name), digests in hashes.items():
+        if len(digests) == 1 or (name == "tokens_sha256" and task not in cut):
             continue
         if name == "data_sha256":
-            yield f"{task} was scored on {len(found)} different sets of documents, which have lines of their own."
+            yield f"{task} was scored on {len(digests)} different sets of documents, which have lines of their own."
         else:
-            yield f"{task}: its {OF_TASK[name]} are {len(found)} different ones, which have lines of their own."
+            yield f"{task}: its {OF_TASK[name]} are {len(digests)} different ones, which have lines of their own."
     computed = {title: each.provenance.get("computed_with") for title, each in sources.items()}
     yield from computed_differently({title: values for title, values in computed.items() if isinstance(values, dict)})
     # how many documents models of one name decide otherwise in other numbers: another dtype, or one of products

@@ -27,39 +27,39 @@ _CAPTION = (
 )
 
 
-def forecast_document(found: Forecast) -> Document:
+def forecast_document(forecast: Forecast) -> Document:
     """Return the page of ``hfpatch plan``."""
-    device = found.provenance.get("device", "this machine")
-    whole_steps = all(kind.step_share in (None, 1.0) for kind in found.kinds.values())
+    device = forecast.provenance.get("device", "this machine")
+    whole_steps = all(kind.step_share in (None, 1.0) for kind in forecast.kinds.values())
     bound = "" if whole_steps else " or more, as only parts of steps were run"
-    until = "" if found.first_look_s is None else f"{duration(found.first_look_s)} to the first look, at most "
+    until = "" if forecast.first_look_s is None else f"{duration(forecast.first_look_s)} to the first look, at most "
     headline = (
-        f"{found.name} on {found.model['name']}: about {until}{duration(found.seconds)} on {device}, and about "
-        f"{memory(found.memory_bytes)} of memory{bound}."
+        f"{forecast.name} on {forecast.model['name']}: about {until}{duration(forecast.seconds)} on {device}, and "
+        f"about {memory(forecast.memory_bytes)} of memory{bound}."
     )
     blocks: tuple[Block, ...] = (
         Text(headline, style="headline"),
-        *_tables(found),
-        Sentences((*found.assumptions, *found.warnings)),
+        *_tables(forecast),
+        Sentences((*forecast.assumptions, *forecast.warnings)),
     )
     return Document(
-        title=f"Plan of {found.name}",
+        title=f"Plan of {forecast.name}",
         kind="plan",
         parts=(Part((Section("plan", "Plan", blocks),)),),
         summary=blocks,
     )
 
 
-def _tables(found: Forecast) -> Iterator[Table]:
+def _tables(forecast: Forecast) -> Iterator[Table]:
     """Yield tables of the work, the methods, the measured times and what the tasks can show."""
     rows: list[Sequence[str | Cell]] = []
-    for action, work in sorted(found.work.items(), key=lambda item: list(_ACTIONS).index(item[0])):
+    for action, work in sorted(forecast.work.items(), key=lambda item: list(_ACTIONS).index(item[0])):
         steps, requests = (count(number) if number else NOTHING for number in (work.steps, work.requests))
         times = count(work.units), steps, short_count(work.tokens), requests, duration(work.seconds)
         rows.append((_ACTIONS[action], *times))
     yield Table.of("work", "What will be run", ("what", "number", "steps", "tokens", "requests", "time"), rows)
     rows = []
-    for name, method in found.methods.items():
+    for name, method in forecast.methods.items():
         match: str | Cell = NOTHING
         if method.match:
             difference = f"{signed(100 * (method.match.difference or 0), 1)} %"
@@ -74,16 +74,16 @@ def _tables(found: Forecast) -> Iterator[Table]:
             duration(sum(each.evaluation_s.values())),
             memory(each.evaluation_memory_bytes),
         )
-        for kind, each in found.kinds.items()
+        for kind, each in forecast.kinds.items()
     ]
     caption = "One optimiser step; one evaluation on all tasks; each in proportion to what was run of it. Peak memory."
     yield Table.of("kinds", "Measured", ("kind", "a step", "memory", "an evaluation", "memory"), rows, caption)
-    if found.questions:
-        yield _question_table(found)
+    if forecast.questions:
+        yield _question_table(forecast)
     # the smallest detectable differences
     headings = ("task", "base", "smallest (much)", "after Holm", "smallest (little)")
     rows = []
-    for name, task in found.tasks.items():
+    for name, task in forecast.tasks.items():
         much, little = task.detectable.get("much"), task.detectable.get("little")
         sizes = [NOTHING] * 3
         if much is not None:
@@ -93,16 +93,16 @@ def _tables(found: Forecast) -> Iterator[Table]:
         base = NOTHING if task.score is None else Cell((significant(task.score, 3), f"of {count(task.sampled)}"))
         named = Cell((name, f"{task.metric or 'no planned metric'}, {count(task.documents)} documents"))
         rows.append((named, base, *sizes))
-    seeds = f"{len(found.seeds)} seed{'s' if len(found.seeds) > 1 else ''}"
-    title, caption = f"What the tasks can show with {seeds}", _CAPTION.format(count(found.comparisons))
+    seeds = f"{len(forecast.seeds)} seed{'s' if len(forecast.seeds) > 1 else ''}"
+    title, caption = f"What the tasks can show with {seeds}", _CAPTION.format(count(forecast.comparisons))
     yield Table.of("tasks", title, headings, rows, caption)
     # the documents or seeds for the asked effect
-    if (effect := found.effect) is None:
+    if (effect := forecast.effect) is None:
         return
     headings = ("task", "documents (much)", "seeds (much)", "documents (little)", "seeds (little)")
     nothing = Detectable(sd=0, smallest=None, smallest_corrected=None)
     rows = []
-    for name, task in found.tasks.items():
+    for name, task in forecast.tasks.items():
         if task.detectable:
             much, little = (task.detectable.get(change, nothing) for change in ("much", "little"))
             numbers = (much.documents, much.seeds, little.documents, little.seeds)
@@ -115,10 +115,10 @@ def _tables(found: Forecast) -> Iterator[Table]:
     yield Table.of("needed", f"What an effect of {effect:g} needs", headings, rows, caption)
 
 
-def _question_table(found: Forecast) -> Table:
+def _question_table(forecast: Forecast) -> Table:
     """Return what the primary questions can decide."""
     rows: list[Sequence[str | Cell]] = []
-    for asked in found.questions:
+    for asked in forecast.questions:
         title = f"{asked.method} against {asked.other}" if asked.question == "gain" else f"{asked.method} keeps"
         source = f"{asked.metric}, assumed" if asked.is_assumed else "no variance to go by"
         if asked.like is not None and asked.like != (asked.method, asked.other):

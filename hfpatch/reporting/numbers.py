@@ -69,23 +69,23 @@ def scale_in(results: ComparisonResults, task: str, metric: str) -> Scale:
     return scale_of(metric, LOW_NOISE.get(metric, info.higher_is_better if info else True))
 
 
-def change_of(results: ComparisonResults, found: Verdict | Comparison, *, plain: bool = True) -> Change:
+def change_of(results: ComparisonResults, difference: Verdict | Comparison, *, plain: bool = True) -> Change:
     """Return a difference in its reported unit with its 95 % interval; not ``plain``, with that of the verdict."""
-    other = found.other if isinstance(found, Verdict) else found.reference
-    ends = found.low, found.high
-    if isinstance(found, Verdict) and not plain:
-        ends = found.corrected_low, found.corrected_high
-    values = results.values(other, found.task, found.metric) if found.task in results.tasks else []
-    scale = scale_in(results, found.task, found.metric)
-    return change(found.difference, *ends, scale=scale, reference=fmean(values) if values else None)
+    other = difference.other if isinstance(difference, Verdict) else difference.reference
+    ends = difference.low, difference.high
+    if isinstance(difference, Verdict) and not plain:
+        ends = difference.corrected_low, difference.corrected_high
+    values = results.values(other, difference.task, difference.metric) if difference.task in results.tasks else []
+    scale = scale_in(results, difference.task, difference.metric)
+    return change(difference.difference, *ends, scale=scale, reference=fmean(values) if values else None)
 
 
 def gain_of(results: ComparisonResults, verdict: Verdict, *, plain: bool = False) -> Change | None:
     """Return a difference as a gain, above 0 is better, with its corrected interval; None if nothing is known."""
     if math.isnan(verdict.difference):
         return None
-    found = change_of(results, verdict, plain=plain)
-    return found if verdict.higher_is_better else found.turned
+    gain = change_of(results, verdict, plain=plain)
+    return gain if verdict.higher_is_better else gain.turned
 
 
 def verdict_text(results: ComparisonResults, verdict: Verdict) -> str:
@@ -334,4 +334,4 @@ def measured(verdicts: Iterable[Verdict]) -> str:
     tasks: dict[str, list[str]] = {}
     for task, names in metrics.items():
         tasks.setdefault(metrics_text(names), []).append(task)
-    return listed([f"{listed(names)} ({known})" for known, names in tasks.items()])
+    return listed([f"{listed(names)} ({measures})" for measures, names in tasks.items()])

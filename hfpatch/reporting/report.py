@@ -91,21 +91,21 @@ def write_report(
     Raises:
         HfpatchError: if ``run_dir`` has no results that can be read or no such method, or ``out`` cannot be written.
     """
-    results, place = load_results(run_dir, None), out or run_dir
+    results, folder = load_results(run_dir, None), out or run_dir
     if methods is not None and not isinstance(results, ComparisonResults):
         raise HfpatchError(f"{run_dir}: contains no comparison, so it has no methods to choose; leave out --methods")
     if isinstance(results, StudyResults):
         drawn = draw_study(results)
         document, summary = study_document(results, to_svgs(drawn)), study_differences(results, title=True)
-        return write_document(document, place, csv=study_csv(results), summary=summary, drawn=drawn, pdf=pdf)
+        return write_document(document, folder, csv=study_csv(results), summary=summary, drawn=drawn, pdf=pdf)
     if isinstance(results, EvaluationResults):
-        return _write_evaluations({run_dir.name: results}, evaluation_document(results), place)
+        return _write_evaluations({run_dir.name: results}, evaluation_document(results), folder)
     material = read_material("", run_dir, results)
     if methods is not None:
         shown = results.only(methods)
         material = material.renamed(shown, {name: name for name in shown.methods})
         material = replace(material, sources={"": shown}, note=shown.warnings[0])
-    report = _write(place, [material], (), pdf=pdf)
+    report = _write(folder, [material], (), pdf=pdf)
     if out is None:
         write_patch_cards(run_dir, results)
     return report
@@ -142,8 +142,8 @@ def write_joint_report(
     renamed = [one.renamed(union, merged.names[one.title]) for one in each]
     documents: dict[str, dict[str, Mapping[str, str]]] = {}
     for one in each:
-        for task, known in one.samples.documents.items():
-            documents[task] = {**documents.get(task, {}), **known}
+        for task, fields in one.samples.documents.items():
+            documents[task] = {**documents.get(task, {}), **fields}
     samples = Samples(tuple(side for one in renamed for side in one.samples.sides), documents, ())
     layers = [pair for one in renamed for pair in one.layers]
     absent = [f"{one.title}: {sentence}" for one in each for sentence in one.missing]
@@ -187,18 +187,18 @@ def _write(out: Path, material: Sequence[RunData], checks: Sequence[Check], *, p
     material = [each.labelled() for each in material]
     # the headline and the scores of each run, as tables with the meaning of their marks
     tables = ["% needs \\usepackage{booktabs}\n"]
-    for place, each in enumerate(material, 1):
+    for index, each in enumerate(material, 1):
         first, scores = headline_table(each.results), score_table(each.results)
         for table, words in ((first, f"{answer(each.results)} {_HEADLINE}"), (scores, scores.caption)):
-            table = replace(table, name=f"{table.name}-{place}" if len(material) > 1 else table.name)
+            table = replace(table, name=f"{table.name}-{index}" if len(material) > 1 else table.name)
             title = f"{each.title or each.results.name}: {table.title.lower()}."
             tables.append(latex(table, caption=" ".join(filter(None, (title, words, each.note)))))
     summary = forest_figure(material[0].results, title=True) if len(material) == 1 else None
     drawn = [draw(each.results, each.layers) for each in material]
-    shown = [replace(each, drawn=to_svgs(own)) for each, own in zip(material, drawn, strict=True)]
+    shown = [replace(each, drawn=to_svgs(figures)) for each, figures in zip(material, drawn, strict=True)]
     document = comparison_document(shown, checks)
     prefixed = zip((part.prefix for part in document.parts), drawn, strict=True)
-    named = {f"{prefix}{name}": figure for prefix, own in prefixed for name, figure in own.items()}
+    named = {f"{prefix}{name}": figure for prefix, figures in prefixed for name, figure in figures.items()}
     return write_document(document, out, csv=csv, tex="\n".join(tables), summary=summary, drawn=named, pdf=pdf)
 
 
@@ -240,8 +240,8 @@ def write_document(
     write_text(report.html, html(document))
     # the figures as PDF, or only those again that are there, so that none is older than its SVG
     pdfs = {out / "figures" / f"{name}.pdf": figure for name, figure in drawn.items()}
-    pdfs = {path: figure for path, figure in pdfs.items() if pdf or path.exists()}
-    for path, own in pdfs.items():
+    pdfs = {path: figure for path, drawing in pdfs.items() if pdf or path.exists()}
+    for path, drawing in pdfs.items():
         with atomic_file(path) as temporary:
-            temporary.write_bytes(to_file(own, "pdf"))
+            temporary.write_bytes(to_file(drawing, "pdf"))
     return replace(report, figures=(*report.figures, *pdfs))

@@ -15,10 +15,10 @@ _COLOURS = {"better": "green", "worse": "red", "same": "cyan", **dict.fromkeys((
 def print_document(document: doc.Document) -> None:
     """Print the document's summary; a table that the terminal is too narrow for as its narrow ones."""
     console = Console()
-    for place, block in enumerate(document.summary):
+    for index, block in enumerate(document.summary):
         match block:
             case doc.Table():
-                if place:
+                if index:
                     console.print()
                 wide = _table(block, console.width)
                 fits = console.measure(wide, options=console.options.update(width=1000)).maximum <= console.width

@@ -111,9 +111,9 @@ def to_svg(figure: Figure) -> str:
     svg = stream.getvalue()
     svg = re.sub(r'="[^"]*"', lambda value: re.sub(r"\s+", " ", re.sub(r"(\.\d\d)\d+", r"\1", value[0])), svg)
     names = dict.fromkeys(re.findall(r'(?:url\(|href=")#([\w.-]+)', svg))
-    given = {name: f"i{place}" for place, name in enumerate(names)}
-    svg = re.sub(r' id="([^"]*)"', lambda found: f' id="{given[found[1]]}"' if found[1] in given else "", svg)
-    svg = re.sub(r'((?:url\(|href=")#)([\w.-]+)', lambda found: found[1] + given[found[2]], svg)
+    given = {name: f"i{index}" for index, name in enumerate(names)}
+    svg = re.sub(r' id="([^"]*)"', lambda match: f' id="{given[match[1]]}"' if match[1] in given else "", svg)
+    svg = re.sub(r'((?:url\(|href=")#)([\w.-]+)', lambda match: match[1] + given[match[2]], svg)
     svg = re.sub(r' transform="rotate\(-?0 [^"]*"', "", svg)
     svg = re.sub(r"<g ?/>", "", svg)
     opened: list[bool] = []

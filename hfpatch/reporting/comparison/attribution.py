@@ -75,22 +75,22 @@ def attribution(results: ComparisonResults) -> Iterator[Section]:
         made = [results.verdict(name, task, results.baseline) for task in tasks]  # numbers: table of differences
         cells = [NOTHING if each is None else verdict_text(results, each) for each in made]
         rows.append(Row((name, "all", *cells), strong=True))
-        known: dict[str, list[tuple[Control, Share]]] = {}
+        known_shares: dict[str, list[tuple[Control, Share]]] = {}
         for control in controls:
             shares = {task: share(results, name, control.name, task) for task in tasks}
-            cells = [NOTHING if found is None else str(found) for found in shares.values()]
+            cells = [NOTHING if reached is None else str(reached) for reached in shares.values()]
             rows.append(Row((control.name, control.keeps, *cells)))
-            for task, found in shares.items():
-                if found is not None:
-                    known.setdefault(task, []).append((control, found))
+            for task, reached in shares.items():
+                if reached is not None:
+                    known_shares.setdefault(task, []).append((control, reached))
         # one sentence, of the first task on which a share is known
-        where = next((task for task in tasks if task in known), None)
+        where = next((task for task in tasks if task in known_shares), None)
         if where is None:
             why = f"is shown to be better than {results.baseline} on no task that its controls were tested on too"
             findings.append(Finding(name, f"{why}, so which part carries its effect cannot be told.", "not tested"))
             continue
-        ranked = sorted(known[where], key=lambda pair: -pair[1].value)
-        most = [(each.keeps, found) for each, found in ranked if found.low > _HALF]
+        ranked = sorted(known_shares[where], key=lambda pair: -pair[1].value)
+        most = [(each.keeps, reached) for each, reached in ranked if reached.low > _HALF]
         tone: Tone = "better" if most else "not tested"
         if len(most) == 1:
             conclusion = f"{most[0][0]} carries most of the effect"
@@ -98,7 +98,7 @@ def attribution(results: ComparisonResults) -> Iterator[Section]:
             (first, largest), (_, second) = most[:2]
             more = f"; {first} the most" if largest.low > second.high else ""
             conclusion = f"{listed([keeps for keeps, _ in most])} each reach most of the effect by themselves{more}"
-        elif all(found.high < _HALF for _, found in ranked):
+        elif all(reached.high < _HALF for _, reached in ranked):
             conclusion, tone = "none of these alone carries half of the effect", "mixed"
         else:
             conclusion = "whether a part alone carries most of the effect cannot be told"

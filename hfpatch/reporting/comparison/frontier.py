@@ -144,10 +144,10 @@ def budget_table(results: ComparisonResults) -> doc.Table:
     columns += [doc.Column("for equal gain", (f"× {frontier.reference}",), number=True)]
     table = []
     for line in frontier.lines:
-        own, tested = {budget_in(point): point for point in line.points}, against[line.method]
+        points, tested = {budget_in(point): point for point in line.points}, against[line.method]
         cells: list[str | doc.Cell] = [line.method]
         for budget in (*budgets, *([""] * alone)):
-            point = own.get(budget, "")
+            point = points.get(budget, "")
             gain = _gain(results, point) if point else None
             text = NOTHING if gain is None else signed(gain.difference, digits_for(gain))
             if gain is not None and not budget:
@@ -204,11 +204,11 @@ def frontier_figure(results: ComparisonResults) -> Figure | None:
     for name, look in looks.items():
         sizes, gains = [size for size, _ in drawn[name]], [gain for _, gain in drawn[name]]
         middle, low, high = ([getattr(one, end) for one in gains] for end in ("difference", "low", "high"))
-        known = all(map(math.isfinite, (*low, *high)))
+        bounded = all(map(math.isfinite, (*low, *high)))
         of_reference = name == frontier.reference
-        if known and len(sizes) == 1:
+        if bounded and len(sizes) == 1:
             ax.vlines(sizes, low, high, color=look.colour, linewidth=1.2)
-        elif known:
+        elif bounded:
             ax.fill_between(sizes, low, high, color=look.colour, alpha=0.14 if of_reference else 0.1, linewidth=0)
         width = 2.2 if of_reference else 1.5
         ax.plot(sizes, middle, look.marker, color=look.colour, linestyle=look.dash, linewidth=width, markersize=5)

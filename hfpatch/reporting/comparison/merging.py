@@ -149,9 +149,10 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
         settled = "the prompts or their tokens are not the same"
     computed = []
     for each in runs:
-        own = [run.computed_with for method in each.methods.values() for run in method.runs.values() if run.evaluation]
-        known = {_joint_hash([repr(sorted(one.items()))])[:8] for one in own if one}
-        computed.append(", ".join(sorted(known)) if all(own) else "")
+        runs_scored = (run for method in each.methods.values() for run in method.runs.values() if run.evaluation)
+        codes = [run.computed_with for run in runs_scored]
+        hashes_of_run = {_joint_hash([repr(sorted(one.items()))])[:8] for one in codes if one}
+        computed.append(", ".join(sorted(hashes_of_run)) if all(codes) else "")
     # the respect, its values, whether a difference decides (None: where all values are known), and what follows
     rows: list[tuple[str, list[Any], bool | None, str]] = [
         ("Frozen model", models, True, apart),

@@ -46,12 +46,12 @@ def shares_text(one: KeptAnswers) -> tuple[str, str]:
 
 def answers_table(results: ComparisonResults) -> Table:
     """Build the table of how many right answers each method keeps, and how many of the others it wins."""
-    found = answers(results)
-    tasks = {each.task: f"right {count(each.right)}, wrong {count(each.wrong)}" for each in found}
-    known = {(each.method, each.task): each for each in found}
+    shown = answers(results)
+    tasks = {each.task: f"right {count(each.right)}, wrong {count(each.wrong)}" for each in shown}
+    by_place = {(each.method, each.task): each for each in shown}
     rows = []
-    for method in dict.fromkeys(each.method for each in found):
-        of_method = (known.get((method, task)) for task in tasks)
+    for method in dict.fromkeys(each.method for each in shown):
+        of_method = (by_place.get((method, task)) for task in tasks)
         cells = [NOTHING if each is None else Cell(shares_text(each)) for each in of_method]
         rows.append(Row((method, *cells)))
     columns = Column("method"), *(Column(task, (counts,), number=True) for task, counts in tasks.items())
@@ -69,8 +69,8 @@ def retention_table(results: ComparisonResults) -> Table:
     for point in retention.points:
         chosen = retention.chosen(point.method) == point.scale
         for task in retention.texts:
-            known = {metric: point.comparison(task, metric) for metric in RETENTION}
-            if not any(known.values()):
+            changes = {metric: point.comparison(task, metric) for metric in RETENTION}
+            if not any(changes.values()):
                 continue
             verdict = _verdict(results, point, task)
             cells = (
@@ -78,7 +78,7 @@ def retention_table(results: ComparisonResults) -> Table:
                 f"{point.scale:g}{' (chosen)' if chosen else ''}",
                 text_of(task),
                 _cell(gain_at(results, point), -1.0),
-                *(_cell(known[metric], 100.0 if metric == AGREEMENT else 1.0) for metric in RETENTION),
+                *(_cell(changes[metric], 100.0 if metric == AGREEMENT else 1.0) for metric in RETENTION),
                 NOTHING if verdict is None else Cell((outcome_text(verdict),), verdict.tone),
             )
             others = point.scale != 1 and not chosen

@@ -95,16 +95,16 @@ def read_samples(run_dir: Path, results: ComparisonResults) -> Samples:
     bases: dict[str, _Run] = {}
     shown = [task for task in results.tasks if task != HELD_OUT]  # whose records have no text
     for task in shown if results.baseline is not None and folders else ():
-        known = (_Run(path) for path in folders.get(results.baseline or "", []))
-        base = next((run for run in known if run.records(task)), None)
+        base_runs = (_Run(path) for path in folders.get(results.baseline or "", []))
+        base = next((run for run in base_runs if run.records(task)), None)
         if base is None:
             missing.append(f"{task}: no record of the baseline's documents, so none that changed sides can be shown.")
         else:
             bases[task] = base
     for method in others:
-        own = [_Run(path) for path in folders.get(method, [])]
-        found = (_sides(method, task, results, base, own, limit) for task, base in bases.items())
-        sides += [each for each in found if each is not None]
+        runs_of_method = [_Run(path) for path in folders.get(method, [])]
+        compared = (_sides(method, task, results, base, runs_of_method, limit) for task, base in bases.items())
+        sides += [each for each in compared if each is not None]
     sides.sort(key=lambda each: list(bases).index(each.task))
     # the fields of every document that is listed
     scored = [run.evaluation for method in results.methods.values() for run in method.runs.values()]
@@ -138,8 +138,8 @@ class _Run:
         if task not in self._records:
             path = self.folder / f"{task}.jsonl"
             lines = read_lines(path, skip_broken=True) if "/" not in task else ()
-            known = (record for record in lines if isinstance(record, dict))  # a broken line is left out
-            self._records[task] = {f"{each.get('doc_id')}/{str(each.get('doc_hash'))[:12]}": each for each in known}
+            whole = (record for record in lines if isinstance(record, dict))  # a broken line is left out
+            self._records[task] = {f"{each.get('doc_id')}/{str(each.get('doc_hash'))[:12]}": each for each in whole}
         return self._records[task]
 
 
@@ -166,20 +166,20 @@ def _sides(
             for each in arrays
         ]  # fmt: skip
         rows = zip(keys, np.stack(units, axis=1).tolist(), strict=True)
-        known = {key: row for key, row in rows if not any(map(isnan, row))}
+        values_of = {key: row for key, row in rows if not any(map(isnan, row))}
     else:
-        records = [found for run in runs if (found := run.records(task))]
-        seeds, common = len(records), [key for key in keys if all(key in found for found in records)]
-        values = {key: [_value(found[key].get(metric)) for found in (keys, *records)] for key in common}
-        known = {key: [v for v in row if v is not None] for key, row in values.items() if None not in row}
-    if not known or not seeds:
+        records = [row for run in runs if (row := run.records(task))]
+        seeds, common = len(records), [key for key in keys if all(key in row for row in records)]
+        values = {key: [_value(row[key].get(metric)) for row in (keys, *records)] for key in common}
+        values_of = {key: [v for v in row if v is not None] for key, row in values.items() if None not in row}
+    if not values_of or not seeds:
         return None
-    binary = all(value in (0.0, 1.0) for found in known.values() for value in found)
+    binary = all(value in (0.0, 1.0) for row in values_of.values() for value in row)
     changes = []
-    for key, (own, *others) in known.items():
-        turned, move = sum(value != own for value in others), fmean(others) - own
+    for key, (base_value, *others) in values_of.items():
+        turned, move = sum(value != base_value for value in others), fmean(others) - base_value
         if binary and turned:
-            changes.append(Change(key, 0, turned) if own else Change(key, turned, 0))
+            changes.append(Change(key, 0, turned) if base_value else Change(key, turned, 0))
         elif not binary and move:
             changes.append(Change(key, move, 0.0))
     changes.sort(key=lambda change: -(change.gained + change.lost))  # most seeds, or the largest rise, first
@@ -190,7 +190,7 @@ def _sides(
         method=method,
         task=task,
         seeds=seeds,
-        documents=len(known),
+        documents=len(values_of),
         gained=sum(change.gained > seeds / 2 for change in changes) if binary else None,
         lost=sum(change.lost > seeds / 2 for change in changes) if binary else None,
         changes=tuple(shown),

@@ -59,32 +59,32 @@ class Written:
     left_out: tuple[str, ...]
 
 
-def write_explorer(places: Sequence[Path], out: Path) -> Written:
-    """Write one page over all runs among ``places`` and in the folders below them.
+def write_explorer(roots: Sequence[Path], out: Path) -> Written:
+    """Write one page over all runs among ``roots`` and in the folders below them.
 
     Args:
-        places: folders that ``hfpatch compare``, ``pretrain`` or ``eval --output`` wrote, or folders that hold them.
+        roots: folders that ``hfpatch compare``, ``pretrain`` or ``eval --output`` wrote, or folders that hold them.
         out: the page; links to reports are relative to it.
 
     Raises:
-        HfpatchError: if a place is missing, none has results that can be read, or ``out`` cannot be written.
+        HfpatchError: if one is missing, none has results that can be read, or ``out`` cannot be written.
     """
     # each run folder once, but not those inside a run
-    found: dict[Path, Path] = {}
-    for place in places:
-        if not place.exists():
-            raise HfpatchError(f"{place}: no such folder; give folders that compare, pretrain or eval wrote")
-        for root, below, files in os.walk(place):
+    folders: dict[Path, Path] = {}
+    for top in roots:
+        if not top.exists():
+            raise HfpatchError(f"{top}: no such folder; give folders that compare, pretrain or eval wrote")
+        for root, below, files in os.walk(top):
             below.sort()
             if RESULTS in files or "recipe.yaml" in files:
-                found.setdefault(Path(root).resolve(), Path(root))
+                folders.setdefault(Path(root).resolve(), Path(root))
                 below.clear()
-    if not found:
-        names = ", ".join(map(str, places[:3])) + (", ..." if len(places) > 3 else "")
+    if not folders:
+        names = ", ".join(map(str, roots[:3])) + (", ..." if len(roots) > 3 else "")
         raise HfpatchError(f"{names}: no {RESULTS} there or below; give folders that compare, pretrain or eval wrote")
     sources: list[Source] = []
     left_out: list[str] = []
-    for label, folder in labels(list(found.values())).items():
+    for label, folder in labels(list(folders.values())).items():
         try:
             results, report, href = load_results(folder, None), folder / "report.html", ""
             if report.is_file():
@@ -105,15 +105,15 @@ def write_explorer(places: Sequence[Path], out: Path) -> Written:
 
 def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -> Document:
     """Build the page's document from runs; ``left_out`` says which folders could not be read."""
-    found = {source.label: entries(source.results) for source in sources}
-    every = [entry for each in found.values() for entry in each]
+    of_run = {source.label: entries(source.results) for source in sources}
+    every = [entry for each in of_run.values() for entry in each]
     # the table of the runs, what is missing, and differences in settings and computation
     missing, rows = [*left_out], []
     settings: dict[str, Mapping[str, Any]] = {}
     computed: dict[str, Any] = {}
     for source in sources:
         label, results = source.label, source.results
-        mine, provenance, complete = found[label], results.provenance, getattr(results, "complete", True)
+        mine, provenance, complete = of_run[label], results.provenance, getattr(results, "complete", True)
         seeds = {entry.seeds for entry in mine if entry.seeds}
         cells = (
             label,
@@ -140,13 +140,13 @@ def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -
             settings[label], computed[label] = results.settings, provenance.get("computed_with")
         if not source.report:
             missing.append(f"{label}: it has no report.html to open; hfpatch report writes it.")
-    known = {label: each for label, each in computed.items() if isinstance(each, Mapping)}
-    differing = (*settings_differing(settings), *computed_differently(known))
+    computations = {label: each for label, each in computed.items() if isinstance(each, Mapping)}
+    differing = (*settings_differing(settings), *computed_differently(computations))
     columns = tuple(Column(name, number=name in ("methods", "tasks", "better", "seeds")) for name in _RUNS)
     caption = "Better: how many methods are significantly better than the base on at least one task and metric."
     table = Table("every-run", "Runs", columns, tuple(rows), caption, heading=False, search=True)
     sections = [
-        Section("explore", "Gain against cost", (Explorer(_data(sources, found)),), "Explore"),
+        Section("explore", "Gain against cost", (Explorer(_data(sources, of_run)),), "Explore"),
         Section("reading", "How to read it", (Sentences(_READING),), "Reading"),
         Section("runs", "Runs", (table,)),
     ]
@@ -172,23 +172,23 @@ def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -
     )
 
 
-def _data(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> dict[str, Any]:
+def _data(sources: Sequence[Source], of_run: Mapping[str, Sequence[Entry]]) -> dict[str, Any]:
     """Return the data of the page's script: the axes, the runs, and every entry as a row of values."""
-    axes = list(dict.fromkeys(entry.axis for each in found.values() for entry in each))
-    places, machines = {axis: place for place, axis in enumerate(axes)}, []
+    axes = list(dict.fromkeys(entry.axis for each in of_run.values() for entry in each))
+    indices, machines = {axis: index for index, axis in enumerate(axes)}, []
     for source in sources:
         where = source.results.provenance
         threads = f"{where['threads']} thread{'s' * (where['threads'] != 1)}" if where.get("threads") else ""
         named = str(where.get("device") or ""), str(where.get("platform") or ""), threads
         machines.append(", ".join(filter(None, named)))
-    known = [machine for machine in dict.fromkeys(machines) if machine]
+    named_machines = [machine for machine in dict.fromkeys(machines) if machine]
     rows = []
-    for run, entry in ((run, entry) for run, source in enumerate(sources) for entry in found[source.label]):
+    for run, entry in ((run, entry) for run, source in enumerate(sources) for entry in of_run[source.label]):
         numbers = (entry.gain, entry.low, entry.high, entry.seconds, entry.memory)
         *gain, seconds, memory = (None if each is None else float(f"{each:.6g}") for each in numbers)  # enough to draw
         verdict = _VERDICTS.index(entry.verdict)
         cost = entry.parameters, seconds, memory, entry.seeds
-        rows.append([run, places[entry.axis], entry.method, *gain, entry.text, verdict, *cost])
+        rows.append([run, indices[entry.axis], entry.method, *gain, entry.text, verdict, *cost])
     runs = []
     for source, machine in zip(sources, machines, strict=True):
         results, training = source.results, ""
@@ -196,8 +196,8 @@ def _data(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> di
             settings = {key: value for key, value in results.training.items() if key != "seeds"}
             tuned = isinstance(results, ComparisonResults) and results.tuning is not None
             training = f"{digest(results.data.get('sha256'))} {settings_text(settings)}{' tuned' if tuned else ''}"
-        place = known.index(machine) if machine else None
-        runs.append({"label": source.label, "href": source.report, "machine": place, "training": training})
+        machine_index = named_machines.index(machine) if machine else None
+        runs.append({"label": source.label, "href": source.report, "machine": machine_index, "training": training})
     # models of one name that are not the same have their hash behind it, and documents that are not the same theirs
     shown = []
     for axis in axes:
@@ -207,6 +207,6 @@ def _data(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> di
         hashes = [axis.data and f"data {axis.data[:8]}"] if len({other.data for other in alike}) > 1 else []
         hashes += [axis.prompts] if len({other.prompts for other in alike}) > 1 else []
         documents = ", ".join(filter(None, (axis.documents, *hashes)))
-        own = {name: getattr(axis, name) for name in ("task", "metric", "unit", "primary", "reference", "size")}
-        shown.append({**own, "model": model, "documents": documents})
-    return {"axes": shown, "runs": runs, "machines": known, "verdicts": _VERDICTS, "rows": rows}
+        fields = {name: getattr(axis, name) for name in ("task", "metric", "unit", "primary", "reference", "size")}
+        shown.append({**fields, "model": model, "documents": documents})
+    return {"axes": shown, "runs": runs, "machines": named_machines, "verdicts": _VERDICTS, "rows": rows}

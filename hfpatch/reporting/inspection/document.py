@@ -25,21 +25,22 @@ _SEGMENT = re.compile(r"(?<![^.])\d+(?![^.])")
 """The number of a block in the path of a module."""
 
 
-def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, str]] = ()) -> doc.Document:
+def inspection_document(inspection: Inspection, drawn: Iterable[tuple[str, str, str, str]] = ()) -> doc.Document:
     """Return the facts, a table for each analysis, and the analyses that are missing and why.
 
     ``drawn`` has the name, title, caption and SVG document of each figure. The summary for a terminal needs none.
     """
     figures = {name: doc.Figure(name, title, f"{title}. {caption}", svg) for name, title, caption, svg in drawn}
-    (added, without, training), linearised = _of_patch(found), _linear(found)
-    relations, attention = _relations(found), _attention(found)
-    notes = doc.Sentences(tuple(found.notes), title="What is not shown")
-    base, summary, text = found.base, found.summary, found.text
+    (added, without, training), linearised = _of_patch(inspection), _linear(inspection)
+    relations, attention = _relations(inspection), _attention(inspection)
+    notes = doc.Sentences(tuple(inspection.notes), title="What is not shown")
+    base, summary, text = inspection.base, inspection.summary, inspection.text
     facts = [("Model", f"{base.name}, {base.model.config.model_type}, SHA-256 {base.sha256[:12]}")]
     if base.gguf is not None:
         facts.append(("Weights", gguf_text(base.gguf.facts)))
-    if found.patch is not None:
-        facts.append(("Patch", f"{found.patch}, {summary.added / max(summary.base, 1):.2%} of the base's parameters"))
+    if inspection.patch is not None:
+        share = summary.added / max(summary.base, 1)
+        facts.append(("Patch", f"{inspection.patch}, {share:.2%} of the base's parameters"))
     if text is not None:
         sizes = f"{count(text.tokens)} tokens of {count(text.documents)} documents"
         facts.append(("Measured on", f"{text.source}, {sizes}"))
@@ -59,15 +60,16 @@ def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, 
         "Paths are those of the model without a patch, N is the number of the layer; added: the patch's parameters, of "
         "each layer."
     )
-    sites = {site.layer: site for site in found.sites}
+    sites = {site.layer: site for site in inspection.sites}
     branches = _layer_table("branches", "Attention branches", sites, columns, caption)
-    download = doc.Download("inspection.json", "All numbers as JSON", json.dumps(found.to_json()), "application/json")
+    numbers = json.dumps(inspection.to_json())
+    download = doc.Download("inspection.json", "All numbers as JSON", numbers, "application/json")
     of_patch = [*map(figures.get, ("skips", "pre-projections", "queries")), added, figures.get("ablations"), without]
     of_relation = [*map(figures.get, ("relation", "offsets")), *relations, figures.get("explained"), linearised]
     sections = []  # of the blocks that have something in them
     for name, title, blocks in (
         ("model", "Model", (doc.Facts(tuple(facts)), download, notes, branches)),
-        ("patch", "Patch" if found.patch else "Nonlinear queries", (*of_patch, training)),
+        ("patch", "Patch" if inspection.patch else "Nonlinear queries", (*of_patch, training)),
         ("on-text", "Attention on the text", (figures.get("attention"), *attention)),
         ("relation", "Queries and keys", of_relation),
     ):
@@ -103,11 +105,11 @@ def _layer_table(name: str, title: str, items: Mapping[int, Any], columns: Colum
         rows.append((f"{layers[0]}–{layers[-1]}" if in_a_row else ", ".join(map(str, layers)), *same))
     if len(rows) == 1 < len(items):
         caption = f"{len(items)} layers, all alike. {caption}"
-    places = {heading: itemgetter(place) for place, heading in enumerate(("layer", *columns))}
-    return _table(name, title, rows, places, caption)
+    columns_by_name = {heading: itemgetter(index) for index, heading in enumerate(("layer", *columns))}
+    return _table(name, title, rows, columns_by_name, caption)
 
 
-def _attention(found: Inspection) -> list[doc.Table]:
+def _attention(inspection: Inspection) -> list[doc.Table]:
     columns: Columns = {
         "on the first token": lambda heads: _spread(each.sink for each in heads),
         "entropy": lambda heads: _spread(each.entropy for each in heads),
@@ -118,18 +120,18 @@ def _attention(found: Inspection) -> list[doc.Table]:
         "first token: the weight on the first token of the document (a sink where it is near 1); entropy: of the "
         "weights, in nats; tokens back: the mean distance of what is attended to."
     )
-    bare, patched = _by_layer(found.attention), _by_layer(found.attention_patched)
+    bare, patched = _by_layer(inspection.attention), _by_layer(inspection.attention_patched)
     return [
         _layer_table("attention", "Attention on the text", bare, columns, caption),
         _layer_table("attention-patched", "Attention with the patch", patched, columns, "As above."),
     ]
 
 
-def _of_patch(found: Inspection) -> tuple[doc.Table, doc.Table, doc.Table]:
+def _of_patch(inspection: Inspection) -> tuple[doc.Table, doc.Table, doc.Table]:
     """Return the tables of what a patch adds, of the loss without one layer's adapters, and of its training."""
-    skips, queries = _by_layer(found.skip_norms), _by_layer(found.query_sizes)
-    moved, skip_sizes = _by_layer(found.pre_projection_sizes), _by_layer(found.skip_sizes)
-    named = {each.target: "" if each.target == "query" else f"{each.target} " for each in found.query_sizes}
+    skips, queries = _by_layer(inspection.skip_norms), _by_layer(inspection.query_sizes)
+    moved, skip_sizes = _by_layer(inspection.pre_projection_sizes), _by_layer(inspection.skip_sizes)
+    named = {each.target: "" if each.target == "query" else f"{each.target} " for each in inspection.query_sizes}
     columns: Columns = {
         "‖x~−x‖/‖x‖": lambda layer: ", ".join(_number(each.size) for each in moved[layer]),
         "‖W_skip‖": lambda layer: ", ".join(_number(each.norm) for each in skips[layer]),
@@ -138,7 +140,7 @@ def _of_patch(found: Inspection) -> tuple[doc.Table, doc.Table, doc.Table]:
         "‖f‖/‖A‖": lambda layer: ", ".join(named[each.target] + _number(each.size) for each in queries[layer]),
         "cos(f, A)": lambda layer: ", ".join(named[each.target] + _number(each.cosine) for each in queries[layer]),
     }
-    title = "What the patch adds" if found.patch else "What f adds to its anchor"
+    title = "What the patch adds" if inspection.patch else "What f adds to its anchor"
     caption = (
         'Means over tokens. Compare ‖W_skip‖ with 1e-4·d, the norm that init="paper" gives before any training. '
         "f is the nonlinear term of a query, A its anchor."
@@ -152,7 +154,7 @@ def _of_patch(found: Inspection) -> tuple[doc.Table, doc.Table, doc.Table]:
         "change": lambda each: signed(each.change, 4),
         "±": lambda each: decimal(each.error, 4),
     }
-    made = found.ablations
+    made = inspection.ablations
     caption = "" if made is None else (
         f"Nats per token, the mean over {made.items} documents; {made.score:.4f} with the whole patch. A rise means "
         "that the adapters were of use; ± is the standard error of the paired difference."
@@ -160,11 +162,11 @@ def _of_patch(found: Inspection) -> tuple[doc.Table, doc.Table, doc.Table]:
     without = _table("without", "Without one layer's adapters", made.without if made else (), columns, caption)
     # its training, by kind of tensor
     changed, gradients = defaultdict(list), defaultdict(list)
-    for movement in found.movement:
+    for movement in inspection.movement:
         changed[tensor_group(movement.tensor)].append(movement)
-    for each in found.gradients:
+    for each in inspection.gradients:
         gradients[tensor_group(each.tensor)].append(each.gradient)
-    kept = found.run.update_survival if found.run else {}
+    kept = inspection.run.update_survival if inspection.run else {}
     weights = {group: sum(each.weights for each in tensors) for group, tensors in changed.items()}
     unmoved = {group: sum(each.unmoved for each in tensors) for group, tensors in changed.items()}
     shares = {group: f"{count(unmoved[group])} ({unmoved[group] / weights[group]:.1%})" for group in weights}
@@ -186,15 +188,15 @@ def _of_patch(found: Inspection) -> tuple[doc.Table, doc.Table, doc.Table]:
     return added, without, training
 
 
-def _relations(found: Inspection) -> list[doc.Table]:
+def _relations(inspection: Inspection) -> list[doc.Table]:
     """Return the tables without the patch, with it, and by offset.
 
     By offset is the patched relation where there is one, else the base's; that table has no rows without RoPE.
     """
 
     def signatures(heads: Sequence[HeadRelation]) -> str:
-        known = sorted({(each.here.positive, each.here.negative) for each in heads})
-        return ", ".join([*map(str, known[:2]), *(["…"] if len(known) > 2 else [])])
+        pairs = sorted({(each.here.positive, each.here.negative) for each in heads})
+        return ", ".join([*map(str, pairs[:2]), *(["…"] if len(pairs) > 2 else [])])
 
     columns: Columns = {
         "heads/key heads": lambda heads: f"{len(heads)}/{len({each.key_head for each in heads})}",
@@ -208,17 +210,18 @@ def _relations(found: Inspection) -> list[doc.Table]:
         "‖S‖²/‖B‖², 0.5 in random weights; positive: the share of ‖S‖² on positive eigenvalues; signature: how many "
         "are positive and negative, (k, k) wherever [W_Q W_K] has full rank."
     )
-    if found.gauge is not None:
-        caption += f" A random change of basis inside the heads moves them by {found.gauge:.0e}."
-    bare, patched = _by_layer(found.relations), _by_layer(found.relations_patched)
-    turned = found.relations_patched or found.relations
+    if inspection.gauge is not None:
+        caption += f" A random change of basis inside the heads moves them by {inspection.gauge:.0e}."
+    bare, patched = _by_layer(inspection.relations), _by_layer(inspection.relations_patched)
+    turned = inspection.relations_patched or inspection.relations
     offsets = sorted({offset for each in turned for offset in each.by_offset})
     shares: dict[int, dict[int, str]] = {}  # layer -> offset -> the mean over heads
     for layer, heads in _by_layer(turned if len(offsets) > 1 else ()).items():
-        known = {offset: [e.by_offset[offset].symmetric for e in heads if offset in e.by_offset] for offset in offsets}
-        shares[layer] = {offset: decimal(fmean(each), 2) if each else NOTHING for offset, each in known.items()}
+        for offset in offsets:
+            values = [each.by_offset[offset].symmetric for each in heads if offset in each.by_offset]
+            shares.setdefault(layer, {})[offset] = decimal(fmean(values), 2) if values else NOTHING
     of_offsets: Columns = {f"Δ {offset}": itemgetter(offset) for offset in offsets}
-    title = "Q-K relation by relative offset" + (", patched" if found.relations_patched else "")
+    title = "Q-K relation by relative offset" + (", patched" if inspection.relations_patched else "")
     by_offset = "The symmetric share ‖S‖²/‖B‖² of B(Δ) = W_Q R(Δ) W_Kᵀ, the mean over heads, at each offset Δ."
     return [
         _layer_table("relations", "Q-K relation", bare, columns, caption),
@@ -227,7 +230,7 @@ def _relations(found: Inspection) -> list[doc.Table]:
     ]
 
 
-def _linear(found: Inspection) -> doc.Table:
+def _linear(inspection: Inspection) -> doc.Table:
     """Return the table of the linear stand-in."""
     columns: Columns = {
         "logits explained": lambda fit: _spread(fit.explained, 3),
@@ -239,7 +242,7 @@ def _linear(found: Inspection) -> doc.Table:
         "the variance within the rows of the logit matrix, on other tokens than those of the fit; mean [least, most] "
         "over heads. Below 0 the fit is worse than none."
     )
-    fits = {fit.layer: fit for fit in found.linearised}
+    fits = {fit.layer: fit for fit in inspection.linearised}
     return _layer_table("linear", "Linear stand-in", fits, columns, caption)
 
 

@@ -21,62 +21,62 @@ if TYPE_CHECKING:
 
 
 @report_style()
-def figures(found: Inspection) -> list[tuple[str, str, str, str]]:
+def figures(inspection: Inspection) -> list[tuple[str, str, str, str]]:
     """Return a figure for each analysis that was made: name, title, how to read it, and the SVG document."""
-    return [(name, title, caption, to_svg(figure)) for name, title, caption, figure in _drawn(found)]
+    return [(name, title, caption, to_svg(figure)) for name, title, caption, figure in _drawn(inspection)]
 
 
-def _drawn(found: Inspection) -> Iterator[tuple[str, str, str, Figure]]:
-    queries = [each for each in found.query_sizes if each.target == "query"]
-    if found.attention:
+def _drawn(inspection: Inspection) -> Iterator[tuple[str, str, str, Figure]]:
+    queries = [each for each in inspection.query_sizes if each.target == "query"]
+    if inspection.attention:
         caption = (
             "Of each head, means over the queries of the text but a document's first: the weight on the document's "
             "first token, the entropy of the weights in nats, and how many tokens back they lie."
         )
-        heads = [*found.attention, *found.attention_patched]
+        heads = [*inspection.attention, *inspection.attention_patched]
         figure = _maps(
-            (found.attention, found.attention_patched),
+            (inspection.attention, inspection.attention_patched),
             ("sink", "weight on the first token", (0.0, 1.0), False),
             ("entropy", "entropy, nats", (0.0, max(each.entropy for each in heads)), False),
             ("distance", "tokens back", (0.0, max(each.distance for each in heads)), False),
         )
         yield "attention", "Attention of each head on the text", caption, figure
-    if found.relations:
+    if inspection.relations:
         caption = (
             "At relative offset 0. Blue above, vermillion below what random weights have (0.5); the effective rank's "
             "scale is that of all heads."
         )
-        ranks = [each.here.effective_rank for each in (*found.relations, *found.relations_patched)]
+        ranks = [each.here.effective_rank for each in (*inspection.relations, *inspection.relations_patched)]
         figure = _maps(
-            (found.relations, found.relations_patched),
+            (inspection.relations, inspection.relations_patched),
             ("here.symmetric", "symmetric share", (0.0, 1.0), True),
             ("here.positive_energy", "positive share", (0.0, 1.0), True),
             ("here.effective_rank", "effective rank", (min(ranks), max(ranks)), False),
         )
         yield "relation", "Q-K relation of each head", caption, figure
-    relations = found.relations_patched or found.relations
+    relations = inspection.relations_patched or inspection.relations
     if turning := [each for each in relations if len(each.by_offset) > 1]:  # layers without RoPE do not turn
         caption = (
             "B(Δ) = W_Q R(Δ) W_Kᵀ, the mean over heads, a line a layer, from the first (light) to the last (dark)."
         )
         yield "offsets", "Q-K relation by relative offset", caption, _offsets(turning)
-    if found.skip_norms:
-        figure, axes = plots.panels(2 if found.skip_sizes else 1, columns=2, width=5.5, height=2.7)
-        _by_layer(axes[0], "‖W_skip‖", found.skip_norms, "norm", from_zero=False, label="learned")
+    if inspection.skip_norms:
+        figure, axes = plots.panels(2 if inspection.skip_sizes else 1, columns=2, width=5.5, height=2.7)
+        _by_layer(axes[0], "‖W_skip‖", inspection.skip_norms, "norm", from_zero=False, label="learned")
         start: dict[str, Any] = {"marker": "_", "color": GREY, "markersize": 12, "label": "at the paper's init, 1e-4·d"}
-        _by_layer(axes[0], "‖W_skip‖", found.skip_norms, "at_paper_init", **start)
+        _by_layer(axes[0], "‖W_skip‖", inspection.skip_norms, "at_paper_init", **start)
         axes[0].legend()
-        if found.skip_sizes:
-            _by_layer(axes[1], "‖x~W_skip‖ / ‖attention output‖", found.skip_sizes, "size")
+        if inspection.skip_sizes:
+            _by_layer(axes[1], "‖x~W_skip‖ / ‖attention output‖", inspection.skip_sizes, "size")
         yield "skips", "Content skips", "Left: in the weights. Right: on text, the mean over tokens.", figure
-    if found.pre_projection_sizes:
+    if inspection.pre_projection_sizes:
         figure, (ax,) = plots.panels(1, columns=1, width=5.5, height=2.6)
-        _by_layer(ax, "‖x~ − x‖ / ‖x‖", found.pre_projection_sizes, "size")
+        _by_layer(ax, "‖x~ − x‖ / ‖x‖", inspection.pre_projection_sizes, "size")
         yield "pre-projections", "Pre-projections", "How far each moves its input, the mean over tokens.", figure
     if queries:
         caption = "f beside its anchor A; lines from the first layer (light) on."
         yield "queries", "Nonlinear queries", caption, _queries(queries)
-    if found.linearised:
+    if inspection.linearised:
         caption = (
             "A point a head: the share of the within-row variance of the logits, on text outside the fit, that a "
             "bilinear form of the attention's input explains. Shares below 0 are drawn at the bottom."
@@ -84,15 +84,15 @@ def _drawn(found: Inspection) -> Iterator[tuple[str, str, str, Figure]]:
         figure, axes = plots.panels(2, columns=2, width=5.5, height=2.7)
         parts = (("explained", "the logits"), ("explained_change", "what the patch changed"))
         for ax, (name, what) in zip(axes, parts, strict=True):
-            shares = [(each.layer, share) for each in found.linearised for share in getattr(each, name)]
+            shares = [(each.layer, share) for each in inspection.linearised for share in getattr(each, name)]
             points = [(layer, max(share, -0.05)) for layer, share in shares if share is not None]
             ax.plot([x for x, _ in points], [y for _, y in points], "o", color=BLUE, alpha=0.6, markersize=5)
             ax.set(title=f"share of {what} that is linear", ylim=(-0.08, 1.05))
             plots.integer_axis(ax, "layer", 10)
         yield "explained", "How linear the patched logits are", caption, figure
-    if found.ablations is not None:
+    if inspection.ablations is not None:
         caption = "With 95 % intervals of the paired difference over documents."
-        yield "ablations", "One layer's injection taken out", caption, _ablations(found.ablations)
+        yield "ablations", "One layer's injection taken out", caption, _ablations(inspection.ablations)
 
 
 def _maps(rows: Sequence[Sequence[Any]], *panels: tuple[str, str, tuple[float, float], bool]) -> Figure:
@@ -154,11 +154,11 @@ def _queries(queries: Sequence[Any]) -> Figure:
     return figure
 
 
-def _ablations(found: Ablations) -> Figure:
-    without = found.without
+def _ablations(ablations: Ablations) -> Figure:
+    without = ablations.without
     figure, (ax,) = plots.panels(1, columns=1, width=7.0, height=0.9 + 0.24 * len(without))
     ys, changes = range(len(without)), np.array([each.change for each in without])
-    half = scipy.special.stdtrit(found.items - 1, 0.975) * np.array([each.error for each in without])
+    half = scipy.special.stdtrit(ablations.items - 1, 0.975) * np.array([each.error for each in without])
     ax.hlines(ys, changes - half, changes + half, color=BLUE)
     ax.plot(changes, ys, "o", color=BLUE)
     ax.axvline(0, color=MUTED, linewidth=1.0)
