@@ -118,7 +118,7 @@ def load_splits(
             counts the excluded documents, see :func:`hfpatch.data.deciding.digest_tasks`.
         evaluation: the text to measure the loss on instead of the held-out documents of ``settings``: its held-out
             documents, or else all. It may be the text that is trained on, with another layout or block size; see
-            :func:`hfpatch.recipes.data.overlap_mistake`. Documents that are trained or tuned on are left out, with a
+            :func:`hfpatch.recipes.data.check_overlap`. Documents that are trained or tuned on are left out, with a
             warning.
         retained: more texts to measure, by their names in ``retention.texts``: ``held_out`` of their documents, or else
             all, without those that are trained or tuned on or held out.

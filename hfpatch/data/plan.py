@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.data import plan_mistake, split_by_weight
+from hfpatch.recipes.data import check_plan_size, split_by_weight
 from hfpatch.recipes.training import LoopSettings
 from hfpatch.support.files import atomic_file, read_json, write_json
 
@@ -120,8 +120,7 @@ def draw_plan(
     Raises:
         HfpatchError: if the blocks do not fill one batch, or the plan would be too long.
     """
-    if mistake := plan_mistake(steps, batch_size):
-        raise HfpatchError(mistake)
+    check_plan_size(steps, batch_size)
     if blocks < batch_size:
         raise HfpatchError(
             f"the data gives {blocks} blocks, fewer than one batch of {batch_size}; "

@@ -6,7 +6,6 @@ other are errors of one line with the place. Reading one loads neither torch nor
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -19,12 +18,12 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.budgets import Budget, budget_of, family_of, is_budget, points_of, with_points
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
-from hfpatch.recipes.questions import QuestionSettings, questions_mistake
-from hfpatch.recipes.retention import RetentionSettings, retention_mistake
+from hfpatch.recipes.questions import QuestionSettings, check_questions
+from hfpatch.recipes.retention import RetentionSettings, check_retention
 from hfpatch.recipes.sizes import NO_SIZE, SIZES
 from hfpatch.recipes.strict import Dtype, ExpandedPath, PathText, Section, explain, load_as, read_override
-from hfpatch.recipes.training import TrainingSettings, decay_mistake, held_out_mistake, loop_mistake
-from hfpatch.recipes.tuning import TuningSettings, Values, split_key, trial_training, tuning_mistake, tuning_seed
+from hfpatch.recipes.training import TrainingSettings, check_decay, check_held_out, check_loop
+from hfpatch.recipes.tuning import TuningSettings, Values, check_tuning, split_key, trial_changes, tuning_seed
 
 PLACES = ("trust_remote_code", "device_map")
 """Options of loading that decide no number."""
@@ -160,25 +159,23 @@ class Recipe(Section):
     def _no_contradiction(self) -> Recipe:
         training, data, tasks = self.training, self.data, list(self.evaluation.tasks)
         trained = {name: self.methods[name] for name in self.trained}
-        mistake = (
-            loop_mistake(training)
-            or decay_mistake(training, *(self.tuning.grid.get("training.schedule", ()) if self.tuning else ()))
-            or held_out_mistake(training, measured=data.held_out is not None)
-            or (self.budgets and "load_recipe reads budgets; else name methods lora@10k, with match: 10000")
-            or twice_mistake("training.seeds", training.all_seeds)
-            or (
-                training.looks
-                and self.questions == QuestionSettings(gain=None, keep=None)
-                and "training.seeds.looks grows seeds until the primary questions are decided; ask one in questions"
+        check_loop(training)
+        check_decay(training, *(self.tuning.grid.get("training.schedule", ()) if self.tuning else ()))
+        check_held_out(training, measured=data.held_out is not None)
+        if self.budgets:
+            raise ValueError("load_recipe reads budgets; else name methods lora@10k, with match: 10000")
+        check_once("training.seeds", training.all_seeds)
+        if training.looks and self.questions == QuestionSettings(gain=None, keep=None):
+            raise ValueError(
+                "training.seeds.looks grows seeds until the primary questions are decided; ask one in questions"
             )
-            or twice_mistake("evaluation.tasks", tasks)
-            or _methods_mistake(self)
-            or (self.tuning and (tuning_mistake(self.tuning, training, data, trained) or self.trial_mistake()))
-            or retention_mistake(self.retention, self.model.name, data, tasks)
-            or questions_mistake(self)
-        )
-        if mistake:
-            raise ValueError(mistake)
+        check_once("evaluation.tasks", tasks)
+        _check_methods(self)
+        if self.tuning is not None:
+            check_tuning(self.tuning, training, data, trained)
+            self.check_trials()
+        check_retention(self.retention, self.model.name, data, tasks)
+        check_questions(self)
 
         # Scales of patches
         for scale in self.rewind:
@@ -237,32 +234,21 @@ class Recipe(Section):
             if (other := self.tuned_at(name)) not in kept:
                 raise HfpatchError(f"--methods: {name} has the rate of {other} (tuning.at), which is left out; add it")
         labels = {name: label for name, label in self.labels.items() if name in kept}
-        changed = {**self.model_dump(mode="json"), "methods": kept, "labels": labels}
+        changes: dict[str, Any] = {"methods": kept, "labels": labels, "questions": {}}
         gain, keep, named = self.questions.gain, self.questions.keep, {*kept, *map(family_of, kept)}
         if gain is not None and gain.pairs is not None:
-            changed["questions"]["gain"]["pairs"] = [pair for pair in gain.pairs if named >= set(pair)]
+            changes["questions"]["gain"] = {"pairs": tuple(pair for pair in gain.pairs if named >= set(pair))}
         if keep is not None and keep.methods is not None:
-            changed["questions"]["keep"]["methods"] = [name for name in keep.methods if name in named]
+            changes["questions"]["keep"] = {"methods": tuple(name for name in keep.methods if name in named)}
         if self.tuning is not None:
-            grid = self.tuning.grid.items()
-            owners = {None, *kept}
-            changed["tuning"]["grid"] = {key: tried for key, tried in grid if split_key(key, self.methods)[0] in owners}
-        return Recipe.model_validate_json(json.dumps(changed), strict=True)
+            grid, owners = self.tuning.grid.items(), {None, *kept}
+            tried = {key: values for key, values in grid if split_key(key, self.methods)[0] in owners}
+            changes["tuning"] = {"grid": tried}
+        return self.replaced(changes)
 
     def tuned(self, method: str, values: Values) -> Recipe:
         """Return the recipe without tuning, at the values that a trial of one method had."""
-        changed = self.model_dump(mode="json", exclude={"tuning", "rewind"})
-        for key, value in values.items():
-            first, _, rest = key.partition(".")
-            if first.isdigit():
-                changed["methods"][method][int(first)][rest] = value
-            elif rest:
-                changed["training"][first][rest] = value
-            else:
-                changed["training"][key] = value
-        if changed["training"]["schedule"] != "wsd" and self.tuning is not None:  # the grid has other schedules
-            changed["training"]["decay_steps"] = None
-        return Recipe.model_validate_json(json.dumps(changed), strict=True)
+        return self._tuned(method, values, {})
 
     def trial(self, method: str, values: Values) -> Recipe:
         """Return the recipe of one trial of tuning.
@@ -272,13 +258,30 @@ class Recipe(Section):
         """
         if self.tuning is None:
             raise ValueError(f"{self.name} has no tuning")
-        recipe = self.tuned(method, values)
-        training = trial_training(recipe.training, self.tuning).model_dump(mode="json")
-        changed = {**recipe.model_dump(mode="json"), "training": training}
-        return Recipe.model_validate_json(json.dumps(changed), strict=True)
+        return self._tuned(method, values, trial_changes(self.training, self.tuning))
 
-    def trial_mistake(self) -> str | None:
-        """Return the mistake in a trial of tuning, or in a final run at its values, or None."""
+    def _tuned(self, method: str, values: Values, changes: Mapping[str, Any]) -> Recipe:
+        """Return the recipe without tuning, at the values of a trial and with other changes of ``training``."""
+        training, parts = dict[str, Any](changes), list(self.methods[method])
+        for key, value in values.items():
+            first, _, rest = key.partition(".")
+            if first.isdigit():
+                parts[int(first)] = {**parts[int(first)], rest: value}
+            elif rest:  # of a group of tensors
+                training[first] = {**training.get(first, getattr(self.training, first)), rest: value}
+            else:
+                training[key] = value
+        if training.get("schedule", self.training.schedule) != "wsd" and self.tuning is not None:
+            training["decay_steps"] = None  # which are those of the grid's other schedules
+        methods = {**self.methods, method: parts}
+        return self.replaced({"training": training, "methods": methods, "tuning": None, "rewind": ()})
+
+    def check_trials(self) -> None:
+        """Refuse mistakes in trials of tuning, and in final runs at their values.
+
+        Raises:
+            HfpatchError: naming the first.
+        """
         trained = {name: self.methods[name] for name in self.trained}
         runs = [(name, values) for name in trained if self.tuning for values in self.tuning.combinations(name, trained)]
         for where, recipe_of in (("tuning.grid: ", self.tuned), ("tuning, in a trial: ", self.trial)):
@@ -286,8 +289,7 @@ class Recipe(Section):
                 try:
                     recipe_of(name, values)
                 except ValidationError as error:
-                    return f"{where}{explain(error, Recipe)}"
-        return None
+                    raise HfpatchError(f"{where}{explain(error, Recipe)}") from None
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, trust_code: bool = False) -> Recipe:
@@ -328,73 +330,75 @@ def _rearranged(values: dict[str, Any]) -> dict[str, Any]:
     return with_points({**values, "methods": bare, "labels": {**labels, **given}} if labels else values)
 
 
-def _methods_mistake(recipe: Recipe) -> str | None:
+def _check_methods(recipe: Recipe) -> None:
     baseline, methods = recipe.baseline, recipe.methods
-    if mistake := name_mistake(recipe.name, *map(family_of, methods)):
-        return mistake
+    check_names(recipe.name, *map(family_of, methods))
     for name, parts in methods.items():
         if name != family_of(name) and name != f"{family_of(name)}@{budget_of(parts)}":
-            return f"the name {name!r}: what follows @ is the budget in match, as @10k is of match: 10000"
+            raise HfpatchError(f"the name {name!r}: what follows @ is the budget in match, as @10k is of match: 10000")
     if baseline not in methods:
         hint = nearest(baseline, methods) or f"; add '{baseline}: []'"
-        return f"baseline is {baseline!r}, which is not among methods{hint}"
+        raise HfpatchError(f"baseline is {baseline!r}, which is not among methods{hint}")
     if methods[baseline]:
-        return f"methods.{baseline} is the baseline and must be [], the unchanged model"
+        raise HfpatchError(f"methods.{baseline} is the baseline and must be [], the unchanged model")
     for name, parts in methods.items():
         if not parts and name != baseline:
-            return f"methods.{name} has no part, which makes it a second baseline; give it one or remove it"
+            raise HfpatchError(
+                f"methods.{name} has no part, which makes it a second baseline; give it one or remove it"
+            )
         for index, part in enumerate(parts):
             where = f"methods.{name}.{index}"
             if "type" not in part:
                 known = "pre_projection, lora, another method of hfpatch or PEFT, or module:Class"
-                return f"{where} has no type; write type: {known}"
-            if mistake := match_mistake(name, part, methods):
-                return where + mistake
+                raise HfpatchError(f"{where} has no type; write type: {known}")
+            check_match(where, name, part, methods)
 
     # Labels
     seen = {name: name for name in methods if name not in recipe.labels}
     for name, label in recipe.labels.items():
         if name not in methods:
-            return f"labels.{name} is of no method{nearest(name, methods)}"
+            raise HfpatchError(f"labels.{name} is of no method{nearest(name, methods)}")
         if not label.strip() or not label.isprintable() or len(label) > _LONGEST_LABEL:
-            return f"labels.{name} is {label!r}; must be a line of 1 to {_LONGEST_LABEL} characters"
+            raise HfpatchError(f"labels.{name} is {label!r}; must be a line of 1 to {_LONGEST_LABEL} characters")
         if label in seen:
-            return f"labels.{name} is {label!r}, which {seen[label]} is called too; give each method its own"
+            raise HfpatchError(
+                f"labels.{name} is {label!r}, which {seen[label]} is called too; give each method its own"
+            )
         seen[label] = name
-    return None
 
 
-def name_mistake(*names: str) -> str | None:
-    """Return the first of the names that cannot name a folder, or None."""
-    wrong = [name for name in names if not _FILE_NAME.fullmatch(name)]
-    return f"the name {wrong[0]!r} becomes a folder; use letters, digits, '_', '-' and '.' only" if wrong else None
+def check_names(*names: str) -> None:
+    """Refuse names that cannot name a folder."""
+    if wrong := [name for name in names if not _FILE_NAME.fullmatch(name)]:
+        raise HfpatchError(f"the name {wrong[0]!r} becomes a folder; use letters, digits, '_', '-' and '.' only")
 
 
-def twice_mistake(key: str, values: Sequence[Any]) -> str | None:
-    """Return the mistake of a list that holds a value twice, or None."""
-    twice = [value for value in values if values.count(value) > 1]
-    return f"{key} lists {twice[0]!r} twice; name each once" if twice else None
+def check_once(key: str, values: Sequence[Any]) -> None:
+    """Refuse a list that holds a value twice."""
+    if twice := [value for value in values if values.count(value) > 1]:
+        raise HfpatchError(f"{key} lists {twice[0]!r} twice; name each once")
 
 
-def match_mistake(name: str, part: Mapping[str, Any], methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
-    """Return the mistake in ``match`` in a part of the method ``name``, to follow the part's place, or None."""
+def check_match(
+    where: str, name: str, part: Mapping[str, Any], methods: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> None:
+    """Refuse a mistake in ``match`` in a part of the method ``name``; ``where`` is the part."""
     if "match" not in part:
-        return None
+        return
     target, others = part["match"], [other for other, parts in methods.items() if parts and other != name]
     kind = part["type"]
     if kind in NO_SIZE:
-        return f".match: {kind} has no size to solve for: it {NO_SIZE[kind]}; leave match out"
+        raise HfpatchError(f"{where}.match: {kind} has no size to solve for: it {NO_SIZE[kind]}; leave match out")
     if kind in SIZES and SIZES[kind].key in part:  # other types cannot be injected and are refused for that
-        return f" has both {SIZES[kind].key} and match; match finds {SIZES[kind].key}"
+        raise HfpatchError(f"{where} has both {SIZES[kind].key} and match; match finds {SIZES[kind].key}")
     if is_budget(target):
-        return None
+        return
     if target not in methods:
-        return (
-            f".match is {target!r}, which is not among methods{nearest(str(target), others)}, nor a number of "
+        raise HfpatchError(
+            f"{where}.match is {target!r}, which is not among methods{nearest(str(target), others)}, nor a number of "
             "parameters, nor a share of the base's such as 0.1%"
         )
     if target not in others:
-        return f".match is {target!r}; a method can match neither itself nor the baseline"
+        raise HfpatchError(f"{where}.match is {target!r}; a method can match neither itself nor the baseline")
     if any("match" in other for other in methods[target]):
-        return f".match is {target!r}, which matches another method itself; match that one"
-    return None
+        raise HfpatchError(f"{where}.match is {target!r}, which matches another method itself; match that one")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, NonNegativeInt, ValidationError, model_validator
 
+from hfpatch.errors import HfpatchError
 from hfpatch.recipes.sources import TextSource, WeightedSource, may_overlap
 from hfpatch.recipes.strict import PathText, explain
 
@@ -139,37 +140,36 @@ def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:
     return found
 
 
-def overlap_mistake(training: DataSettings, evaluation: DataSettings) -> str | None:
-    """Return the mistake of settings by which documents are both trained and evaluated on, or None."""
+def check_overlap(training: DataSettings, evaluation: DataSettings) -> None:
+    """Refuse settings by which documents are both trained and evaluated on."""
     if evaluation.mixture:
-        return "evaluation_data measures one text, and evaluation_data.mixture lists several; leave it out"
+        raise HfpatchError("evaluation_data measures one text, and evaluation_data.mixture lists several; leave it out")
     shared = [part for part in training.parts() if may_overlap(part, evaluation)]
     if not shared:
-        return None
+        return
     if training.mixture or shared[0].split != evaluation.split:
-        return (
+        raise HfpatchError(
             f"evaluation_data is {evaluation.split} of {evaluation.source}, and data trains on {shared[0].split} of "
             "it; set data.held_out in its place, or take slices that share nothing, such as train[:90%] and train[90%:]"
         )
     if evaluation.held_out is None:
-        return (
+        raise HfpatchError(
             f"evaluation_data is {evaluation.source}, the text that is trained on; set data.held_out in its place, or "
             "give both sections the same held_out"
         )
     same = training.describe_text() == evaluation.describe_text()
     if not same or (training.held_out, training.seed) != (evaluation.held_out, evaluation.seed):
-        return (
+        raise HfpatchError(
             f"evaluation_data holds out {evaluation.held_out} documents of {evaluation.source}, and data may train on "
             f"some of them; set data.held_out={evaluation.held_out} and choose the documents alike, by the same seed"
         )
-    return None
 
 
-def plan_mistake(steps: int, batch_size: int) -> str | None:
-    """Return the mistake of a batch plan with too many steps for the memory, or None."""
+def check_plan_size(steps: int, batch_size: int) -> None:
+    """Refuse a batch plan with too many steps for the memory."""
     if steps * batch_size <= PLAN_LIMIT:
-        return None
-    return (
+        return
+    raise HfpatchError(
         f"training.steps is {steps}; with a training.batch_size of {batch_size} at most {PLAN_LIMIT // batch_size} are "
         "possible, as the batch plan names every block of every step"
     )

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from hfpatch.errors import nearest
-from hfpatch.recipes.comparison import name_mistake, twice_mistake
-from hfpatch.recipes.data import DataSettings, overlap_mistake
+from hfpatch.recipes.comparison import check_names, check_once
+from hfpatch.recipes.data import DataSettings, check_overlap
 from hfpatch.recipes.strict import (
     SEED_LIMIT,
     ExpandedPath,
@@ -24,7 +24,7 @@ from hfpatch.recipes.strict import (
     load_as,
     read_yaml,
 )
-from hfpatch.recipes.training import PretrainSettings, decay_mistake, held_out_mistake, loop_mistake
+from hfpatch.recipes.training import PretrainSettings, check_decay, check_held_out, check_loop
 
 Point = dict[str, float | int | str | bool | None]
 """One point of a sweep: a value for each of its keys; empty without a sweep."""
@@ -84,11 +84,12 @@ class PretrainRecipe(_Pretraining):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> PretrainRecipe:
-        loop = loop_mistake(self.training) or held_out_mistake(self.training, measured=self.measured)
-        overlap = overlap_mistake(self.data, self.evaluation_data) if self.evaluation_data else None
-        for mistake in (name_mistake(self.name), loop, decay_mistake(self.training), overlap):
-            if mistake:
-                raise ValueError(mistake)
+        check_names(self.name)
+        check_loop(self.training)
+        check_held_out(self.training, measured=self.measured)
+        check_decay(self.training)
+        if self.evaluation_data is not None:
+            check_overlap(self.data, self.evaluation_data)
         return self
 
 
@@ -121,8 +122,8 @@ class StudyRecipe(_Pretraining):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> StudyRecipe:
-        if mistake := twice_mistake("seeds", self.seeds) or name_mistake(self.name, *self.variants):
-            raise ValueError(mistake)
+        check_once("seeds", self.seeds)
+        check_names(self.name, *self.variants)
         if self.baseline not in self.variants:
             hint = nearest(self.baseline, self.variants)
             raise ValueError(f"baseline is {self.baseline!r}, which is not among variants{hint}")
@@ -144,8 +145,7 @@ class StudyRecipe(_Pretraining):
                     raise ValueError(f"{where} is empty; give at least one value")
                 if any(isinstance(value, (dict, list)) for value in values):
                     raise ValueError(f"{where} contains a mapping or a list; sweep over single values")
-                if mistake := twice_mistake(where, values):
-                    raise ValueError(mistake)
+                check_once(where, values)
 
         # Every run is a recipe, and sees the same batches as all others
         for variant, point in ((name, point) for name in self.variants for point in self.points(name)):
@@ -178,7 +178,7 @@ class StudyRecipe(_Pretraining):
         sweeps = [self.sweep, *(each.sweep or {} for each in self.variants.values())]
         tried = [each.training.get("schedule") for each in self.variants.values()]
         tried += [schedule for sweep in sweeps for schedule in sweep.get("schedule", ())]
-        if values["training"]["schedule"] != "wsd" and decay_mistake(self.training, *tried) is None:
+        if values["training"]["schedule"] != "wsd" and "wsd" in (self.training.schedule, *tried):
             values["training"]["decay_steps"] = None
         values |= {"name": f"{self.name}-{variant}", "description": chosen.description, "seed": seed}
         return PretrainRecipe.model_validate_json(json.dumps(values), strict=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from hfpatch.errors import nearest
+from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.pairs import at_budgets, loras_of
 from hfpatch.recipes.retention import task_of
@@ -116,8 +116,8 @@ def margins_of(recipe: Recipe) -> dict[str, float]:
     return {name: value for name, value in {**defaults, **given}.items() if value is not None}
 
 
-def questions_mistake(recipe: Recipe) -> str | None:
-    """Return the mistake in ``questions`` or ``margin``, or None."""
+def check_questions(recipe: Recipe) -> None:
+    """Refuse a mistake in ``questions`` or ``margin``."""
     held_out = [HELD_OUT] if recipe.data.held_out is not None else []
     texts = [*recipe.retention.sources(recipe.model.name)] if recipe.retention is not None else []
     tasks, gain, keep = [*recipe.evaluation.tasks], recipe.questions.gain, recipe.questions.keep
@@ -125,25 +125,30 @@ def questions_mistake(recipe: Recipe) -> str | None:
     methods = [*recipe.methods, *dict.fromkeys(families)]
     if gain is not None and gain.on is not None and gain.on not in (*held_out, *tasks):
         hint = "; data.held_out takes documents for it" if gain.on == HELD_OUT else nearest(gain.on, tasks)
-        return f"questions.gain.on is {gain.on!r}, which is not among evaluation.tasks{hint}"
+        raise HfpatchError(f"questions.gain.on is {gain.on!r}, which is not among evaluation.tasks{hint}")
     for pair in (gain.pairs if gain is not None else None) or ():
         if wrong := next((name for name in pair if name not in methods), None):
-            return f"questions.gain.pairs names {wrong!r}, which is not among methods{nearest(wrong, methods)}"
+            raise HfpatchError(
+                f"questions.gain.pairs names {wrong!r}, which is not among methods{nearest(wrong, methods)}"
+            )
         if pair[0] == pair[1] or pair[0] == recipe.baseline:
-            return f"questions.gain.pairs has {list(pair)}; name a trained method and another one to compare it with"
+            raise HfpatchError(
+                f"questions.gain.pairs has {list(pair)}; name a trained method and another one to compare it with"
+            )
     if gain is not None and gain.pairs is not None and len(set(gain.pairs)) < len(gain.pairs):
-        return "questions.gain.pairs lists a pair twice; name each once"
+        raise HfpatchError("questions.gain.pairs lists a pair twice; name each once")
     for key, names, known in (
         ("on", (keep.on if keep is not None else None) or (), [*texts, *map(task_of, texts), *tasks]),
         ("methods", (keep.methods if keep is not None else None) or (), [m for m in methods if m != recipe.baseline]),
     ):
         if wrong := next((name for name in names if name not in known), None):
             place = "evaluation.tasks and retention.texts" if key == "on" else "the trained methods"
-            return f"questions.keep.{key} names {wrong!r}, which is not among {place}{nearest(wrong, known)}"
+            raise HfpatchError(
+                f"questions.keep.{key} names {wrong!r}, which is not among {place}{nearest(wrong, known)}"
+            )
         if len(set(names)) < len(names):
-            return f"questions.keep.{key} lists a name twice; name each once"
+            raise HfpatchError(f"questions.keep.{key} lists a name twice; name each once")
     known = [*MARGINS, *held_out, *texts, *tasks]
     if wrong := next((name for name in recipe.margin if name not in known), None):
         more = f"{nearest(wrong, known)}; name a task, a text of retention, {', '.join(MARGINS)}"
-        return f"margin.{wrong} is of no task and no measure{more}"
-    return None
+        raise HfpatchError(f"margin.{wrong} is of no task and no measure{more}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt, ValidationError
 
-from hfpatch.errors import nearest
+from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.sources import TextSource
 from hfpatch.recipes.strict import Section, explain
@@ -69,29 +69,34 @@ def text_of(task: str) -> str:
     return task.removeprefix(_PREFIX)
 
 
-def retention_mistake(
+def check_retention(
     settings: RetentionSettings | None, model: str, training: DataSettings, tasks: Collection[str]
-) -> str | None:
-    """Return the mistake in ``retention``, or None."""
+) -> None:
+    """Refuse a mistake in ``retention``."""
     if settings is None:
-        return None
+        return
     if not settings.sources(model):
-        return (
+        raise HfpatchError(
             f"retention.texts names no text, and only tinyworld's bases have one of their own; name one for {model}, "
             "such as texts: {wikitext: {source: Salesforce/wikitext, config: wikitext-103-raw-v1, split: test}}"
         )
     for name, source in settings.texts.items():
         if not name.replace("-", "_").isidentifier() or not name.isascii():
-            return f"retention.texts.{name} becomes a file; use letters, digits, '_' and '-' only"
+            raise HfpatchError(f"retention.texts.{name} becomes a file; use letters, digits, '_' and '-' only")
         if task_of(name) in tasks:
-            return f"retention.texts.{name} has its scores as {task_of(name)}, which is a task; give it another name"
+            raise HfpatchError(
+                f"retention.texts.{name} has its scores as {task_of(name)}, which is a task; give it another name"
+            )
         if source.is_token_file:
-            return f"retention.texts.{name}.source {source.source} is a token file, and documents are needed; use text"
+            raise HfpatchError(
+                f"retention.texts.{name}.source {source.source} is a token file, and documents are needed; use text"
+            )
     for task in settings.tasks or ():
         if task not in tasks:
-            return f"retention.tasks names {task!r}, which is not among evaluation.tasks{nearest(task, tasks)}"
+            raise HfpatchError(
+                f"retention.tasks names {task!r}, which is not among evaluation.tasks{nearest(task, tasks)}"
+            )
     try:
         settings.data(model, training)
     except ValidationError as error:
-        return f"retention.texts: {explain(error, DataSettings)}"
-    return None
+        raise HfpatchError(f"retention.texts: {explain(error, DataSettings)}") from None

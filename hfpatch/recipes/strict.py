@@ -18,6 +18,7 @@ from hfpatch.recipes.code import refuse_code
 from hfpatch.support.folders import recipes_dir
 
 Model = TypeVar("Model", bound=BaseModel)
+AnySection = TypeVar("AnySection", bound="Section")
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -72,6 +73,21 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     instead_of: ClassVar[Mapping[str, str]] = {}
     """Keys that replace each other: an override of one removes the other."""
+
+    def replaced(self: AnySection, changes: Mapping[str, Any]) -> AnySection:
+        """Return the section with other values, checked as when it was read; a mapping changes a section within it.
+
+        Raises:
+            ValidationError: at values of the wrong type, or that contradict each other.
+        """
+        return type(self).model_validate(self._with(changes), strict=True)
+
+    def _with(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self.model_fields_set}
+        for key, value in changes.items():
+            inner = getattr(self, key)
+            values[key] = inner._with(value) if isinstance(inner, Section) and isinstance(value, Mapping) else value
+        return values
 
     def to_yaml(self) -> str:
         """Return YAML that is read back as an equal section."""

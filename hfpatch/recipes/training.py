@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.data import plan_mistake
+from hfpatch.recipes.data import check_plan_size
 from hfpatch.recipes.strict import MOST_SEEDS, Dtype, Section, Seeds
 
 Group = Literal["pre_projection", "skip", "query", "lora", "other"]
@@ -224,23 +224,25 @@ def group_of(name: str) -> Group:
     return next((group for mark, group in _MARKS if any(part.startswith(mark) for part in parts)), "other")
 
 
-def loop_mistake(training: LoopSettings) -> str | None:
-    """Return the contradiction in a training section, or None."""
+def check_loop(training: LoopSettings) -> None:
+    """Refuse settings of a training that contradict each other."""
     micro, batch = training.micro_batch_size, training.batch_size
     if micro is not None and batch % micro:
-        return f"training.micro_batch_size is {micro}; must divide training.batch_size ({batch})"
+        raise HfpatchError(f"training.micro_batch_size is {micro}; must divide training.batch_size ({batch})")
     if training.epochs is not None:  # how many steps they are is known once the text is
-        return None
+        return
     if training.warmup_steps >= training.steps:
-        return f"training.warmup_steps is {training.warmup_steps}; must be below training.steps ({training.steps})"
-    return plan_mistake(training.steps, batch)
+        raise HfpatchError(
+            f"training.warmup_steps is {training.warmup_steps}; must be below training.steps ({training.steps})"
+        )
+    check_plan_size(training.steps, batch)
 
 
-def decay_mistake(training: LoopSettings, *tried: object) -> str | None:
-    """Return the mistake of ``decay_steps`` where neither the schedule nor one of those tried is wsd, or None."""
+def check_decay(training: LoopSettings, *tried: object) -> None:
+    """Refuse ``decay_steps`` where neither the schedule nor one of those tried is wsd."""
     if training.decay_steps is None or "wsd" in (training.schedule, *tried):
-        return None
-    return (
+        return
+    raise HfpatchError(
         f"training.decay_steps is of training.schedule=wsd, and training.schedule is {training.schedule}; change one "
         "of them"
     )
@@ -255,18 +257,20 @@ def with_steps(training: AnySettings, blocks: int) -> AnySettings:
     if training.epochs is None:
         return training
     steps = math.ceil(training.epochs * blocks / training.batch_size)
-    found = training.model_copy(update={"steps": steps, "epochs": None})
-    if mistake := loop_mistake(found):
-        raise HfpatchError(f"training.epochs is {training.epochs:g} of {blocks} blocks: {mistake}")
-    return found
+    in_steps = training.model_copy(update={"steps": steps, "epochs": None})
+    try:
+        check_loop(in_steps)
+    except HfpatchError as error:
+        raise HfpatchError(f"training.epochs is {training.epochs:g} of {blocks} blocks: {error}") from None
+    return in_steps
 
 
-def held_out_mistake(training: LoopSettings, *, measured: bool) -> str | None:
-    """Return the mistake of a setting that needs held-out text where none is ``measured``, or None."""
+def check_held_out(training: LoopSettings, *, measured: bool) -> None:
+    """Refuse a setting that needs held-out text where none is ``measured``."""
     wanted = ("patience", "keep_best", "diagnose_every")
     key = next((name for name in wanted if getattr(training, name, None)), None)
     if measured or key is None:
-        return None
+        return
     what = "held-out text" if key == "diagnose_every" else "the loss on held-out text"
     where = "data.held_out or evaluation_data" if isinstance(training, PretrainSettings) else "data.held_out"
-    return f"training.{key} needs {what}, and there is none; set {where}"
+    raise HfpatchError(f"training.{key} needs {what}, and there is none; set {where}")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from hfpatch.errors import nearest
+from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.strict import Section
 from hfpatch.recipes.training import NOT_IDENTITY, TrainingSettings
@@ -118,37 +118,39 @@ def tuning_seed(seeds: Sequence[int]) -> int:
     return next(seed for seed in itertools.count(_FIRST_SEED) if seed not in seeds)
 
 
-def trial_training(training: TrainingSettings, tuning: TuningSettings) -> TrainingSettings:
-    """Return the settings of a trial: its own steps, one measurement at the end, no trackers, divergence a result."""
-    stops = training.on_bad_loss == "stop"
+def trial_changes(training: TrainingSettings, tuning: TuningSettings) -> dict[str, Any]:
+    """Return how a trial trains: its own steps, one measurement at the end, no trackers, divergence a result."""
     changes: dict[str, Any] = {"evaluate_every": None, "patience": None, "keep_best": False, "report_to": ()}
     if tuning.steps is not None:
         changes |= {"steps": tuning.steps, "epochs": None}
-    changes |= {"on_bad_loss": "record" if stops else training.on_bad_loss}
-    return training.model_copy(update=changes)
+    return changes | {"on_bad_loss": "record" if training.on_bad_loss == "stop" else training.on_bad_loss}
 
 
-def tuning_mistake(
+def check_tuning(
     tuning: TuningSettings,
     training: TrainingSettings,
     data: DataSettings,
     methods: Mapping[str, Sequence[Mapping[str, Any]]],
-) -> str | None:
-    """Return the contradiction with the rest of the recipe, or None; ``methods`` are the trained ones."""
+) -> None:
+    """Refuse a contradiction with the rest of the recipe; ``methods`` are the trained ones."""
     if tokens := [part.source for part in data.parts() if part.is_token_file]:
-        return f"tuning takes documents away from a text, and data.source {tokens[0]} contains tokens; use the text"
+        raise HfpatchError(
+            f"tuning takes documents away from a text, and data.source {tokens[0]} contains tokens; use the text"
+        )
     taken = tuning.held_out + (data.held_out or 0)
     if data.max_documents is not None and taken >= data.max_documents:
         also = f" with data.held_out ({data.held_out})" if data.held_out else ""
-        return (
+        raise HfpatchError(
             f"tuning.held_out is {tuning.held_out}; must{also} be below data.max_documents ({data.max_documents}), of "
             "which it is a part"
         )
     if tuning.steps is not None and training.warmup_steps >= tuning.steps:
-        return f"tuning.steps is {tuning.steps}; must be above training.warmup_steps ({training.warmup_steps})"
+        raise HfpatchError(
+            f"tuning.steps is {tuning.steps}; must be above training.warmup_steps ({training.warmup_steps})"
+        )
     if training.learning_rates:
         group = next(iter(training.learning_rates))
-        return (
+        raise HfpatchError(
             f"training.learning_rates.{group} fixes a rate that tuning would choose; leave it out, or tune it by "
             f"tuning.grid: {{training.learning_rates.{group}: [...]}}"
         )
@@ -157,40 +159,44 @@ def tuning_mistake(
         if kind == "training":
             name, _, inner = rest.partition(".")
             if name == "lr":
-                return f"tuning.grid: {key!r} is what tuning.learning_rates lists; name the rates there"
+                raise HfpatchError(f"tuning.grid: {key!r} is what tuning.learning_rates lists; name the rates there")
             if name in _SAME_FOR_ALL or name in NOT_IDENTITY:
-                return f"tuning.grid: {key!r} must be the same for all trials; leave it out"
+                raise HfpatchError(f"tuning.grid: {key!r} must be the same for all trials; leave it out")
             known = [
                 each for each in TrainingSettings.model_fields if each not in (*_SAME_FOR_ALL, *NOT_IDENTITY, "lr")
             ]
             if name == "decay_steps" and "wsd" not in (training.schedule, *tuning.grid.get("training.schedule", ())):
-                return f"tuning.grid: {key!r} is of training.schedule=wsd, which no trial has; leave it out"
+                raise HfpatchError(
+                    f"tuning.grid: {key!r} is of training.schedule=wsd, which no trial has; leave it out"
+                )
             if name not in known or (inner and name not in _BY_GROUP):
-                return f"tuning.grid: training has no key {rest!r}{nearest(name, known)}"
+                raise HfpatchError(f"tuning.grid: training has no key {rest!r}{nearest(name, known)}")
             continue
         if kind != "methods":
-            return (
+            raise HfpatchError(
                 f"tuning.grid: {key!r} is neither a key of training nor an option of a method; write training.KEY or "
                 "methods.METHOD.PART.OPTION, such as methods.lora.0.lora_alpha"
             )
         owner, short = split_key(key, methods)
         if not owner:
             name = rest.partition(".")[0]
-            return f"tuning.grid: {key!r} names no method that is trained{nearest(name, methods)}"
+            raise HfpatchError(f"tuning.grid: {key!r} names no method that is trained{nearest(name, methods)}")
         part, _, option = short.partition(".")
         count = len(methods[owner])
         if not part.isdigit() or int(part) >= count or not option:
             last = f"0 to {count - 1}" if count > 1 else "0"
-            return f"tuning.grid: {key!r} must name a part of {owner} by its number ({last}) and an option of it"
+            raise HfpatchError(
+                f"tuning.grid: {key!r} must name a part of {owner} by its number ({last}) and an option of it"
+            )
         if option in ("type", "match"):
-            return (
+            raise HfpatchError(
                 f"tuning.grid: {key!r} makes another method of {owner}; tune options that leave its type and its size"
             )
     counts = {name: len(tuning.combinations(name, methods)) for name in methods}
     if len(set(counts.values())) < 2:
-        return None
+        return
     most, fewest = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
-    return (
+    raise HfpatchError(
         f"tuning.grid gives {most} {counts[most]} settings and {fewest} {counts[fewest]}; every method must have as "
         "many trials: use keys of training, or options of every method with as many values"
     )

@@ -23,7 +23,7 @@ from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import point_name
 from hfpatch.recipes.questions import Asked, asked
 from hfpatch.recipes.training import with_steps
-from hfpatch.recipes.tuning import trial_training
+from hfpatch.recipes.tuning import trial_changes
 from hfpatch.runs.identity import Identity, identify_base, identify_data, identify_training
 from hfpatch.runs.plan import PlannedRun
 from hfpatch.runs.progress import Progress
@@ -221,12 +221,13 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None, progress: Progress | No
     )
     training = with_steps(recipe.training, len(splits.train))
     recipe = recipe.model_copy(update={"training": training})
-    if mistake := recipe.trial_mistake():  # the steps of epochs are known only now
-        raise HfpatchError(mistake)
+    recipe.check_trials()  # the steps of epochs are known only now
     plans = draw_plans(recipe.training, splits.train, recipe.training.all_seeds)
     shared = of_base | identify_data(base.tokenizer, splits.train, splits.held_out)
     if recipe.tuning is not None and splits.tuning is not None:
-        plans |= draw_plans(trial_training(recipe.training, recipe.tuning), splits.train, [recipe.tuning_seed])
+        plans |= draw_plans(
+            recipe.training.replaced(trial_changes(recipe.training, recipe.tuning)), splits.train, [recipe.tuning_seed]
+        )
         shared["tuning_text"] = splits.tuning.sha256
     if not cuts_tensors():  # sharded weights are placed shard by shard
         place_base(base, PartialState().device)

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.budgets import budget_text, is_budget
 from hfpatch.recipes.code import REFERENCE
-from hfpatch.recipes.comparison import match_mistake
+from hfpatch.recipes.comparison import check_match
 from hfpatch.recipes.sizes import SIZES
 from hfpatch.recipes.strict import NO_OWN_RATE, RATES
 from hfpatch.sites import base_model, select_sites, survey
@@ -111,8 +111,7 @@ def validate_methods(methods: Methods) -> None:
                 if key not in keys:
                     hint = NO_OWN_RATE if key in RATES else nearest(str(key), keys)
                     raise HfpatchError(f"{where}: {part['type']} has no option {key!r}{hint}")
-            if mistake := match_mistake(name, part, methods):
-                raise HfpatchError(where + mistake)
+            check_match(where, name, part, methods)
             if "match" in part and part["type"] in SIZES:
                 part = _sized(part, SIZES[part["type"]].smallest(part))
             if part.get("target_modules") in SHORTHANDS or part["type"] == LORA:

@@ -19,7 +19,7 @@ from hfpatch.data.plan import BatchPlan
 from hfpatch.errors import HfpatchError
 from hfpatch.models.paths import query_paths_with_f
 from hfpatch.nn.nonlinear import HiddenProjection
-from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings, held_out_mistake
+from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings, check_held_out
 from hfpatch.training.checkpoint import Checkpoint, newest_checkpoint, remove_old
 from hfpatch.training.diagnostics import DiagnosticsFile
 from hfpatch.training.records import LoopState, MetricsFile, StepRecord
@@ -139,8 +139,7 @@ def check_run(model: PreTrainedModel, run: Run) -> None:
             f"the batch plan has {run.plan.steps} steps of {run.plan.batch_size} blocks, the settings ask for "
             f"{settings.steps} of {settings.batch_size}; start a new run or set steps and batch_size as planned"
         )
-    if mistake := held_out_mistake(settings, measured=run.held_out is not None):
-        raise HfpatchError(mistake)
+    check_held_out(settings, measured=run.held_out is not None)
     run.micro_batch(PartialState().num_processes)
     if not run.blocks_checked:
         check_blocks(model, run.blocks, run.held_out)

@@ -1,7 +1,11 @@
+import re
+from contextlib import nullcontext
+
 import pytest
 from pydantic import ValidationError
 
-from hfpatch.recipes.data import DataSettings, overlap_mistake
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.data import DataSettings, check_overlap
 
 
 def test_bounds():
@@ -55,10 +59,9 @@ def test_the_template_of_a_mixture_is_that_of_its_conversations():
     ],
 )
 def test_evaluating_on_what_is_trained_on_is_a_mistake(training, evaluation, message):
-    found = overlap_mistake(
-        DataSettings(**{"source": "a.txt", **training}), DataSettings(**{"source": "a.txt", **evaluation})
-    )
-    assert (found is None) if message is None else (message in found)
+    trained, measured = (DataSettings(**{"source": "a.txt", **each}) for each in (training, evaluation))
+    with nullcontext() if message is None else pytest.raises(HfpatchError, match=re.escape(message)):
+        check_overlap(trained, measured)
 
 
 def test_overrides_that_a_token_file_needs_are_accepted_by_it():

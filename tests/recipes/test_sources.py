@@ -1,10 +1,11 @@
 import json
+from contextlib import nullcontext
 
 import pytest
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import load_recipe
-from hfpatch.recipes.data import DataSettings, overlap_mistake, split_by_weight
+from hfpatch.recipes.data import DataSettings, check_overlap, split_by_weight
 from hfpatch.recipes.sources import may_overlap
 
 TWO = "data.mixture=[{source: a}, {source: b}]"
@@ -95,15 +96,17 @@ def test_an_override_of_epochs_takes_the_place_of_steps(recipe):
 def test_slices_that_may_share_documents(one, other, shared):
     first, second = (DataSettings(source="a/b", split=split) for split in (one, other))
     assert may_overlap(first, second) == may_overlap(second, first) == shared
-    mistake = overlap_mistake(first, second)
-    assert (mistake is not None) == shared
+    with pytest.raises(HfpatchError) if shared else nullcontext():
+        check_overlap(first, second)
 
 
 def test_a_source_of_a_mixture_is_not_evaluated_on():
     mixture = DataSettings(mixture=[{"source": "a"}, {"source": "b", "split": "test"}])
-    assert "data trains on test of it" in overlap_mistake(mixture, DataSettings(source="b", split="test"))
-    assert overlap_mistake(mixture, DataSettings(source="b")) is None
-    assert "measures one text" in overlap_mistake(DataSettings(source="c"), mixture)
+    check_overlap(mixture, DataSettings(source="b"))
+    with pytest.raises(HfpatchError, match="data trains on test of it"):
+        check_overlap(mixture, DataSettings(source="b", split="test"))
+    with pytest.raises(HfpatchError, match="measures one text"):
+        check_overlap(DataSettings(source="c"), mixture)
 
 
 def test_shares_are_whole_and_nearest():
