@@ -240,7 +240,7 @@ def write_document(
     write_text(report.html, html(document))
     # the figures as PDF, or only those again that are there, so that none is older than its SVG
     pdfs = {out / "figures" / f"{name}.pdf": figure for name, figure in drawn.items()}
-    pdfs = {path: figure for path, drawing in pdfs.items() if pdf or path.exists()}
+    pdfs = {path: drawing for path, drawing in pdfs.items() if pdf or path.exists()}
     for path, drawing in pdfs.items():
         with atomic_file(path) as temporary:
             temporary.write_bytes(to_file(drawing, "pdf"))
