@@ -163,17 +163,6 @@ def test_a_folder_with_a_broken_or_missing_file(checkpoint, tmp_path, file, text
     assert "\n" not in str(error.value)
 
 
-def test_code_that_comes_with_a_model_is_not_run(checkpoint, tmp_path):
-    folder = shutil.copytree(checkpoint, tmp_path / "c")
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "own.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
-    with pytest.raises(HfpatchError, match="brings its own code, which is not run unasked"):
-        load_base(str(folder))
-    assert not (tmp_path / "sprung").exists()
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -397,6 +397,9 @@ def test_a_part_that_does_not_fit_leaves_the_model_as_it_was(what, first):
         (["a", ""], "adapter name '' must be"),
         (["a", "layers"], "adapter name 'layers' is a part of the model's own names"),
         (["a", "0"], "adapter name '0' is a part of the model's own names"),
+        (["a", "preproj_up"], "adapter name 'preproj_up' is a part of .* names"),
+        (["lora_A", "b"], "adapter name 'lora_A' is a part of .* names"),
+        (["base_layer", "b"], "adapter name 'base_layer' is a part of .* names"),
     ],
 )
 def test_unfit_names_are_refused(names, message):
