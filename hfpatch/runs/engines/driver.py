@@ -19,7 +19,7 @@ from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.engines.work import PAUSE_S, TRIES, Entry, Job, Queue
+from hfpatch.runs.engines.work import PAUSE_S, TRIES, Entry, Job, Queue, pause
 from hfpatch.runs.locks import STALE_S, hold, new_holder, remove_lost
 from hfpatch.runs.plan import Plan
 from hfpatch.runs.progress import Progress
@@ -197,7 +197,8 @@ class _Dispatch:
                     for number in list(self.entries):
                         self._read(number)
                     self._publish()
-                    time.sleep(max(PAUSE_S, 10 * (time.monotonic() - begin)) if self.entries else 0.0)
+                    if self.entries:
+                        pause(begin)
         finally:
             # End all workers; those at work may save a checkpoint first
             (self.queue.folder / "open").unlink(missing_ok=True)

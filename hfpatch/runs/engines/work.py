@@ -43,8 +43,8 @@ from hfpatch.training.records import StepRecord
 
 TRIES = 3
 """How often a unit is begun whose workers end before it does: chance ends one twice, hardly three times."""
-PAUSE_S = 0.1
-"""How long to wait where there was nothing to do, or ten times as long as looking took on a slow file system."""
+PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
+"""How long to wait between two looks at a queue: ten times as long as one takes, which may be on a slow file system."""
 TELL_S = 0.5
 """How often a worker writes how far its unit is."""
 EVENTS = ("started", "stepped", "evaluating", "scored", "finished")
@@ -238,7 +238,12 @@ def work(job: Job, seat: int) -> None:
         while not is_over():
             begin = time.monotonic()
             if not any(worker.attempt(number, seat) for number in queue.numbers()):
-                time.sleep(max(PAUSE_S, 10 * (time.monotonic() - begin)))
+                pause(begin)
+
+
+def pause(begin: float) -> None:
+    """Wait before the next look at a queue, longer where the last one, from ``begin``, took long."""
+    time.sleep(min(LONGEST_PAUSE_S, max(PAUSE_S, 10 * (time.monotonic() - begin))))
 
 
 def main(folder: Path) -> int:
