@@ -127,16 +127,19 @@ def _chunk(
     .. math::
         loss_i = log(sum_v exp z_iv) - z_i,target      d loss_i / d z_i = softmax(z_i) - onehot(target)
 
-    One buffer of (rows, vocab) goes from logits to their gradient: allocating another costs as much as filling it.
+    On CPUs one buffer of (rows, vocab) goes from logits to their gradient: allocating another costs as much as filling
+    it. On GPUs the softmax reads logits in half precision and writes float32, without a copy in between.
     """
-    logits = linear(rows, weight, bias).float()  # (rows, vocab)
-    squashed = None
+    logits = linear(rows, weight, bias)  # (rows, vocab)
+    on_cpu, squashed = logits.device.type == "cpu", None
+    if on_cpu or cap is not None:
+        logits = logits.float()
     if cap is not None:
         squashed = torch.tanh(logits / cap)
         logits = squashed * cap
     at = targets[:, None]
-    scores, top = logits.gather(1, at), logits.amax(1, keepdim=True)
-    shares = torch.softmax(logits, -1, out=logits if logits.device.type == "cpu" else None)
+    scores, top = logits.gather(1, at).float(), logits.amax(1, keepdim=True).float()
+    shares = torch.softmax(logits, -1, dtype=torch.float32, out=logits if on_cpu else None)
     logsumexp = top - shares.amax(1, keepdim=True).log()  # as the largest share is exp(top - logsumexp)
     loss = (logsumexp - scores).squeeze(1)
     if not any(wanted):
