@@ -13,22 +13,26 @@ from hfpatch.nn.calls import CALLS, SharedLinear, shared
 from hfpatch.nn.initialization import normal_
 from hfpatch.nn.mixed import MixedProjection
 from hfpatch.nn.nonlinear import HiddenProjection, HiddenState, NonlinearProjection, init_nonlinear
+from hfpatch.nn.preprojection import ContentSkip, PreProjection
 
 Plan = dict[str, Any]
 
 
 def attach(model: nn.Module, plan: Plan) -> None:
-    """Give a stock model, in place, the head size, the biases and the query paths of a plan.
+    """Give a stock model, in place, the head size, the biases, the query paths and the pre-projections of a plan.
 
     What stays of a stock matrix keeps its values, so that variants of one seed start from the same weights.
 
     Args:
         model: just built, on any device.
-        plan: ``biases``, ``head_size``, ``seed``, ``std`` and ``projections``, as ``hfpatch.models.plan`` writes it.
+        plan: ``biases``, ``head_size``, ``seed``, ``std``, ``projections`` and ``pre_projections``, as
+            ``hfpatch.models.plan`` writes it.
     """
     reshape(model, plan)
     for item in plan["projections"]:
         _replace(model, item, plan)
+    for item in plan.get("pre_projections", ()):  # models that were saved before there were any have none
+        _pre_project(model, item, plan)
     owners: list[Any] = [module for module in model.modules() if isinstance(module, SharedLinear)]
     owners += [module.source for module in model.modules() if isinstance(module, HiddenProjection)]
     if owners:
@@ -41,6 +45,36 @@ def _forget(owners: list[Any], model: nn.Module, args: tuple[Any, ...], output: 
     """Clear the values that a failed call left."""
     for owner in owners:
         CALLS.values.pop(owner, None)
+
+
+def _pre_project(model: nn.Module, item: dict[str, Any], plan: Plan) -> None:
+    """Put a pre-projection, and a content skip if there is one, around an attention."""
+    attention, size = model.get_submodule(item["at"]), item["options"]["hidden_size"]
+    kind = next(attention.parameters()).dtype
+    before = PreProjection(seed=plan["seed"], name=f"{item['at']}.preproj", **item["options"])
+    for name in ("up", "gate"):
+        if (matrix := getattr(before, name)) is not None:
+            normal_(matrix.weight, std=plan["std"], seed=plan["seed"], name=f"{item['at']}.preproj_{name}")
+    attention.preproj_mlp = before.to(kind)
+    attention.register_forward_pre_hook(_enter, with_kwargs=True)
+    if item["content_skip"]:
+        attention.preproj_skip = ContentSkip(hidden_size=size).to(kind)
+        attention.register_forward_hook(_leave, with_kwargs=True)
+
+
+def _enter(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Let the attention read x~ ``(batch, seq, hidden)`` in place of x."""
+    if args:
+        return (attention.preproj_mlp(args[0]), *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": attention.preproj_mlp(kwargs["hidden_states"])}
+
+
+def _leave(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """Add x~ W_skip to the attention's output."""
+    x = args[0] if args else kwargs["hidden_states"]
+    if isinstance(output, tuple):
+        return (attention.preproj_skip(output[0], x), *output[1:])
+    return attention.preproj_skip(output, x)
 
 
 def reshape(model: nn.Module, plan: Plan) -> None:

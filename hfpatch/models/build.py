@@ -58,7 +58,8 @@ def build_scratch(config: PreTrainedConfig, settings: ScratchSettings, *, seed: 
     # The stock class, or one of its own that follows a plan
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if settings.query.path == "linear" and settings.biases and head_size is None:
+        is_stock = settings.query.path == "linear" and settings.pre_projection is None
+        if is_stock and settings.biases and head_size is None:
             return _built(lambda: AutoModelForCausalLM.from_config(config, dtype=torch.float32))
         stock: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         with torch.device("meta"):

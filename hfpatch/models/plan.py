@@ -9,7 +9,8 @@ from typing import Any
 from hfpatch.errors import HfpatchError
 from hfpatch.models.attach import Plan, reshape
 from hfpatch.nn.nonlinear import bottleneck_rank
-from hfpatch.recipes.models import QuerySettings, ScratchSettings
+from hfpatch.nn.preprojection import inner_width
+from hfpatch.recipes.models import PreProjectionSettings, QuerySettings, ScratchSettings
 from hfpatch.sites import AttentionSite, features, find_sites, submodule
 from hfpatch.sites.modules import has_module
 
@@ -45,11 +46,22 @@ def make_plan(outline: Any, settings: ScratchSettings, *, head_size: int | None,
         "seed": seed,
         "std": next((std for std in stds if isinstance(std, float) and std > 0), _DEFAULT_STD),
         "projections": [],
+        "pre_projections": [],
     }
     reshape(outline, plan)
     left = [name for name, _ in outline.named_parameters() if name.endswith("bias")]
     if not settings.biases and left:
         raise HfpatchError(f"architecture.biases: {left[0]} cannot be removed; leave biases out")
+    pre_projection = settings.pre_projection
+    if settings.query.path == "linear" and pre_projection is None:
+        return plan
+    key = "query" if pre_projection is None else "pre_projection"
+    try:
+        sites = find_sites(outline)
+    except HfpatchError as error:
+        raise HfpatchError(f"architecture.{key}: {error}") from error
+    if pre_projection is not None:
+        plan["pre_projections"] = [_pre_projection(site, pre_projection) for site in sites]
     if settings.query.path == "linear":
         return plan
     if {"query", "key"} <= set(settings.query.targets):
@@ -60,10 +72,6 @@ def make_plan(outline: Any, settings: ScratchSettings, *, head_size: int | None,
             UserWarning,
             stacklevel=1,
         )
-    try:
-        sites = find_sites(outline)
-    except HfpatchError as error:
-        raise HfpatchError(f"architecture.query: {error}") from error
 
     # The down-projection of the MLP before each site, where f reads that
     readers: dict[str, str] = {}
@@ -86,6 +94,31 @@ def make_plan(outline: Any, settings: ScratchSettings, *, head_size: int | None,
     for site in sites:
         plan["projections"] += _projections(site, settings.query, readers.get(site.name))
     return plan
+
+
+def _pre_projection(site: AttentionSite, settings: PreProjectionSettings) -> Plan:
+    """Return the item of a site's pre-projection.
+
+    Raises:
+        HfpatchError: if the hidden state does not enter at the attention module, or its output does not leave there.
+    """
+    reason = site.refusals.get("pre_projection")
+    if reason is None and (site.norm is not None or any(entry is not site.attention for entry in site.entries)):
+        reason = "the hidden state does not enter at its attention module alone"
+    if reason is None and settings.content_skip and (site.exit is not site.attention or site.exit_factor != 1):
+        reason = "content_skip: its attention's output is normed or scaled before it is added to the residual stream"
+    if reason is not None:
+        raise HfpatchError(f"architecture.pre_projection: layer {site.layer}: {reason}; leave it out here")
+    try:
+        inner_width(site.hidden_size, settings.expansion)
+    except HfpatchError as error:
+        raise HfpatchError(f"architecture.pre_projection: {error}") from error
+    options = {"expansion": settings.expansion, "activation_name": settings.activation, "gated": settings.gated}
+    return {
+        "at": site.path,
+        "options": {"hidden_size": site.hidden_size, **options},
+        "content_skip": settings.content_skip,
+    }
 
 
 def _projections(site: AttentionSite, query: QuerySettings, reads: str | None) -> list[Plan]:
@@ -157,6 +190,20 @@ def _norms(query: QuerySettings, *, from_mlp: bool) -> tuple[str, str]:
     """Return input and output norm of f: the settings' own, or the defaults of an f that reads x or an MLP."""
     defaults = ("none", "none") if from_mlp else ("rmsnorm", "layernorm")
     return query.input_norm or defaults[0], query.output_norm or defaults[1]
+
+
+def describe_paths(settings: ScratchSettings) -> str:
+    """Return a pre-projection, if there is one, and `describe_query`.
+
+    ``x~ = x + W_down SiLU(W_up x), residual += x~ W_skip; Q = x~ W_Q``
+    """
+    query, before = describe_query(settings.query), settings.pre_projection
+    if before is None:
+        return query
+    sigma = _ACTIVATIONS[before.activation]
+    inner = f"{_applied(sigma, 'W_gate x')} ⊙ W_up x" if before.gated else _applied(sigma, "W_up x")
+    skip = ", residual += x~ W_skip" if before.content_skip else ""
+    return f"x~ = x + W_down({inner}){skip}; x = x~ in {query}"
 
 
 def describe_query(settings: QuerySettings) -> str:

@@ -80,11 +80,29 @@ class QuerySettings(Section):
         return self
 
 
+class PreProjectionSettings(Section):
+    """A residual MLP before the projections of every attention: x~ = x + W_down σ(W_up x). arXiv 2604.10791.
+
+    W_down and W_skip are 0 at first, so that a variant starts as the model without them.
+    """
+
+    expansion: PositiveFloat = 1.25
+    """The inner width of W_up as a multiple of d."""
+    activation: Literal["gelu", "relu", "relu2", "silu", "identity"] = "silu"
+    """σ; ``identity`` makes it linear."""
+    gated: bool = False
+    """x~ = x + W_down(σ(W_gate x) ⊙ W_up x) instead."""
+    content_skip: bool = False
+    """Add x~ W_skip to the residual stream, beside the attention's output."""
+
+
 class ScratchSettings(Section):
     """The keys of an architecture section beside those of the configuration class."""
 
     query: QuerySettings = QuerySettings(path="linear")
     """The query path; left out, the linear W_Q."""
+    pre_projection: PreProjectionSettings | None = None
+    """The MLP before query, key and value; left out, there is none."""
     biases: bool = True
     """Whether linear layers and norms keep the biases that the architecture gives them."""
     mlp_width: PositiveFloat | None = None

@@ -202,6 +202,40 @@ def test_one_product_gives_the_loss_and_the_gradients_of_two(case, anchor):
         torch.testing.assert_close(others[name].grad, parameter.grad, rtol=tight, atol=tight / 100, msg=name)
 
 
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_a_pre_projection_and_its_skip_are_their_formulas(case, gated):
+    settings = ScratchSettings.model_validate({"pre_projection": {"gated": gated, "content_skip": True}})
+    stock, model = (build_scratch(config_of(case), each, seed=3).eval() for each in (ScratchSettings(), settings))
+    tokens, seen = make_tokens(), {}
+    assert torch.equal(model(tokens).logits, stock(tokens).logits)  # W_down and W_skip are 0
+    mlp, skip = (
+        getattr(model.get_submodule(ATTENTIONS[case].format(1)), f"preproj_{name}") for name in ("mlp", "skip")
+    )
+    for parameter in (*mlp.parameters(), *skip.parameters()):
+        parameter.data.normal_(std=0.3)
+
+    def hear(name, output=False):
+        def hook(module, args, kwargs, *outputs):
+            values = outputs[0] if output else (args[0] if args else kwargs["hidden_states"])
+            seen[name] = values[0] if isinstance(values, tuple) else values
+
+        return hook
+
+    attention = model.get_submodule(ATTENTIONS[case].format(1))
+    attention.register_forward_pre_hook(hear("x"), with_kwargs=True, prepend=True)
+    attention.register_forward_hook(hear("without skip", output=True), with_kwargs=True, prepend=True)
+    attention.register_forward_hook(hear("with skip", output=True), with_kwargs=True)
+    with torch.no_grad():
+        read, _ = watched(model, f"{ATTENTIONS[case].format(1)}.{projection(case)}", tokens)
+        x = seen["x"]
+        inner = F.silu(x @ mlp.gate.weight.T) * (x @ mlp.up.weight.T) if gated else F.silu(x @ mlp.up.weight.T)
+        expected = x + inner @ mlp.down.weight.T
+        torch.testing.assert_close(read, expected, rtol=1e-5, atol=1e-5)
+        added = seen["with skip"] - seen["without skip"]
+        torch.testing.assert_close(added, expected @ skip.skip.weight.T, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_under_autocast_query_and_key_have_one_dtype(case, fused):
@@ -285,6 +319,8 @@ def test_head_sizes_in_the_configuration_and_nothing_asked():
         ("mixtral", {}, {"query": {"source": "mlp"}}, "mixtures of experts"),
         ("gpt2", {"n_inner": 16}, {"query": {"source": "mlp"}}, "at least d=32 wide"),
         ("gpt2", {}, {"query": {"targets": ["query", "key", "value"], "fused": True}}, "fused"),
+        ("gpt2", {}, {"pre_projection": {"expansion": 0.01}}, "pre_projection: expansion=0.01 gives an inner width"),
+        ("gemma2", {}, {"pre_projection": {"content_skip": True}}, "normed or scaled before it is added"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:architecture.query.targets")

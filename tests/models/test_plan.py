@@ -1,7 +1,7 @@
 import pytest
 
-from hfpatch.models.plan import describe_query
-from hfpatch.recipes.models import QuerySettings
+from hfpatch.models.plan import describe_paths, describe_query
+from hfpatch.recipes.models import QuerySettings, ScratchSettings
 
 PLAIN = "f = LN(GELU(RMSNorm(x) W₁) W₂)"
 
@@ -23,3 +23,9 @@ PLAIN = "f = LN(GELU(RMSNorm(x) W₁) W₂)"
 )
 def test_a_query_path_as_maths(values, text):
     assert describe_query(QuerySettings(**values)) == text
+
+
+def test_a_pre_projection_as_maths():
+    settings = ScratchSettings.model_validate({"pre_projection": {"content_skip": True}})
+    assert describe_paths(settings) == "x~ = x + W_down(SiLU(W_up x)), residual += x~ W_skip; x = x~ in Q = x W_Q"
+    assert describe_paths(ScratchSettings()) == "Q = x W_Q"
