@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from tiny_runs import GPT2, save_base
 
+import hfpatch.reporting
 import hfpatch.runs.comparison
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
@@ -97,7 +98,7 @@ def main(root: Path) -> dict:
     place = root / "study"
     variants = (fork(lambda v=v: pretrain_study(study, place, variant=v), root / f"{v}.txt") for v in study.variants)
     told["study"] = wait(*variants)
-    told["rows"] = len(json.loads((place / "results.json").read_text())["runs"])
+    told["variants"] = sorted(json.loads((place / "results.json").read_text())["methods"])
     told["locks"] = [str(path) for path in root.rglob(".locks")]
     return told
 

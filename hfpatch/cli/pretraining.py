@@ -36,9 +36,8 @@ def pretrain(
 ) -> None:
     """Pretrain a model from scratch and write it as a Hugging Face folder, OUT/model; or run a study of variants.
 
-    A recipe with ``variants`` is a study: every variant is trained with every seed on the same batches, at each point
-    of its sweep, and the report compares them with the baseline. On several processes:
-    accelerate launch -m hfpatch pretrain RECIPE
+    A recipe with ``variants`` is a study: every variant is tuned, and trained with every seed on the same batches, and
+    compared on held-out text. On several processes: accelerate launch -m hfpatch pretrain RECIPE
 
     Example: hfpatch pretrain my-model.yaml training.steps=1000 --out runs/my-model
     """

@@ -18,7 +18,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.budgets import Budget, budget_of, family_of, is_budget, points_of, with_points
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
-from hfpatch.recipes.questions import QuestionSettings, check_questions
+from hfpatch.recipes.questions import QuestionSettings, check_questions, margins_of
 from hfpatch.recipes.retention import RetentionSettings, check_retention
 from hfpatch.recipes.sizes import NO_SIZE, SIZES
 from hfpatch.recipes.strict import Dtype, ExpandedPath, PathText, Section, explain, load_as, read_override
@@ -175,7 +175,7 @@ class Recipe(Section):
             check_tuning(self.tuning, training, data, trained)
             self.check_trials()
         check_retention(self.retention, self.model.name, data, tasks)
-        check_questions(self)
+        check_questions(self, tasks, list(self.retention.sources(self.model.name)) if self.retention else ())
 
         # Scales of patches
         for scale in self.rewind:
@@ -203,6 +203,15 @@ class Recipe(Section):
     def tuning_seed(self) -> int:
         """The seed of all trials of tuning, which no final run uses."""
         return tuning_seed(self.training.all_seeds)
+
+    @property
+    def margins(self) -> dict[str, float]:
+        """The margin of each measure and task that has one: those of the recipe, else the defaults."""
+        return margins_of(self)
+
+    def tuning_of(self, method: str) -> TuningSettings | None:
+        """Return the trials of a method; None where nothing is tuned."""
+        return self.tuning
 
     def tuned_at(self, method: str) -> str:
         """Return the method whose trials choose a method's rate: itself, or its middle budget, the lower one of two."""

@@ -10,6 +10,7 @@ from hfpatch.recipes.budgets import Parts, budget_in, budget_of, points_of
 
 if TYPE_CHECKING:
     from hfpatch.recipes.comparison import Recipe
+    from hfpatch.recipes.pretraining import StudyRecipe
 
 Question = Literal["base", "lora", "parts", "models", "retention"]
 """The question that a pair of methods answers; see :mod:`hfpatch.results.verdicts`."""
@@ -96,7 +97,7 @@ def kind_of(parts: Parts) -> str | None:
     return linear.get(kind, kind) if is_linear else kind
 
 
-def references(recipe: Recipe) -> dict[str, list[str]]:
+def references(recipe: Recipe | StudyRecipe) -> dict[str, list[str]]:
     """Return the methods that each method is compared with: the baseline, then methods of its size, then its controls.
 
     Methods of its size are, in this order:
@@ -129,7 +130,7 @@ def references(recipe: Recipe) -> dict[str, list[str]]:
     return found
 
 
-def loras_of(recipe: Recipe, method: str) -> list[str]:
+def loras_of(recipe: Recipe | StudyRecipe, method: str) -> list[str]:
     """Return the LoRAs of a method's match group, in the order of the recipe; none of a LoRA itself."""
     methods, anchors = recipe.methods, _anchors(recipe.methods)
     if is_lora(methods[method]):

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from hfpatch.errors import nearest
+from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.comparison import check_names, check_once
 from hfpatch.recipes.data import DataSettings, check_overlap
+from hfpatch.recipes.questions import HELD_OUT, MARGINS, Asked, QuestionSettings, check_questions
 from hfpatch.recipes.strict import (
     SEED_LIMIT,
     ExpandedPath,
     PathText,
     Section,
-    Seeds,
     explain,
     find_recipe,
     load_as,
     read_yaml,
 )
-from hfpatch.recipes.training import PretrainSettings, check_decay, check_held_out, check_loop
-
-Point = dict[str, float | int | str | bool | None]
-"""One point of a sweep: a value for each of its keys; empty without a sweep."""
+from hfpatch.recipes.training import PretrainSettings, StudySettings, check_decay, check_held_out, check_loop
+from hfpatch.recipes.tuning import TuningSettings, Values, check_tuning, point_name, trial_changes, tuning_seed
 
 _SEED = Annotated[NonNegativeInt, Field(lt=SEED_LIMIT)]
 _SHARED = ("steps", "epochs", "batch_size")
@@ -56,29 +53,23 @@ class _Pretraining(Section):
     description: str = ""
     """One sentence."""
     architecture: dict[str, Any]
-    """``model_type``, the keys of its configuration class, and ``query``, ``biases``, ``mlp_width``, ``head_size``."""
+    """``model_type``, the keys of its configuration class, and ``query``, ``pre_projection``, ``biases``,
+    ``mlp_width``, ``head_size``."""
     tokenizer: TokenizerSettings
     """The tokenizer."""
     data: DataSettings
     """The training text."""
-    evaluation_data: DataSettings | None = None
-    """Text whose loss is measured: its held-out documents, or else all of it; None takes those held out of ``data``."""
-    evaluation_blocks: PositiveInt | None = None
-    """Measure the loss on so many blocks of that text, drawn once for all runs; None takes all of it."""
     training: PretrainSettings = PretrainSettings()
     """The optimiser and its schedule."""
     data_dir: ExpandedPath | None = None
     """A folder that holds local copies of hub data sets, relative to the working directory."""
 
-    @property
-    def measured(self) -> bool:
-        """Whether there is text whose loss is measured."""
-        return self.data.held_out is not None or self.evaluation_data is not None
-
 
 class PretrainRecipe(_Pretraining):
     """A model trained from scratch."""
 
+    evaluation_data: DataSettings | None = None
+    """Text whose loss is measured: its held-out documents, or else all of it; None takes those held out of ``data``."""
     seed: _SEED = 0
     """Fixes initialisation and batch plan."""
 
@@ -86,11 +77,20 @@ class PretrainRecipe(_Pretraining):
     def _no_contradiction(self) -> PretrainRecipe:
         check_names(self.name)
         check_loop(self.training)
-        check_held_out(self.training, measured=self.measured)
+        check_held_out(self.training, measured=self.data.held_out is not None or self.evaluation_data is not None)
         check_decay(self.training)
         if self.evaluation_data is not None:
             check_overlap(self.data, self.evaluation_data)
         return self
+
+
+class VariantTuning(Section):
+    """How the trials of one variant differ from the study's; the report says so where it has more of them, or fewer."""
+
+    learning_rates: tuple[PositiveFloat, ...] | None = None
+    """Its rates; None takes those of ``tuning``."""
+    grid: dict[str, list[Any]] | None = None
+    """Its grid; None takes that of ``tuning``."""
 
 
 class Variant(Section):
@@ -102,86 +102,148 @@ class Variant(Section):
     """Keys of ``architecture``, such as ``query: {path: nonlinear}``."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Keys of ``training``, such as ``weight_decay: 0.03125``."""
-    sweep: dict[str, list[Any]] | None = None
-    """The variant's own sweep; None takes the recipe's, ``{}`` has none."""
+    tuning: VariantTuning | None = VariantTuning()
+    """The variant's own rates or grid; null does not tune it, and takes ``lr`` of ``training``."""
+
+
+class StudyQuestions(QuestionSettings):
+    """The primary question of a study: is a variant better than another one?"""
+
+    keep: None = None
+    """Not asked: there is no pretrained base."""
 
 
 class StudyRecipe(_Pretraining):
     """Variants of one model, each trained from scratch on the same batches with every seed."""
 
-    seeds: Seeds = (0,)
-    """One run of every variant per seed, which fixes initialisation and batches for all alike: a list of seeds, or a
-    number N for 0 to N - 1."""
+    training: StudySettings = StudySettings()
+    """The optimiser, its schedule and the seeds."""
+    tuning: TuningSettings | None = None
+    """The values that every variant is tried at before its final runs; None trains all at ``training.lr``."""
+    questions: StudyQuestions = StudyQuestions()
+    """What the study is to decide. Without ``pairs``: is each variant better than the baseline on held-out text?"""
+    margin: dict[str, PositiveFloat | None] = Field(default_factory=dict)
+    """The difference that does not matter, ``{nats_per_token: 0.02}``; null claims signs alone."""
     baseline: str
     """The variant that all others are compared with."""
     variants: Annotated[dict[str, Variant], Field(min_length=2)]
     """The variants to compare, in the order of the reports."""
-    sweep: dict[str, list[Any]] = Field(default_factory=dict)
-    """Keys of ``training`` and the values that each variant is trained with, in every combination:
-    ``{lr: [1e-3, 2e-3], weight_decay: [0.1, 0.03125]}``."""
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> StudyRecipe:
-        check_once("seeds", self.seeds)
+        check_once("training.seeds", self.training.all_seeds)
         check_names(self.name, *self.variants)
         if self.baseline not in self.variants:
             hint = nearest(self.baseline, self.variants)
             raise ValueError(f"baseline is {self.baseline!r}, which is not among variants{hint}")
-        if not self.measured:
+        if self.data.held_out is None:
             raise ValueError("a study compares the loss on held-out text, and there is none; set data.held_out")
-
-        # Sweeps go over single values of keys of training
-        known = [name for name in PretrainSettings.model_fields if name not in _SHARED]
-        sweeps = {f"variants.{name}.sweep": each.sweep or {} for name, each in self.variants.items()}
-        for place, axes in {"sweep": self.sweep, **sweeps}.items():
-            for key, values in axes.items():
-                where = f"{place}.{key}"
-                if key not in known:
-                    why = (
-                        "must be the same for all" if key in _SHARED else f"is no key of training{nearest(key, known)}"
-                    )
-                    raise ValueError(f"{where}: {key!r} {why}; a sweep goes over keys of training, such as lr")
-                if not values:
-                    raise ValueError(f"{where} is empty; give at least one value")
-                if any(isinstance(value, (dict, list)) for value in values):
-                    raise ValueError(f"{where} contains a mapping or a list; sweep over single values")
-                check_once(where, values)
+        if self.training.looks and self.questions.gain is None:
+            raise ValueError("training.seeds.looks grows seeds until questions.gain is decided; ask it")
+        check_questions(self)
+        if self.tuning is not None and self.tuning.at != "every":
+            raise ValueError("tuning.at is of methods with budgets, which variants have not; leave it out")
 
         # Every run is a recipe, and sees the same batches as all others
-        for variant, point in ((name, point) for name in self.variants for point in self.points(name)):
-            where = f"variants.{variant}{' at ' * bool(point)}{point_name(point)}"
+        schedules = [each.training.get("schedule") for each in self.variants.values()]
+        for name, variant in self.variants.items():
+            given = variant.tuning or VariantTuning()
+            if self.tuning is None and (given.learning_rates or given.grid):
+                raise ValueError(f"variants.{name}.tuning changes tuning, which the recipe has not; add it")
             try:
-                run = self.single(variant, point, self.seeds[0])
+                tuning = self.tuning_of(name)
             except ValidationError as error:
-                raise ValueError(f"{where}: {explain(error, PretrainRecipe)}") from None
-            for key in _SHARED:
-                if getattr(run.training, key) != getattr(self.training, key):
-                    raise ValueError(
-                        f"{where}: training.{key} must be the same for all, which are compared on the same batches"
-                    )
+                raise ValueError(f"variants.{name}: tuning.{explain(error, TuningSettings)}") from None
+            combinations = list[Values]([{}])
+            if tuning is not None:
+                schedules += tuning.grid.get("training.schedule", ())
+                try:
+                    check_tuning(tuning, self.training, self.data, {name: []})
+                except HfpatchError as error:
+                    raise HfpatchError(f"{error}" if tuning == self.tuning else f"variants.{name}: {error}") from None
+                combinations = tuning.combinations(name, {})
+            for values in combinations:
+                where = f"variants.{name}{' at ' * bool(values)}{point_name(values)}"
+                try:
+                    run = self.single(name, values, 0)
+                    if tuning is not None:
+                        self.single(name, values, 0, trial=True)
+                except ValidationError as error:
+                    raise ValueError(f"{where}: {explain(error, PretrainRecipe)}") from None
+                for key in _SHARED:
+                    if getattr(run.training, key) != getattr(self.training, key):
+                        raise ValueError(
+                            f"{where}: training.{key} must be the same for all, which are compared on the same batches"
+                        )
+        check_decay(self.training, *schedules)
         return self
 
-    def points(self, variant: str) -> list[Point]:
-        """Return the points of a variant's sweep, the last key varying fastest; one empty point without a sweep."""
-        own = self.variants[variant].sweep
-        axes = self.sweep if own is None else own
-        return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    @property
+    def methods(self) -> dict[str, list[dict[str, Any]]]:
+        """The variants as methods of a comparison: they have no parts, as there is no base to put them in."""
+        return {name: [] for name in self.variants}
 
-    def single(self, variant: str, point: Point, seed: int) -> PretrainRecipe:
-        """Return the recipe of one run, which trains the same model outside of the study."""
-        values = self.model_dump(mode="json", exclude={"seeds", "baseline", "variants", "sweep"})
-        chosen = self.variants[variant]
-        values["architecture"] |= chosen.architecture
-        values["training"] |= chosen.training
-        values["training"] |= point
-        # decay_steps of the study are those of its runs with wsd
-        sweeps = [self.sweep, *(each.sweep or {} for each in self.variants.values())]
-        tried = [each.training.get("schedule") for each in self.variants.values()]
-        tried += [schedule for sweep in sweeps for schedule in sweep.get("schedule", ())]
-        if values["training"]["schedule"] != "wsd" and "wsd" in (self.training.schedule, *tried):
-            values["training"]["decay_steps"] = None
-        values |= {"name": f"{self.name}-{variant}", "description": chosen.description, "seed": seed}
-        return PretrainRecipe.model_validate_json(json.dumps(values), strict=True)
+    @property
+    def trained(self) -> list[str]:
+        """The variants, all of which are trained."""
+        return list(self.variants)
+
+    @property
+    def margins(self) -> dict[str, float]:
+        """The margin of each measure and text that has one: those of the recipe, else the defaults."""
+        return {name: value for name, value in {**MARGINS, **self.margin}.items() if value is not None}
+
+    @property
+    def tuning_seed(self) -> int:
+        """The seed of all trials of tuning, which no final run uses."""
+        return tuning_seed(self.training.all_seeds)
+
+    def tuned_at(self, variant: str) -> str:
+        """Return the variant whose trials choose a variant's values: itself."""
+        return variant
+
+    def tuning_of(self, variant: str) -> TuningSettings | None:
+        """Return the trials of a variant; None where it is not tuned."""
+        own = self.variants[variant].tuning
+        if self.tuning is None or own is None:
+            return None
+        changed = own.model_dump(mode="json", exclude_none=True)
+        return TuningSettings.model_validate_json(json.dumps({**self.tuning.model_dump(mode="json"), **changed}))
+
+    def asked(self) -> list[Asked]:
+        """Return the primary question, if it is asked."""
+        if self.questions.gain is None:
+            return []
+        others = [name for name in self.variants if name != self.baseline]
+        pairs = self.questions.gain.pairs or tuple((name, self.baseline) for name in others)
+        return [Asked("gain", pairs, (HELD_OUT,))]
+
+    def single(self, variant: str, values: Mapping[str, Any], seed: int, *, trial: bool = False) -> PretrainRecipe:
+        """Return the recipe of one run, a final one or a trial of tuning, at the values of a trial."""
+        own = self.variants[variant]
+        training = self.training.model_dump(mode="json", exclude={"seeds"}) | own.training
+        for key, value in values.items():
+            first, _, rest = key.partition(".")
+            training[first] = {**training[first], rest: value} if rest else value
+        if training["schedule"] != "wsd":  # another variant has it, or another value of the grid
+            training["decay_steps"] = None
+        recipe = PretrainRecipe.model_validate_json(
+            json.dumps(
+                {
+                    **self.model_dump(mode="json", include={"data", "tokenizer", "data_dir"}),
+                    "name": f"{self.name}-{variant}",
+                    "description": own.description,
+                    "architecture": self.architecture | own.architecture,
+                    "training": training,
+                    "seed": seed,
+                }
+            ),
+            strict=True,
+        )
+        if not trial or self.tuning is None:
+            return recipe
+        training_of_trial = recipe.training.replaced(trial_changes(recipe.training, self.tuning))
+        return recipe.model_copy(update={"training": training_of_trial})
 
 
 def load_pretrain_or_study(
@@ -191,8 +253,3 @@ def load_pretrain_or_study(
     if "variants" in read_yaml(find_recipe(Path(path))):
         return load_as(path, overrides, StudyRecipe, trust_code=trust_code)
     return load_as(path, overrides, PretrainRecipe, trust_code=trust_code)
-
-
-def point_name(point: Point) -> str:
-    """Return a point of a sweep as a folder's name: ``lr=0.001,weight_decay=0.1``."""
-    return ",".join(f"{key}={value}" for key, value in point.items())

@@ -6,7 +6,7 @@ Two questions can be asked: ``gain``, is a method better than another one, by de
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -18,6 +18,7 @@ from hfpatch.recipes.strict import Section
 
 if TYPE_CHECKING:
     from hfpatch.recipes.comparison import Recipe
+    from hfpatch.recipes.pretraining import StudyRecipe
 
 PrimaryName = Literal["gain", "keep"]
 HELD_OUT = "held_out_text"
@@ -116,11 +117,16 @@ def margins_of(recipe: Recipe) -> dict[str, float]:
     return {name: value for name, value in {**defaults, **given}.items() if value is not None}
 
 
-def check_questions(recipe: Recipe) -> None:
-    """Refuse a mistake in ``questions`` or ``margin``."""
+def check_questions(recipe: Recipe | StudyRecipe, tasks: Sequence[str] = (), texts: Sequence[str] = ()) -> None:
+    """Refuse a mistake in ``questions`` or ``margin``.
+
+    Args:
+        recipe: the recipe.
+        tasks: those of its evaluation.
+        texts: those of ``retention``, by name.
+    """
     held_out = [HELD_OUT] if recipe.data.held_out is not None else []
-    texts = [*recipe.retention.sources(recipe.model.name)] if recipe.retention is not None else []
-    tasks, gain, keep = [*recipe.evaluation.tasks], recipe.questions.gain, recipe.questions.keep
+    gain, keep = recipe.questions.gain, recipe.questions.keep
     families = [family_of(name) for name in recipe.methods if family_of(name) not in recipe.methods]  # of budgets
     methods = [*recipe.methods, *dict.fromkeys(families)]
     if gain is not None and gain.on is not None and gain.on not in (*held_out, *tasks):

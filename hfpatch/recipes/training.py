@@ -139,17 +139,9 @@ class Looks(Section):
     methods of undecided primary pairs, and those they are compared with, get the seeds up to the next one."""
 
 
-class TrainingSettings(LoopSettings):
-    """The probe: a frozen base and a few trained tensors; the defaults are the protocol of arXiv 2604.10791."""
+class SeededSettings(LoopSettings):
+    """Settings of runs that are repeated with several seeds, to be compared."""
 
-    steps: PositiveInt = 500
-    """Optimiser steps."""
-    lr: PositiveFloat = 1e-5
-    """Peak learning rate."""
-    warmup_steps: NonNegativeInt = 50
-    """Steps of linear warm-up: of w, the first has 1 / (w + 1) of the peak, and the step after the last the peak."""
-    betas: tuple[_Rate, _Rate] = (0.9, 0.999)
-    """AdamW's decay rates."""
     seeds: Annotated[
         Annotated[Seeds, Tag("<seeds>")] | Annotated[Looks, Tag("<looks>")],
         Discriminator(lambda value: "<looks>" if isinstance(value, Looks | Mapping) else "<seeds>"),
@@ -157,16 +149,6 @@ class TrainingSettings(LoopSettings):
     """One run per seed, which fixes initialisation and batch plan for every method alike: a list of seeds; a number N
     for 0 to N - 1; or ``{looks: [4, 6, 9, 12]}`` for more seeds until the primary questions are decided, tested with 4,
     6, 9 and 12 seeds at levels that together keep each question's."""
-    on_bad_loss: Literal["record", "skip", "stop"] = "record"
-    """The answer to a loss or gradient that is NaN or infinite. ``record``: the run ends there and counts as diverged,
-    which is a result: no patch, no scores, its step in the reports. ``skip``: the update is left out and counted; a run
-    whose model has no finite loss in the end counts as diverged. ``stop``: an error that names the blocks of the
-    step."""
-    trainable_dtype: Dtype = "float32"
-    """The dtype of trained tensors. bfloat16 loses most small updates; it is here to reproduce results that used it."""
-    trainable_dtypes: dict[Group, Dtype] = Field(default_factory=dict)
-    """The dtype of single tensor groups (pre_projection, skip, query, lora, other) where it differs from
-    ``trainable_dtype``."""
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -182,6 +164,29 @@ class TrainingSettings(LoopSettings):
     def first_seeds(self) -> tuple[int, ...]:
         """The seeds that every method gets: all, or those before the first look."""
         return self.all_seeds[: self.looks[0]] if self.looks else self.all_seeds
+
+
+class TrainingSettings(SeededSettings):
+    """The probe: a frozen base and a few trained tensors; the defaults are the protocol of arXiv 2604.10791."""
+
+    steps: PositiveInt = 500
+    """Optimiser steps."""
+    lr: PositiveFloat = 1e-5
+    """Peak learning rate."""
+    warmup_steps: NonNegativeInt = 50
+    """Steps of linear warm-up: of w, the first has 1 / (w + 1) of the peak, and the step after the last the peak."""
+    betas: tuple[_Rate, _Rate] = (0.9, 0.999)
+    """AdamW's decay rates."""
+    on_bad_loss: Literal["record", "skip", "stop"] = "record"
+    """The answer to a loss or gradient that is NaN or infinite. ``record``: the run ends there and counts as diverged,
+    which is a result: no patch, no scores, its step in the reports. ``skip``: the update is left out and counted; a run
+    whose model has no finite loss in the end counts as diverged. ``stop``: an error that names the blocks of the
+    step."""
+    trainable_dtype: Dtype = "float32"
+    """The dtype of trained tensors. bfloat16 loses most small updates; it is here to reproduce results that used it."""
+    trainable_dtypes: dict[Group, Dtype] = Field(default_factory=dict)
+    """The dtype of single tensor groups (pre_projection, skip, query, lora, other) where it differs from
+    ``trainable_dtype``."""
 
 
 class PretrainSettings(LoopSettings):
@@ -212,6 +217,10 @@ class PretrainSettings(LoopSettings):
     diagnose_every: PositiveInt | None = None
     """Measure f of every query path beside its anchor on the first evaluation blocks, before the first step, every so
     many steps and at the end; None never does. Architectures without f write nothing."""
+
+
+class StudySettings(PretrainSettings, SeededSettings):
+    """Pretraining with every seed, for a study of variants."""
 
 
 def group_of(name: str) -> Group:

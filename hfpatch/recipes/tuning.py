@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.strict import Section
-from hfpatch.recipes.training import NOT_IDENTITY, TrainingSettings
+from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings, PretrainSettings, TrainingSettings
 
 Values: TypeAlias = dict[str, Any]
 """The values of a trial: ``lr``, other keys of training, options of the method's parts as ``0.lora_alpha``."""
@@ -22,7 +22,10 @@ Edge: TypeAlias = Literal["lowest", "highest"]
 
 _FIRST_SEED = 1000
 _NEAR = 1.01
-_SAME_FOR_ALL = ("steps", "epochs", "batch_size", "seeds", "evaluate_every", "patience", "keep_best", "on_bad_loss")
+_SAME_FOR_ALL = (
+    *("steps", "epochs", "batch_size", "seeds", "evaluate_every", "diagnose_every"),
+    *("patience", "keep_best", "on_bad_loss"),
+)
 _BY_GROUP = ("learning_rates", "trainable_dtypes")
 _WORD = re.compile(r"[A-Za-z0-9_.+-]*")
 
@@ -118,17 +121,26 @@ def tuning_seed(seeds: Sequence[int]) -> int:
     return next(seed for seed in itertools.count(_FIRST_SEED) if seed not in seeds)
 
 
-def trial_changes(training: TrainingSettings, tuning: TuningSettings) -> dict[str, Any]:
+def point_name(point: Mapping[str, Any]) -> str:
+    """Return the values of a trial as a folder's name: ``lr=0.001,weight_decay=0.1``."""
+    return ",".join(f"{key}={value}" for key, value in point.items())
+
+
+def trial_changes(training: LoopSettings, tuning: TuningSettings) -> dict[str, Any]:
     """Return how a trial trains: its own steps, one measurement at the end, no trackers, divergence a result."""
     changes: dict[str, Any] = {"evaluate_every": None, "patience": None, "keep_best": False, "report_to": ()}
     if tuning.steps is not None:
         changes |= {"steps": tuning.steps, "epochs": None}
-    return changes | {"on_bad_loss": "record" if training.on_bad_loss == "stop" else training.on_bad_loss}
+    if isinstance(training, PretrainSettings):  # which always records divergence
+        changes |= {"diagnose_every": None}
+    elif isinstance(training, TrainingSettings) and training.on_bad_loss == "stop":
+        changes |= {"on_bad_loss": "record"}
+    return changes
 
 
 def check_tuning(
     tuning: TuningSettings,
-    training: TrainingSettings,
+    training: LoopSettings,
     data: DataSettings,
     methods: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> None:
@@ -162,9 +174,7 @@ def check_tuning(
                 raise HfpatchError(f"tuning.grid: {key!r} is what tuning.learning_rates lists; name the rates there")
             if name in _SAME_FOR_ALL or name in NOT_IDENTITY:
                 raise HfpatchError(f"tuning.grid: {key!r} must be the same for all trials; leave it out")
-            known = [
-                each for each in TrainingSettings.model_fields if each not in (*_SAME_FOR_ALL, *NOT_IDENTITY, "lr")
-            ]
+            known = [each for each in type(training).model_fields if each not in (*_SAME_FOR_ALL, *NOT_IDENTITY, "lr")]
             if name == "decay_steps" and "wsd" not in (training.schedule, *tuning.grid.get("training.schedule", ())):
                 raise HfpatchError(
                     f"tuning.grid: {key!r} is of training.schedule=wsd, which no trial has; leave it out"

@@ -13,7 +13,8 @@ from typing import Literal
 from hfpatch.errors import listed
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pairs import SAME_SIZE, controls_of, references
-from hfpatch.recipes.training import group_of
+from hfpatch.recipes.pretraining import StudyRecipe
+from hfpatch.recipes.training import TrainingSettings, group_of
 from hfpatch.results.comparison import MATCHED, Tuning
 from hfpatch.results.identity import computed_differently
 from hfpatch.results.low_noise import is_share
@@ -40,7 +41,7 @@ SURVIVAL = 0.9
 """Share of trained weights that an update must really change."""
 
 
-def comparison_cautions(recipe: Recipe, results: ComparisonResults) -> Iterator[str]:
+def comparison_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults) -> Iterator[str]:
     """Yield every caution that a recipe and its complete results show."""
     methods, tuning, training = results.methods, results.tuning, recipe.training
     for run in methods[recipe.baseline].runs.values():
@@ -106,7 +107,7 @@ def comparison_cautions(recipe: Recipe, results: ComparisonResults) -> Iterator[
                 f"{name} is the literal form Q = (xW_Q + f(x))/2, which halves the pretrained attention logits at "
                 "step 0; it does not start from the base model."
             )
-    if training.trainable_dtype != "float32":
+    if isinstance(training, TrainingSettings) and training.trainable_dtype != "float32":
         groups = ", ".join(f"{group} in {dtype}" for group, dtype in training.trainable_dtypes.items())
         kept = f"{training.trainable_dtype} ({groups})" if groups else training.trainable_dtype
         yield f"What is trained is kept in {kept}, which loses small updates."

@@ -104,11 +104,56 @@ class Run(Part):
 
 
 class Parameters(Part):
-    """Parameter counts: trained by the method, added to the base, and of the base itself."""
+    """Parameter counts: trained by the method, added to the base, and of the base itself.
+
+    Of a model from scratch all are trained and added to nothing; ``non_embedding`` counts those outside of the
+    embeddings of tokens and positions and a head.
+    """
 
     trainable: int
     added: int
     base: int
+    non_embedding: int | None = None
+
+
+class Diagnostic(Part):
+    """What f does in one layer after a step: mean over seeds and tokens.
+
+    Attributes:
+        step: optimiser steps done.
+        layer: index of the block.
+        target: ``query``, ``key`` or ``value``.
+        size: ‖f(x)‖/‖A(x)‖, A what f is added to.
+        cosine: that between f(x) and A(x).
+        size_beside_x: ‖f(x)‖/‖x‖.
+    """
+
+    step: int
+    layer: int
+    target: str = "query"
+    size: float | None = None
+    cosine: float | None = None
+    size_beside_x: float | None = None
+
+
+class Variant(Part):
+    """One variant of a study of models from scratch.
+
+    Attributes:
+        description: a sentence.
+        query: its query path in a line of maths.
+        architecture: its whole architecture, as in a recipe.
+        training: its own settings of training, beside those of all variants and the chosen values.
+        tuned: whether it has trials.
+        diagnostics: f of its query paths by step, over the seeds that came to the end; empty without an f.
+    """
+
+    description: str = ""
+    query: str = ""
+    architecture: Values = Field(default_factory=dict)
+    training: Values = Field(default_factory=dict)
+    tuned: bool = False
+    diagnostics: list[Diagnostic] = Field(default_factory=list)
 
 
 class _Matched(Part):
@@ -172,7 +217,8 @@ class Method(Part):
     """One method: its parts, its parameters, its runs by seed, and over seeds its loss curve and layers.
 
     ``label`` is what reports call it; None is the name under which the results have it. ``cost`` is that of a training
-    step, where it was measured; ``merges`` whether the method can be merged into the base's weights, where known.
+    step, where it was measured; ``merges`` whether the method can be merged into the base's weights, where known;
+    ``variant`` says what a model from scratch is, which has no parts.
     """
 
     label: str | None = None
@@ -185,6 +231,7 @@ class Method(Part):
     layers: list[LayerSeries] = Field(default_factory=list)
     cost: Cost | None = None
     merges: bool | None = None
+    variant: Variant | None = None
 
     @property
     def trainable(self) -> int:
@@ -327,8 +374,22 @@ class Tuning(Part):
         return choice is not None and choice.is_tuned and choice.values == trial.values
 
 
+class Study(Part):
+    """What a study of models from scratch has in place of a base.
+
+    Attributes:
+        baseline: the variant that the others are compared with, itself trained with every seed.
+        architecture: what all variants share of it.
+        tokenizer: its size and hash.
+    """
+
+    baseline: str
+    architecture: Values = Field(default_factory=dict)
+    tokenizer: Values = Field(default_factory=dict)
+
+
 class ComparisonResults(Tabular):
-    """The results of ``hfpatch compare``.
+    """The results of ``hfpatch compare``, or of a study of ``hfpatch pretrain``, whose methods are its variants.
 
     Attributes:
         schema_version: :data:`SCHEMA`, as ``schema`` in the file.
@@ -336,7 +397,8 @@ class ComparisonResults(Tabular):
         name, description, protocol: those of the recipe.
         complete: whether every run of the recipe is there.
         provenance: commit, versions, device, times.
-        model: the base: name, revision, hash, dtype, type and size.
+        model: the base: name, revision, hash, dtype, type and size; nothing in a study.
+        study: the baseline and what all variants share, where the models are trained from scratch; else None.
         data: the training text and its blocks.
         plan: the batch plan of each seed: hash, steps, batch size.
         training, evaluation: the recipe's sections, without the rate where it was tuned.
@@ -369,6 +431,7 @@ class ComparisonResults(Tabular):
     complete: bool = False
     provenance: Values = Field(default_factory=dict)
     model: Values = Field(default_factory=dict)
+    study: Study | None = None
     data: Values = Field(default_factory=dict)
     plan: dict[str, Values] = Field(default_factory=dict)
     training: Values = Field(default_factory=dict)
@@ -492,7 +555,9 @@ class ComparisonResults(Tabular):
 
     @property
     def baseline(self) -> str | None:
-        """The method that adds nothing, with which the others are compared."""
+        """The method that adds nothing, or a study's baseline, with which the others are compared."""
+        if self.study is not None:
+            return self.study.baseline
         if "baseline" in self.methods and not self.methods["baseline"].parts:
             return "baseline"
         return next((name for name, method in self.methods.items() if not method.parts), None)
@@ -505,7 +570,7 @@ class ComparisonResults(Tabular):
     @property
     def seeds(self) -> list[int]:
         """The seeds of the recipe and of its runs."""
-        trained = (method for method in self.methods.values() if method.parts)  # the base alone has no seed
+        trained = (method for method in self.methods.values() if method.parts or self.study)  # a bare base has no seed
         asked = self.training.get("seeds")
         known = [seed for seed in asked if isinstance(seed, int)] if isinstance(asked, list) else []
         return sorted({*known, *(seed for method in trained for seed in method.runs)})
@@ -525,6 +590,15 @@ class ComparisonResults(Tabular):
     def scores_of(self, run: Run) -> dict[str, TaskResult]:
         """Return a run's scores with what those of all runs share."""
         return task_results(self.tasks, run.evaluation)
+
+    def improvements(self, method: str) -> dict[int, float]:
+        """Return the share of the baseline's held-out loss that a method saves, by step: (L_baseline - L)/L_baseline.
+
+        L are means over seeds. It is shown, and not tested: verdicts are on differences in nats per token.
+        """
+        curves = [self.methods[name].curve for name in (method, self.baseline) if name in self.methods]
+        ours, theirs = (curve.held_out if curve is not None else {} for curve in curves)
+        return {step: (theirs[step] - loss) / theirs[step] for step, loss in ours.items() if theirs.get(step)}
 
     @property
     def base_loss(self) -> float | None:

@@ -22,6 +22,7 @@ from hfpatch.results.comparison import (
     Method,
     Parameters,
     Run,
+    Study,
     Trial,
     Tuning,
 )
@@ -48,8 +49,8 @@ __all__ = [
     "SCHEMA", "AtStep", "Choice", "Clusters", "Comparison", "ComparisonResults", "Cost", "Curve", "Diagnostic",
     "EvaluatedVariant", "EvaluationResults", "FewShot", "GroupResult", "Improvement", "KeptAnswers", "LayerSeries",
     "LeftOut", "Loss", "Method", "Parameters", "PrimaryQuestion", "Results", "Retention", "RetentionPoint", "Rewound",
-    "Row", "Run", "Score", "StudyResults", "StudyRun", "Task", "TaskResult", "Trial", "Tuning", "Variant", "Verdict",
-    "json_schema",
+    "Row", "Run", "Score", "Study", "StudyResults", "StudyRun", "Task", "TaskResult", "Trial", "Tuning", "Variant",
+    "Verdict", "json_schema",
 ]  # fmt: skip
 
 

@@ -12,16 +12,17 @@ from typing import Any
 
 from hfpatch.errors import HfpatchError, listed
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.questions import Asked, margins_of
+from hfpatch.recipes.pretraining import StudyRecipe
+from hfpatch.recipes.questions import Asked
 from hfpatch.results.schema import PrimaryQuestion
-from hfpatch.runs.setup import ComparisonSetup
+from hfpatch.runs.setup import Setup
 from hfpatch.support.files import hash_values, read_json, write_json
 
 FILE = "questions.json"
 _LATER = "when results existed already"
 
 
-def declare(out: Path, setup: ComparisonSetup, *, has_results: bool) -> None:
+def declare(out: Path, setup: Setup, *, has_results: bool) -> None:
     """Write the questions, margins, seeds and limits of a comparison with their hash, unless some are declared already.
 
     Before the first result of a method they may still change.
@@ -38,11 +39,11 @@ def declare(out: Path, setup: ComparisonSetup, *, has_results: bool) -> None:
         _read(out)
         return
     questions = [_written(question) for question in setup.questions]
-    declared = {"questions": questions, "margin": margins_of(setup.recipe), **_size(setup.recipe)}
+    declared = {"questions": questions, "margin": setup.recipe.margins, **_size(setup.recipe)}
     write_json(out / FILE, {**declared, "later": has_results, "sha256": hash_values([declared, has_results])})
 
 
-def questions_of(out: Path, setup: ComparisonSetup) -> list[PrimaryQuestion]:
+def questions_of(out: Path, setup: Setup) -> list[PrimaryQuestion]:
     """Return the questions of a comparison, each with how it differs from what was declared before the first result.
 
     Raises:
@@ -56,7 +57,7 @@ def questions_of(out: Path, setup: ComparisonSetup) -> list[PrimaryQuestion]:
             changed.append("declared")
         elif stored:
             changed += ["its pairs or tasks changed"] if before[asked.name] != _written(asked) else []
-            changed += ["a margin changed"] if stored["margin"] != margins_of(setup.recipe) else []
+            changed += ["a margin changed"] if stored["margin"] != setup.recipe.margins else []
         changed += [f"{name} added" for name in _grown(stored, setup.recipe)]
         marks = "; ".join(f"{what} {_LATER}" for what in changed)
         questions.append(
@@ -65,7 +66,7 @@ def questions_of(out: Path, setup: ComparisonSetup) -> list[PrimaryQuestion]:
     return questions
 
 
-def growth_of(out: Path, recipe: Recipe) -> list[str]:
+def growth_of(out: Path, recipe: Recipe | StudyRecipe) -> list[str]:
     """Return a caution for the seeds, and one for the documents, that were added when results existed already.
 
     Raises:
@@ -84,15 +85,18 @@ def _written(asked: Asked) -> dict[str, Any]:
     return {"question": asked.name, "pairs": [list(pair) for pair in asked.pairs], "on": list(asked.on)}
 
 
-def _size(recipe: Recipe) -> dict[str, Any]:
+def _size(recipe: Recipe | StudyRecipe) -> dict[str, Any]:
     """Return what may grow: the seeds, and the limit of all tasks and of each."""
+    seeds = {"seeds": list(recipe.training.all_seeds)}
+    if not isinstance(recipe, Recipe):
+        return seeds
     settings = recipe.evaluation.model_dump(mode="json")
     tasks = settings["tasks"] if isinstance(settings["tasks"], dict) else {}
     limits = {name: options["limit"] for name, options in tasks.items() if options and options["limit"] is not None}
-    return {"seeds": list(recipe.training.all_seeds), "documents": [settings["limit"], limits]}
+    return {**seeds, "documents": [settings["limit"], limits]}
 
 
-def _grown(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
+def _grown(stored: Mapping[str, Any], recipe: Recipe | StudyRecipe) -> list[str]:
     return [name for name, value in _size(recipe).items() if stored.get(name, value) != value]
 
 

@@ -40,6 +40,7 @@ class RunPaths:
 
     Attributes:
         patch: what `save_patch` writes.
+        model: in its place, a model from scratch.
         training: the training's outcome; written after the patch, so that it marks the training as complete.
         metrics: a line a step of the training.
         checkpoints: an interrupted training is resumed from these.
@@ -53,6 +54,7 @@ class RunPaths:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.patch = root / "patch"
+        self.model = root / "model"
         self.training = root / "training.json"
         self.metrics = root / "metrics.jsonl"
         self.checkpoints = root / "checkpoints"
@@ -172,8 +174,8 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
         before, now = there.get(key, ABSENT), here.get(key, ABSENT)
         if before == now or any(key == name or key.startswith(f"{name}.") for name in NOT_IDENTITY):
             continue
-        if key in ("training.seeds", "seeds"):
-            tunes = isinstance(recipe, Recipe) and recipe.tuning is not None
+        if key == "training.seeds":
+            tunes = not isinstance(recipe, PretrainRecipe) and recipe.tuning is not None
             fits = set(before) < set(now) and not (tunes and tuning_seed(before) != tuning_seed(now))
         elif _LIMIT.fullmatch(key):
             fits = now is None or (ABSENT not in (before, now) and before is not None and before < now)

@@ -12,7 +12,6 @@ from hfpatch.errors import HfpatchError, listed
 from hfpatch.evaluation.power import ASSUMED, ASSUMED_OF_PAIRS
 from hfpatch.evaluation.sizing import Spread, TaskRequests, Timed
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.questions import margins_of
 from hfpatch.results.decision import ALPHA, POWER
 from hfpatch.results.folder import load_results
 from hfpatch.results.forecast import Detectable, Forecast, PlannedMethod, PlannedQuestion, PlannedTask
@@ -181,7 +180,7 @@ def _task(
 def _questions(measured: Measured, units: Sequence[Unit], earlier: ComparisonResults | None) -> list[PlannedQuestion]:
     """Return what each pair of the primary questions can decide, with measured variances or else assumed ones."""
     setup, found = measured.setup, list[PlannedQuestion]()
-    training, margins = setup.recipe.training, margins_of(setup.recipe)
+    training, margins = setup.recipe.training, setup.recipe.margins
     part = look_parts(training.looks)[-1] if training.looks else 1.0
     for asked in setup.questions:
         for pair, task in product(asked.pairs, asked.on):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.results.verdicts import LookTaken
 from hfpatch.runs.plan import PlannedRun
 from hfpatch.support.files import read_json, write_json
@@ -27,9 +28,10 @@ def write_looks(out: Path, taken: list[LookTaken]) -> None:
     write_json(out / FILE, {"looks": [each.to_json() for each in taken]})
 
 
-def is_wanted(recipe: Recipe, out: Path, run: PlannedRun) -> bool:
+def is_wanted(recipe: Recipe | StudyRecipe, out: Path, run: PlannedRun) -> bool:
     """Return whether a run is needed as far as is known: all are but those of seeds that no look asks for."""
-    if run.point or run.variant == recipe.baseline or run.seed in recipe.training.first_seeds:
+    training = recipe.training
+    if run.point or not training.looks or run.seed in training.first_seeds:
         return True
-    before = max(seeds for seeds in recipe.training.looks if seeds <= run.seed)
+    before = max(seeds for seeds in training.looks if seeds <= run.seed)
     return any(each.seeds == before and run.variant in each.growing for each in read_looks(out))

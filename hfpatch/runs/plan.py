@@ -2,14 +2,14 @@
 
 A comparison is [evaluate the baseline -> check it], then, where its recipe tunes, [tune] for each method and rate, then
 [train -> evaluate] for each method and seed; where the recipe asks, [retain] and [rewind] follow an evaluation. Where
-seeds grow, a [look] follows all units of its seeds, and those of the next seeds need it. A study is [pretrain] for each
-variant, point of its sweep and seed.
+seeds grow, a [look] follows all units of its seeds, and those of the next seeds need it. A study of models from scratch
+is the same without a baseline that is there already: every variant is trained.
 Engines execute the units in any order that their ``needs`` allow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
@@ -17,10 +17,8 @@ from typing import Literal, TypeAlias
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.pretraining import Point, PretrainRecipe, StudyRecipe, point_name
-from hfpatch.recipes.questions import margins_of
-from hfpatch.recipes.training import LoopSettings
-from hfpatch.recipes.tuning import Edge
+from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
+from hfpatch.recipes.tuning import Edge, Values, point_name
 from hfpatch.runs.folder import AnyRecipe, RunPaths
 from hfpatch.runs.locks import WHOLE, WORK
 
@@ -36,7 +34,7 @@ class PlannedRun:
     Attributes:
         name: how progress and messages call it.
         variant: the method or the variant; the recipe's name where it has neither.
-        point: the point of a study's sweep, or the values of a trial of tuning; empty where there is neither.
+        point: the values of a trial of tuning; empty where it is none.
         seed: the seed.
         folder: where it writes.
         lock: the name of the lock on it: its folder below ``runs``, with ``@`` for ``/``.
@@ -44,7 +42,7 @@ class PlannedRun:
 
     name: str
     variant: str
-    point: Point
+    point: Values
     seed: int
     folder: Path
     lock: str
@@ -134,12 +132,9 @@ class Plan:
 
 def training_steps(recipe: AnyRecipe, unit: Unit) -> int | None:
     """Return how many steps a unit trains; None where epochs decide that, until the set-up makes them steps."""
-    training: LoopSettings = recipe.training
-    if isinstance(recipe, StudyRecipe):
-        training = recipe.single(unit.run.variant, unit.run.point, unit.run.seed).training
-    elif isinstance(recipe, Recipe) and recipe.tuning and recipe.tuning.steps and unit.action == "tune":
+    if not isinstance(recipe, PretrainRecipe) and recipe.tuning and recipe.tuning.steps and unit.action == "tune":
         return recipe.tuning.steps
-    return training.steps if training.epochs is None else None
+    return recipe.training.steps if recipe.training.epochs is None else None
 
 
 def plan_comparison(recipe: Recipe, out: Path) -> Plan:
@@ -147,23 +142,53 @@ def plan_comparison(recipe: Recipe, out: Path) -> Plan:
 
     Where seeds grow, the units of all seeds are there; `hfpatch.runs.looks` says which of them are wanted.
     """
-    baseline, *others = runs = planned_runs(recipe, out)
+    baseline, *others = planned_runs(recipe, out)
     evaluated = Unit("evaluate", baseline, baseline.result)
     checked = Unit("check_baseline", baseline, None, (evaluated,))
     tuning, trials = _plan_tuning(recipe, out, (checked,))
-    units = [evaluated, checked, *_further(recipe, evaluated), *trials]
-    needs, looks = tuple(trials) or (checked,), recipe.training.looks
+    before = [evaluated, checked, *_further(recipe, evaluated), *trials]
+    return _with_runs(recipe, out, others, before, tuple(trials) or (checked,), tuning)
+
+
+def plan_study(recipe: StudyRecipe, out: Path, variant: str | None = None) -> Plan:
+    """Plan all of a study, or the runs of one variant, whose rates are then extended by its own trials alone.
+
+    Raises:
+        HfpatchError: if there is no such variant.
+    """
+    if variant is not None:
+        _check_known("variant", variant, recipe.variants)
+    tuning, trials = _plan_tuning(recipe, out, (), variant)
+    runs = planned_runs(recipe, out)
+    return _with_runs(recipe, out, runs, trials, tuple(trials), tuning, variant)
+
+
+def _with_runs(
+    recipe: Recipe | StudyRecipe,
+    out: Path,
+    runs: Sequence[PlannedRun],
+    before: Sequence[Unit],
+    needs: tuple[Unit, ...],
+    tuning: tuple[Round, ...],
+    part: str | None = None,
+) -> Plan:
+    """Return the plan of the units ``before``, which the first of the final ``runs`` need, and of these."""
+    units, looks = list(before), recipe.training.looks
     for fewest, most in pairwise((0, *looks)) if looks else [(0, None)]:
         own = []
-        for run in [run for run in others if most is None or fewest <= run.seed < most]:
+        for run in [run for run in runs if most is None or fewest <= run.seed < most]:
+            if part not in (None, run.variant):
+                continue
             trained = Unit("train", run, RunPaths(run.folder).training, needs)
             evaluated = Unit("evaluate", run, run.result, (trained,))
-            own += [trained, evaluated, *_further(recipe, evaluated)]
+            own += [trained, evaluated, *(_further(recipe, evaluated) if isinstance(recipe, Recipe) else ())]
         units += own
-        if most is not None:  # the next seeds wait for it
-            units.append(Unit("look", baseline, None, (*units[:2], *own), seeds=most))
+        if most is not None and part is None:  # the next seeds wait for it
+            evaluations = [unit for unit in before if unit.action in ("evaluate", "check_baseline")]
+            units.append(Unit("look", planned_runs(recipe, out)[0], None, (*evaluations, *own), seeds=most))
             needs = (units[-1],)
-    return Plan(recipe, out, (*runs, *(run for each in tuning for run in each.runs)), tuple(units), tuning=tuning)
+    planned = (*planned_runs(recipe, out), *(run for each in tuning for run in each.runs))
+    return Plan(recipe, out, planned, tuple(units), part, tuning)
 
 
 def _further(recipe: Recipe, evaluated: Unit) -> list[Unit]:
@@ -195,50 +220,38 @@ def plan_training(recipe: Recipe, out: Path, method: str) -> Plan:
     return Plan(recipe, out, all_runs, (*trials, *units), part=method, tuning=tuning)
 
 
-def plan_pretraining(recipe: PretrainRecipe | StudyRecipe, out: Path, variant: str | None = None) -> Plan:
-    """Plan the training of one model, of all runs of a study or of those of one variant.
-
-    Raises:
-        HfpatchError: if there is no such variant.
-    """
-    if isinstance(recipe, StudyRecipe) and variant is not None:
-        _check_known("variant", variant, recipe.variants)
-    runs = planned_runs(recipe, out)
-    units = (Unit("pretrain", run, run.result) for run in runs if variant in (None, run.variant))
-    return Plan(recipe, out, runs, tuple(units), part=variant)
+def plan_pretraining(recipe: PretrainRecipe, out: Path) -> Plan:
+    """Plan the training of one model."""
+    (run,) = runs = planned_runs(recipe, out)
+    return Plan(recipe, out, runs, (Unit("pretrain", run, run.result),))
 
 
 def planned_runs(recipe: AnyRecipe, out: Path) -> tuple[PlannedRun, ...]:
     """Return every run of a recipe, seed by seed, so that an unfinished comparison has paired runs.
 
-    A comparison's baseline comes first and once: nothing in it depends on a seed.
+    The baseline of a comparison comes first and once: nothing in it depends on a seed. That of a study is trained.
     """
     if isinstance(recipe, PretrainRecipe):
         return (PlannedRun(recipe.name, recipe.name, {}, recipe.seed, out, WHOLE),)
-    chosen: list[tuple[str, Point, int]]
+    chosen = [(name, seed) for seed in recipe.training.all_seeds for name in recipe.trained]
     if isinstance(recipe, Recipe):
-        others = [name for name in recipe.methods if name != recipe.baseline]
-        chosen = [
-            (recipe.baseline, {}, 0),
-            *((name, {}, seed) for seed in recipe.training.all_seeds for name in others),
-        ]
-    else:
-        variants = [(variant, point) for variant in recipe.variants for point in recipe.points(variant)]
-        chosen = [(*each, seed) for seed in recipe.seeds for each in variants]
-    runs = []
-    for variant, point, seed in chosen:
-        name = " · ".join(part for part in (variant, point_name(point), f"seed {seed}") if part)
-        folder = out / "runs" / variant / point_name(point) / f"seed-{seed}"
-        runs.append(PlannedRun(name, variant, point, seed, folder, "@".join(folder.relative_to(out / "runs").parts)))
-    return tuple(runs)
+        chosen.insert(0, (recipe.baseline, 0))
+    return tuple(_planned(f"{name} · seed {seed}", name, {}, seed, out, f"seed-{seed}") for name, seed in chosen)
+
+
+def _planned(name: str, variant: str, values: Values, seed: int, out: Path, folder: str) -> PlannedRun:
+    """Return a run in a ``folder`` of its method's."""
+    path = out / "runs" / variant / folder
+    return PlannedRun(name, variant, values, seed, path, "@".join(path.relative_to(out / "runs").parts))
 
 
 def _plan_tuning(
-    recipe: Recipe, out: Path, needs: tuple[Unit, ...], part: str | None = None
+    recipe: Recipe | StudyRecipe, out: Path, needs: tuple[Unit, ...], part: str | None = None
 ) -> tuple[tuple[Round, ...], list[Unit]]:
     """Return the trials of all methods, at the recipe's rates, then lower ones, then higher ones, and their units.
 
-    With ``tuning.at: middle`` those of a method's middle budget serve all its budgets.
+    With ``tuning.at: middle`` those of a method's middle budget serve all its budgets. Rates, and what goes with them,
+    are those of `tuning_of`: a variant of a study may have its own.
 
     Args:
         recipe: the recipe.
@@ -247,30 +260,30 @@ def _plan_tuning(
             takes place.
         part: the one method that gets units; None for all.
     """
-    tuning = recipe.tuning
-    if tuning is None:
+    if recipe.tuning is None:
         return (), []
-    rounds: list[tuple[Edge | None, list[float], float | None]] = [(None, sorted(tuning.learning_rates), None)]
-    edges: tuple[Edge, Edge] = ("lowest", "highest")
-    rounds += [(edge, [rate], None) for edge in edges for rate in tuning.extension(edge)]
-    enough = margins_of(recipe).get("nats_per_token", 0.0) / 2
-    rounds += [(None, rates, enough) for rates in tuning.refinements()]
     trained = {name: recipe.methods[name] for name in recipe.trained}
-    tried = dict.fromkeys(map(recipe.tuned_at, recipe.trained))
-    found, units = [], list[Unit]()
-    for edge, rates, least in rounds:
+    tried = {name: own for name in map(recipe.tuned_at, trained) if (own := recipe.tuning_of(name)) is not None}
+    extend, refine, edges = recipe.tuning.extend, recipe.tuning.refine, tuple[Edge, Edge](("lowest", "highest"))
+    enough = recipe.margins.get("nats_per_token", 0.0) / 2
+    rounds: list[tuple[Edge | None, float | None, dict[str, list[float]]]]
+    rounds = [(None, None, {name: sorted(own.learning_rates) for name, own in tried.items()})]
+    for edge, step in product(edges, range(extend)):
+        rounds.append((edge, None, {name: [own.extension(edge)[step]] for name, own in tried.items()}))
+    for step in range(refine):
+        rounds.append((None, enough, {name: own.refinements()[step] for name, own in tried.items()}))
+    made, units = [], list[Unit]()
+    for edge, least, rates_of in rounds:
         runs, before = [], tuple(units) or needs
-        for method, rate in product(tried, rates):
-            for values in tuning.combinations(method, trained):
+        for method, rate in [(method, rate) for method, rates in rates_of.items() for rate in rates]:
+            for values in tried[method].combinations(method, trained):
                 point = {"lr": rate, **values}
-                name, folder = f"{method} · {point_name(point)} · tuning", out / "runs" / method / "tuning"
-                folder /= point_name(point)
-                lock = "@".join(folder.relative_to(out / "runs").parts)
-                runs.append(PlannedRun(name, method, point, recipe.tuning_seed, folder, lock))
-        found.append(Round(edge, tuple(runs), least))
-        own = [run for run in runs if part in (None, run.variant)]
-        units += [Unit("tune", run, RunPaths(run.folder).training, before) for run in own]
-    return tuple(found), units
+                name, folder = f"{method} · {point_name(point)} · tuning", f"tuning/{point_name(point)}"
+                runs.append(_planned(name, method, point, recipe.tuning_seed, out, folder))
+        made.append(Round(edge, tuple(runs), least))
+        own_runs = [run for run in runs if part in (None, run.variant)]
+        units += [Unit("tune", run, RunPaths(run.folder).training, before) for run in own_runs]
+    return tuple(made), units
 
 
 def _check_known(kind: str, name: str, known: Collection[str]) -> None:

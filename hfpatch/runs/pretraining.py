@@ -1,172 +1,103 @@
-"""`pretrain`: a pretraining recipe in, a Hugging Face model folder out; and the run that a study repeats."""
+"""`pretrain`: a pretraining recipe in, a Hugging Face model folder out; and `pretrain_study`, a study of several."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
-from hfpatch.data.blocks import TokenBlocks
-from hfpatch.data.load import load_splits
-from hfpatch.data.plan import BatchPlan, draw_evaluation, draw_plans
-from hfpatch.errors import HfpatchError
-from hfpatch.models import non_embedding_parameters
-from hfpatch.recipes.comparison import Recipe
+from hfpatch.data.load import Splits
+from hfpatch.data.plan import BatchPlan, draw_plans
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.recipes.training import with_steps
-from hfpatch.runs.corpus import recipe_tokenizer
-from hfpatch.runs.folder import summarise
-from hfpatch.runs.identity import Identity, identify_data, identify_training, write_shared
-from hfpatch.runs.plan import PlannedRun, Unit, plan_pretraining, planned_runs
+from hfpatch.runs.engines import make_engine
+from hfpatch.runs.engines.settings import EngineSettings
+from hfpatch.runs.folder import changes, is_complete, summarise
+from hfpatch.runs.identity import Identity, identify_data
+from hfpatch.runs.plan import PlannedRun, Unit, plan_pretraining, plan_study
 from hfpatch.runs.progress import Progress
+from hfpatch.runs.scratch import identify_model, load_text, train_model, try_model
 from hfpatch.runs.session import Session, check_start, open_runs, resumed_clock
-from hfpatch.support.files import check_data_dir, hash_values, read_json, write_json
-from hfpatch.support.folders import cache_folder
+from hfpatch.runs.study import StudySession
+from hfpatch.support.files import read_json, write_json
 from hfpatch.support.paths import takes_text
 from hfpatch.support.provenance import Clock, provenance
-from hfpatch.surgery.bases import require_causal
-from hfpatch.training.architecture import build_model
-from hfpatch.training.pretrain import check_settings
-from hfpatch.training.pretrain import pretrain as run_pretraining
 from hfpatch.training.processes import start_processes
-from hfpatch.training.run import check_blocks, check_context
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """A tokenizer, the blocks to train on, those whose loss is measured, if any, and the hashes of all three."""
-
-    tokenizer: PreTrainedTokenizerBase
-    train: TokenBlocks
-    evaluation: TokenBlocks | None
-    identity: Identity
 
 
 @dataclass(frozen=True)
 class PretrainingSetup:
-    """The inputs that all runs of a study share, or those of a single run, checked before any of them.
+    """The inputs of a single pretraining, checked before it begins.
 
     Attributes:
         recipe: the recipe.
-        out: the folder.
-        corpus: the tokenizer and the text.
-        plans: the batch plan of each seed.
-        parameters: the parameter counts of each variant, ``total`` and ``non_embedding``.
+        tokenizer: its tokenizer.
+        splits: its text.
+        plans: its batch plan, by seed.
+        size: the parameter counts: all, and those outside of embeddings and a head.
     """
 
-    recipe: PretrainRecipe | StudyRecipe
-    out: Path
-    corpus: Corpus
+    recipe: PretrainRecipe
+    tokenizer: PreTrainedTokenizerBase
+    splits: Splits
     plans: Mapping[int, BatchPlan]
-    parameters: Mapping[str, Mapping[str, int]]
-    matmul: None = None  # each training chooses its library and keeps it in its checkpoints
+    size: tuple[int, int]
+    matmul: None = None  # the training chooses its library and keeps it in its checkpoints
 
     @property
     def shared(self) -> Identity:
-        """The identity that all runs share; of a single model that of its run."""
-        if isinstance(self.recipe, PretrainRecipe):
-            return self.identify(*planned_runs(self.recipe, self.out))
-        return self.corpus.identity
+        """The identity of the run."""
+        shared = identify_data(self.tokenizer, self.splits.train, self.splits.held_out)
+        return identify_model(shared, self.recipe, self.plans[self.recipe.seed])
 
     def identify(self, run: PlannedRun) -> Identity:
-        """Return the identity of one run."""
-        recipe = single_recipe(self.recipe, run)
-        training = identify_training(recipe.training, self.plans[run.seed])
-        return {**self.corpus.identity, "architecture": hash_values(recipe.architecture), **training}
+        """Return the identity of the run."""
+        return self.shared
 
 
 class PretrainingSession(Session):
-    """The training of one model, or those of a study."""
+    """The training of one model."""
 
     setup: PretrainingSetup
 
     def set_up(self) -> None:
-        """Load the text and try every model on the meta device, so that a mistake shows before any training."""
-        assert not isinstance(self.plan.recipe, Recipe)
-        out, recipe = self.plan.out, self.plan.recipe
-        check_data_dir(recipe.data_dir)
-        self.progress.preparing(f"reading and tokenising {recipe.data.named}")
-        with start_processes().local_main_process_first():  # the others read its cache
-            tokenizer = recipe_tokenizer(recipe)
-            splits = load_splits(
-                recipe.data,
-                tokenizer,
-                data_dir=recipe.data_dir,
-                cache_dir=cache_folder("tokens"),
-                evaluation=recipe.evaluation_data,
-                by_text=recipe.tokenizer.train_vocab_size is not None,
-            )
-        evaluation = splits.held_out
-        if evaluation is not None and recipe.evaluation_blocks is not None:
-            evaluation = draw_evaluation(evaluation, recipe.evaluation_blocks)
-        corpus = Corpus(tokenizer, splits.train, evaluation, identify_data(tokenizer, splits.train, evaluation))
-
-        # Every model on the meta device
-        recipe = recipe.model_copy(update={"training": with_steps(recipe.training, len(corpus.train))})
-        runs = planned_runs(recipe, out)
-        plans = draw_plans(recipe.training, corpus.train, dict.fromkeys(run.seed for run in runs))
-        parameters: dict[str, dict[str, int]] = {}
-        for run in runs:
-            if run.seed != runs[0].seed:
-                continue
-            single = single_recipe(recipe, run)
-            try:
-                with torch.device("meta"):
-                    model = build_model(single.architecture, tokenizer=corpus.tokenizer, seed=single.seed)
-                check_context(model, corpus.train, corpus.evaluation)
-                check_settings(single.training, model)
-            except HfpatchError as error:
-                where = f"variants.{run.variant}: " if isinstance(recipe, StudyRecipe) else ""
-                raise HfpatchError(f"{where}{error}") from error
-            parameters[run.variant] = {
-                "total": model.num_parameters(),
-                "non_embedding": non_embedding_parameters(model),
-            }
-        self.clock, self.setup = resumed_clock(out), PretrainingSetup(recipe, out, corpus, plans, parameters)
+        """Load the text and try the model on the meta device, so that a mistake shows before the training."""
+        recipe = self.plan.recipe
+        assert isinstance(recipe, PretrainRecipe)
+        tokenizer, splits = load_text(recipe, self.progress)
+        recipe = recipe.model_copy(update={"training": with_steps(recipe.training, len(splits.train))})
+        plans, size = draw_plans(recipe.training, splits.train, [recipe.seed]), try_model(recipe, tokenizer, splits)
+        self.clock, self.setup = (
+            resumed_clock(self.plan.out),
+            PretrainingSetup(recipe, tokenizer, splits, plans, size),
+        )
 
     def complete(self, unit: Unit) -> None:
-        """Complete a unit."""
-        try:
-            if not unit.is_complete():
-                self.train(unit.run)
-        except HfpatchError as error:
-            raise HfpatchError(f"{unit.run.name}: {error}") from error
-
-    def train(self, run: PlannedRun) -> None:
-        """Train one model, from its newest checkpoint where it has one, and write its folder."""
-        clock, state, setup, corpus = Clock(), start_processes(), self.setup, self.setup.corpus
-        recipe, plan, identity = single_recipe(setup.recipe, run), setup.plans[run.seed], setup.identify(run)
-        model = build_model(recipe.architecture, tokenizer=corpus.tokenizer, seed=recipe.seed)
-        require_causal(model, "architecture")
-        check_blocks(model, corpus.train, corpus.evaluation)
-        if state.is_main_process:
-            write_shared(run.folder, recipe.to_yaml(), identity, {})
+        """Train the model, from its newest checkpoint where it has one, and write its folder."""
+        run, clock, state, setup, recipe = unit.run, Clock(), start_processes(), self.setup, self.setup.recipe
         self.progress.started(run.name, recipe.training.steps)
-        outcome = run_pretraining(
-            model,
-            settings=recipe.training,
-            blocks=corpus.train,
-            plan=plan,
-            evaluation_blocks=corpus.evaluation,
-            tokenizer=corpus.tokenizer,
-            seed=recipe.seed,
-            run_dir=run.folder,
-            resume=True,
+        _, outcome = train_model(
+            recipe,
+            tokenizer=setup.tokenizer,
+            blocks=setup.splits.train,
+            held_out=setup.splits.held_out,
+            plan=setup.plans[run.seed],
+            folder=run.folder,
+            origin=setup.shared,
             on_step=partial(self.progress.stepped, run.name),
-            origin=identity,
         )
         result = {
             "provenance": provenance(clock),
-            "identity": identity,
-            "data": corpus.train.to_json(),
-            "plan": {"sha256": plan.sha256},
-            "parameters": setup.parameters[run.variant],
+            "identity": setup.shared,
+            "data": setup.splits.train.to_json(),
+            "plan": {"sha256": setup.plans[run.seed].sha256},
+            "parameters": {"total": setup.size[0], "non_embedding": setup.size[1]},
             "train": outcome.to_json(),
         }
         if state.is_main_process:
@@ -204,11 +135,59 @@ def pretrain(
     if not unit.is_complete():
         session = PretrainingSession(plan, progress)
         with open_runs(session, resume=resume):
-            session.train(unit.run)
+            session.complete(unit)
     result: dict[str, Any] = read_json(unit.run.result)
     return result
 
 
-def single_recipe(recipe: PretrainRecipe | StudyRecipe, run: PlannedRun) -> PretrainRecipe:
-    """Return the recipe of one run."""
-    return recipe if isinstance(recipe, PretrainRecipe) else recipe.single(run.variant, run.point, run.seed)
+@takes_text
+def pretrain_study(
+    recipe: StudyRecipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    variant: str | None = None,
+    progress: Progress | None = None,
+    engine: EngineSettings | None = None,
+) -> dict[str, Any]:
+    """Tune every variant of a study, train it with every seed on the same batches, compare them and report.
+
+    All runs with one seed see the same blocks in the same order and start from the same weights where they share
+    any. A run that diverges is a result like others. Each run leaves its result.json when it is complete; with
+    ``resume`` such runs are not repeated, and one that was interrupted continues from its newest checkpoint. Where
+    seeds grow (``training.seeds.looks``), it ends when every primary pair is decided, or after the last look. On
+    several processes every run is shared by all of them.
+
+    Args:
+        recipe: what to compare.
+        out: the folder of the study.
+        resume: continue the study in ``out``.
+        variant: train this one's runs alone, and leave the report to a later call; several such calls may work in
+            one folder at a time.
+        progress: called at every step; None shows nothing.
+        engine: where the runs take place; None is one after the other in this process.
+
+    Returns:
+        The content of ``out/results.json``.
+
+    Raises:
+        HfpatchError: if ``out`` cannot take this study, a variant cannot be built, or something that the recipe names
+            cannot be loaded or used.
+    """
+    from hfpatch import reporting
+
+    state, plan = start_processes(), plan_study(recipe, out, variant)
+    check_start(plan, resume=resume)
+    if not (is_complete(out) and not changes(out, recipe)[0]):
+        session = StudySession(plan, progress, resumed_clock(out))
+        with closing(make_engine(engine or EngineSettings())) as executor:
+            executor.connect(session.progress)
+            with open_runs(session, resume=resume):
+                with session.throttle:
+                    executor.execute(session)
+                session.write_results(complete=variant is None)
+    if state.is_main_process and variant is None:
+        reporting.write_report(out)
+    state.wait_for_everyone()
+    results: dict[str, Any] = read_json(out / "results.json")
+    return results

@@ -13,7 +13,7 @@ from hfpatch.runs.engines import make_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import RunPaths, check_folder
 from hfpatch.runs.measuring import SECONDS, measure
-from hfpatch.runs.plan import MEASURING, Unit, plan_comparison, plan_pretraining, training_steps
+from hfpatch.runs.plan import MEASURING, Unit, plan_comparison, plan_study, training_steps
 from hfpatch.runs.progress import Progress
 from hfpatch.support.paths import takes_text
 from hfpatch.training.records import MetricsFile
@@ -96,7 +96,7 @@ def preview(
     with closing(make_engine(engine or EngineSettings())) as executor:
         executor.connect(progress)
         devices = executor.at_once
-    plan = plan_pretraining(recipe, out, variant) if isinstance(recipe, StudyRecipe) else plan_comparison(recipe, out)
+    plan = plan_study(recipe, out, variant) if isinstance(recipe, StudyRecipe) else plan_comparison(recipe, out)
     # Trainings by the median step of finished ones; a trial of tuning and a final run take the same time a step
     of_step: dict[str, list[float]] = {}
     of_epochs: int | None = None
@@ -113,7 +113,9 @@ def preview(
         known = None
         if unit.action not in MEASURING and unit.run.variant in medians and steps is not None:
             known = medians[unit.run.variant] * steps
-        seconds.append(0.0 if unit.marker is None else known)
+        # the evaluation of a study is one pass over the held-out text, which takes little beside a training
+        is_short = unit.marker is None or (isinstance(recipe, StudyRecipe) and unit.action == "evaluate")
+        seconds.append(0.0 if is_short else known)
     sources = [f"finished runs in {out}"] if medians else []
 
     # All else by measuring
@@ -127,7 +129,7 @@ def preview(
     extensions = {
         run.folder for each in plan.tuning if each.edge is not None or each.enough is not None for run in each.runs
     }
-    if isinstance(recipe, Recipe) and recipe.training.looks:
+    if recipe.training.looks:
         first = recipe.training.first_seeds
         extensions |= {run.folder for run in plan.runs if not run.point and run.seed not in first}
     all_steps = tuple(

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from hfpatch.data.tokenizer import hash_tokenizer
 from hfpatch.evaluation import Comparison, all_aggregations, check_known_scores, unknown_base
 from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.exchange import frontier_of
 from hfpatch.evaluation.reading import Reader
 from hfpatch.evaluation.retention import kept_of
 from hfpatch.evaluation.selection import select
+from hfpatch.models.plan import describe_paths
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.models import split_architecture
 from hfpatch.recipes.pairs import Question, by_question, is_lora, references
-from hfpatch.recipes.questions import margins_of
+from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.results.cautions import comparison_cautions
+from hfpatch.results.comparison import Diagnostic, Study, Variant
 from hfpatch.results.identity import facts_of_base
 from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN, task_results
 from hfpatch.results.records import DocumentLosses, write_published
@@ -36,14 +41,16 @@ from hfpatch.runs.identity import check_measured
 from hfpatch.runs.looks import read_looks
 from hfpatch.runs.plan import PlannedRun, planned_runs
 from hfpatch.runs.retention import collect_retention, retention_records
-from hfpatch.runs.setup import ComparisonSetup
+from hfpatch.runs.scratch import StudySetup
+from hfpatch.runs.setup import ComparisonSetup, Setup
 from hfpatch.runs.tuning import collect_tuning
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock, provenance
+from hfpatch.training.diagnostics import DiagnosticsFile
 
 
 def collect(
-    setup: ComparisonSetup,
+    setup: Setup,
     out: Path,
     clock: Clock,
     *,
@@ -61,85 +68,125 @@ def collect(
         looks: the looks taken; None reads them in the folder.
         seeds: take these seeds alone.
     """
-    recipe, settings = setup.recipe, setup.recipe.model_dump(mode="json")
-    baseline, training = recipe.baseline, recipe.training
+    recipe, baseline, training = setup.recipe, setup.recipe.baseline, setup.recipe.training
     runs = [run for run in planned_runs(recipe, out) if run.result.is_file() and (seeds is None or run.seed in seeds)]
     looks = read_looks(out) if looks is None else looks
-    methods = {name: _method(setup, name, runs, out / COSTS) for name in recipe.methods}
-    data = setup.blocks.to_json()
+    data, settings = setup.blocks.to_json(), training.model_dump(mode="json")
+    if isinstance(setup, ComparisonSetup):
+        methods = {name: _method(setup, name, runs, out / COSTS) for name in setup.recipe.methods}
+        facts = _facts_of_base(setup)
+    else:
+        assert isinstance(setup, StudySetup)
+        methods = {name: _variant(setup, name, runs) for name in setup.recipe.variants}
+        facts = _facts_of_study(setup)
     if setup.held_out:
         data["held_out"] = setup.held_out.to_json()
-        if (base := methods[baseline].runs.get(0)) and HELD_OUT in base.evaluation:
+        base = methods[baseline].runs.get(0)
+        if isinstance(setup, ComparisonSetup) and base is not None and HELD_OUT in base.evaluation:
             data["held_out"]["base_loss"] = base.evaluation[HELD_OUT].metrics[NATS_PER_TOKEN]
-    if recipe.tuning is not None:  # it chooses the rate of each method
-        del settings["training"]["lr"]
     tuning = None
     if setup.tuning_text is not None:
         text = {**setup.tuning_text.to_json(), **setup.tuning_size}
         tuning = collect_tuning(setup.tuning, recipe, text, setup.plans[recipe.tuning_seed])
-    scored = (read_json(run.result)["evaluation"] for run in runs)
-    tasks = {task: Task.model_validate(score) for task, score in next(filter(None, scored), {}).items()}
+        if all(recipe.tuning_of(name) is not None for name in recipe.trained):  # none is trained at the recipe's rate
+            del settings["lr"]
+    stored = (read_json(run.result)["evaluation"] for run in runs)
+    tasks = {task: Task.model_validate(score) for task, score in next(filter(None, stored), {}).items()}
 
     # What pairs of methods show, once every run is there
     comparisons, kept = list[Comparison](), None
+    aggregations: Mapping[str, Any] = {}
     if complete:
-        records, of_base = _records(out, methods), task_results(tasks, methods[baseline].runs[0].evaluation)
-        aggregations = all_aggregations(select(recipe.evaluation, recipe.data_dir).tasks)
-        given: dict[str, Any] = {"tasks": of_base, "baseline": baseline}
+        records = _records(out, methods)
+        scored = [run.evaluation for name in (baseline, *methods) for run in methods[name].runs.values()]
+        given: dict[str, Any] = {"tasks": task_results(tasks, next(filter(None, scored), {}))}
+        given["baseline"] = baseline if isinstance(setup, ComparisonSetup) else ""  # a study's has every seed
+        if isinstance(setup, ComparisonSetup):
+            aggregations = all_aggregations(select(setup.recipe.evaluation, setup.recipe.data_dir).tasks)
         compared = _compared(recipe, methods)
         comparisons = compare_records(records, references=compared, aggregations=aggregations, **given)
-        kept = kept_of(records, methods=recipe.trained, comparisons=comparisons, **given)
+        if isinstance(setup, ComparisonSetup):
+            kept = kept_of(records, methods=recipe.trained, comparisons=comparisons, **given)
     results = ComparisonResults(
         name=recipe.name,
         description=recipe.description,
-        protocol=recipe.protocol,
         complete=complete,
         provenance={**provenance(clock), "matmul": setup.matmul},
-        model={
-            **setup.base.facts,
-            "dtype": recipe.model.dtype,
-            "model_type": setup.base.model.config.model_type,
-            "parameters": setup.sizes[baseline].base,
-            **({"loading": loading} if (loading := recipe.model.describe()) else {}),
-            "identity": facts_of_base(setup.shared),
-        },
         data=data,
         plan={
             str(seed): {"sha256": setup.plans[seed].sha256, "steps": training.steps, "batch_size": training.batch_size}
             for seed in training.all_seeds
         },
-        training=settings["training"],
+        training=settings,
         tuning=tuning,
-        evaluation=settings["evaluation"],
         tasks=tasks,
         methods=methods,
         questions=questions_of(out, setup),
-        margin=margins_of(recipe),
+        margin=recipe.margins,
         pairs=_pairs(recipe),
         comparisons=comparisons,
-        retention=collect_retention(setup, out, methods, tasks, complete=complete),
         kept=kept,
         looks=list(looks) or None,
+        **facts,
     )
+    if isinstance(setup, ComparisonSetup):
+        retention = collect_retention(setup, out, methods, tasks, complete=complete)
+        results = results.model_copy(update={"retention": retention})
     if looks and complete:
         made = sum(len(methods[name].runs) for name in recipe.trained)
         results = results.model_copy(update={"runs_saved": len(recipe.trained) * len(training.all_seeds) - made})
-    warnings = [f"{caution}." for caution in setup.cautions]
-    warnings += [f"{name} is left out: {reason}." for name, reason in setup.left_out.items()]
-    warnings += growth_of(out, recipe)
-    if complete:
-        of_model, plain = (recipe.model.full_name, recipe.model.revision, recipe.model.dtype), recipe.evaluation.plain
-        warnings += check_known_scores(*of_model, of_base, plain=plain)
-        warnings += filter(None, [unknown_base(*of_model, of_base, plain=plain)])
-        warnings += comparison_cautions(recipe, results)
-    found: dict[str, Any] = {"warnings": warnings, "left_out": setup.left_out or None}
-    if results.comparisons:
+    found: dict[str, Any] = {"warnings": _warnings(setup, out, results), "left_out": setup.left_out or None}
+    if results.comparisons and isinstance(setup, ComparisonSetup):
         found["frontier"] = frontier_of(results, records, aggregations)
     return results.model_copy(update=found)
 
 
+def _warnings(setup: Setup, out: Path, results: ComparisonResults) -> list[str]:
+    """Return every caution of some results."""
+    warnings = [f"{caution}." for caution in setup.cautions]
+    warnings += [f"{name} is left out: {reason}." for name, reason in setup.left_out.items()]
+    warnings += growth_of(out, setup.recipe)
+    if results.complete and isinstance(setup, ComparisonSetup):
+        model, plain = setup.recipe.model, setup.recipe.evaluation.plain
+        of_base = results.scores_of(results.methods[setup.recipe.baseline].runs[0])
+        of_model = (model.full_name, model.revision, model.dtype)
+        warnings += check_known_scores(*of_model, of_base, plain=plain)
+        warnings += filter(None, [unknown_base(*of_model, of_base, plain=plain)])
+    if results.complete:
+        warnings += comparison_cautions(setup.recipe, results)
+    return warnings
+
+
+def _facts_of_base(setup: ComparisonSetup) -> dict[str, Any]:
+    """Return what results say of a base and of the tasks."""
+    recipe = setup.recipe
+    return {
+        "protocol": recipe.protocol,
+        "model": {
+            **setup.base.facts,
+            "dtype": recipe.model.dtype,
+            "model_type": setup.base.model.config.model_type,
+            "parameters": setup.sizes[recipe.baseline].base,
+            **({"loading": loading} if (loading := recipe.model.describe()) else {}),
+            "identity": facts_of_base(setup.shared),
+        },
+        "evaluation": recipe.evaluation.model_dump(mode="json"),
+    }
+
+
+def _facts_of_study(setup: StudySetup) -> dict[str, Any]:
+    """Return what results say in place of a base."""
+    recipe, wholes = (
+        setup.recipe,
+        [setup.recipe.architecture | own.architecture for own in setup.recipe.variants.values()],
+    )
+    common = {key: value for key, value in wholes[0].items() if all(whole.get(key) == value for whole in wholes)}
+    tokenizer = {"vocab_size": len(setup.tokenizer), "sha256": hash_tokenizer(setup.tokenizer)}
+    return {"study": Study(baseline=recipe.baseline, architecture=common, tokenizer=tokenizer)}
+
+
 def take_look(
-    setup: ComparisonSetup, out: Path, clock: Clock, before: Sequence[LookTaken], seeds: int
+    setup: Setup, out: Path, clock: Clock, before: Sequence[LookTaken], seeds: int
 ) -> tuple[ComparisonResults, LookTaken]:
     """Test the primary pairs with so many seeds, after the looks before, and say which methods get more.
 
@@ -189,6 +236,44 @@ def _method(setup: ComparisonSetup, name: str, runs: Sequence[PlannedRun], costs
     )
 
 
+def _variant(setup: StudySetup, name: str, runs: Sequence[PlannedRun]) -> Method:
+    recipe, own = setup.recipe, setup.recipe.variants[name]
+    architecture = recipe.architecture | own.architecture
+    done = {run.seed: Run.model_validate(read_json(run.result)) for run in runs if run.variant == name}
+    folders = [run.folder for run in runs if run.variant == name and done[run.seed].diverged_step is None]
+    total, non_embedding = setup.sizes[name]
+    return Method(
+        parameters=Parameters(trainable=total, added=total, base=0, non_embedding=non_embedding),
+        runs=done,
+        curve=mean_curve(RunPaths(folder).metrics for folder in folders),
+        variant=Variant(
+            description=own.description,
+            query=describe_paths(split_architecture(architecture)[0]),
+            architecture=architecture,
+            training=own.training,
+            tuned=recipe.tuning_of(name) is not None,
+            diagnostics=_diagnostics(folders),
+        ),
+    )
+
+
+def _diagnostics(folders: Sequence[Path]) -> list[Diagnostic]:
+    """Return the means over runs of what f does in each layer, by step."""
+    found: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
+    for folder in folders:
+        for line in DiagnosticsFile(folder / "diagnostics.jsonl").values():
+            found.setdefault((line["step"], line["layer"], line["target"]), []).append(line)
+    return [
+        Diagnostic(
+            step=step,
+            layer=layer,
+            target=target,
+            **{name: fmean(line[name] for line in lines) for name in ("size", "cosine", "size_beside_x")},
+        )
+        for (step, layer, target), lines in found.items()
+    ]
+
+
 def form_of(parts: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the form of a method's nonlinear query with a weight anchor, or None where it has none."""
     for part in parts:
@@ -197,7 +282,7 @@ def form_of(parts: Sequence[Mapping[str, Any]]) -> str | None:
     return None
 
 
-def _pairs(recipe: Recipe) -> dict[Question, list[tuple[str, str]]]:
+def _pairs(recipe: Recipe | StudyRecipe) -> dict[Question, list[tuple[str, str]]]:
     """Return the pairs of each secondary question, all that the recipe declares."""
     declared = [(name, other) for name, others in references(recipe).items() for other in others]
     loras = [name for name, parts in recipe.methods.items() if is_lora(parts)]
@@ -230,7 +315,7 @@ def _records(out: Path, methods: Mapping[str, Method]) -> dict[str, dict[int, Pa
     return found
 
 
-def _compared(recipe: Recipe, methods: Mapping[str, Method]) -> dict[str, list[str]]:
+def _compared(recipe: Recipe | StudyRecipe, methods: Mapping[str, Method]) -> dict[str, list[str]]:
     """Return the references of each method, where both have a run with scores."""
     scored = {name for name, each in methods.items() if len(each.diverged) < len(each.runs)}
     found = {name: [other for other in others if other in scored] for name, others in references(recipe).items()}

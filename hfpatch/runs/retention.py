@@ -28,7 +28,7 @@ from hfpatch.runs.folder import RunPaths, diverged_step
 from hfpatch.runs.identity import check_measured, check_run
 from hfpatch.runs.plan import Unit
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.setup import ComparisonSetup
+from hfpatch.runs.setup import ComparisonSetup, Setup
 from hfpatch.support.files import read_json, write_json
 from hfpatch.support.provenance import checkout_state
 from hfpatch.support.ranks import Ranks
@@ -95,7 +95,7 @@ def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Rank
 
 
 def by_document(
-    measure: Callable[..., Array], model: PreTrainedModel, setup: ComparisonSetup, blocks: TokenBlocks, ranks: Ranks
+    measure: Callable[..., Array], model: PreTrainedModel, setup: Setup, blocks: TokenBlocks, ranks: Ranks
 ) -> Array:
     """Return what ``measure`` finds of each document (documents, ...), which the ranks measure together."""
     with fast_attention(), fast_matmul(model, library=setup.matmul):
@@ -104,7 +104,7 @@ def by_document(
     return found
 
 
-def _passes(setup: ComparisonSetup, ranks: Ranks) -> dict[str, Any]:
+def _passes(setup: Setup, ranks: Ranks) -> dict[str, Any]:
     """Return how the forward passes over a text are made, and which of them are this rank's."""
     training = setup.recipe.training
     return {

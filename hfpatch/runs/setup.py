@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from accelerate import PartialState
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.documents import Documents, describe_documents
@@ -20,10 +21,10 @@ from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import choose_library
 from hfpatch.recipes.budgets import TOLERANCE, budget_in, family_of
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.pretraining import point_name
+from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.questions import Asked, asked
 from hfpatch.recipes.training import with_steps
-from hfpatch.recipes.tuning import trial_changes
+from hfpatch.recipes.tuning import point_name, trial_changes
 from hfpatch.runs.identity import Identity, identify_base, identify_data, identify_training
 from hfpatch.runs.plan import PlannedRun
 from hfpatch.runs.progress import Progress
@@ -45,44 +46,92 @@ from hfpatch.training.trackers import check_trackers
 _METHOD_WITHOUT = {"base_model_name_or_path", "revision", "inference_mode", "peft_version"}
 
 
-@dataclass(frozen=True)
-class ComparisonSetup:
+@dataclass(frozen=True, kw_only=True)
+class Setup(ABC):
     """The inputs that all runs of a comparison share, checked before any of them.
 
     Attributes:
         recipe: the recipe.
-        base: the frozen model and its tokenizer.
         blocks: the training text.
         held_out: the text that the loss is measured on, if any.
         plans: the batch plan of each seed, that of tuning included.
-        methods: the adapters of each method; those of one run of a tuned method are found by `method_of`.
-        sizes: the parameters that each method adds and trains.
         shared: the hashes of base, tokenizer and text.
-        matmul: the library for matrix products of all runs; None where the base is not on the CPU.
+        matmul: the library for matrix products of all runs; None where the base is not on the CPU, and in pretraining,
+            where each run chooses its own and keeps it in its checkpoints.
         tuning: the trials; none where the recipe does not tune.
         tuning_text: the text that the loss of the trials is measured on.
         cautions: which documents of the training text are in the tasks, too.
         left_out: methods of the recipe that reach no size near their budget, with the reason; ``recipe``, ``methods``
             and ``sizes`` are without them.
+    """
+
+    recipe: Recipe | StudyRecipe
+    blocks: TokenBlocks
+    held_out: TokenBlocks | None
+    plans: dict[int, BatchPlan]
+    shared: Identity
+    matmul: MatmulLibrary | None = None
+    tuning: Tuning = field(default_factory=Tuning)
+    tuning_text: TokenBlocks | None = None
+    cautions: tuple[str, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of all texts."""
+
+    @property
+    @abstractmethod
+    def questions(self) -> list[Asked]:
+        """The primary questions of the comparison."""
+
+    @abstractmethod
+    def identify(self, run: PlannedRun) -> Identity:
+        """Return the identity of one run."""
+
+    def identify_scores(self) -> dict[str, dict[str, str]]:
+        """Return the hashes of each task and of its prompts, which are the same for all methods; none by default."""
+        return {}
+
+    @cached_property
+    def held_out_documents(self) -> Documents:
+        """The hashes and lengths of the held-out documents."""
+        assert self.held_out is not None
+        return describe_documents(self.held_out, self.tokenizer)
+
+    @cached_property
+    def tuning_size(self) -> dict[str, int]:
+        """The predicted tokens of tuning's text, and their bytes."""
+        assert self.tuning_text is not None
+        tokens = self.tuning_text.count_predicted(range(len(self.tuning_text)))
+        size = describe_documents(self.tuning_text, self.tokenizer).bytes.sum()
+        return {"predicted_tokens": tokens, "bytes": int(size)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonSetup(Setup):
+    """The inputs of a comparison of patches.
+
+    Attributes:
+        base: the frozen model and its tokenizer.
+        methods: the adapters of each method; those of one run of a tuned method are found by `method_of`.
+        sizes: the parameters that each method adds and trains.
         retained: the texts of ``retention``, by name.
         tasks: each task, and whether it scores whole texts.
     """
 
     recipe: Recipe
     base: Base
-    blocks: TokenBlocks
-    held_out: TokenBlocks | None
-    plans: dict[int, BatchPlan]
     methods: dict[str, Method]
     sizes: dict[str, PatchSummary]
-    shared: Identity
-    matmul: MatmulLibrary | None
-    tuning: Tuning = field(default_factory=Tuning)
-    tuning_text: TokenBlocks | None = None
-    cautions: tuple[str, ...] = ()
-    left_out: dict[str, str] = field(default_factory=dict)
     retained: Mapping[str, TokenBlocks] = field(default_factory=dict)
     tasks: Mapping[str, bool] = field(default_factory=dict)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The base's tokenizer."""
+        return self.base.tokenizer
 
     @cached_property
     def questions(self) -> list[Asked]:
@@ -118,23 +167,9 @@ class ComparisonSetup:
         return {**self.shared, "method": of_method, **training}
 
     @cached_property
-    def held_out_documents(self) -> Documents:
-        """The hashes and lengths of the held-out documents."""
-        assert self.held_out is not None
-        return describe_documents(self.held_out, self.base.tokenizer)
-
-    @cached_property
     def retained_documents(self) -> dict[str, Documents]:
         """The same of each text of ``retention``."""
         return {name: describe_documents(blocks, self.base.tokenizer) for name, blocks in self.retained.items()}
-
-    @cached_property
-    def tuning_size(self) -> dict[str, int]:
-        """The predicted tokens of tuning's text, and their bytes."""
-        assert self.tuning_text is not None
-        tokens = self.tuning_text.count_predicted(range(len(self.tuning_text)))
-        size = describe_documents(self.tuning_text, self.base.tokenizer).bytes.sum()
-        return {"predicted_tokens": tokens, "bytes": int(size)}
 
     def identify_retention(self, run: PlannedRun) -> Identity:
         """Return the identity of one run's scores on the texts of ``retention``."""
@@ -142,7 +177,7 @@ class ComparisonSetup:
         return {**self.identify(run), "retention_text": texts}
 
     def identify_scores(self) -> dict[str, dict[str, str]]:
-        """Return the hashes of each task and of its prompts, which are the same for all methods."""
+        """Return the hashes of each task and of its prompts."""
         from hfpatch.evaluation.harness import quiet
         from hfpatch.evaluation.selection import select
         from hfpatch.evaluation.sizing import collect_requests

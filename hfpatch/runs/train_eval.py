@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from abc import abstractmethod
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.pretraining import point_name
+from hfpatch.recipes.tuning import point_name
 from hfpatch.results.identity import task_identity
 from hfpatch.results.parts import HELD_OUT, TrainResult
 from hfpatch.results.records import loss_of
@@ -28,7 +29,7 @@ from hfpatch.runs.looks import is_wanted, read_looks, write_looks
 from hfpatch.runs.plan import MEASURING, PlannedRun, Unit
 from hfpatch.runs.retention import by_document, measure_further
 from hfpatch.runs.session import Session
-from hfpatch.runs.setup import ComparisonSetup, set_up
+from hfpatch.runs.setup import ComparisonSetup, Setup, set_up
 from hfpatch.runs.tuning import Outcome, Tuning
 from hfpatch.support.files import read_json, write_json
 from hfpatch.support.provenance import checkout_state
@@ -41,25 +42,25 @@ COST_SHARE = 0.05
 """The share of a run's time that measuring the cost of each method may take."""
 
 
-class ComparisonSession(Session):
-    """The units of a comparison, or the training of one of its methods."""
+class TrainEvalSession(Session):
+    """The units of a comparison of patches, or of models from scratch."""
 
-    setup: ComparisonSetup
+    setup: Setup
 
-    def set_up(self) -> None:
-        """Load the base and the data, and try each method on the base."""
-        recipe, part = self.plan.recipe, self.plan.part
-        assert isinstance(recipe, Recipe)
-        base = RunPaths(self.plan.runs[0].folder).tuning_losses
-        self.setup = set_up(recipe, Tuning(self.plan.tuning, part and recipe.tuned_at(part), base), self.progress)
+    @abstractmethod
+    def train(self, run: PlannedRun) -> None:
+        """Train a method, or a variant, and save it unless it diverged or is a trial; write its outcome."""
+
+    @abstractmethod
+    def score(self, run: PlannedRun) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the scores of the bare base or of what was saved, and the facts of how they were computed."""
 
     def declare(self) -> None:
-        """Write the questions of a whole comparison, unless its folder has them."""
-        if self.plan.part is None:
-            trained = [RunPaths(run.folder) for run in self.plan.runs if run.variant != self.setup.recipe.baseline]
-            # where tasks get more documents, only the records are left of a method's results
-            scored = any(run.result.is_file() or any(run.evaluations.glob("*.jsonl")) for run in trained)
-            declare(self.plan.out, self.setup, has_results=scored)
+        """Write the questions, unless the folder has them."""
+        trained = [RunPaths(run.folder) for run in self.plan.runs if run.variant in self.setup.recipe.trained]
+        # where tasks get more documents, only the records are left of a method's results
+        scored = any(run.result.is_file() or any(run.evaluations.glob("*.jsonl")) for run in trained)
+        declare(self.plan.out, self.setup, has_results=scored)
 
     def record(self, unit: Unit) -> None:
         """Note that a unit is complete; a training changes nothing in results.json until it is evaluated."""
@@ -76,18 +77,6 @@ class ComparisonSession(Session):
             if complete and results.comparisons:
                 publish_values(out, results, self.setup.tuning.losses(self.setup.recipe.baseline))
             write_json(out / "results.json", results.to_json())
-
-    def measure_costs(self) -> None:
-        """Measure what a training step of each method costs, once, for at most a twentieth of the run's time."""
-        path, state = self.plan.out / COSTS, PartialState()
-        names = {name for name, method in self.setup.methods.items() if method.configs}
-        if state.num_processes > 1 or (path.is_file() and read_json(path).keys() == names):
-            return
-        from hfpatch.runs.measuring import measure_costs
-
-        costs = measure_costs(self.setup, COST_SHARE * self.clock.seconds)
-        if costs:
-            write_json(path, {name: cost.to_json() for name, cost in costs.items()})
 
     def is_due(self, unit: Unit) -> bool:
         """Return whether `complete` would train or evaluate something; the units that this one needs are complete."""
@@ -107,29 +96,31 @@ class ComparisonSession(Session):
         if not self._is_wanted(run):
             return
         try:
-            if unit.action == "check_baseline":
-                self._check_baseline(run)
-            elif unit.action == "look":
+            if unit.action == "look":
                 self._look(unit.seeds)
             elif unit.action == "evaluate":
                 if not unit.is_complete():
                     self._evaluate(run)
                 progress.finished(run.name, summarise(read_json(run.result)))
-            elif unit.action in ("retain", "rewind"):
-                progress.finished(run.name, measure_further(unit, setup, progress))
             elif unit.action == "tune":
                 if setup.tuning.needs(run):
                     if not unit.is_complete():
-                        self._train(run)
+                        self.train(run)
                         trial = Outcome(run, read_json(RunPaths(run.folder).training))
                         step, loss = diverged_step(trial.trained), f"loss on the text of tuning {trial.loss:.4f}"
                         progress.finished(run.name, loss if step is None else f"diverged at step {step}")
                     if PartialState().is_main_process:
                         shutil.rmtree(RunPaths(run.folder).checkpoints, ignore_errors=True)
-            else:
+            elif unit.action == "train":
                 self._complete_training(unit)
+            else:
+                self.complete_other(unit)
         except HfpatchError as error:
             raise HfpatchError(f"{run.name}: {error}") from error
+
+    def complete_other(self, unit: Unit) -> None:
+        """Complete a unit that only one kind of comparison has."""
+        raise AssertionError(unit.action)
 
     def _look(self, seeds: int) -> None:
         """Test which primary pairs are decided with so many seeds, unless the looks before ask for no more."""
@@ -165,7 +156,7 @@ class ComparisonSession(Session):
         if run.result.is_file():
             return
         if not unit.is_complete():
-            self._train(run)
+            self.train(run)
         if not PartialState().is_main_process:
             return
         if not setup.recipe.training.keep_finished:
@@ -178,7 +169,77 @@ class ComparisonSession(Session):
                 stacklevel=2,
             )
 
-    def _train(self, run: PlannedRun) -> None:
+    def measure_trial(self, model: PreTrainedModel, outcome: TrainResult) -> dict[str, Any]:
+        """Return the loss of a trial on the text of tuning, and (documents, 2) nats and predicted tokens."""
+        if outcome.diverged_step is not None:
+            return {}
+        assert self.setup.tuning_text is not None
+        losses = by_document(document_losses, model, self.setup, self.setup.tuning_text, start_ranks())
+        if not np.isfinite(losses).all():
+            return {"diverged_step": outcome.steps}
+        return {"final_eval_loss": loss_of(losses.tolist()), "losses": losses.tolist()}
+
+    def _evaluate(self, run: PlannedRun) -> None:
+        """Evaluate the bare base or what was saved, and write the run's result; a run that diverged has no scores."""
+        paths, identity = RunPaths(run.folder), self.setup.identify(run)
+        trained = read_json(paths.training) if paths.training.is_file() else None
+        if trained is not None:
+            check_run(run.folder, identity)  # code may have changed since, in another process
+        scores: dict[str, Any] = {}
+        computed: dict[str, Any] = {}
+        if diverged_step(trained) is None:
+            scores, computed = self.score(run)
+            trained = trained and read_json(paths.training)  # where scores may show that it diverged
+        result = {
+            "commit": checkout_state()[0],
+            "identity": identity,
+            **computed,
+            "train": trained and {key: value for key, value in trained.items() if key != "identity"},
+            "evaluation": {task: score.to_json() for task, score in scores.items()},
+            "layers": [series.to_json() for series in patch_norms(paths.patch)],
+        }
+        if PartialState().is_main_process:
+            write_json(paths.result, result)
+        PartialState().wait_for_everyone()
+
+
+class ComparisonSession(TrainEvalSession):
+    """The units of a comparison of patches, or the training of one of its methods."""
+
+    setup: ComparisonSetup
+
+    def set_up(self) -> None:
+        """Load the base and the data, and try each method on the base."""
+        recipe, part = self.plan.recipe, self.plan.part
+        assert isinstance(recipe, Recipe)
+        base = RunPaths(self.plan.runs[0].folder).tuning_losses
+        self.setup = set_up(recipe, Tuning(self.plan.tuning, part and recipe.tuned_at(part), base), self.progress)
+
+    def declare(self) -> None:
+        """Write the questions, unless this is the training of one method, which does not load the tasks."""
+        if self.plan.part is None:
+            super().declare()
+
+    def measure_costs(self) -> None:
+        """Measure what a training step of each method costs, once, for at most a twentieth of the run's time."""
+        path, state = self.plan.out / COSTS, PartialState()
+        names = {name for name, method in self.setup.methods.items() if method.configs}
+        if state.num_processes > 1 or (path.is_file() and read_json(path).keys() == names):
+            return
+        from hfpatch.runs.measuring import measure_costs
+
+        costs = measure_costs(self.setup, COST_SHARE * self.clock.seconds)
+        if costs:
+            write_json(path, {name: cost.to_json() for name, cost in costs.items()})
+
+    def complete_other(self, unit: Unit) -> None:
+        """Check the baseline's scores, or measure a saved patch further."""
+        if unit.action == "check_baseline":
+            self._check_baseline(unit.run)
+        else:
+            self.progress.finished(unit.run.name, measure_further(unit, self.setup, self.progress))
+
+    def train(self, run: PlannedRun) -> None:
         """Train a method and save its patch, unless it diverged or is a trial; afterwards the base is as it was."""
         setup, state, paths = self.setup, PartialState(), RunPaths(run.folder)
         settings = setup.recipe_of(run).training
@@ -201,63 +262,36 @@ class ComparisonSession(Session):
             )
             trained = outcome.to_json()
             if run.point:
-                trained |= {**self._measure_trial(model, outcome), "commit": checkout_state()[0]}
+                trained |= {**self.measure_trial(model, outcome), "commit": checkout_state()[0]}
             if state.is_main_process:
                 if outcome.diverged_step is None and not run.point:
                     save_patch(model, paths.patch)
                 write_json(paths.training, {**trained, "identity": identity})
             state.wait_for_everyone()
 
-    def _measure_trial(self, model: PreTrainedModel, outcome: TrainResult) -> dict[str, Any]:
-        """Return the loss of a trial on the text of tuning, and (documents, 2) nats and predicted tokens."""
-        if outcome.diverged_step is not None:
-            return {}
-        assert self.setup.tuning_text is not None
-        losses = by_document(document_losses, model, self.setup, self.setup.tuning_text, start_ranks())
-        if not np.isfinite(losses).all():
-            return {"diverged_step": outcome.steps}
-        return {"final_eval_loss": loss_of(losses.tolist()), "losses": losses.tolist()}
+    def score(self, run: PlannedRun) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the scores of the bare base or of a saved patch, and the facts of how they were computed.
 
-    def _evaluate(self, run: PlannedRun) -> None:
-        """Evaluate the bare base or a saved patch, and write the run's result; a run that diverged has no scores.
-
-        So has one whose model gives a document no finite log-likelihood. (On several processes that is an error, as
-        the others wait for its scores.)
+        A patch whose model gives a document no finite log-likelihood counts as diverged. (On several processes that is
+        an error, as the others wait for its scores.)
         """
         from hfpatch.evaluation.model import BrokenModelError
 
-        setup, paths, ranks = self.setup, RunPaths(run.folder), start_ranks()
-        trained = read_json(paths.training) if paths.training.is_file() else None
-        identity = setup.identify(run)
-        if trained is not None:
-            check_run(run.folder, identity)  # code may have changed since, in another process
-        scores: dict[str, Any] = {}
-        computed: dict[str, Any] = {}
-        if diverged_step(trained) is None:
-            try:
-                scores, computed = self._score(run)
-            except BrokenModelError as error:
-                if trained is None or ranks.count > 1:
-                    raise
-                trained = {**trained, "diverged_step": trained["steps"]}
-                write_json(paths.training, trained)
-                shutil.rmtree(paths.patch, ignore_errors=True)
-                warnings.warn(
-                    f"{run.name}: {error}: it counts as diverged, has no patch and no scores, and is left out of the "
-                    "comparisons; a lower learning rate may help",
-                    stacklevel=2,
-                )
-        result = {
-            "commit": checkout_state()[0],
-            "identity": identity,
-            **computed,
-            "train": trained and {key: value for key, value in trained.items() if key != "identity"},
-            "evaluation": {task: score.to_json() for task, score in scores.items()},
-            "layers": [series.to_json() for series in patch_norms(paths.patch)],
-        }
-        if ranks.is_first:
-            write_json(paths.result, result)
-        PartialState().wait_for_everyone()
+        paths = RunPaths(run.folder)
+        try:
+            return self._score(run)
+        except BrokenModelError as error:
+            if not paths.training.is_file() or start_ranks().count > 1:
+                raise
+            trained = read_json(paths.training)
+            write_json(paths.training, {**trained, "diverged_step": trained["steps"]})
+            shutil.rmtree(paths.patch, ignore_errors=True)
+            warnings.warn(
+                f"{run.name}: {error}: it counts as diverged, has no patch and no scores, and is left out of the "
+                "comparisons; a lower learning rate may help",
+                stacklevel=2,
+            )
+            return {}, {}
 
     def _score(self, run: PlannedRun) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the scores of the bare base or of a saved patch by task, and the facts of how they were computed."""

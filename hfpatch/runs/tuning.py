@@ -12,6 +12,7 @@ from typing import Any
 
 from hfpatch.data.plan import BatchPlan
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.tuning import Edge, Values
 from hfpatch.results import schema as results
 from hfpatch.results.decision import rate_error
@@ -54,11 +55,13 @@ class Tuning:
         rounds: the trials in the order in which they are decided on; none where the recipe does not tune.
         part: the one method whose trials decide whether more rates are needed; None for all.
         base: the file with the base's losses on the text of tuning; it need not exist.
+        untrained: without a base, the loss of a model that knows nothing, the logarithm of the vocabulary's size.
     """
 
     rounds: Sequence[Round] = ()
     part: str | None = None
     base: Path | None = None
+    untrained: float | None = None
     _read: dict[Path, tuple[int, Outcome]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def needs(self, run: PlannedRun) -> bool:
@@ -87,7 +90,7 @@ class Tuning:
     def base_loss(self) -> float | None:
         """The untrained base's loss on the text of tuning; None where it was not measured."""
         is_measured = self.base is not None and self.base.is_file()
-        return loss_of(read_json(self.base)["losses"]) if self.base is not None and is_measured else None
+        return loss_of(read_json(self.base)["losses"]) if self.base is not None and is_measured else self.untrained
 
     def losses(self, baseline: str) -> dict[str, list[DocumentLosses | None]]:
         """Return the documents' losses of the base and of each method's trials, rates ascending.
@@ -133,9 +136,9 @@ def _needed(each: Round, known: Sequence[Outcome], base_loss: float | None) -> S
     found = [one for one in best.values() if one is not None and math.isfinite(one.loss)]
     if all(_error(known, one, base_loss) < each.enough for one in found):
         return ()
-    rates = sorted({float(run.point["lr"] or 0.0) for run in each.runs})
     beside = {}
     for one in found:
+        rates = sorted({float(run.point["lr"] or 0.0) for run in each.runs if run.variant == one.run.variant})
         place = bisect(rates, one.rate)
         beside[one.run.variant] = rates[max(0, place - 1) : place + 1]
     return [run for run in each.runs if run.point["lr"] in beside.get(run.variant, ())]
@@ -162,20 +165,24 @@ def _at_edge(known: Sequence[Outcome], edge: Edge) -> list[str]:
     return [method for method, outcome in best.items() if outcome is not None and outcome.rate == limits[method]]
 
 
-def collect_tuning(tuning: Tuning, recipe: Recipe, text: Mapping[str, Any], plan: BatchPlan) -> results.Tuning:
+def collect_tuning(
+    tuning: Tuning, recipe: Recipe | StudyRecipe, text: Mapping[str, Any], plan: BatchPlan
+) -> results.Tuning:
     """Return the outcomes of the trials so far, for the results of a recipe that tunes; ``text`` describes its text."""
     assert recipe.tuning is not None
     outcomes = tuning.outcomes()
     rates = list(dict.fromkeys(outcome.rate for outcome in outcomes))
     sides: tuple[Edge, Edge] = ("highest", "lowest")  # a single rate counts as the lowest
-    beyond = [rate for edge in sides for rate in recipe.tuning.extension(edge)]
+    tried = [own for name in recipe.trained if (own := recipe.tuning_of(name)) is not None]
+    beyond = {rate for own in tried for edge in sides for rate in own.extension(edge)}
+    listed = {rate for own in tried for rate in own.learning_rates}
     edges = {method: edge for edge in sides for method in _at_edge(outcomes, edge)}
     return results.Tuning(
         seed=recipe.tuning_seed,
         steps=plan.steps,
         learning_rates=rates,
-        added=[rate for rate in rates if rate in beyond],
-        refined=[rate for rate in rates if rate not in (*recipe.tuning.learning_rates, *beyond)] or None,
+        added=[rate for rate in rates if rate in beyond - listed],
+        refined=[rate for rate in rates if rate not in beyond | listed] or None,
         text=dict(text),
         base_loss=tuning.base_loss,
         trials=[

@@ -39,11 +39,13 @@ def pretrain(
     resume: bool = False,
     on_step: Callable[[StepRecord], None] | None = None,
     origin: Mapping[str, str | None] | None = None,
+    save: bool = True,
 ) -> TrainResult:
     """Train all of ``model`` in float32, in place, and save it as a Hugging Face folder.
 
-    Writes ``run_dir/metrics.jsonl``, ``run_dir/checkpoints/`` and at the end ``run_dir/model/``; with diagnostics and
-    an f in the model also ``run_dir/diagnostics.jsonl``. The evaluation loss is measured before the first step too.
+    Writes ``run_dir/metrics.jsonl``, ``run_dir/checkpoints/`` and, with ``save``, at the end ``run_dir/model/``; with
+    diagnostics and an f in the model also ``run_dir/diagnostics.jsonl``. The evaluation loss is measured before the
+    first step too.
 
     A run that diverges ends there, with a result: ``diverged_step`` names the step, its line is the last of
     metrics.jsonl, no model is written, and resuming returns the same result at once.
@@ -76,7 +78,7 @@ def pretrain(
         diagnose_every=settings.diagnose_every if query_paths_with_f(model) else None,
     )
     result = run_training(model, run, resume=resume)
-    if result.diverged_step is None and PartialState().is_main_process:
+    if save and result.diverged_step is None and PartialState().is_main_process:
         shows_progress = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
         try:

@@ -3,7 +3,7 @@
 import pytest
 
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_or_study, point_name
+from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_or_study
 
 PRETRAIN = """\
 name: tiny
@@ -25,52 +25,63 @@ name: tiny-study
 architecture: {model_type: gpt2, n_embd: 16, n_head: 2, n_layer: 1, biases: false}
 tokenizer: {train_vocab_size: 300}
 data: {source: tinyworld/base, held_out: 10}
-training: {steps: 20, warmup_steps: 2, lr: 1e-3}
-seeds: [0, 7]
+training: {steps: 20, warmup_steps: 2, lr: 1e-3, seeds: [0, 7]}
+tuning:
+  learning_rates: [1e-3, 2e-3]
+  grid: {training.weight_decay: [0.1, 0.2]}
+  steps: 5
+  held_out: 4
 baseline: linear
 variants:
   linear: {}
-  nonlinear: {architecture: {query: {path: nonlinear}}, training: {weight_decay: 0.03125}}
-  wide: {architecture: {mlp_width: 4.75}, sweep: {}}
-sweep: {lr: [1e-3, 2e-3], weight_decay: [0.1, 0.2]}
+  nonlinear: {architecture: {query: {path: nonlinear}}, training: {min_lr_ratio: 0.01}}
+  wide: {architecture: {mlp_width: 4.75}, training: {weight_decay: 0.03125}, tuning: null}
 """
 
 
 def test_a_study_is_told_from_one_model_by_its_variants_and_written_back(write):
-    assert load_pretrain_or_study(write(STUDY), ["seeds=3"]).seeds == (0, 1, 2)
-    study = load_pretrain_or_study(write(STUDY), ["seeds=[1]"])
+    assert load_pretrain_or_study(write(STUDY), ["training.seeds=3"]).training.seeds == (0, 1, 2)
+    study = load_pretrain_or_study(write(STUDY), ["training.seeds={looks: [2, 4]}"])
     assert isinstance(study, StudyRecipe)
-    assert study.seeds == (1,)
+    assert (study.training.all_seeds, study.training.first_seeds) == ((0, 1, 2, 3), (0, 1))
     assert load_pretrain_or_study(write(study.to_yaml(), "again.yaml")) == study
     assert isinstance(load_pretrain_or_study(write(PRETRAIN)), PretrainRecipe)
 
 
 def test_the_runs_of_a_study(write):
     study = load_pretrain_or_study(write(STUDY))
-    assert study.points("wide") == [{}]
-    points = study.points("linear")
-    assert points == [{"lr": lr, "weight_decay": decay} for lr in (1e-3, 2e-3) for decay in (0.1, 0.2)]
-    assert point_name(points[1]) == "lr=0.001,weight_decay=0.2"
-    assert point_name({}) == ""
-    linear, nonlinear = (study.single(name, {}, 7) for name in ("linear", "nonlinear"))
+    assert study.tuning_of("linear") == study.tuning
+    assert study.tuning_of("wide") is None
+    linear, nonlinear, wide = (study.single(name, {}, 7) for name in study.variants)
     assert linear.architecture == study.architecture
     assert nonlinear.architecture == {**study.architecture, "query": {"path": "nonlinear"}}
-    assert (linear.training.weight_decay, nonlinear.training.weight_decay) == (0.1, 0.03125)
     assert (nonlinear.seed, nonlinear.name) == (7, "tiny-study-nonlinear")
-    swept = study.single("nonlinear", {"lr": 2e-3, "weight_decay": 0.2}, 0).training
-    assert (swept.lr, swept.weight_decay) == (2e-3, 0.2)
+    assert (wide.training.lr, wide.training.weight_decay) == (1e-3, 0.03125)
+    tuned = study.single("nonlinear", {"lr": 2e-3, "weight_decay": 0.2}, 0).training
+    assert (tuned.lr, tuned.weight_decay, tuned.min_lr_ratio, tuned.steps) == (2e-3, 0.2, 0.01, 20)
+    trial = study.single("nonlinear", {"lr": 2e-3, "weight_decay": 0.2}, 0, trial=True).training
+    assert trial == tuned.model_copy(update={"steps": 5})
 
 
-@pytest.mark.parametrize("where", ["sweep", "variant"])
+def test_a_study_asks_by_default_for_a_gain_of_each_variant_over_the_baseline(write):
+    (asked,) = load_pretrain_or_study(write(STUDY)).asked()
+    assert (asked.pairs, asked.on) == ((("nonlinear", "linear"), ("wide", "linear")), ("held_out_text",))
+    chosen = load_pretrain_or_study(write(STUDY), ["questions.gain.pairs=[[nonlinear, wide]]", "margin={}"])
+    assert chosen.asked()[0].pairs == (("nonlinear", "wide"),)
+    assert chosen.margins["nats_per_token"] == 0.02
+    assert load_pretrain_or_study(write(STUDY), ["questions.gain=null"]).asked() == []
+
+
+@pytest.mark.parametrize("where", ["tuning", "variant"])
 def test_the_decay_of_a_study_is_that_of_its_runs_with_wsd(write, where):
     text = STUDY.replace("{steps: 20,", "{steps: 20, decay_steps: 5,")
-    if where == "sweep":
-        text = text.replace("lr: [1e-3, 2e-3]", "schedule: [cosine, wsd]")
+    if where == "tuning":
+        text = text.replace("training.weight_decay: [0.1, 0.2]", "training.schedule: [cosine, wsd]")
     else:
-        text = text.replace("weight_decay: 0.03125", "schedule: wsd")
+        text = text.replace("min_lr_ratio: 0.01", "schedule: wsd")
     study = load_pretrain_or_study(write(text))
-    point = {"schedule": "wsd"} if where == "sweep" else {}
-    assert study.single("nonlinear", point, 0).training.decay_steps == 5
+    values = {"schedule": "wsd"} if where == "tuning" else {}
+    assert study.single("nonlinear", values, 0).training.decay_steps == 5
     assert study.single("linear", {}, 0).training.decay_steps is None
 
 
@@ -89,20 +100,24 @@ def test_the_decay_of_a_study_is_that_of_its_runs_with_wsd(write, where):
         (STUDY, "[0, 7]", "[0, 0]", ["seeds lists 0 twice"]),
         (STUDY, "  wide:", "  wi/de:", ["'wi/de' becomes a folder"]),
         (STUDY, ", held_out: 10", "", ["loss on held-out text", "data.held_out"]),
-        (STUDY, "lr: [1e-3, 2e-3]", "rl: [1e-3]", ["sweep.rl", "'rl' is no key of training", "did you mean 'lr'"]),
-        (STUDY, "lr: [1e-3, 2e-3]", "steps: [10]", ["sweep.steps", "must be the same for all"]),
-        (STUDY, "lr: [1e-3, 2e-3]", "lr: []", ["sweep.lr is empty"]),
-        (STUDY, "lr: [1e-3, 2e-3]", "lr: [1e-3, 1e-3]", ["sweep.lr lists 0.001 twice"]),
-        (STUDY, "lr: [1e-3, 2e-3]", "betas: [[0.9, 0.95]]", ["sweep.betas", "single values"]),
-        (STUDY, "1e-3, 2e-3", "1e-3, -1.0", ["variants.linear at lr=-1.0", "training.lr is -1.0", "greater than 0"]),
-        (STUDY, "weight_decay: 0.03125", "weigt_decay: 0.03", ["variants.nonlinear", "did you mean 'weight_decay'"]),
+        (STUDY, "training.weight_decay:", "training.weigt_decay:", ["tuning.grid", "did you mean 'weight_decay'"]),
+        (STUDY, "training.weight_decay:", "training.steps:", ["tuning.grid", "must be the same for all"]),
+        (STUDY, "[0.1, 0.2]", "[0.1, -1.0]", ["variants.linear at weight_decay=-1.0", "training.weight_decay is -1.0"]),
+        (STUDY, "steps: 5", "steps: 2", ["tuning.steps is 2; must be above training.warmup_steps (2)"]),
+        (STUDY, "tuning: null", "tuning: {learning_rates: [1e-3]}", ["variants.wide", "lists 1 rate"]),
+        (STUDY, "tuning: null", "tuning: {steps: 3}", ["variants.wide.tuning.steps"]),
+        (STUDY, "  steps: 5", "  at: middle", ["tuning.at", "variants have not"]),
+        (STUDY, "min_lr_ratio: 0.01", "min_lr_rati: 0.01", ["variants.nonlinear", "did you mean 'min_lr_ratio'"]),
+        (STUDY, "min_lr_ratio: 0.01", "batch_size: 4", ["variants.nonlinear", "batch_size must be the same"]),
+        (STUDY, "baseline:", "questions: {keep: {}}\nbaseline:", ["questions.keep"]),
+        (STUDY, "baseline:", "margin: {accuracy2: 1}\nbaseline:", ["margin.accuracy2", "no measure"]),
+        (STUDY, "baseline:", "questions: {gain: {pairs: [[nonlinear, lin]]}}\nbaseline:", ["pairs names 'lin'"]),
         (
-            STUDY,
-            "weight_decay: 0.03125",
-            "batch_size: 4",
-            ["variants.nonlinear", "training.batch_size must be the same"],
+            STUDY.replace("seeds: [0, 7]", "seeds: {looks: [2, 3]}"),
+            "baseline:",
+            "questions: {gain: null}\nbaseline:",
+            ["training.seeds.looks", "questions.gain"],
         ),
-        (STUDY, "sweep: {}}", "swep: {}}", ["variants.wide.swep"]),
         (PRETRAIN, "name: tiny", "name: tiny\ntraining: {decay_steps: 5}", ["decay_steps is of training.schedule=wsd"]),
         (STUDY, "{steps: 20,", "{steps: 20, decay_steps: 5,", ["decay_steps is of training.schedule=wsd"]),
     ],

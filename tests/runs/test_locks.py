@@ -236,7 +236,7 @@ def test_processes_that_share_a_folder(tmp_path):
     assert told["losses"][0] == told["losses"][1]
     assert told["results"] == ["baseline", "lora", "skip"]
     assert told["study"] == [0, 0]
-    assert told["rows"] == 2
+    assert told["variants"] == ["one", "two"]
     assert told["locks"] == []
 
 

@@ -1,5 +1,6 @@
 """Plans are data: what each unit of work does, needs, writes and locks."""
 
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
-from hfpatch.runs.plan import plan_comparison, plan_pretraining, plan_training
+from hfpatch.runs.plan import plan_comparison, plan_pretraining, plan_study, plan_training
 
 OUT = Path("out")
 COMPARISON = Recipe.model_validate(
@@ -27,9 +28,14 @@ PRETRAINING = {
 STUDY = StudyRecipe.model_validate(
     {
         **PRETRAINING,
-        "seeds": [0, 1],
+        "training": {"steps": 3, "warmup_steps": 1, "seeds": [0, 1]},
+        "tuning": {"learning_rates": [0.1, 0.2], "extend": 1, "held_out": 3},
         "baseline": "plain",
-        "variants": {"plain": {}, "wide": {"sweep": {"lr": [0.1, 0.2]}}},
+        "variants": {
+            "plain": {},
+            "wide": {"tuning": {"learning_rates": [0.2, 0.3], "grid": {"training.weight_decay": [0.0, 0.1]}}},
+            "fixed": {"tuning": None},
+        },
     }
 )
 
@@ -66,15 +72,23 @@ def test_training_one_method_plans_nothing_else():
         plan_training(COMPARISON, OUT, "baseline")
 
 
-@pytest.mark.parametrize("variant", [None, "wide"])
-def test_a_study_pretrains_seed_by_seed(variant):
-    plan = plan_pretraining(STUDY, OUT, variant)
-    folders = [f"{each}/seed-{seed}" for seed in (0, 1) for each in ("plain", "wide/lr=0.1", "wide/lr=0.2")]
-    assert [str(run.folder.relative_to(OUT / "runs")) for run in plan.runs] == folders
-    chosen = [folder for folder in folders if variant is None or folder.startswith(variant)]
-    assert listed(plan) == [("pretrain", folder) for folder in chosen]
-    assert plan.locks == [folder.replace("/", "@") for folder in chosen]
-    assert plan.units[-1].run.name == "wide · lr=0.2 · seed 1"
+@pytest.mark.parametrize("variant", [None, "wide", "fixed"])
+def test_a_study_tunes_each_variant_at_its_own_values_and_trains_all_seed_by_seed(variant):
+    plan = plan_study(STUDY, OUT, variant)
+    wide = {rate: [f"wide/tuning/lr={rate},weight_decay={decay}" for decay in (0.0, 0.1)] for rate in (0.2, 0.3)}
+    wide |= {rate: [f"wide/tuning/lr={rate},weight_decay={decay}" for decay in (0.0, 0.1)] for rate in (0.133, 0.45)}
+    rounds = [
+        ["plain/tuning/lr=0.1", "plain/tuning/lr=0.2", *wide[0.2], *wide[0.3]],
+        ["plain/tuning/lr=0.05", *wide[0.133]],
+        ["plain/tuning/lr=0.4", *wide[0.45]],
+    ]
+    assert [[str(run.folder.relative_to(OUT / "runs")) for run in each.runs] for each in plan.tuning] == rounds
+    runs = [f"{each}/seed-{seed}" for seed in (0, 1) for each in STUDY.variants]
+    trials = [("tune", folder) for folder in chain(*rounds)]
+    expected = [*trials, *((action, folder) for folder in runs for action in ("train", "evaluate"))]
+    assert listed(plan) == [each for each in expected if variant is None or each[1].startswith(variant)]
+    tuned = tuple(unit for unit in plan.units if unit.action == "tune")
+    assert all(unit.needs == tuned for unit in plan.units if unit.action == "train")
 
 
 def test_one_model_is_a_run_in_the_folder_itself(tmp_path):

@@ -12,7 +12,7 @@ from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import previewing
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import RunPaths
-from hfpatch.runs.plan import plan_pretraining
+from hfpatch.runs.plan import plan_study
 from hfpatch.runs.previewing import preview
 
 SECONDS = {"evaluate": 2.0, "tune": 3.0, "train": 10.0}
@@ -47,10 +47,9 @@ def test_a_study_takes_the_time_of_its_finished_runs(tmp_path, capsys, duration,
             "architecture": {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 32},
             "tokenizer": {"path": "tinyworld/gpt2"},
             "data": {"source": "tinyworld/base", "block_size": 32, "held_out": 5},
-            "training": {**duration, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2},
+            "training": {**duration, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]},
             "baseline": "one",
             "variants": {"one": {}, "two": {}},
-            "seeds": [0, 1],
         }
     )
     out = tmp_path / "out"
@@ -60,9 +59,9 @@ def test_a_study_takes_the_time_of_its_finished_runs(tmp_path, capsys, duration,
     assert capsys.readouterr().out.endswith("no run is finished here, so nothing is known of the time\n")
     out.mkdir()
     (out / "recipe.yaml").write_text(study.to_yaml())
-    for unit in plan_pretraining(study, out).units[:2]:
-        unit.run.folder.mkdir(parents=True)
-        unit.run.result.write_text("{}")
+    for unit in plan_study(study, out).units[:4]:  # two runs
+        unit.run.folder.mkdir(parents=True, exist_ok=True)
+        unit.marker.write_text("{}")
         record = {"loss": 1.0, "lr": 0.1, "tokens": 9, "seconds": 0.5}
         lines = [json.dumps({"step": step, **record}) + "\n" for step in range(1, steps + 1)]
         RunPaths(unit.run.folder).metrics.write_text("".join(lines))
