@@ -69,12 +69,6 @@ def test_the_module_adds_what_was_before():
     assert layer(x)[0].tolist() == expected
 
 
-@pytest.mark.parametrize(("options", "message"), [({"width": 0}, "width=0"), ({"at": "output"}, "at='output'")])
-def test_bad_options(options, message):
-    with pytest.raises(HfpatchError, match=message):
-        CanonConfig(**options)
-
-
 @pytest.mark.parametrize("at", PLACES)
 @pytest.mark.parametrize("case", CASES)
 def test_decoding_with_a_cache_equals_decoding_without(case, at):

@@ -92,18 +92,3 @@ def test_where_there_is_no_place(case, config, message):
         hfpatch.patch(model, config)
     assert "\n" not in str(error.value)
     assert not hasattr(model, "peft_config")
-
-
-@pytest.mark.parametrize("config", [ParallelAdapterConfig, LoReFTConfig])
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rank": 0}, "rank=0 must be at least 1"),
-        ({"at": "steam"}, "at='steam' is not one of branch, stream.*did you mean 'stream'"),
-    ],
-)
-def test_bad_options(config, options, message):
-    with pytest.raises(HfpatchError, match=message):
-        config(**options)
-    with pytest.raises(HfpatchError, match="activation='tanh' is not one of"):
-        ParallelAdapterConfig(activation="tanh")

@@ -195,17 +195,6 @@ def test_nothing_is_pickled_and_shards_are_shards(folders):
         assert {"config.json", "modeling_hfpatch_scratch.py"} < names
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_loaded_in_bfloat16_it_stays_there(folders, path):
-    folder, model = folders["llama", path]
-    low = load_scratch(folder, dtype=torch.bfloat16)
-    assert {p.dtype for p in low.parameters()} == {torch.bfloat16}
-    at = low.get_submodule(f"{ATTENTIONS['llama'].format(0)}.{projection('llama')}")
-    assert at(torch.randn(1, 3, 32, dtype=torch.bfloat16)).dtype == torch.bfloat16
-    expected, found = (logits_of(m, make_tokens()).float() for m in (model, low))
-    assert float((found - expected).abs().max()) < 0.1 * float(expected.abs().max())
-
-
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("path", PATHS)
 def test_quantised_loading(tmp_path, path, bits):

@@ -114,20 +114,6 @@ def test_select_sites():
     assert select_sites(found, range(1)) == [found.sites[0]]
 
 
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        (2, r"layers \[2\] do not exist; this model has layers 0 to 1"),
-        ([0, 5, 7], r"layers \[5, 7\] do not exist"),
-        (-1, r"layers \[-1\] do not exist"),
-        ([], "no layer is given"),
-    ],
-)
-def test_layers_out_of_range_are_refused(layers, message):
-    with pytest.raises(HfpatchError, match=message):
-        select_sites(survey(make_model("llama")), layers)
-
-
 def test_refused_sites_are_left_out_unless_they_are_asked_for():
     found = survey(make_model("llama"))
     refusal = {0: "no reason", 1: None}

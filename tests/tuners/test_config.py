@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 
-from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig, patch, save_patch
+from hfpatch import (
+    CanonConfig,
+    HfpatchError,
+    LoReFTConfig,
+    NonlinearLoraConfig,
+    NonlinearQueryConfig,
+    ParallelAdapterConfig,
+    PreProjectionConfig,
+    QueryTemperatureConfig,
+    patch,
+    save_patch,
+)
 
 
 def test_defaults_are_those_of_the_design():
@@ -173,6 +184,21 @@ def test_a_seed_that_is_none(seed):
         (NonlinearQueryConfig, {"targets": ()}, r"targets=\[\] must name query, key or value"),
         (NonlinearQueryConfig, {"targets": ("key", "key")}, "each at most once"),
         (NonlinearQueryConfig, {"anchor": "identity"}, "cannot preserve the model; set form='literal'"),
+        (CanonConfig, {"width": 0}, "width=0"),
+        (CanonConfig, {"at": "output"}, "at='output'"),
+        (ParallelAdapterConfig, {"rank": 0}, "rank=0 must be at least 1"),
+        (ParallelAdapterConfig, {"at": "steam"}, "at='steam' is not one of branch, stream.*did you mean 'stream'"),
+        (ParallelAdapterConfig, {"activation": "tanh"}, "activation='tanh' is not one of"),
+        (LoReFTConfig, {"rank": 0}, "rank=0 must be at least 1"),
+        (LoReFTConfig, {"at": "steam"}, "at='steam' is not one of branch, stream.*did you mean 'stream'"),
+        (NonlinearLoraConfig, {"rank": 0}, "rank=0 must be at least 1"),
+        (NonlinearLoraConfig, {"rank": 2.0}, "rank=2.0 must be an integer"),
+        (NonlinearLoraConfig, {"alpha": 0.0}, r"alpha=0.0 must be above 0 \(None takes twice the rank\)"),
+        (NonlinearLoraConfig, {"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
+        (NonlinearLoraConfig, {"activation": "gellu"}, "activation='gellu' is not one of .*did you mean 'gelu'"),
+        (NonlinearLoraConfig, {"targets": ("querry",)}, "query, key, value, output.*did you mean 'query'"),
+        (NonlinearLoraConfig, {"targets": ()}, r"targets=\[\] must name query, key, value or output"),
+        (NonlinearLoraConfig, {"targets": ("key", "key")}, r"targets=\['key', 'key'\] must name .* at most once"),
     ],
 )
 def test_unfit_values_are_refused_with_one_line(cls, options, message):
