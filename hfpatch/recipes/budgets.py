@@ -53,8 +53,8 @@ def budget_in(name: str) -> str:
 
 def points_of(family: str, methods: Mapping[str, Parts]) -> list[str]:
     """Return the names of a method's budgets, ascending."""
-    own = {name: parts for name, parts in methods.items() if _MARK in name and family_of(name) == family}
-    return sorted(own, key=lambda name: _order(next(part["match"] for part in own[name] if "match" in part)))
+    points = {name: parts for name, parts in methods.items() if _MARK in name and family_of(name) == family}
+    return sorted(points, key=lambda name: _order(next(part["match"] for part in points[name] if "match" in part)))
 
 
 def with_points(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,9 +90,9 @@ def with_points(values: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"methods.{name} has match: {lost}, which has several budgets; leave match out")
 
     # Labels, and keys of the grid of tuning, for each budget
-    found: dict[str, Any] = {**rest, "methods": made}
+    changed: dict[str, Any] = {**rest, "methods": made}
     if isinstance(labels := rest.get("labels"), dict):
-        found["labels"] = {
+        changed["labels"] = {
             new: label if new == name else f"{label}{new.removeprefix(name)}"
             for name, label in labels.items()
             for new in (points.get(name) or [name])
@@ -104,28 +104,28 @@ def with_points(values: Mapping[str, Any]) -> dict[str, Any]:
             owner = next((name for name in points if points[name] and key.startswith(f"methods.{name}.")), None)
             option = key.removeprefix(f"methods.{owner}")
             grid |= {key: tried} if owner is None else {f"methods.{new}{option}": tried for new in points[owner]}
-        found["tuning"] = {**tuning, "grid": grid}
-    return found
+        changed["tuning"] = {**tuning, "grid": grid}
+    return changed
 
 
 def _points(name: str, parts: Parts, shared: Sequence[Budget]) -> dict[str, list[dict[str, Any]]]:
     """Return the parts of a method at each of its budgets, by name; nothing where it keeps its size."""
-    said = [place for place, part in enumerate(parts) if "budgets" in part]
-    found = said or [place for place, part in enumerate(parts) if shared and has_open_size(part) is not False]
-    if len(found) > 1:
-        raise ValueError(f"methods.{name} has {len(found)} parts that budgets could size; give all but one their sizes")
-    if not found:
+    named = [index for index, part in enumerate(parts) if "budgets" in part]
+    sized = named or [index for index, part in enumerate(parts) if shared and has_open_size(part) is not False]
+    if len(sized) > 1:
+        raise ValueError(f"methods.{name} has {len(sized)} parts that budgets could size; give all but one their sizes")
+    if not sized:
         return {}
-    place, where = found[0], f"methods.{name}.{found[0]}"
-    kind, budgets = str(parts[place].get("type")), parts[place].get("budgets", shared)
-    if said:
+    index, where = sized[0], f"methods.{name}.{sized[0]}"
+    kind, budgets = str(parts[index].get("type")), parts[index].get("budgets", shared)
+    if named:
         _check(f"{where}.budgets", budgets)
-    elif has_open_size(parts[place]) is None:
+    elif has_open_size(parts[index]) is None:
         raise ValueError(
             f"{where}: whether {kind} has a size is not known before it is loaded"
             f"{nearest(kind, [*SIZES, *NO_SIZE])}; add budgets: [...] to the part, or budgets: [] for its default size"
         )
-    bare = {key: value for key, value in parts[place].items() if key != "budgets"}
+    bare = {key: value for key, value in parts[index].items() if key != "budgets"}
     if budgets and kind in NO_SIZE:
         raise ValueError(f"{where}.budgets: {kind} has no size to solve for: it {NO_SIZE[kind]}; leave budgets out")
     keys = ("match", SIZES[kind].key) if kind in SIZES else ("match",)
@@ -133,9 +133,9 @@ def _points(name: str, parts: Parts, shared: Sequence[Budget]) -> dict[str, list
         raise ValueError(f"{where} has both {given} and budgets; leave one out")
     return {
         f"{name}{_MARK}{budget_text(each)}": [
-            *map(dict, parts[:place]),
+            *map(dict, parts[:index]),
             {**bare, "match": budget_text(each) if isinstance(each, str) else each},
-            *map(dict, parts[place + 1 :]),
+            *map(dict, parts[index + 1 :]),
         ]
         for each in sorted(budgets, key=_order)
     }

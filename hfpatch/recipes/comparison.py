@@ -108,8 +108,8 @@ class ModelSettings(Section):
     @property
     def identity(self) -> dict[str, Any]:
         """The settings that identify the model: not its devices, nor the consent to its code."""
-        own = self.model_dump(mode="json", include={"name", "revision", "dtype"})
-        return own | {key: value for key, value in self.describe().items() if key not in PLACES}
+        settings = self.model_dump(mode="json", include={"name", "revision", "dtype"})
+        return settings | {key: value for key, value in self.describe().items() if key not in PLACES}
 
 
 class Recipe(Section):
@@ -228,12 +228,12 @@ class Recipe(Section):
                 left out.
         """
         methods = [point for name in methods for point in (points_of(name, self.methods) or [name])]
-        known = f"; there are {', '.join(self.trained)}"
+        choices = f"; there are {', '.join(self.trained)}"
         if not methods:
-            raise HfpatchError(f"--methods names no method of {self.name}{known}")
+            raise HfpatchError(f"--methods names no method of {self.name}{choices}")
         for name in methods:
             if name not in self.methods:
-                hint = nearest(name, self.methods) or known
+                hint = nearest(name, self.methods) or choices
                 raise HfpatchError(f"--methods: no method {name!r} in {self.name}{hint}")
         kept = {name: parts for name, parts in self.methods.items() if name in {self.baseline, *methods}}
         for name, parts in kept.items():
@@ -358,8 +358,8 @@ def _check_methods(recipe: Recipe) -> None:
         for index, part in enumerate(parts):
             where = f"methods.{name}.{index}"
             if "type" not in part:
-                known = "pre_projection, lora, another method of hfpatch or PEFT, or module:Class"
-                raise HfpatchError(f"{where} has no type; write type: {known}")
+                kinds = "pre_projection, lora, another method of hfpatch or PEFT, or module:Class"
+                raise HfpatchError(f"{where} has no type; write type: {kinds}")
             check_match(where, name, part, methods)
 
     # Labels

@@ -61,10 +61,10 @@ class DataSettings(TextSource):
             parts = self.parts() if self.mixture else []
         except ValidationError as error:
             raise ValueError(f"data.mixture: {explain(error, DataSettings)}") from None
-        for (place, one), (later, other) in itertools.combinations(enumerate(parts), 2):
+        for (index, one), (later, other) in itertools.combinations(enumerate(parts), 2):
             if self.held_out and may_overlap(one, other):
                 raise ValueError(
-                    f"data.mixture.{place} and data.mixture.{later} are {one.split} and {other.split} of {one.source}, "
+                    f"data.mixture.{index} and data.mixture.{later} are {one.split} and {other.split} of {one.source}, "
                     "so one may train on what the other holds out; take slices that share nothing, or leave one out"
                 )
         if self.streaming and self.max_documents is None and self.layout != "stream":
@@ -107,12 +107,12 @@ class DataSettings(TextSource):
             return [self]
         shares = split_by_weight(self.held_out or 0, self.weights)
         common = self.model_dump(exclude={*_SOURCE, "mixture", "held_out"})
-        found = []
+        sources = []
         for source, share in zip(self.mixture, shares, strict=True):
             given = {name: value for name, value in common.items() if name not in _TEXT or not source.is_token_file}
             given |= {"chat_template": None} if source.format == "text" else {}
-            found.append(DataSettings(**source.model_dump(exclude={"weight"}), **given, held_out=share or None))
-        return found
+            sources.append(DataSettings(**source.model_dump(exclude={"weight"}), **given, held_out=share or None))
+        return sources
 
     @property
     def named(self) -> str:
@@ -133,11 +133,11 @@ def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:
     """Return whole numbers in proportion to weights that add up to ``total``, by largest remainder."""
     every = math.fsum(weights)
     exact = [total * weight / every for weight in weights]
-    found = [int(share) for share in exact]
-    nearest_first = sorted(range(len(weights)), key=lambda place: found[place] - exact[place])
-    for place in nearest_first[: total - sum(found)]:
-        found[place] += 1
-    return found
+    counts = [int(share) for share in exact]
+    nearest_first = sorted(range(len(weights)), key=lambda index: counts[index] - exact[index])
+    for index in nearest_first[: total - sum(counts)]:
+        counts[index] += 1
+    return counts
 
 
 def check_overlap(training: DataSettings, evaluation: DataSettings) -> None:

@@ -123,8 +123,8 @@ class EvaluationSettings(Section):
 
     def limit_of(self, name: str, documents: int) -> int | None:
         """Return how many of a task's documents are scored; ``tasks`` names it, its group or its tag ``name``."""
-        own = self.tasks.get(name) if isinstance(self.tasks, Mapping) else None
-        limit = self.limit if own is None or own.limit is None else own.limit
+        options = self.tasks.get(name) if isinstance(self.tasks, Mapping) else None
+        limit = self.limit if options is None or options.limit is None else options.limit
         return limit if limit is None or isinstance(limit, int) else math.ceil(documents * limit)
 
 

@@ -117,11 +117,11 @@ def split_architecture(architecture: Mapping[str, Any]) -> tuple[ScratchSettings
     Raises:
         HfpatchError: if a value is unknown or of the wrong type, or two contradict each other.
     """
-    own = {key: value for key, value in architecture.items() if key in ScratchSettings.model_fields}
-    left = {key: value for key, value in architecture.items() if key not in own}
-    if own.get("query", {}) is None:
+    given = {key: value for key, value in architecture.items() if key in ScratchSettings.model_fields}
+    left = {key: value for key, value in architecture.items() if key not in given}
+    if given.get("query", {}) is None:
         raise HfpatchError("architecture.query is empty; leave it out or write query: {path: nonlinear}")
-    settings = validate(own, ScratchSettings, "architecture")
+    settings = validate(given, ScratchSettings, "architecture")
     for ours, theirs in (("mlp_width", MLP_WIDTHS), ("head_size", ("head_dim",))):
         both = [key for key in theirs if left.get(key) is not None]
         if getattr(settings, ours) is not None and both:

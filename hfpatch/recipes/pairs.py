@@ -54,27 +54,27 @@ def controls_of(methods: Mapping[str, Parts]) -> dict[str, list[Control]]:
 
     One budget of a method has the controls of that budget and controls without a budget.
     """
-    found: dict[str, list[Control]] = {}
+    by_method: dict[str, list[Control]] = {}
     for method, parts in methods.items():
-        own = kind_of(parts)
-        with_skip = own == "pre_projection" and bool(parts[0].get("content_skip"))
+        ours = kind_of(parts)
+        with_skip = ours == "pre_projection" and bool(parts[0].get("content_skip"))
         for name, other in methods.items():
             kind = kind_of(other)
             keeps: str | None = None
-            if own == "nonlinear_query" and kind == QUERY_TEMPERATURE and targets_of(parts) != {"value"}:
+            if ours == "nonlinear_query" and kind == QUERY_TEMPERATURE and targets_of(parts) != {"value"}:
                 keeps = kind
-            elif own == "nonlinear_query" and kind == LINEAR_QUERY:
+            elif ours == "nonlinear_query" and kind == LINEAR_QUERY:
                 forms = [each[0].get("form", "preserving") for each in (other, parts)]
                 keeps = kind if forms[0] == forms[1] and targets_of(other) == targets_of(parts) else None
-            elif own == "pre_projection" and kind == LINEAR_PRE_PROJECTION and not other[0].get("content_skip"):
+            elif ours == "pre_projection" and kind == LINEAR_PRE_PROJECTION and not other[0].get("content_skip"):
                 keeps = LINEAR_NO_SKIP if with_skip else kind
             elif with_skip and kind in (SKIP_ALONE, LINEAR_PRE_PROJECTION):
                 keeps = kind
-            elif with_skip and kind == own and other[0] == {k: v for k, v in parts[0].items() if k != "content_skip"}:
+            elif with_skip and kind == ours and other[0] == {k: v for k, v in parts[0].items() if k != "content_skip"}:
                 keeps = NO_SKIP
             if keeps is not None and budget_of(other) in (None, budget_of(parts)):
-                found.setdefault(method, []).append(Control(name, keeps))
-    return found
+                by_method.setdefault(method, []).append(Control(name, keeps))
+    return by_method
 
 
 def targets_of(parts: Parts) -> set[str]:
@@ -111,7 +111,7 @@ def references(recipe: Recipe | StudyRecipe) -> dict[str, list[str]]:
     the others are compared with it. Pairs that ``questions.gain`` names come last.
     """
     methods, controls, gain = recipe.methods, controls_of(recipe.methods), recipe.questions.gain
-    anchors, found = _anchors(methods), {}
+    anchors, compared = _anchors(methods), {}
     asked = [pair for named in (gain.pairs if gain is not None else None) or () for pair in at_budgets(named, methods)]
     for name, parts in methods.items():
         others = loras_of(recipe, name)
@@ -126,8 +126,8 @@ def references(recipe: Recipe | StudyRecipe) -> dict[str, list[str]]:
             others += [control.name for control in controls.get(name, [])]
         others += [other for method, other in asked if method == name]
         if name != recipe.baseline:
-            found[name] = list(dict.fromkeys([recipe.baseline, *others]))
-    return found
+            compared[name] = list(dict.fromkeys([recipe.baseline, *others]))
+    return compared
 
 
 def loras_of(recipe: Recipe | StudyRecipe, method: str) -> list[str]:
@@ -168,11 +168,11 @@ def by_question(
     made: Collection[tuple[str, str]], baseline: str | None, loras: Collection[str]
 ) -> dict[Question, list[tuple[str, str]]]:
     """Return the pairs of methods ``made`` by their question: with the baseline, with a method in ``loras``, others."""
-    found: dict[Question, list[tuple[str, str]]] = {}
+    pairs: dict[Question, list[tuple[str, str]]] = {}
     for pair in made:
         question: Question = "base" if pair[1] == baseline else "lora" if pair[1] in loras else "parts"
-        found.setdefault(question, []).append(pair)
-    return found
+        pairs.setdefault(question, []).append(pair)
+    return pairs
 
 
 def in_one_group(anchors: Mapping[str, Collection[str]], one: str, other: str) -> bool:

@@ -81,7 +81,7 @@ def asked(recipe: Recipe, sizes: Mapping[str, int], tasks: Mapping[str, bool]) -
         sizes: the trained parameters of each method.
         tasks: whether each task scores whole texts.
     """
-    found, settings = [], recipe.questions
+    questions, settings = [], recipe.questions
     if settings.gain is not None:
         pairs = settings.gain.pairs
         if pairs is None:  # the first LoRA of each method's size
@@ -94,7 +94,7 @@ def asked(recipe: Recipe, sizes: Mapping[str, int], tasks: Mapping[str, bool]) -
         texts = [task for task, is_text in tasks.items() if is_text]
         on = settings.gain.on or next(iter([*held_out, *texts, *tasks]), None)
         pairs = tuple(pair for named in pairs for pair in at_budgets(named, recipe.methods))
-        found.append(Asked("gain", pairs, (on,) if on else ()))
+        questions.append(Asked("gain", pairs, (on,) if on else ()))
     if settings.keep is not None:
         retention, keep = recipe.retention, settings.keep
         sources = [task_of(name) for name in retention.sources(recipe.model.name)] if retention is not None else []
@@ -105,8 +105,8 @@ def asked(recipe: Recipe, sizes: Mapping[str, int], tasks: Mapping[str, bool]) -
             on_all = (*sources, *(tasks if kept is None else kept))
         methods = recipe.trained if keep.methods is None else keep.methods
         pairs = tuple(pair for name in methods for pair in at_budgets((name, recipe.baseline), recipe.methods))
-        found.append(Asked("keep", pairs, on_all))
-    return [each for each in found if each.pairs and each.on]
+        questions.append(Asked("keep", pairs, on_all))
+    return [each for each in questions if each.pairs and each.on]
 
 
 def margins_of(recipe: Recipe) -> dict[str, float]:
@@ -143,18 +143,18 @@ def check_questions(recipe: Recipe | StudyRecipe, tasks: Sequence[str] = (), tex
             )
     if gain is not None and gain.pairs is not None and len(set(gain.pairs)) < len(gain.pairs):
         raise HfpatchError("questions.gain.pairs lists a pair twice; name each once")
-    for key, names, known in (
+    for key, names, choices in (
         ("on", (keep.on if keep is not None else None) or (), [*texts, *map(task_of, texts), *tasks]),
         ("methods", (keep.methods if keep is not None else None) or (), [m for m in methods if m != recipe.baseline]),
     ):
-        if wrong := next((name for name in names if name not in known), None):
-            place = "evaluation.tasks and retention.texts" if key == "on" else "the trained methods"
+        if wrong := next((name for name in names if name not in choices), None):
+            lists = "evaluation.tasks and retention.texts" if key == "on" else "the trained methods"
             raise HfpatchError(
-                f"questions.keep.{key} names {wrong!r}, which is not among {place}{nearest(wrong, known)}"
+                f"questions.keep.{key} names {wrong!r}, which is not among {lists}{nearest(wrong, choices)}"
             )
         if len(set(names)) < len(names):
             raise HfpatchError(f"questions.keep.{key} lists a name twice; name each once")
-    known = [*MARGINS, *held_out, *texts, *tasks]
-    if wrong := next((name for name in recipe.margin if name not in known), None):
-        more = f"{nearest(wrong, known)}; name a task, a text of retention, {', '.join(MARGINS)}"
+    choices = [*MARGINS, *held_out, *texts, *tasks]
+    if wrong := next((name for name in recipe.margin if name not in choices), None):
+        more = f"{nearest(wrong, choices)}; name a task, a text of retention, {', '.join(MARGINS)}"
         raise HfpatchError(f"margin.{wrong} is of no task and no measure{more}")

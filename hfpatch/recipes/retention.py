@@ -33,8 +33,8 @@ class RetentionSettings(Section):
 
     def sources(self, model: str) -> dict[str, TextSource]:
         """Return the texts for a base."""
-        own = {OWN_LANGUAGE: TextSource(source="tinyworld/base")} if model.startswith("tinyworld/") else {}
-        return self.texts or own
+        embedded = {OWN_LANGUAGE: TextSource(source="tinyworld/base")} if model.startswith("tinyworld/") else {}
+        return self.texts or embedded
 
     def data(self, model: str, training: DataSettings) -> dict[str, DataSettings]:
         """Return how each text is read: as the training text is, in packed rows where that is not padded.
@@ -47,7 +47,7 @@ class RetentionSettings(Section):
         common = training.model_dump(include={"chat_template", "min_characters", "append_eos", "seed", "scored_tokens"})
         common |= {"block_size": self.block_size or training.block_size}
         common["layout"] = "padded" if training.layout == "padded" else "packed"
-        found = {}
+        by_name = {}
         for name, source in self.sources(model).items():
             said = source.model_dump()
             if source.streaming or source.source.startswith("tinyworld/"):  # no more is read than is needed
@@ -55,8 +55,8 @@ class RetentionSettings(Section):
             drawn = said["max_documents"] is None or said["max_documents"] > self.documents
             said["held_out"] = self.documents if drawn else None
             template = {"chat_template": None} if source.format == "text" else {}
-            found[name] = DataSettings(**said, **{**common, **template})
-        return found
+            by_name[name] = DataSettings(**said, **{**common, **template})
+        return by_name
 
 
 def task_of(text: str) -> str:

@@ -150,8 +150,8 @@ def has_open_size(part: Part) -> bool | None:
 
 def share_of(text: str) -> float | None:
     """Return the percentage of a share of the base's parameters, such as ``0.1%``; None if it is none above 0."""
-    found = re.fullmatch(r"\s*(\d{1,12}(?:\.\d*)?|\.\d+)\s*%\s*", text)
-    return float(found[1]) or None if found else None
+    match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d*)?|\.\d+)\s*%\s*", text)
+    return float(match[1]) or None if match else None
 
 
 def register_size(kind: str, key: str | None) -> None:

@@ -177,7 +177,7 @@ def split_parts(split: str) -> list[SplitPart]:
     Raises:
         ValueError: if it is written otherwise, its bounds are of two kinds, or a percentage is beyond 100.
     """
-    found = []
+    parts = []
     for text in split.split("+"):
         match = _SPLIT.fullmatch(text.strip())
         if match is None:
@@ -188,8 +188,8 @@ def split_parts(split: str) -> list[SplitPart]:
         for bound in (part.start, part.stop):
             if bound and bound.endswith("%") and abs(int(bound[:-1])) > 100:
                 raise ValueError(f"data.split is {split!r}; a percentage must be between -100% and 100%")
-        found.append(part)
-    return found
+        parts.append(part)
+    return parts
 
 
 def may_overlap(one: TextSource, other: TextSource) -> bool:

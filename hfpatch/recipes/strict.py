@@ -198,9 +198,9 @@ def find_recipe(path: Path) -> Path:
         return ours
     if path.exists():
         return path
-    known = sorted(file.stem for file in recipes_dir().glob("*.yaml"))
+    names = sorted(file.stem for file in recipes_dir().glob("*.yaml"))
     raise HfpatchError(
-        f"{path}: no such file, and no recipe of that name{nearest(path.stem, known)}; there are {', '.join(known)}"
+        f"{path}: no such file, and no recipe of that name{nearest(path.stem, names)}; there are {', '.join(names)}"
     )
 
 
@@ -276,40 +276,40 @@ def put_override(values: dict[str, Any], override: str, model: type[BaseModel]) 
     """Set the value of ``key=value`` under its dotted key; below a mapping with free keys or a list any key goes."""
     path, value = read_override(override)
     keys = path.split(".")
-    known: type[BaseModel] | None = model
-    place: Any = values
-    is_free = False  # whether the place is a mapping with free keys, from which null removes an entry
+    section: type[BaseModel] | None = model
+    container: Any = values
+    is_free = False  # whether the container is a mapping with free keys, from which null removes an entry
     for depth, key in enumerate(keys):
         at: Any = key
-        if known is not None and not isinstance(place, list) and key not in known.model_fields:
+        if section is not None and not isinstance(container, list) and key not in section.model_fields:
             name = ".".join(keys[: depth + 1])
-            raise HfpatchError(f"override {override!r}: unknown key {name!r}{_meant(key, known, model)}")
-        if isinstance(place, list):
-            if not key.isdecimal() or int(key) >= len(place):
+            raise HfpatchError(f"override {override!r}: unknown key {name!r}{_meant(key, section, model)}")
+        if isinstance(container, list):
+            if not key.isdecimal() or int(key) >= len(container):
                 hint = NO_OWN_RATE if key in RATES else ""
                 raise HfpatchError(
-                    f"override {override!r}: {key!r} is not an index of a list of {len(place)} items{hint}"
+                    f"override {override!r}: {key!r} is not an index of a list of {len(container)} items{hint}"
                 )
             at = int(key)
-        elif not isinstance(place, dict):
-            raise HfpatchError(f"override {override!r}: {key!r} lies below a {_kind_of(place)}, which has no keys")
-        elif known is not None and place.get(key) is None:
-            place[key] = {}
+        elif not isinstance(container, dict):
+            raise HfpatchError(f"override {override!r}: {key!r} lies below a {_kind_of(container)}, which has no keys")
+        elif section is not None and container.get(key) is None:
+            container[key] = {}
         if depth == len(keys) - 1 and value is None and is_free:
-            if key not in place:
-                raise HfpatchError(f"override {override!r}: no entry {key!r} to take out{nearest(key, place)}")
-            del place[key]
+            if key not in container:
+                raise HfpatchError(f"override {override!r}: no entry {key!r} to take out{nearest(key, container)}")
+            del container[key]
         elif depth == len(keys) - 1:
-            place[at] = value
-            if known is not None and isinstance(place, dict) and value is not None:
-                place.pop(getattr(known, "instead_of", {}).get(key), None)
-        elif isinstance(place, dict) and key not in place:
-            raise HfpatchError(f"override {override!r}: unknown key {key!r}{nearest(key, place)}")
+            container[at] = value
+            if section is not None and isinstance(container, dict) and value is not None:
+                container.pop(getattr(section, "instead_of", {}).get(key), None)
+        elif isinstance(container, dict) and key not in container:
+            raise HfpatchError(f"override {override!r}: unknown key {key!r}{nearest(key, container)}")
         else:
-            inside = section_of(known, key) if known is not None and isinstance(at, str) else known
-            place = place[at]
-            is_free = known is not None and inside is None and isinstance(place, dict)
-            known = inside
+            inside = section_of(section, key) if section is not None and isinstance(at, str) else section
+            container = container[at]
+            is_free = section is not None and inside is None and isinstance(container, dict)
+            section = inside
 
 
 def section_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:
@@ -349,11 +349,11 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     others = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
     path = ".".join(str(part) for part in first["loc"] if not str(part).startswith("<"))  # such is a kind of value
     if first["type"] == "extra_forbidden":
-        place: type[BaseModel] | None = model  # the section that the key is in; None where it is in none
+        section: type[BaseModel] | None = model  # the section that the key is in; None where it is in none
         for part in first["loc"][:-1]:
             if isinstance(part, str) and not part.startswith("<"):
-                place = section_of(place, part) if place is not None and part in place.model_fields else None
-        return f"unknown key {path!r}{_meant(str(first['loc'][-1]), place, model)}{others}"
+                section = section_of(section, part) if section is not None and part in section.model_fields else None
+        return f"unknown key {path!r}{_meant(str(first['loc'][-1]), section, model)}{others}"
     if first["type"] == "missing":
         return f"{path} is missing{others}"
     message = first["msg"].removeprefix("Value error, ")
@@ -366,9 +366,9 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     return f"{path} is {shown if len(shown) <= 60 else f'{shown[:57]}...'}; {message}{others}"
 
 
-def _meant(key: str, place: type[BaseModel] | None, model: type[BaseModel]) -> str:
+def _meant(key: str, inner_model: type[BaseModel] | None, model: type[BaseModel]) -> str:
     """Return `` (did you mean ...?)`` for an unknown key: a similar one there, or the same name elsewhere."""
-    near = list(place.model_fields) if place is not None else []
+    near = list(inner_model.model_fields) if inner_model is not None else []
     sections = [("", model)]  # every section by the prefix of its keys, outer ones first
     for prefix, outer in sections:
         inner = ((name, section_of(outer, name)) for name in outer.model_fields)

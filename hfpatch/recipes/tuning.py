@@ -89,13 +89,13 @@ class TuningSettings(Section):
     def refinements(self) -> list[list[float]]:
         """Return the rates that each refinement chooses from: halfway between all before, and beyond them."""
         rates = sorted({*self.learning_rates, *self.extension("lowest"), *self.extension("highest")})
-        found = []
+        refined = []
         for _ in range(self.refine):
             ends = rates[0] * rates[0] / rates[1], rates[-1] * rates[-1] / rates[-2]
             halfway = [math.sqrt(one * other) for one, other in pairwise([ends[0], *rates, ends[1]])]
-            found.append([float(f"{rate:.2e}") for rate in halfway])
-            rates = sorted({*rates, *found[-1]})
-        return found
+            refined.append([float(f"{rate:.2e}") for rate in halfway])
+            rates = sorted({*rates, *refined[-1]})
+        return refined
 
     def combinations(self, method: str, methods: Mapping[str, Any]) -> list[Values]:
         """Return the values of the grid that a method is tried at with each rate, the last key varying fastest."""
@@ -174,13 +174,13 @@ def check_tuning(
                 raise HfpatchError(f"tuning.grid: {key!r} is what tuning.learning_rates lists; name the rates there")
             if name in _SAME_FOR_ALL or name in NOT_IDENTITY:
                 raise HfpatchError(f"tuning.grid: {key!r} must be the same for all trials; leave it out")
-            known = [each for each in type(training).model_fields if each not in (*_SAME_FOR_ALL, *NOT_IDENTITY, "lr")]
+            keys = [each for each in type(training).model_fields if each not in (*_SAME_FOR_ALL, *NOT_IDENTITY, "lr")]
             if name == "decay_steps" and "wsd" not in (training.schedule, *tuning.grid.get("training.schedule", ())):
                 raise HfpatchError(
                     f"tuning.grid: {key!r} is of training.schedule=wsd, which no trial has; leave it out"
                 )
-            if name not in known or (inner and name not in _BY_GROUP):
-                raise HfpatchError(f"tuning.grid: training has no key {rest!r}{nearest(name, known)}")
+            if name not in keys or (inner and name not in _BY_GROUP):
+                raise HfpatchError(f"tuning.grid: training has no key {rest!r}{nearest(name, keys)}")
             continue
         if kind != "methods":
             raise HfpatchError(

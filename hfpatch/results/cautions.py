@@ -60,8 +60,12 @@ def comparison_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults
         yield from _tuning_cautions(tuning)
 
     # Methods whose size does not match that of methods compared with them
-    own = controls_of(recipe.methods)
-    smaller = {(name, each.name) for name, controls in own.items() for each in controls if each.keeps not in SAME_SIZE}
+    smaller = {
+        (name, control.name)
+        for name, controls in controls_of(recipe.methods).items()
+        for control in controls
+        if control.keeps not in SAME_SIZE
+    }
     sizes = {name: method.trainable for name, method in methods.items()}
     unmatched: dict[str, list[str]] = {}
     for name, others in references(recipe).items():
@@ -149,10 +153,10 @@ def _training_cautions(results: ComparisonResults) -> Iterator[str]:
     shares: dict[str, list[float]] = {}
     for name, _, train in trained:
         shares.setdefault(name, []).extend(train.update_survival.values())
-    for name, own in shares.items():
-        if own and min(own) < SURVIVAL:
+    for name, survival in shares.items():
+        if survival and min(survival) < SURVIVAL:
             yield (
-                f"{name}: as little as {min(own):.0%} of a tensor's weights really changed in an optimiser step; "
+                f"{name}: as little as {min(survival):.0%} of a tensor's weights really changed in an optimiser step; "
                 "the other updates were too small for the weights' dtype."
             )
     for name, seed, train in trained:
@@ -246,13 +250,14 @@ def dependence_cautions(comparisons: Iterable[Comparison], tasks: Collection[str
 
     ``tasks`` are lm-eval's, all others texts.
     """
-    for task, found in {one.task: one.clusters for one in comparisons}.items():
-        if found is None or found.run is None:
+    for task, clusters in {one.task: one.clusters for one in comparisons}.items():
+        if clusters is None or clusters.run is None:
             continue
         option = f"--cluster {task}=COLUMN (evaluation.cluster in a recipe)" if task in tasks else "data.group"
         yield (
-            f"{task}: neighbouring {'groups' if found.column else 'documents'} vary together (p = {found.p:.2g}), so "
-            f"they are not independent; tests take {found.text} as units. {option} says what belongs together."
+            f"{task}: neighbouring {'groups' if clusters.column else 'documents'} vary together "
+            f"(p = {clusters.p:.2g}), so they are not independent; tests take {clusters.text} as units. {option} says "
+            "what belongs together."
         )
 
 
@@ -307,11 +312,11 @@ def rates_sentence(results: ComparisonResults) -> str:
         groups = {group_of(tensor) for train in trains for tensor in train.update_survival if tensor != "all"}
         text = ""
         if isinstance(rate, int | float):
-            own = {group: rates[group] for group in sorted(groups or rates) if rates.get(group, rate) != rate}
-            listing = ", ".join(f"{group} {value:g}" for group, value in own.items())
-            text = f"{rate:g} ({listing})" if own else f"{rate:g}"
-            if groups and groups == own.keys() and len({*own.values()}) == 1:
-                text = f"{next(iter(own.values())):g}"
+            of_groups = {group: rates[group] for group in sorted(groups or rates) if rates.get(group, rate) != rate}
+            listing = ", ".join(f"{group} {value:g}" for group, value in of_groups.items())
+            text = f"{rate:g} ({listing})" if of_groups else f"{rate:g}"
+            if groups and groups == of_groups.keys() and len({*of_groups.values()}) == 1:
+                text = f"{next(iter(of_groups.values())):g}"
         named.setdefault(text, []).append(name)
 
     shown = next(iter(named))
@@ -329,12 +334,12 @@ def rates_sentence(results: ComparisonResults) -> str:
 def _rate_errors(results: ComparisonResults) -> str:
     """Return what the choice of the rates may be worth, to follow the sentence about them."""
     errors = {name: error for name, error in results.rate_errors.items() if error is not None}
-    known = {name: error for name, error in errors.items() if math.isfinite(error)}
+    bounded = {name: error for name, error in errors.items() if math.isfinite(error)}
     said = []
-    if known:
-        most = max(known, key=lambda name: known[name])
-        worst = f", of {most} the most" if len(known) > 1 else ""
-        said.append(f"the choice may be worth up to {known[most]:.2g} nats per token{worst}")
-    if edges := [name for name in errors if name not in known]:
+    if bounded:
+        most = max(bounded, key=lambda name: bounded[name])
+        worst = f", of {most} the most" if len(bounded) > 1 else ""
+        said.append(f"the choice may be worth up to {bounded[most]:.2g} nats per token{worst}")
+    if edges := [name for name in errors if name not in bounded]:
         said.append(f"for {listed(edges)} it is not bounded")
     return f": {'; '.join(said)}" if said else ""

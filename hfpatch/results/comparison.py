@@ -206,7 +206,7 @@ class Cost(Part):
 
     def steps_over(self, other: Cost) -> float:
         """Return the time of a step over that of another method: the median over rounds of the ratio in each."""
-        return median(own / its for own, its in zip(self.steps_s, other.steps_s, strict=True))
+        return median(ours / theirs for ours, theirs in zip(self.steps_s, other.steps_s, strict=True))
 
     def memory_over(self, other: Cost) -> float | None:
         """Return the peak memory over that of another method; None where one is not known."""
@@ -461,20 +461,20 @@ class ComparisonResults(Tabular):
         changes = self.retention.changes if self.retention is not None else []
         texts = dict.fromkeys(self.retention.texts if self.retention is not None else (), _OF_TEXT)
 
-        found = list[Verdict]()
+        made = list[Verdict]()
         looks, measures = [Look([*self.comparisons, *changes])], self.deciding | texts
         if self.looks:
             looks = [Look(each.comparisons, each.part) for each in self.looks]
         diverged = {name: method.diverged for name, method in self.methods.items()}
         for asked in self.questions:
             given: Values = {"why_not": self._why_not, "diverged": diverged}
-            found += judge_primary(asked, looks, measures, self.margin, **given)
-        primary = {(each.method, each.other, each.task) for each in found}
-        found += judge(self.comparisons, self.pairs, self.deciding, self._why_not, without=primary)
+            made += judge_primary(asked, looks, measures, self.margin, **given)
+        primary = {(each.method, each.other, each.task) for each in made}
+        made += judge(self.comparisons, self.pairs, self.deciding, self._why_not, without=primary)
         of_base = list(dict.fromkeys((each.method, each.reference) for each in changes))
-        found += judge(changes, {"retention": of_base}, texts, without=primary)
+        made += judge(changes, {"retention": of_base}, texts, without=primary)
         bits = None if self.tuning is None else self.tuning.bits_per_nat
-        return [with_rates(each, self.rate_errors, bits) for each in found]
+        return [with_rates(each, self.rate_errors, bits) for each in made]
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
         """Return a copy; what was computed from the original is computed anew."""
@@ -491,12 +491,14 @@ class ComparisonResults(Tabular):
         Raises:
             HfpatchError: if there is no such method, or none is named.
         """
-        known = f"; there are {', '.join(self.others)}"
+        choices = f"; there are {', '.join(self.others)}"
         wrong = next((name for name in methods if name not in self.methods), None)
         if wrong is not None:
-            raise HfpatchError(f"--methods: no method {wrong!r} in {self.name}{nearest(wrong, self.methods) or known}")
+            raise HfpatchError(
+                f"--methods: no method {wrong!r} in {self.name}{nearest(wrong, self.methods) or choices}"
+            )
         if not methods:
-            raise HfpatchError(f"--methods names no method of {self.name}{known}")
+            raise HfpatchError(f"--methods names no method of {self.name}{choices}")
 
         kept = {name: method for name, method in self.methods.items() if name in {self.baseline, *methods}}
         shown = len(kept) - (self.baseline in kept)
@@ -572,8 +574,8 @@ class ComparisonResults(Tabular):
         """The seeds of the recipe and of its runs."""
         trained = (method for method in self.methods.values() if method.parts or self.study)  # a bare base has no seed
         asked = self.training.get("seeds")
-        known = [seed for seed in asked if isinstance(seed, int)] if isinstance(asked, list) else []
-        return sorted({*known, *(seed for method in trained for seed in method.runs)})
+        numbers = [seed for seed in asked if isinstance(seed, int)] if isinstance(asked, list) else []
+        return sorted({*numbers, *(seed for method in trained for seed in method.runs)})
 
     def values(self, method: str, task: str, metric: str | None = None) -> list[float]:
         """Return a metric (the task's primary one if None) of every seed of a method, in the order of seeds."""
@@ -637,7 +639,7 @@ class ComparisonResults(Tabular):
 
         ``retention`` are those on texts that should be kept, all others those on tasks that the results have.
         """
-        found = []
+        verdicts = []
         for each in self.verdicts:
             kind = each.question
             if each.role == "primary" and each.task not in self.tasks:
@@ -645,8 +647,8 @@ class ComparisonResults(Tabular):
             elif each.role == "primary":
                 kind = next(iter(by_question([(each.method, each.other)], self.baseline, self._loras)))
             if kind == question and method in (None, each.method) and (kind == "retention" or each.task in self.tasks):
-                found.append(each)
-        return found
+                verdicts.append(each)
+        return verdicts
 
     @cached_property
     def deciding(self) -> dict[str, Measure]:

@@ -57,15 +57,15 @@ def load_results(
             raise HfpatchError((_SINGLE if (folder / "result.json").is_file() else _NOT_YET).format(folder))
         raise HfpatchError(f"{folder}: no run here (results.json is missing); give the folder that hfpatch wrote")
     raw = read_json(path)
-    schema, found = raw.get("schema"), str(raw.get("kind"))
-    if not isinstance(schema, int) or found not in _KINDS:
+    schema, stored = raw.get("schema"), str(raw.get("kind"))
+    if not isinstance(schema, int) or stored not in _KINDS:
         raise HfpatchError(f"{path}: not written by hfpatch; give the folder that hfpatch wrote")
     if schema != SCHEMA:
         advice = "update hfpatch" if schema > SCHEMA else "run the command again"
         raise HfpatchError(f"{path}: has layout {schema}, this version reads {SCHEMA}; {advice}")
-    results = validate(printable(raw), _KINDS[found], str(path))
-    if kind is not None and kind != found:
+    results = validate(printable(raw), _KINDS[stored], str(path))
+    if kind is not None and kind != stored:
         raise HfpatchError(
-            f"{folder}: these are the results of hfpatch {_COMMANDS[found]}, not of hfpatch {_COMMANDS[kind]}"
+            f"{folder}: these are the results of hfpatch {_COMMANDS[stored]}, not of hfpatch {_COMMANDS[kind]}"
         )
     return results

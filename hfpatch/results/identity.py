@@ -62,8 +62,8 @@ def base_identity(model: Mapping[str, Any]) -> dict[str, Any]:
     A quantised base is another one: ``loading`` has the options that are not at their defaults. The name of the file of
     its weights is not part of it, as they have a hash.
     """
-    known = model.get("identity")
-    identity = known if isinstance(known, Mapping) else {}
+    stored = model.get("identity")
+    identity = stored if isinstance(stored, Mapping) else {}
     loading = model.get("loading")
     given = loading if isinstance(loading, Mapping) else {}
     return {
@@ -86,13 +86,13 @@ def computed_differently(computed: Mapping[str, Mapping[str, Any]]) -> Iterator[
         mappings = [value for value in values.values() if isinstance(value, Mapping)]
         entries = dict.fromkeys(entry for each in mappings for entry in each)
         differing = [entry for entry in entries if len({repr(each.get(entry)) for each in mappings}) > 1]
-        known: dict[str, list[str]] = {}
+        by_text: dict[str, list[str]] = {}
         for name, value in values.items():
             if isinstance(value, Mapping):
                 text = ", ".join(f"{entry} {value.get(entry)}" for entry in differing) or "the same"
             else:  # a long one, such as a hash, is recognised by its first characters
                 text = "unknown" if value is None else str(value)[:12]
-            known.setdefault(text, []).append(name)
-        if len(known) > 1:
-            each = "; ".join(f"{text}: {', '.join(names)}" for text, names in known.items())
+            by_text.setdefault(text, []).append(name)
+        if len(by_text) > 1:
+            each = "; ".join(f"{text}: {', '.join(names)}" for text, names in by_text.items())
             yield f"Scores were computed with another {what}: {each}."

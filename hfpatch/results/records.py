@@ -99,11 +99,11 @@ def write_values(folder: Path, tasks: Iterable[str]) -> None:
         path = folder / f"{task}.jsonl"
         rows = read_lines(path)
         names: dict[str, str] = {}
-        for place, key in enumerate(key for key in (rows[0] if rows else ()) if key not in IDENTITY):
+        for index, key in enumerate(key for key in (rows[0] if rows else ()) if key not in IDENTITY):
             with suppress(TypeError, ValueError):  # neither numbers nor pairs of numbers, None as NaN
                 values = np.array([row.get(key) for row in rows], dtype=np.float64)
                 if values.ndim == 1 or values.shape[1:] == (2,):
-                    names[key] = f"{len(header)}.{place}"
+                    names[key] = f"{len(header)}.{index}"
                     tensors[names[key]] = values
         header[task] = {
             "bytes": path.stat().st_size,
@@ -134,7 +134,7 @@ def read_values(folder: Path) -> dict[str, TaskValues]:
         with safe_open(out / VALUES, framework="numpy") as file:
             header, names = json.loads(file.metadata()[_HEADER]), set(file.keys())
             row = header["seeds"][method].index(seed)
-            found = {}
+            by_task = {}
             for task, documents in header["documents"].items():
                 metrics, groups = {}, f"{_GROUPS}/{task}"
                 for name in names:
@@ -144,8 +144,8 @@ def read_values(folder: Path) -> dict[str, TaskValues]:
                         if values.ndim == 1 and (weights := f"{_WEIGHTS}/{task}/{metric}") in names:
                             values = np.stack([values, file.get_tensor(weights)], axis=-1)
                         metrics[metric] = values
-                found[task] = TaskValues(documents, metrics, file.get_tensor(groups) if groups in names else None)
-            return found
+                by_task[task] = TaskValues(documents, metrics, file.get_tensor(groups) if groups in names else None)
+            return by_task
     except (OSError, SafetensorError, KeyError, IndexError, TypeError, ValueError, AttributeError):
         return {}
 

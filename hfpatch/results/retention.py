@@ -73,8 +73,8 @@ class Retention(Part):
     @property
     def changes(self) -> list[Comparison]:
         """The differences of the methods at the full scale of their patches, from which verdicts follow."""
-        own = [point for point in self.points if point.scale == 1]
-        return [each for point in own for each in point.comparisons if each.task in self.texts]
+        whole = [point for point in self.points if point.scale == 1]
+        return [each for point in whole for each in point.comparisons if each.task in self.texts]
 
     def of(self, method: str) -> list[RetentionPoint]:
         """Return the points of a method, scales ascending."""
@@ -82,8 +82,8 @@ class Retention(Part):
 
     def chosen(self, method: str) -> float | None:
         """Return the scale of the lowest loss on the text of tuning, of equal ones the largest; None without any."""
-        known = [(point.tuning_loss, -point.scale) for point in self.of(method) if point.tuning_loss is not None]
-        return -min(known)[1] if known else None
+        losses = [(point.tuning_loss, -point.scale) for point in self.of(method) if point.tuning_loss is not None]
+        return -min(losses)[1] if losses else None
 
 
 class KeptAnswers(Part):
@@ -165,8 +165,8 @@ def _share(answers: NDArray[np.float64], grouped: bool) -> tuple[float, float, f
 
 def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the points (forgetting, gain) of the Pareto front, by ascending forgetting."""
-    found: list[tuple[float, float]] = []
+    best: list[tuple[float, float]] = []
     for point in sorted(points, key=lambda each: (each[0], -each[1])):
-        if not found or point[1] > found[-1][1]:
-            found.append(point)
-    return found
+        if not best or point[1] > best[-1][1]:
+            best.append(point)
+    return best

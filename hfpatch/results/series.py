@@ -47,11 +47,11 @@ QUANTITIES = tuple(dict.fromkeys([*_MATRICES.values(), *_MEASUREMENTS.values()])
 
 def mean_series(runs: Iterable[LayerSeries]) -> list[LayerSeries]:
     """Return the mean over runs of each quantity and group, at every layer over the runs that have it."""
-    found: dict[tuple[str, str], list[LayerSeries]] = {}
+    by_group: dict[tuple[str, str], list[LayerSeries]] = {}
     for series in runs:
-        found.setdefault((series.quantity, series.group), []).append(series)
+        by_group.setdefault((series.quantity, series.group), []).append(series)
     means = []
-    for each in found.values():
+    for each in by_group.values():
         layers = sorted({layer for series in each for layer in series.points})
         points = {at: fmean(series.points[at] for series in each if at in series.points) for at in layers}
         means.append(each[0].model_copy(update={"points": points}))
@@ -70,10 +70,10 @@ def patch_norms(patch: Path) -> list[LayerSeries]:
         with suppress(SafetensorError, OSError, TypeError), safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 kind = next((kind for kind in _MATRICES if f".{kind}." in name), None)
-                found = _LAYER.search(name)
-                if kind is None or found is None:
+                match = _LAYER.search(name)
+                if kind is None or match is None:
                     continue
-                layer, values = int(found[1]), points.setdefault(kind, {})
+                layer, values = int(match[1]), points.setdefault(kind, {})
                 squares = float(np.sum(np.square(file.get_tensor(name), dtype=np.float64)))
                 values[layer] = math.hypot(values.get(layer, 0.0), math.sqrt(squares))
                 if kind == "preproj_skip":
@@ -151,7 +151,7 @@ def mean_curve(paths: Iterable[Path]) -> Curve | None:
         means.append({step: fmean(run[step] for run in each) for step in common})
     loss, held_out = means
     every = -(-len(loss) // MOST_STEPS)
-    steps = [step for place, step in enumerate(loss) if place % every == 0 or step in held_out]
+    steps = [step for index, step in enumerate(loss) if index % every == 0 or step in held_out]
     if not steps:
         return None
     return Curve(steps=steps, loss=[loss[step] for step in steps], seeds=len(runs), held_out=held_out)
