@@ -43,7 +43,7 @@ One measure decides a task: bits per byte of the right answer, or of the text, w
 unit, the lowest noise, defined for choices and texts alike), else the task's primary metric, such as the nats per token
 of held-out text. Other measures are shown with plain intervals and have no verdict.
 
-No interval leaves what is possible: bits per byte are not below 0, and shares are between 0 and 1.
+No interval leaves what is possible: bits per byte and nats per token are not below 0, and shares are between 0 and 1.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ from hfpatch.recipes.pairs import Question
 from hfpatch.results.decision import ALPHA, POWER, Decided, Design, decide_gain, decide_keep, reach
 from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE, is_share
 from hfpatch.results.parts import NATS_PER_TOKEN, Clusters, Comparison, High, Low, Number, Part
+from hfpatch.results.retention import AGREEMENT, KL
 
 Outcome = Literal[Decided, "not decided", "not tested"]
 Role = Literal["primary", "secondary"]
@@ -76,8 +77,12 @@ QUESTIONS: dict[str, str] = {
     "retention": "does it keep what the base knew?",
 }
 _MEASURED = ("difference", "low", "high", "p", "n", "clusters", "seeds", "test")
-_LOWEST = {BITS_PER_BYTE: 0.0}
-"""The least possible score by a measure."""
+_POSSIBLE = {
+    **dict.fromkeys((BITS_PER_BYTE, NATS_PER_TOKEN, KL), (0.0, math.inf)),
+    AGREEMENT: (0.0, 1.0),
+    "mcc": (-1.0, 1.0),
+}
+"""The least and the largest possible score by a measure; other shares are between 0 and 1."""
 
 
 class Measure(NamedTuple):
@@ -387,14 +392,11 @@ def interval_at(one: Comparison, level: float) -> tuple[float, float]:
 
 def within(one: Comparison, low: float, high: float) -> tuple[float, float]:
     """Return the part of an interval that is possible: where the reference's score is known, of the method's score."""
-    share, base = is_share(one.metric), one.reference_score
-    lowest = 0.0 if share else _LOWEST.get(one.metric)
-    if share:
-        low, high = max(low, -1.0), min(high, 1.0)
-    if base is not None and lowest is not None:
-        low = min(max(low, lowest - base), one.difference)
-    if base is not None and share:
-        high = max(min(high, 1.0 - base), one.difference)
+    of_others = (0.0, 1.0) if is_share(one.metric) else (-math.inf, math.inf)
+    least, most = _POSSIBLE.get(one.metric.partition(",")[0], of_others)
+    low, high = max(low, least - most), min(high, most - least)
+    if (base := one.reference_score) is not None:
+        low, high = min(max(low, least - base), one.difference), max(min(high, most - base), one.difference)
     return low, high
 
 

@@ -219,6 +219,11 @@ def test_no_interval_leaves_what_is_possible():
     assert found.corrected_low == pytest.approx(-0.2)
     low, high = interval_at(share, 0.05)
     assert (high, low) == (pytest.approx(0.1), pytest.approx(0.05 - stats.t.ppf(0.975, 3) * 0.1))
+    for metric, base in (("nats_per_token", 0.2), ("kl", 0.0)):
+        below = comparison("a", 0.05, 0.1, 3.0, metric=metric, reference_score=base)
+        assert interval_at(below, 0.05)[0] == pytest.approx(-base)
+    agreement = comparison("a", -0.05, 0.1, 3.0, metric="top1_agreement", reference_score=1.0)
+    assert interval_at(agreement, 0.05)[1] == 0.0
 
 
 def test_a_perplexity_has_the_interval_of_its_logarithm():
