@@ -76,6 +76,7 @@ QUESTIONS: dict[str, str] = {
     "models": "do the models differ?",
     "retention": "does it keep what the base knew?",
 }
+_FEW_SEEDS = ("one seed", "fewer than two paired seeds")
 _MEASURED = ("difference", "low", "high", "p", "n", "clusters", "seeds", "test")
 _POSSIBLE = {
     **dict.fromkeys((BITS_PER_BYTE, NATS_PER_TOKEN, KL), (0.0, math.inf)),
@@ -199,6 +200,11 @@ class Verdict(Part):
         return self.outcome in BETTER or self.outcome in WORSE
 
     @property
+    def needs_seeds(self) -> bool:
+        """Whether more seeds may decide it: neither a diverged one nor the choice of the rates keeps it undecided."""
+        return self.outcome == "undecided" and self.why in ("", *_FEW_SEEDS)
+
+    @property
     def tone(self) -> Literal["better", "worse", "same", "undecided", "not tested"]:
         """The outcome in one of five groups, as reports colour it."""
         for tone, outcomes in (("better", BETTER), ("worse", WORSE), ("same", SAME)):
@@ -308,7 +314,7 @@ def _decided(
     low, high = interval_at(one, level)
     known |= {"corrected_low": low, "corrected_high": high, "p_corrected": min(1.0, asked.tests * one.p)}
     if len(one.errors) < 2 or "not paired" in one.test:
-        why = "one seed" if one.seeds == 1 else "fewer than two paired seeds"
+        why = _FEW_SEEDS[one.seeds > 1]
         return Verdict(**known, why=why, outcome="undecided")
 
     sides = [_turned(ends, one, known["higher_is_better"]) for ends in ((low, high), interval_at(one, 2 * level))]

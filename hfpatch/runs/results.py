@@ -200,8 +200,7 @@ def take_look(
     results = results.model_copy(update={"looks": [*before, look]})
     growing = set[str]()
     if seeds < looks[-1]:
-        undecided = [each for each in results.primary if each.outcome == "undecided"]
-        growing = {name for each in undecided for name in (each.method, each.other)}
+        growing = {name for each in results.primary if each.needs_seeds for name in (each.method, each.other)}
     return results, look.model_copy(update={"growing": [name for name in setup.recipe.trained if name in growing]})
 
 

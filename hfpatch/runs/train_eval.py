@@ -15,7 +15,7 @@ import numpy as np
 from accelerate import PartialState
 from transformers import PreTrainedModel
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, listed
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.tuning import point_name
 from hfpatch.results.identity import task_identity
@@ -133,10 +133,14 @@ class TrainEvalSession(Session):
         if PartialState().is_main_process:
             results, look = take_look(self.setup, out, self.clock, before, seeds)
             write_looks(out, [*before, look])
-            decided = sum(each.outcome != "undecided" for each in results.primary)
-            said = f"{decided} of {len(results.primary)} primary pairs are decided"
-            more = f"; more seeds for {', '.join(look.growing)}" if look.growing else ""
-            self.progress.finished(f"look at {seeds} seeds", said + more)
+            outcomes: dict[str, list[str]] = {}
+            for verdict in results.primary:
+                outcome = f"{verdict.outcome} ({verdict.why})" if verdict.why else verdict.outcome
+                pairs = outcomes.setdefault(outcome, [])
+                pairs.append(f"{verdict.method} against {verdict.other} on {verdict.task}")
+            said = [f"{outcome}: {listed(pairs)}" for outcome, pairs in outcomes.items()]
+            said += [f"more seeds for {listed(look.growing)}"] if look.growing else []
+            self.progress.finished(f"look at {seeds} seeds", "; ".join(said))
         PartialState().wait_for_everyone()
 
     def _complete_training(self, unit: Unit) -> None:

@@ -36,13 +36,22 @@ def make_recipe(base, seeds: object, **sections) -> Recipe:
 def grown(model_folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("hfpatch.reporting.write_report", lambda out: None)
-        out, seen = tmp_path_factory.mktemp("grown") / "out", Trained()
+        out, seen, said = tmp_path_factory.mktemp("grown") / "out", Trained(), list[str]()
+        seen.finished = lambda run, text: said.append(f"{run}: {text}")
         compare(make_recipe(model_folder, {"looks": LOOKS}), out, progress=seen)
-    return out, seen
+    return out, seen, [each for each in said if each.startswith("look")]
 
 
 def test_only_undecided_pairs_and_their_references_get_more_seeds(grown):
-    out, seen = grown
+    out, seen, said = grown
+    assert said == [
+        *(
+            f"look at {seeds} seeds: undecided: pre against lora on held_out_text; equivalent: twin against lora on "
+            "held_out_text; more seeds for pre and lora"
+            for seeds in (2, 3)
+        ),
+        "look at 4 seeds: worse: pre against lora on held_out_text; equivalent: twin against lora on held_out_text",
+    ]
     results = load_results(out)
     assert {name: sorted(method.runs) for name, method in results.methods.items()} == {
         "baseline": [0],
@@ -126,6 +135,25 @@ def test_looks_are_computed_again_from_kept_values(grown):
     results, again = load_results(grown[0]), compare_again(grown[0])
     assert again.looks == results.looks
     assert again.primary == results.primary
+
+
+def test_a_pair_that_more_seeds_cannot_decide_gets_none(model_folder, tmp_path):
+    """Two equal methods whose best rates are at the edge: what the choice of a rate is worth is not bounded."""
+    seen, said = Trained(), list[str]()
+    seen.finished = lambda run, text: said.append(f"{run}: {text}")
+    tuning = {"learning_rates": [1e-4, 1e-3], "held_out": 4, "extend": 0}
+    asked = {"gain": {"on": "held_out_text", "pairs": PAIRS[1:]}, "keep": None}
+    methods = {name: METHODS[name] for name in ("baseline", "lora", "twin")}
+    recipe = make_recipe(model_folder, {"looks": [2, 3]}, tuning=tuning, questions=asked, methods=methods)
+    compare(recipe, tmp_path / "out", progress=seen)
+    results = load_results(tmp_path / "out")
+    (verdict,) = results.primary
+    assert (verdict.outcome, verdict.seeds) == ("undecided", 2)
+    assert verdict.why == "the choice of the rates: twin's is not bounded, lora's is not bounded"
+    assert results.looks[0].growing == []
+    assert results.runs_saved == 2
+    (look,) = [each for each in said if each.startswith("look")]
+    assert look == f"look at 2 seeds: undecided ({verdict.why}): twin against lora on held_out_text"
 
 
 def test_train_trains_the_seeds_before_the_first_look(model_folder, tmp_path):
