@@ -44,7 +44,7 @@ test: install  ## run the tests but for the slow ones
 test-slow: install  ## run the slow tests: several processes and machines, crashes, browsers, rare architectures
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m slow
 
-# What computes numbers, in the tests that take a second or less each. One thread on every core; then two threads.
+# Tests of numbers that take a second or less. First one thread, on every core, then two threads.
 NUMERIC := tests/nn tests/tuners tests/surgery/test_folder.py tests/models/test_catalogue.py tests/export \
 	tests/evaluation/scorer tests/evaluation/test_model.py tests/training/test_head.py tests/training/test_loss.py \
 	tests/training/test_probe.py

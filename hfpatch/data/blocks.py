@@ -22,7 +22,7 @@ from hfpatch.support.files import clear_about_writing
 
 IGNORE = -100
 Mask: TypeAlias = npt.NDArray[np.bool_]
-_CHUNK_TOKENS = 1 << 20
+_CHUNK_TOKENS = 1 << 20  # laid out at once; the rest may be on disk
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from hfpatch.support.lazy import needing_lab
 _TINYWORLD = ("tinyworld/base", "tinyworld/shifted")
 _SAVED = ("dataset_dict.json", "state.json")
 _TYPES = ".jsonl, .json, .csv, .txt (all also as .gz, .xz, .bz2 or .zst) or .parquet"
-_FAR = 2**62
+_FAR = 2**62  # rows, more than any source has
 _REVISION = re.compile(r"@([0-9a-f]{40})/")
 
 

@@ -32,7 +32,7 @@ _OPENERS: dict[str, Callable[[Path, str], Any]] = {
     ".zst": _open_zst,
 }
 _KINDS = (".jsonl", ".json", ".csv", ".txt", ".parquet")
-_LONGEST_FIELD = 2**31 - 1
+_LONGEST_FIELD = 2**31 - 1  # the largest limit on every system; csv's own, 128 KiB, is shorter than books
 SUFFIXES = (*_KINDS, *(f"{kind}{ending}" for kind in _KINDS[:-1] for ending in _OPENERS))
 """The endings of the files that can be read."""
 _SEPARATOR = re.compile(r"<\|[^|\s]+\|>")

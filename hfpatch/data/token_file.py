@@ -43,7 +43,7 @@ from hfpatch.support.files import atomic_file, read_json, sha256_file, write_jso
 SIDECAR = ".json"
 DOCUMENTS = ".safetensors"
 LEARNED = ".learned"
-_CHUNK_TOKENS = 1 << 22
+_CHUNK_TOKENS = 1 << 22  # read at once, 8 or 16 MiB
 
 
 class TokenFileInfo(Section):

@@ -20,7 +20,7 @@ from hfpatch.support.files import hash_values
 TokenArray: TypeAlias = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 Integers: TypeAlias = npt.NDArray[np.int64]
 END_OF_TEXT = "<|endoftext|>"
-_BATCH_CHARACTERS = 4_000_000
+_BATCH_CHARACTERS = 4_000_000  # about a million tokens, whose offsets fit into memory
 
 
 @dataclass(frozen=True)

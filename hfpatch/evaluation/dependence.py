@@ -35,7 +35,7 @@ Array = NDArray[np.float64]
 
 LEVEL = 0.01
 """The p-value up to which there is an alarm."""
-ORDERS = 999
+ORDERS = 999  # so that p-values go down to a tenth of the level
 _LONGEST = 64
 _RUNS = 4  # at least, of the longest
 

@@ -18,9 +18,9 @@ from hfpatch.evaluation.metrics import Array, ratio_error
 from hfpatch.results.decision import ALPHA, reach
 from hfpatch.results.decision import FEWEST_DOCUMENTS as FEWEST_DOCUMENTS
 
-_RESAMPLES = 9999
-_BLOCK = 1 << 22
-_SMALLEST_P = 1e-15
+_RESAMPLES = 9999  # so that the smallest p, 1e-4, is far below every level that decides
+_BLOCK = 1 << 22  # random signs at once: 32 MiB as float64
+_SMALLEST_P = 1e-15  # float64 tells no smaller ones from 0
 
 
 class Part(NamedTuple):

@@ -143,7 +143,7 @@ def hub_dataset(name: str, include_path: Path | None = None) -> str | None:
 
 _built: dict[tuple[Any, ...], Named] = {}
 """What `load_named` has built, by its arguments."""
-_MOST_BUILT = 32
+_MOST_BUILT = 32  # each holds its documents in memory; an evaluation rarely has more tasks
 
 
 def _load(

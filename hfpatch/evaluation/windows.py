@@ -13,7 +13,7 @@ from torch import nn
 
 logger = logging.getLogger(__name__)
 
-_SHORT = 1024
+_SHORT = 1024  # tokens, GPT-2's context
 _NOTABLE = 1.25  # times the operations of a token in a short window
 
 

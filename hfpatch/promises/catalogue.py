@@ -51,7 +51,7 @@ TASKS = {
     "FEATURE_EXTRACTION": "AutoModel",
     None: "AutoModel",
 }
-_NOISE = 0.3
+_NOISE = 0.3  # added to initial values, so that every part changes the outputs
 _TOLERANCE = 1e-3  # of a merged model's outputs in fp32, relative to the largest
 _EXACT = 1e-6  # of the same computation on tensors at other addresses
 

@@ -23,7 +23,7 @@ from hfpatch.tuners.model import changed_sites
 
 NEW_TOKENS = 6
 UNITS = 8  # kernels may differ by as many times the measured rounding
-TINY = 1e-12
+TINY = 1e-12  # keeps divisions by zero away
 NOT_OURS = "does not apply: PEFT's own method"
 
 Test = Callable[[Any, PeftConfig, Inputs], tuple[bool, str]]

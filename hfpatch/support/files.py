@@ -24,8 +24,8 @@ from safetensors import SafetensorError
 from hfpatch.errors import HfpatchError
 
 MANIFEST = "manifest.json"
-_CHUNK_BYTES = 1 << 18
-_DAY_S = 86_400
+_CHUNK_BYTES = 1 << 18  # which stays in a processor's cache
+_DAY_S = 86_400  # the age from which another machine's file counts as left over; its processes cannot be asked
 _UMASK = os.umask(0)
 os.umask(_UMASK)  # it can only be read by setting it
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-[0-9a-f]{8}\.(?P<kind>tmp|old)")

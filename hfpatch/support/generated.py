@@ -35,7 +35,7 @@ LICENCE = """\
 
 """
 _BASE = "Method"  # the base class of a copied method
-_WIDTH = 120
+_WIDTH = 120  # that of hfpatch's own sources
 _INSTALLED = ("site-packages", "dist-packages")  # folders of unrelated packages
 
 

@@ -21,7 +21,7 @@ from hfpatch.support.signals import sigterm_answered_by
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_SILENCE_S = 20.0
+_SILENCE_S = 20.0  # a launcher needs a few seconds to end the other ranks
 _SAID = "hfpatch/said"
 
 

@@ -24,9 +24,9 @@ SUFFIX = ".gguf"
 _SHARD = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 _FLOATS = ("F32", "F16", "BF16", "F64")
 _MOST = re.compile(r"^(ALL|MOSTLY)_")
-_STRING, _ARRAY = 8, 9
+_STRING, _ARRAY = 8, 9  # GGUF's numbers of these types
 _FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_ALIGNMENT = 32
+_ALIGNMENT = 32  # GGUF's, where a file names none
 _PARSING = threading.RLock()
 _ROPE = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
 

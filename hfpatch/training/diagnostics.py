@@ -23,7 +23,7 @@ from hfpatch.training.validation import mean_loss
 from hfpatch.tuners.adapters import block_of, tensor_group
 
 MEASUREMENTS = 8
-"""How many steps update survival is measured at."""
+"""How many steps update survival is measured at, each with a copy of the trained weights."""
 DIAGNOSED_BLOCKS = 8
 """How many of the evaluation blocks, the first ones, are measured on."""
 

@@ -20,7 +20,7 @@ from hfpatch.training.processes import runs_on_cpu
 from hfpatch.tuners.adapters import block_of
 
 _SIDE = {"cpu": 512, "cuda": 8192}
-_REPEATS = 5
+_REPEATS = 5  # of which the fastest counts
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 

@@ -16,7 +16,7 @@ from types import FrameType
 from hfpatch.support.signals import sigterm_answered_by
 
 _POLL_S = 0.5
-_GRACE_S = 300.0
+_GRACE_S = 300.0  # to finish and save a step, which may take minutes
 
 
 class Terminated(SystemExit):

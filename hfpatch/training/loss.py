@@ -15,7 +15,7 @@ from hfpatch.nn.softmax import RunningSoftmax
 from hfpatch.sites.lm_head import PLAIN, Tail
 
 _CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
-_FEWEST_ROWS = 64
+_FEWEST_ROWS = 64  # at once; each time the weights of the head are read again
 _TILE = (512, 2048)  # rows, and tokens of the vocabulary: 4 MiB of logits stay in a processor's cache
 _LIGER = "liger_kernel.transformers.functional"
 

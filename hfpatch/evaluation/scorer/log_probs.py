@@ -18,8 +18,8 @@ Score = tuple[float, bool]
 Targets = NDArray[np.int64]
 """Of each target the position that predicts it, its token and its request, (targets, 3)."""
 
-_FEWEST_ROWS = 64
-_NEAR = 1e-5
+_FEWEST_ROWS = 64  # at once; each time the weights of the head are read again
+_NEAR = 1e-5  # relative: what rounding in fp32 may change of a log-probability
 
 
 def score_positions(

@@ -40,8 +40,8 @@ OnScores = Callable[[Sequence[tuple[int, Score]]], None]
 Share = Callable[[Sequence[Unit], Collection[int]], Collection[int]]
 """Takes all units of work and the requests that are done, and returns the requests that other processes score."""
 
-_PROBE_TOKENS = 16
-_FEWEST_TOKENS = 256
+_PROBE_TOKENS = 16  # a NaN of broken weights shows in a short row, too
+_FEWEST_TOKENS = 256  # smaller batches leave the device idle; not measured
 _FEW_ROWS = 16  # for more, to read the head's weights for each costs more than to try it alone
 _FEW_LOGITS = 1 << 24  # of a row
 
