@@ -54,7 +54,7 @@ def head_attention(model: nn.Module, batches: Iterable[Batch]) -> list[HeadAtten
         tokens = begun[-1]
         rows, length = tokens.counted.shape
         tensors = [each for each in output if isinstance(each, Tensor)] if isinstance(output, tuple | list) else []
-        square = [each for each in tensors if each.dim() == 4 and each.shape[::2] == (rows, length) == each.shape[::3]]
+        square = [t for t in tensors if t.dim() == 4 and t.shape[::2] == (rows, length) == t.shape[::3]]
         if not square:
             raise HfpatchError(f"layer {layer}: {type(module).__name__} does not return its attention weights")
         weights = square[0].detach().cpu().double() * tokens.pairs.cpu()[:, None]  # (batch, heads, seq, seq)

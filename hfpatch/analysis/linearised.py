@@ -88,9 +88,9 @@ def linearise(model: nn.Module, fit: Iterable[Batch], held_out: Iterable[Batch])
         layer = _Layer(site, rotary_of(model, site, size), size, _Affine(base, pair), _Affine(without, pair))
         moments.append(_Moments(layer))
     _observe(model, fit, moments)
-    scores = [_Explained(each.layer, each.fitted(), each.count) for each in moments]
+    scores = [_Explained(moment.layer, moment.fitted(), moment.count) for moment in moments]
     _observe(model, held_out, scores)
-    return [each.result() for each in scores]
+    return [score.result() for score in scores]
 
 
 def is_nonlinear(site: AttentionSite) -> bool:
@@ -140,7 +140,7 @@ def _observe(model: nn.Module, batches: Iterable[Batch], observers: Sequence[_Mo
         observers[index].add(begun[-1], *(kept.pop((index, name)) for name in ("x", "query", "key")))
 
     handles = []
-    for index, site in enumerate(each.layer.site for each in observers):
+    for index, site in enumerate(observer.layer.site for observer in observers):
         entering = partial(enter, index)
         handles.append(site.attention.register_forward_pre_hook(entering, prepend=True, with_kwargs=True))
         for target in ("query", "key"):

@@ -72,8 +72,8 @@ def compare(
     loaded = read_comparison(recipe, overrides, data_dir, model, gguf_file, trust_code)
     folder = out or Path("runs") / loaded.name
     earlier = folder / "recipe.yaml"
-    there = read_yaml(earlier).get("methods") if resume and earlier.is_file() else None
-    loaded = options.only_methods(loaded, methods, there if isinstance(there, dict) else ())
+    earlier_methods = read_yaml(earlier).get("methods") if resume and earlier.is_file() else None
+    loaded = options.only_methods(loaded, methods, earlier_methods if isinstance(earlier_methods, dict) else ())
     quiet_libraries()
     with collection_paused():
         from hfpatch.cli.progress import choose_progress, is_first_process

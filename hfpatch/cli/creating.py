@@ -97,8 +97,8 @@ def new_method(
     names = {f"{name}.py": "method.py", f"test_{name}.py": "test_method.py", "pyproject.toml": "pyproject.toml"}
     if not package:
         del names["pyproject.toml"]
-    if there := [out / file for file in names if (out / file).exists()]:
-        raise HfpatchError(f"{there[0]}: exists already; choose another name, or --out")
+    if existing := [out / file for file in names if (out / file).exists()]:
+        raise HfpatchError(f"{existing[0]}: exists already; choose another name, or --out")
     for file, template in names.items():
         path = out / file
         write_text(path, environment.get_template(f"{template}.jinja").render(values))

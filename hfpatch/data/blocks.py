@@ -299,18 +299,18 @@ def _cut_documents(stream: TokenStream, settings: DataSettings, added: int) -> I
 def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> TokenBlocks:
     """Return the blocks of several sources of one layout and block size, one after the other, without a copy."""
     rows: list[TokenArray] = []
-    for each in blocks:
-        rows += each.rows.arrays if isinstance(each.rows, JoinedRows) else [each.rows]
-    starts = np.cumsum([0, *(len(each.sizes) for each in blocks)])[:-1]
+    for block in blocks:
+        rows += block.rows.arrays if isinstance(block.rows, JoinedRows) else [block.rows]
+    starts = np.cumsum([0, *(len(block.sizes) for block in blocks)])[:-1]
     learned = None
-    if any(each.learned is not None for each in blocks):  # of plain text all tokens are learned: one broadcast value
-        shapes = [(len(each), each.block_size) for each in blocks]
-        masks = [np.True_ if each.learned is None else np.asarray(each.learned) for each in blocks]
+    if any(block.learned is not None for block in blocks):  # of plain text all tokens are learned: one broadcast value
+        shapes = [(len(block), block.block_size) for block in blocks]
+        masks = [np.True_ if block.learned is None else np.asarray(block.learned) for block in blocks]
         learned = JoinedRows([np.broadcast_to(mask, shape) for mask, shape in zip(masks, shapes, strict=True)])
     owners = groups = None
-    all_owners = [each.owners for each in blocks if each.owners is not None]
+    all_owners = [block.owners for block in blocks if block.owners is not None]
     if len(all_owners) == len(blocks):
-        if any(each.groups is not None for each in blocks):
+        if any(block.groups is not None for block in blocks):
             ends = [int(ids.max()) + 1 for ids in all_owners]  # documents without a token in the rows have no owner
             named = [
                 np.arange(end) if each.groups is None else each.groups[:end]
@@ -322,8 +322,8 @@ def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> Toke
         moved = [np.where(ids < 0, ids, ids + first) for ids, first in zip(all_owners, firsts, strict=True)]
         owners = np.concatenate(moved).astype(np.int32)
     added = None
-    if any(each.added is not None for each in blocks):
-        nothing = [np.zeros(len(each.sizes), np.int32) for each in blocks]
+    if any(block.added is not None for block in blocks):
+        nothing = [np.zeros(len(block.sizes), np.int32) for block in blocks]
         added = np.concatenate(
             [other if each.added is None else each.added for each, other in zip(blocks, nothing, strict=True)]
         )
@@ -333,10 +333,10 @@ def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> Toke
     )
     return TokenBlocks(
         rows=JoinedRows(rows),
-        sizes=np.concatenate([each.sizes for each in blocks]),
+        sizes=np.concatenate([block.sizes for block in blocks]),
         offsets=np.concatenate([[0], *(each.offsets[1:] + at for each, at in zip(blocks, starts, strict=True))]),
         layout=blocks[0].layout,
-        documents=sum(each.documents for each in blocks),
+        documents=sum(block.documents for block in blocks),
         source=" + ".join(f"{part.weight:g} × {part.source}" for part in parts),
         revision=None,
         sha256=hashlib.sha256(" + ".join(part.sha256 for part in parts).encode()).hexdigest(),

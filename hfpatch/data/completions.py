@@ -117,9 +117,9 @@ class Completions:
                 # The whole, each reply with the messages before it, and each message; a long learned one is a document.
                 digests = self._digester.document(example.text, ids)
                 digests += [(digest(example.text[:end]), True) for _, end in example.learned]
-                digests += [(digest(said), counts and len(said) >= LONG) for said, counts in example.says]
+                digests += [(digest(reply), counts and len(reply) >= LONG) for reply, counts in example.says]
                 encodings[index] = Encoded(ids, mask, digests)
-        return [each for each in encodings if each is not None]
+        return [encoding for encoding in encodings if encoding is not None]
 
     def _conversation(self, messages: Messages, first: int, given: dict[str, Any]) -> Example:
         """Return a conversation whose assistant's turns from message ``first`` on are learned.

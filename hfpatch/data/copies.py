@@ -46,9 +46,9 @@ class Digests:
         """Return the digests of several sources of so many documents each, one source after the other."""
         firsts = np.cumsum([0, *counts])[:-1]
         return cls(
-            np.concatenate([each.values for each in digests]),
+            np.concatenate([digest.values for digest in digests]),
             np.concatenate([each.documents + first for each, first in zip(digests, firsts, strict=True)]),
-            np.concatenate([each.whole for each in digests]),
+            np.concatenate([digest.whole for digest in digests]),
         )
 
     def take(self, places: npt.NDArray[np.int64]) -> Digests:

@@ -58,48 +58,17 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
         HfpatchError: if there is no such file, folder, ``data_dir`` or hub data set, or it cannot be reached.
     """
     check_data_dir(data_dir)
-    path = Path(settings.source)
-
-    # The embedded language.
     if settings.source.startswith("tinyworld/"):
-        if settings.source not in _TINYWORLD:
-            there = f"{nearest(settings.source, _TINYWORLD)}; there is {' and '.join(_TINYWORLD)}"
-            raise HfpatchError(f"data.source {settings.source}: no such text{there}")
-        if settings.format != "text" or settings.split != "train" or settings.group is not None:
-            key = next(key for key in ("format", "split", "group") if settings.changed((key,)))
-            raise HfpatchError(
-                f"data.{key}: {settings.source} is plain text of one split without groups; leave data.{key} out"
-            )
-        from hfpatch.tinyworld import language
-
-        split: Literal["base", "shifted"] = "base" if settings.source == "tinyworld/base" else "shifted"
-        made = partial(language.documents, split, count=settings.max_documents, seed=0)
-        return Corpus(lambda: map(Document, made()), lambda: _digest(made()), cacheable=False)
-
-    # Local files.
+        return _tinyworld(settings)
     if settings.is_token_file:
         raise HfpatchError(f"data.source: {settings.source} is a token file, and text is needed here; use a text")
+    path = Path(settings.source)
     if path.exists() and (of_hub := settings.changed(("streaming", "config", "revision"))):
         raise HfpatchError(f"data.source: {settings.source} is local; data.{of_hub[0]} is for hub data sets")
     if any((path / name).is_file() for name in _SAVED):
         return _saved(path, settings)
     if path.exists() or glob.has_magic(settings.source):
-        # A file, or the files in a folder or of a pattern (``**`` for any folders) in the order of their names.
-        if path.exists():
-            paths = sorted(path.iterdir()) if path.is_dir() else [path]
-        else:
-            paths = [Path(name) for name in sorted(glob.glob(settings.source, recursive=True))]  # noqa: PTH207  pathlib refuses absolute patterns
-        files = [file for file in paths if file.is_file() and file.name.endswith(SUFFIXES)]
-        if not files:
-            problem = "is of an unknown type" if path.is_file() else "has no file of a known type"
-            raise HfpatchError(f"data.source: {settings.source} {problem if paths else 'has no files'}; use {_TYPES}")
-        parts = split_parts(settings.split)
-        if any(part.name != "train" for part in parts):
-            raise HfpatchError(
-                f"data.split is {settings.split!r}, and {settings.source} is local, which has the one split 'train'; "
-                "leave data.split out, or take a slice such as train[:1%]"
-            )
-        return _local([(files, part) for part in parts], settings)
+        return _files(path, settings)
     is_file_name = path.name.endswith(SUFFIXES) or settings.source.startswith(("/", ".", "~"))
     if is_file_name or settings.source.count("/") > 1:
         raise HfpatchError(f"data.source: {settings.source} does not exist")
@@ -118,6 +87,43 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
         else:
             return _local(copies, settings)
     return _hub(settings, missing)
+
+
+def _tinyworld(settings: DataSettings) -> Corpus:
+    """Return the embedded language."""
+    if settings.source not in _TINYWORLD:
+        hint = f"{nearest(settings.source, _TINYWORLD)}; there is {' and '.join(_TINYWORLD)}"
+        raise HfpatchError(f"data.source {settings.source}: no such text{hint}")
+    if settings.format != "text" or settings.split != "train" or settings.group is not None:
+        key = next(key for key in ("format", "split", "group") if settings.changed((key,)))
+        raise HfpatchError(
+            f"data.{key}: {settings.source} is plain text of one split without groups; leave data.{key} out"
+        )
+    from hfpatch.tinyworld import language
+
+    split: Literal["base", "shifted"] = "base" if settings.source == "tinyworld/base" else "shifted"
+    made = partial(language.documents, split, count=settings.max_documents, seed=0)
+    return Corpus(lambda: map(Document, made()), lambda: _digest(made()), cacheable=False)
+
+
+def _files(path: Path, settings: DataSettings) -> Corpus:
+    """Return a file, or those in a folder or of a pattern (``**`` for any folders) in the order of their names."""
+    if path.exists():
+        paths = sorted(path.iterdir()) if path.is_dir() else [path]
+    else:
+        # pathlib refuses absolute patterns
+        paths = [Path(name) for name in sorted(glob.glob(settings.source, recursive=True))]  # noqa: PTH207  see above
+    files = [file for file in paths if file.is_file() and file.name.endswith(SUFFIXES)]
+    if not files:
+        problem = "is of an unknown type" if path.is_file() else "has no file of a known type"
+        raise HfpatchError(f"data.source: {settings.source} {problem if paths else 'has no files'}; use {_TYPES}")
+    parts = split_parts(settings.split)
+    if any(part.name != "train" for part in parts):
+        raise HfpatchError(
+            f"data.split is {settings.split!r}, and {settings.source} is local, which has the one split 'train'; "
+            "leave data.split out, or take a slice such as train[:1%]"
+        )
+    return _local([(files, part) for part in parts], settings)
 
 
 def filtered_documents(corpus: Corpus, settings: DataSettings) -> Iterator[Document]:

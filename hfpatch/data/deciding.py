@@ -94,53 +94,63 @@ def choose_documents(
         read_alike = Digests.join([source.read or source.digests for source in sources], counts).repeated(every)
     choices, notes = [], list[str]()
     for source, ids, first in zip(sources, groups, firsts, strict=False):
-        count = len(ids)
-        part = slice(first, first + count)
-        usable, alike = source.usable & ~repeated[part], read_alike[part]
-        read_already = np.isin(np.arange(count), source.digests.documents[np.isin(source.digests.values, excluded)])
-        unit, total = ("documents", count) if source.groups is None else ("groups", len(np.unique(ids)))
-        taken, chosen = np.zeros(count, np.bool_), list[Places]()
-        for key, wanted, before, also in (
-            ("data.held_out", source.held_out, 0, ""),
-            ("tuning.held_out", source.tuning, source.held_out, " and in none of the tasks"),
-        ):
-            if wanted and before + wanted >= total:
-                both = f", data.held_out {before}" if before else ""
-                raise HfpatchError(
-                    f"{key} is {wanted}{both} and there are {total} {unit}, so none is left to train on; hold fewer "
-                    f"out or take more documents ({source.source})"
-                )
-            good = usable & ~taken & ~(read_already & bool(also))
-            good &= by_text | ~alike
-            free = in_order(ids[good])
-            if len(free) < wanted:
-                raise HfpatchError(
-                    f"{key} is {wanted}, and of {total} {unit} only {len(free)} occur once in the text{also}; "
-                    f"hold fewer out or take more documents ({source.source})"
-                )
-            run = RUN if source.groups is None else 1
-            inside = np.isin(ids, draw(free, wanted, seed=(seed, len(chosen)), run=run))
-            kept = np.flatnonzero(inside & good & ~alike)
-            if wanted and not len(kept):
-                raise HfpatchError(
-                    f"{key}: what is read of each chosen document of {source.source} after cutting is read of others, "
-                    "too; use longer blocks (data.block_size), or score more tokens (data.scored_tokens)"
-                )
-            if out := int(inside.sum()) - len(kept):
-                notes.append(
-                    f"{key}: {out} of {inside.sum()} documents of the chosen {unit} of {source.source} occur "
-                    "elsewhere, too, or have nothing to predict, and are left out"
-                )
-            chosen.append(kept)
-            taken |= inside
-        train = np.flatnonzero(~source.tasks & ~taken)
-        if not len(train):
-            raise HfpatchError(
-                f"{source.source}: all {count - int(taken.sum())} documents to train on are in the tasks, "
-                "too, so none is left; train on another text, or leave the tasks out"
-            )
-        choices.append(Chosen(train, *chosen))
+        part = slice(first, first + len(ids))
+        good, alike = source.usable & ~repeated[part], read_alike[part]
+        good &= by_text | ~alike
+        choices.append(_choose(source, ids, good, alike, excluded, seed, notes))
     return choices, notes
+
+
+def _choose(
+    source: Candidates, groups: Places, good: Flags, alike: Flags, excluded: Values, seed: int, notes: list[str]
+) -> Chosen:
+    """Choose the documents of one source, and add a sentence to ``notes`` for each use that leaves some out.
+
+    ``good`` documents occur once; of ``alike`` ones the same is read as of others.
+    """
+    count = len(groups)
+    in_tasks = np.isin(np.arange(count), source.digests.documents[np.isin(source.digests.values, excluded)])
+    unit, total = ("documents", count) if source.groups is None else ("groups", len(np.unique(groups)))
+    taken, chosen = np.zeros(count, np.bool_), list[Places]()
+    for key, wanted, before, also in (
+        ("data.held_out", source.held_out, 0, ""),
+        ("tuning.held_out", source.tuning, source.held_out, " and in none of the tasks"),
+    ):
+        if wanted and before + wanted >= total:
+            both = f", data.held_out {before}" if before else ""
+            raise HfpatchError(
+                f"{key} is {wanted}{both} and there are {total} {unit}, so none is left to train on; hold fewer "
+                f"out or take more documents ({source.source})"
+            )
+        left = good & ~taken & ~(in_tasks & bool(also))
+        free = in_order(groups[left])
+        if len(free) < wanted:
+            raise HfpatchError(
+                f"{key} is {wanted}, and of {total} {unit} only {len(free)} occur once in the text{also}; "
+                f"hold fewer out or take more documents ({source.source})"
+            )
+        run = RUN if source.groups is None else 1
+        inside = np.isin(groups, draw(free, wanted, seed=(seed, len(chosen)), run=run))
+        kept = np.flatnonzero(inside & left & ~alike)
+        if wanted and not len(kept):
+            raise HfpatchError(
+                f"{key}: what is read of each chosen document of {source.source} after cutting is read of others, "
+                "too; use longer blocks (data.block_size), or score more tokens (data.scored_tokens)"
+            )
+        if out := int(inside.sum()) - len(kept):
+            notes.append(
+                f"{key}: {out} of {inside.sum()} documents of the chosen {unit} of {source.source} occur "
+                "elsewhere, too, or have nothing to predict, and are left out"
+            )
+        chosen.append(kept)
+        taken |= inside
+    train = np.flatnonzero(~source.tasks & ~taken)
+    if not len(train):
+        raise HfpatchError(
+            f"{source.source}: all {count - int(taken.sum())} documents to train on are in the tasks, "
+            "too, so none is left; train on another text, or leave the tasks out"
+        )
+    return Chosen(train, *chosen)
 
 
 def in_order(groups: Places) -> Places:
@@ -186,15 +196,15 @@ def digest_tasks(
     With ``with_ids`` token ids are compared, too, which token files need. ``cuts`` are the lengths in tokens, without
     what begins a document, to which documents are cut before a model reads them; long texts are then compared so, too.
     """
-    said: dict[str, list[tuple[set[str], set[str]]]] = {name: [] for name in tasks}
+    by_task: dict[str, list[tuple[set[str], set[str]]]] = {name: [] for name in tasks}
     for name, given in tasks.items():
         for document in given:
             # Without lone surrogates, which no tokenizer takes; the lines of texts too, as training text is often one
             # line a document.
             read, texts = ([text.encode("utf-8", "replace").decode() for text in each] for each in document)
             parts = {part for text in texts for part in (text, *text.splitlines())}
-            said[name].append((set(read) - {""}, parts - {""}))
-    every = {part for documents in said.values() for readings in documents for part in set.union(*readings)}
+            by_task[name].append((set(read) - {""}, parts - {""}))
+    every = {part for documents in by_task.values() for readings in documents for part in set.union(*readings)}
     by_text = {text: [digester.text(text)] for text in sorted(every)}
     if with_ids and by_text:  # which takes ten times as long
         encoded = digester.tokenizer(list(by_text), add_special_tokens=False, verbose=False)["input_ids"]
@@ -206,7 +216,7 @@ def digest_tasks(
         ids = digester.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         by_text[text] += [digester.ids(ids[:cut]) for cut in cuts if len(ids) > cut]
     copies = {}
-    for name, documents in said.items():
+    for name, documents in by_task.items():
         having = Counter(part for _, parts in documents for part in parts)
         copies[name] = Digests.of(
             [
@@ -239,9 +249,9 @@ def tokenizer_documents(sources: Sequence[tuple[Corpus, DataSettings]]) -> Itera
     if any(settings.held_out for _, settings in sources):
         digester, candidates = Digester(), []
         for corpus, settings in sources:
-            told, names = [], []
+            digests, names = [], []
             for text, group in filtered_documents(corpus, settings):
-                told.append([(digester.text(text), True)])
+                digests.append([(digester.text(text), True)])
                 names.append(group)
                 if not settings.append_eos and len(text.split()) < 2:
                     raise HfpatchError(
@@ -249,11 +259,16 @@ def tokenizer_documents(sources: Sequence[tuple[Corpus, DataSettings]]) -> Itera
                         f"({text.strip()!r}), which may be a single token and then cannot be held out; leave such out "
                         "by data.min_characters, or set data.append_eos=true"
                     )
-            nothing = np.zeros(len(told), np.bool_)
+            nothing = np.zeros(len(digests), np.bool_)
             groups = None if settings.group is None else count_groups(names)
             candidates.append(
                 Candidates(
-                    settings.source, Digests.of(told), ~nothing, nothing, held_out=settings.held_out or 0, groups=groups
+                    settings.source,
+                    Digests.of(digests),
+                    ~nothing,
+                    nothing,
+                    held_out=settings.held_out or 0,
+                    groups=groups,
                 )
             )
         chosen, _ = choose_documents(candidates, NOTHING, seed=sources[0][1].seed)

@@ -138,11 +138,11 @@ def load_splits(
     shares = split_by_weight(tuning, settings.weights)
     with_ids, cautions = any(part.is_token_file for part in parts), list[str]()
     cuts = {size - len(start_of_document(tokenizer)) for size in set.union(*_cuts(parts))}
-    copies, told = digest_tasks(tasks or {}, Digester(tokenizer), with_ids=with_ids, cuts=cuts)
+    copies, task_digests = digest_tasks(tasks or {}, Digester(tokenizer), with_ids=with_ids, cuts=cuts)
     decides = bool(tasks or tuning or settings.held_out)
     read = [_read_digests(text, parts, tokenizer) if decides else text.file.digests for text in texts]
     candidates = [_candidates(*each, copies, cautions) for each in zip(texts, read, parts, shares, strict=True)]
-    chosen, left_out = choose_documents(candidates, told, seed=settings.seed, by_text=by_text)
+    chosen, left_out = choose_documents(candidates, task_digests, seed=settings.seed, by_text=by_text)
     cautions += left_out
     for caution in cautions:
         warnings.warn(caution, stacklevel=2)
@@ -399,8 +399,8 @@ def _read_cache(folder: Path) -> dict[str, TokenBlocks] | None:
         splits: dict[str, TokenBlocks] = {}
         for path in filter(Path.is_dir, folder.iterdir()):
             files = [path / f"{name}.npy" for name in _ARRAYS]
-            there = [file for file in files if file.stem not in _OPTIONAL or file.is_file()]
-            arrays = {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in there}
+            stored = [file for file in files if file.stem not in _OPTIONAL or file.is_file()]
+            arrays = {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in stored}
             splits[path.name] = TokenBlocks(**arrays, **read_json(path / "blocks.json"))
         return splits
     except (HfpatchError, ValueError, TypeError, OSError, EOFError) as error:

@@ -97,21 +97,23 @@ class Rows:
         Raises:
             HfpatchError: if one is missing, naming it, with the columns that exist.
         """
-        there = list(columns)
+        present = list(columns)
         wanted = [*zip(COLUMNS[self.format], self.columns, strict=True)]
         wanted += [("group", self.group)] if self.group is not None else []
         for key, name in wanted:
-            if name not in there:
-                listed = ", ".join(there) or "none"
+            if name not in present:
+                listed = ", ".join(present) or "none"
                 formats = {"messages": {"messages"}, "prompt_completion": {"prompt", "completion"}}
-                meant = next((f" or data.format={each}" for each, names in formats.items() if names <= set(there)), "")
+                meant = next(
+                    (f" or data.format={each}" for each, names in formats.items() if names <= set(present)), ""
+                )
                 raise HfpatchError(
-                    f"{where}: no column {name!r}{nearest(name, there)}; the columns are: {listed}; "
+                    f"{where}: no column {name!r}{nearest(name, present)}; the columns are: {listed}; "
                     f"set data.{key}{meant}"
                 )
         optional = FOR_TEMPLATE if self.format != "text" else ()
-        read = [name for name in there if name in self.columns or name in optional or name == self.group]
-        self.unread.update(set(there).difference(read))
+        read = [name for name in present if name in self.columns or name in optional or name == self.group]
+        self.unread.update(set(present).difference(read))
         return read
 
     def _document(self, row: dict[str, Any], where: str) -> str | None:
@@ -183,9 +185,9 @@ def _messages(value: object, where: str, column: str) -> list[dict[str, Any]]:
         if "tool_calls" in kept:  # which may be all that a message says
             missing = [key for key in missing if key != "content"]
         if missing:
-            there = f" (it has {', '.join(kept)})" if kept else ""
+            hint = f" (it has {', '.join(kept)})" if kept else ""
             raise HfpatchError(
-                f"{where}: message {number + 1} of column {column!r} has no {missing[0]!r}{there}; each is an object "
+                f"{where}: message {number + 1} of column {column!r} has no {missing[0]!r}{hint}; each is an object "
                 "with role and content"
             )
         messages.append(kept)

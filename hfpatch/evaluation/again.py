@@ -61,9 +61,9 @@ def _differences(
     """Return the differences of all pairs and what changed on retained texts; what cannot be computed is ``before``."""
     baseline = results.baseline or ""
     base, references = results.methods[baseline].runs[0], dict[str, list[str]]()
-    for each in results.comparisons:
-        others = references.setdefault(each.method, [])
-        others += [] if each.reference in others else [each.reference]
+    for comparison in results.comparisons:
+        others = references.setdefault(comparison.method, [])
+        others += [] if comparison.reference in others else [comparison.reference]
     compared = compare(records, references=references, tasks=(scores := results.scores_of(base)), baseline=baseline)
     made = {(one.method, one.reference, one.task, one.metric): one for one in (*before, *compared)}
     if results.retention is None:

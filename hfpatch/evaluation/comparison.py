@@ -130,7 +130,7 @@ def compare(
     comparisons, low_noise, reader = list[Comparison](), list[Comparison](), Reader()
     for method, reference, runs in pairs:
         comparisons += [_compare(method, reference, each, runs, reader, dependent) for each in primary]
-        low_noise += [_compare(method, reference, each, runs, reader, dependent) for each in others]
+        low_noise += [_compare(method, reference, other, runs, reader, dependent) for other in others]
     broken = {(one.method, one.reference, one.task) for one in low_noise if not math.isfinite(one.difference)}
     return comparisons + [one for one in low_noise if (one.method, one.reference, one.task) not in broken]
 

@@ -145,7 +145,7 @@ def exchange_rate(
         error = float(reached.std()) if len(reached) > 1 else math.inf
         parts.append(Part(error * correction, count - 1))
     low, high = Estimate(value, tuple(parts)).interval
-    if high - low > max(each[-1] - each[0] for each in logs):
+    if high - low > max(log[-1] - log[0] for log in logs):
         return unknown("the interval is wider than the sizes are apart")
     return Rate(math.exp(value), math.exp(low), math.exp(high), lowest, highest)
 

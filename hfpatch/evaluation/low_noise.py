@@ -74,7 +74,7 @@ def low_noise_values(task: Any, samples: Sequence[Mapping[str, Any]]) -> dict[in
 def low_noise_scores(values: Mapping[int, Values]) -> dict[str, float]:
     """Return each metric over all documents; none if one is not finite, because a right answer is impossible."""
     names = next(iter(values.values()), {})
-    scores = {name: metric_named(name).overall([each[name] for each in values.values()]) for name in names}
+    scores = {name: metric_named(name).overall([value[name] for value in values.values()]) for name in names}
     return scores if all(map(math.isfinite, scores.values())) else {}
 
 

@@ -194,7 +194,7 @@ def kept_of(
             if metric != _SHARE_OF_RIGHT:
                 continue
             values = {run: np.asarray(each) for run, each in reader.read_runs(result, metric, [base, *runs]).items()}
-            if all(np.isin(each, (0.0, 1.0)).all() for each in values.values()):
+            if all(np.isin(value, (0.0, 1.0)).all() for value in values.values()):
                 grouped = result.clusters is not None or task in in_groups
                 table = np.stack([values[run] for run in runs])
                 kept.append(kept_answers(method, task, values[base], table, grouped=grouped))

@@ -278,7 +278,7 @@ def task_documents(tasks: Mapping[str, Any]) -> dict[str, list[TaskDocument]]:
     """Return every document of tasks by task, whatever the limit."""
     with quiet(), templates_compiled_once():
         return {
-            name: [TaskDocument(_prompts(task, each), list(_texts(each))) for each in task.eval_docs]
+            name: [TaskDocument(_prompts(task, document), list(_texts(document))) for document in task.eval_docs]
             for name, task in tasks.items()
         }
 
@@ -297,7 +297,7 @@ def _prompts(task: Any, document: Mapping[str, Any]) -> list[str]:
     except Exception:  # templates can raise anything; the evaluation names the document
         return []
     requests = made if isinstance(made, list) else [made]
-    given = [[each for each in request.arguments if isinstance(each, str)] for request in requests]
+    given = [[argument for argument in request.arguments if isinstance(argument, str)] for request in requests]
     return ["".join(each) for each in given if each[0]]  # acc_mutual_info also scores answers without the prompt
 
 

@@ -69,19 +69,7 @@ def export_patch(
             "stock models can be exported (save_patch and load_patch work on it)"
         )
 
-    # Tokenizer and generation settings beside the adapter, else the base's tokenizer
-    has_tokenizer = any((patch / file).is_file() for file in _TOKENIZER)
-    source, gguf = (str(patch), None) if has_tokenizer else locate(name, revision)
-    options = {"revision": None if has_tokenizer else revision, **({} if gguf is None else {"gguf_file": str(gguf)})}
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
-        generation = GenerationConfig.from_pretrained(str(patch)) if (patch / _GENERATION).is_file() else None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = first_line(error)
-        raise HfpatchError(f"{patch}: its tokenizer or {_GENERATION} cannot be loaded: {reason}") from error
-    if (patch / _TEMPLATE).is_file():
-        tokenizer.chat_template = (patch / _TEMPLATE).read_text(encoding="utf-8")
-
+    tokenizer, generation = _beside(patch, name, revision)
     load_patch(base.model, patch, allow_other_base=allow_other_base, scale=scale)
     with atomic_directory(out) as folder:
         written = write_model(base.model, folder)
@@ -91,6 +79,22 @@ def export_patch(
         card = export_card(shown_base(name), written.model_class, base_licence(name))
         write_text(folder / "README.md", card)
     return replace(written, directory=out)
+
+
+def _beside(patch: Path, base: str, revision: str | None) -> tuple[Any, GenerationConfig | None]:
+    """Return the tokenizer and the generation settings beside the adapter, else the base's tokenizer."""
+    has_tokenizer = any((patch / file).is_file() for file in _TOKENIZER)
+    source, gguf = (str(patch), None) if has_tokenizer else locate(base, revision)
+    options = {"revision": None if has_tokenizer else revision, **({} if gguf is None else {"gguf_file": str(gguf)})}
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
+        generation = GenerationConfig.from_pretrained(str(patch)) if (patch / _GENERATION).is_file() else None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = first_line(error)
+        raise HfpatchError(f"{patch}: its tokenizer or {_GENERATION} cannot be loaded: {reason}") from error
+    if (patch / _TEMPLATE).is_file():
+        tokenizer.chat_template = (patch / _TEMPLATE).read_text(encoding="utf-8")
+    return tokenizer, generation
 
 
 def _named_base(patch: Path) -> str:

@@ -52,7 +52,7 @@ def describe(model: nn.Module) -> tuple[Description, Tensors]:
         at, parts = base_name(name), []
         host, _, last = at.rpartition(".")
         lora = f"hfpatch_lora_{last}"
-        for index, adapter in enumerate(each for each in module.active_adapters if each in module.lora_A):
+        for index, adapter in enumerate(key for key in module.active_adapters if key in module.lora_A):
             a, b = (cast("nn.Linear", held[adapter]) for held in (module.lora_A, module.lora_B))
             tensors[joined(host, f"{lora}.a.{index}.weight")] = a.weight
             tensors |= {joined(host, f"{lora}.b.{index}.{kind}"): tensor for kind, tensor in b.named_parameters()}

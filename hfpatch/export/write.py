@@ -96,7 +96,7 @@ def write_model(model: Any, folder: Path) -> Export:
     base = {base_name(name): each for name, each in model.state_dict(keep_vars=True).items() if name not in added}
     for name, module in model.named_modules():
         if isinstance(module, ModulesToSaveWrapper) and not module.disable_adapters:
-            for adapter in (each for each in module.active_adapters if each in module.modules_to_save):
+            for adapter in (key for key in module.active_adapters if key in module.modules_to_save):
                 for key, tensor in module.modules_to_save[adapter].state_dict(keep_vars=True).items():
                     base[f"{base_name(name)}.{key}"] = tensor
     base = {exported_name(name, description): tensor for name, tensor in base.items()}
@@ -196,7 +196,7 @@ def modelling_source(
     stock, config = type(model), type(model.config)
     kinds = {"": stock} | ({model.base_model_prefix: type(model.base_model)} if has_tower(model) else {})
     names = {"config": config.__name__}
-    table = "".join(f"    {each.spec.name}={each.__name__},\n" for each in methods)
+    table = "".join(f"    {method.spec.name}={method.__name__},\n" for method in methods)
     made = f"METHODS.update(\n{table})\n\n\n" if methods else ""
     made += _CONFIG.format(**names, prefix=EXPORTED, model_type=config.model_type)
     other = f"(?!.+[.]({'|'.join(map(re.escape, integers))})$)" if integers else ""

@@ -187,7 +187,7 @@ def checkpointing(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool,
 
     def difference() -> Apart:
         settings = ("gradient_checkpointing", "_gradient_checkpointing_func")
-        before = [(m, {each: vars(m)[each] for each in settings if each in vars(m)}) for m in model.modules()]
+        before = [(m, {key: vars(m)[key] for key in settings if key in vars(m)}) for m in model.modules()]
         model.gradient_checkpointing_disable()
         try:
             kinds = [partial(checkpointed, reentrant) for reentrant in (False, True)]

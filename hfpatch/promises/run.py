@@ -89,7 +89,7 @@ class CheckReport:
     def _repr_html_(self) -> str:
         """Return the verdicts as an HTML table, as a notebook shows them."""
         title, _, _ = str(self).partition("\n")
-        rows = [("ok" if each.holds else "FAIL", each.promise, each.seen) for each in self.verdicts]
+        rows = [("ok" if verdict.holds else "FAIL", verdict.promise, verdict.seen) for verdict in self.verdicts]
         return html_table(title, ("", "promise", "seen"), rows)
 
     def __str__(self) -> str:

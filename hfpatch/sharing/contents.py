@@ -78,8 +78,8 @@ def contents(
             )
         number = next(iter(patches)) if seed is None else seed
         if number not in patches:
-            there = ", ".join(f"seed-{each}" for each in patches)
-            raise HfpatchError(f"{folder}: {method} has no patch of seed {seed}; it has {there}")
+            listed = ", ".join(f"seed-{each}" for each in patches)
+            raise HfpatchError(f"{folder}: {method} has no patch of seed {seed}; it has {listed}")
         scores = eval_results(results, method, number, repo_id) if repo_id is not None else {}
         return {**shared, **_tree(patches[number], folder), **scores}
     for patch in sorted((folder / "runs").glob("*/seed-*/patch")):
@@ -157,4 +157,4 @@ def _is_limited(results: ComparisonResults, task: str) -> bool:
     tasks = results.evaluation.get("tasks")
     options = tasks if isinstance(tasks, dict) else {}
     limits = [options[task]] if task in options else options.values()
-    return results.evaluation.get("limit") is not None or any((each or {}).get("limit") is not None for each in limits)
+    return results.evaluation.get("limit") is not None or any((one or {}).get("limit") is not None for one in limits)

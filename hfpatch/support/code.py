@@ -136,20 +136,20 @@ class _Listing:
 
     def _members(self, modules: list[ModuleType], wanted: set[str]) -> None:
         """Describe the members of a user's modules that a function may use, those of submodules included."""
-        for each in modules:  # as it grows
-            if not self._is_followed(each):
-                self._name(each)
+        for module in modules:  # as it grows
+            if not self._is_followed(module):
+                self._name(module)
                 continue
-            lazy = "__getattr__" in vars(each)
+            lazy = "__getattr__" in vars(module)
             for key in sorted(wanted | {"__getattr__"} if lazy else wanted):
-                value = vars(each).get(key, _ABSENT)
+                value = vars(module).get(key, _ABSENT)
                 if value is _ABSENT and lazy and not key.startswith("__"):
                     with suppress(Exception):  # whatever the user's code raises
-                        value = getattr(each, key)
+                        value = getattr(module, key)
                 if isinstance(value, ModuleType):
                     modules += [value] if all(value is not other for other in modules) else []
                 elif value is not _ABSENT:
-                    self._constants[module_of(each), key] = self._describe(value)
+                    self._constants[module_of(module), key] = self._describe(value)
 
     def _imported(self, code: CodeType, space: dict[str, Any], *, is_own: bool) -> Iterator[ModuleType]:
         """Yield the modules of the user's own that code imports as it runs, and note the installed packages.
@@ -183,7 +183,9 @@ class _Listing:
         with suppress(AttributeError, ImportError, OSError, SyntaxError):  # of a loader without code
             codes = [_module_code(spec.loader, spec.name)]
         for code in codes:  # as it grows by the bodies of classes, which run as the module does
-            codes += [each for each in code.co_consts if isinstance(each, CodeType) and not each.co_flags & _FUNCTION]
+            codes += [
+                const for const in code.co_consts if isinstance(const, CodeType) and not const.co_flags & _FUNCTION
+            ]
             for name, _ in _imports(code, space):
                 if not name.startswith("."):
                     self._used.add(name.partition(".")[0])
@@ -265,7 +267,7 @@ class _Listing:
             file = next(iter(getattr(value, "__path__", ())), None)
         if file is None:  # of a notebook, of no known module, or built in
             functions = vars(value).values() if isinstance(value, type) else ()
-            file = next((each.__code__.co_filename for each in functions if isinstance(each, FunctionType)), None)
+            file = next((f.__code__.co_filename for f in functions if isinstance(f, FunctionType)), None)
         return file is not None and not str(file).startswith(_installed(tuple(sys.path)))
 
 
@@ -289,7 +291,7 @@ def _is_library(module: str) -> bool:
         if spec is None or spec.origin in ("built-in", "frozen"):
             return True
         places = [spec.origin if spec.has_location else None, *(spec.submodule_search_locations or ())]
-    return all(str(each).startswith(_installed(tuple(sys.path))) for each in places if each is not None)
+    return all(str(place).startswith(_installed(tuple(sys.path))) for place in places if place is not None)
 
 
 def _imports(code: CodeType, space: dict[str, Any]) -> Iterator[tuple[str, Sequence[str]]]:
@@ -366,7 +368,7 @@ def _text(code: Any, doc: str | None = None) -> str:
         return f"tuple{[_text(each) for each in code]}"
     if not isinstance(code, CodeType):
         return repr(code)
-    constants = [_text(each) for each in code.co_consts]
+    constants = [_text(const) for const in code.co_consts]
     if doc is not None and code.co_consts[:1] == (doc,):
         constants = constants[1:]
     sizes = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags

@@ -31,12 +31,12 @@ def describe_package(package: str, path: tuple[str, ...]) -> tuple[str, ...]:
     if not owners:
         return tuple(f"{package} {name} {digest}" for name, digest in _loose_files(package))
     lines: dict[str, list[str]] = {}
-    for each in owners:  # as it grows by what they require
-        name = _normal(each.metadata["Name"] or package)
+    for owner in owners:  # as it grows by what they require
+        name = _normal(owner.metadata["Name"] or package)
         if name in lines or name in map(_normal, PACKAGES):
             continue
-        lines[name] = [f"{name} {each.version}", *(f"{name} {file} {digest}" for file, digest in _changed_files(each))]
-        for required in each.requires or ():
+        lines[name] = [f"{name} {owner.version}", *(f"{name} {file} {sha}" for file, sha in _changed_files(owner))]
+        for required in owner.requires or ():
             wanted = re.match(r"[\w.-]+", required)
             if wanted is not None and "extra ==" not in required:
                 owners += list(distributions(name=wanted[0], path=list(path)))[:1]

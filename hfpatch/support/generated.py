@@ -112,21 +112,21 @@ def _collected(used: dict[str, set[str]]) -> tuple[dict[str, set[str]], dict[str
     meanings: dict[str, str] = {}
     for home, names in used.items():
         source = _read(home)
-        for each in sorted(names):
-            if each in source.outside:
-                statement, original = source.outside[each]
+        for name in sorted(names):
+            if name in source.outside:
+                statement, original = source.outside[name]
                 imports.setdefault(statement, set()).update({original} - {""})
                 if original:
                     meaning = f"{statement} import {original}".replace("from typing ", "from collections.abc ")
                 else:  # ``import a.b`` binds a
                     top = statement.split()[1].partition(".")[0]
                     meaning = statement if " as " in statement else f"import {top}"
-            elif each in source.definitions:
-                meaning = source.definitions[each]
+            elif name in source.definitions:
+                meaning = source.definitions[name]
             else:
                 continue
-            if meanings.setdefault(each, meaning) != meaning:
-                raise ValueError(f"{each} means something else in another module of the file; rename it in {home}")
+            if meanings.setdefault(name, meaning) != meaning:
+                raise ValueError(f"{name} means something else in another module of the file; rename it in {home}")
         definitions |= {each: code for each, code in source.definitions.items() if each in names}
     return imports, definitions
 

@@ -89,7 +89,8 @@ def patch_card(base: Base, adapters: Sequence[Adapter], measured: Measured | Non
 
     # How to load it
     modules = ["hfpatch", *sorted({part.module for part in adapters if part.module})]
-    imports, both = [f"    import {each}" for each in modules], " and ".join(f"`import {each}`" for each in modules)
+    imports = [f"    import {module}" for module in modules]
+    both = " and ".join(f"`import {module}`" for module in modules)
     auto = auto_class(base.class_name)
     model = f"{auto}.from_pretrained({name!r})"
     if name.startswith(_TINYWORLD) or name.endswith(SUFFIX):

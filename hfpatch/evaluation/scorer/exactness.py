@@ -122,7 +122,7 @@ def try_padding(model: Any, parts: Parts, shortest: int, longest: int) -> Paddin
     obstacle, config = None, model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]  # one, or one for each type of layer
-    changing = [each for each in kinds if each.get("rope_type") in _CHANGING_ROPE]
+    changing = [kind for kind in kinds if kind.get("rope_type") in _CHANGING_ROPE]
     originals = [each.get("original_max_position_embeddings") for each in changing]
     lengths = [*originals, config.max_position_embeddings] if changing else []
     if (keys := min(_limits(model, _SELECTED_KEYS), default=longest)) < longest:
@@ -169,7 +169,7 @@ def _equal_padded(parts: Parts, modules: Sequence[nn.Module], tokens: Tensor, si
     alone = [parts.features(tokens[row : row + 1, :size])[0, :size] for row, size in enumerate(sizes)]
     places = [torch.arange(size, device=tokens.device) for size in sizes]
     if modules:
-        places = [each[(each % 3 != 1) | (len(each) < 3)] for each in places]
+        places = [place[(place % 3 != 1) | (len(place) < 3)] for place in places]
     expected = torch.cat([row[nodes] for row, nodes in zip(alone, places, strict=True)]).float()
     counts = torch.tensor([len(nodes) for nodes in places], device=tokens.device)
     rows, nodes = torch.arange(2, device=tokens.device).repeat_interleave(counts), torch.cat(places)

@@ -65,7 +65,7 @@ class Findings:
     def to_json(self) -> dict[str, Any]:
         """Return the successful trials. A failure may be a lack of memory: it is tried again."""
         padding = [each for each in self.padding if each.obstacle is None]
-        trees = [each for each in self.trees if each.exact]
+        trees = [tree for tree in self.trees if tree.exact]
         return {"split": self.split or None, "tail": [*self.tail], "padding": padding, "trees": trees}
 
     def padding_of(self, shortest: int, longest: int) -> Padding | None:
@@ -78,8 +78,8 @@ class Findings:
 
     def tree_is_exact(self, row: int, path: int) -> bool | None:
         """Return the known result for trees of these sizes; a success holds for smaller ones, a failure for larger."""
-        if any(each.exact and row <= each.row and path <= each.path for each in self.trees):
+        if any(tree.exact and row <= tree.row and path <= tree.path for tree in self.trees):
             return True
-        if any(not each.exact and each.row <= row and each.path <= path for each in self.trees):
+        if any(not tree.exact and tree.row <= row and tree.path <= path for tree in self.trees):
             return False
         return None
