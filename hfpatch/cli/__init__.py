@@ -1,1 +1,1 @@
-"""The command line. Importing it loads typer alone; each command imports what it needs when it runs."""
+"""The command line. Importing it loads typer alone; commands import the rest when they run."""

@@ -216,7 +216,7 @@ def blocks_from_stream(
     """Lay out documents in rows: packed by best fit, one truncated document per row, or cut from one stream.
 
     Rows are written to ``file`` and mapped; None holds them in memory. Rows of a stream are a view of its tokens,
-    unless ``start``, what the tokenizer puts at a document's start, goes before those that begin inside a document.
+    unless ``start``, what the tokenizer puts at a document's start, goes before rows that begin inside a document.
     ``with_owners`` keeps which document each token is from; ``sha256`` is the hash of all tokens, if it is known.
 
     Raises:

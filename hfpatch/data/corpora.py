@@ -111,8 +111,7 @@ def _files(path: Path, settings: DataSettings) -> Corpus:
     if path.exists():
         paths = sorted(path.iterdir()) if path.is_dir() else [path]
     else:
-        # pathlib refuses absolute patterns
-        paths = [Path(name) for name in sorted(glob.glob(settings.source, recursive=True))]  # noqa: PTH207  see above
+        paths = [Path(name) for name in sorted(glob.glob(settings.source, recursive=True))]  # noqa: PTH207  not pathlib, which refuses absolute ones
     files = [file for file in paths if file.is_file() and file.name.endswith(SUFFIXES)]
     if not files:
         problem = "is of an unknown type" if path.is_file() else "has no file of a known type"

@@ -121,8 +121,7 @@ def load_splits(
             :func:`hfpatch.recipes.data.check_overlap`. Documents that are trained or tuned on are left out, with a
             warning.
         retained: more texts to measure, by their names in ``retention.texts``: ``held_out`` of their documents, or else
-            all, without those that are trained or tuned on or held out.
-
+            all, less the documents that are trained on, tuned on or held out.
         by_text: draw the documents that :func:`hfpatch.data.deciding.tokenizer_documents` leaves out, for a tokenizer
             that is trained on the same text.
 
@@ -275,7 +274,7 @@ def _read_digests(text: _Text, reading: Sequence[DataSettings], tokenizer: PreTr
 
 
 def _usable(text: _Text, settings: DataSettings) -> Flags:
-    """Return which documents have a token to predict among those that are scored."""
+    """Return which documents have a token to predict among the tokens that are scored."""
     return has_something_to_learn(text.file.stream, min(settings.block_size, settings.scored_tokens or sys.maxsize))
 
 

@@ -20,8 +20,8 @@ frontiers reach no common gain, in the data or in more than 5 % of the draws, or
 further apart than the smallest and the largest size of either.
 
 A rate that is not known is censored: where a method with n parameters gains less than the reference with m, it needs
-more than n/m times the reference's for that gain, and where it gains more, fewer. The bounds are the largest such ratio
-of those that are less, and the smallest of those that are more, by paired tests over seeds and documents at the level
+more than n/m times the reference's for that gain, and where it gains more, fewer. The bounds are the largest ratio of
+a pair that gains less and the smallest of one that gains more, by paired tests over seeds and documents at the level
 5 % over the number of pairs of sizes.
 """
 

@@ -179,7 +179,7 @@ def own_heads(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str
 
 
 def _with_changed(model: Any, config: PeftConfig) -> list[AttentionSite]:
-    """Return the sites of the language model, and those that a configuration changes elsewhere."""
+    """Return the sites of the language model, and other sites that a configuration changes."""
     return list({site.path: site for site in (*find_sites(model), *changed_by(model, config))}.values())
 
 

@@ -158,7 +158,7 @@ def _is_language_model(base: nn.Module, blocks: _BlockList, prefix: str) -> bool
 
 
 def _block_lists(base: nn.Module) -> list[_BlockList]:
-    """Return the lists of blocks of all towers: those that are declared, and those of a known structure."""
+    """Return the lists of blocks of all towers: declared ones, and ones of a known structure."""
     lists: list[_BlockList] = []
     from transformers import PreTrainedModel  # takes a second to import, which an evaluation of a base does without
 

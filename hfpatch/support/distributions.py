@@ -19,8 +19,8 @@ def describe_package(package: str, path: tuple[str, ...]) -> tuple[str, ...]:
     """Return a line for each distribution that a package is of, and for each one that these require.
 
     A distribution is known by its version; one that was installed from a folder, a file or a repository, whose version
-    need not change with its code, by the content of its Python files, too; and any other one by those that are not as
-    they were installed. A package of no distribution is known by its files. The libraries whose versions results record
+    need not change with its code, by the content of its Python files, too; and any other one by the files that changed
+    since. A package of no distribution is known by its files. The libraries whose versions results record
     are left out. Everything is read once a process.
 
     Args:

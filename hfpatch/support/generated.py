@@ -86,7 +86,7 @@ def modelling_file(
         raise ValueError(f"the file from {module} defines {taken[0]}, too; rename the method's class")
     if whole := [home for home in imports if any(_is_own(home.split()[1], each) for each in used)]:
         raise ValueError(
-            f"a method uses {whole[0].split()[1]} as a whole; import what it needs by name, as in "
+            f"a method uses {whole[0].split()[1]} as a whole; import its members by name, as in "
             "'from hfpatch.nn import normal_'"
         )
     for kind in stock:
