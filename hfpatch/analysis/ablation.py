@@ -68,7 +68,7 @@ def ablate_layers(model: nn.Module, score: Score) -> Ablations:
         raise HfpatchError("the model has no adapters to disable; patch it first")
     full, without = _scored(score, model), []
     for layer in (*sorted(by_block), None):
-        chosen = [each for at in by_block if layer in (at, None) for each in by_block[at]]
+        chosen = [adapter for at in by_block if layer in (at, None) for adapter in by_block[at]]
         with keeping_flags(model), adapters_disabled(chosen):
             values = _scored(score, model, items=len(full))
         change = values - full

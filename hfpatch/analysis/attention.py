@@ -53,7 +53,7 @@ def head_attention(model: nn.Module, batches: Iterable[Batch]) -> list[HeadAtten
     def read(layer: int, module: nn.Module, args: Any, output: Any) -> None:
         tokens = begun[-1]
         rows, length = tokens.counted.shape
-        tensors = [each for each in output if isinstance(each, Tensor)] if isinstance(output, tuple | list) else []
+        tensors = [t for t in output if isinstance(t, Tensor)] if isinstance(output, tuple | list) else []
         square = [t for t in tensors if t.dim() == 4 and t.shape[::2] == (rows, length) == t.shape[::3]]
         if not square:
             raise HfpatchError(f"layer {layer}: {type(module).__name__} does not return its attention weights")

@@ -133,7 +133,7 @@ def random_gauge(size: int, rotary: Rotary | None = None, seed: int = 0) -> Tens
     count = int(free.sum())
     if count:
         drawn = (torch.randn(count, count, generator=generator, dtype=torch.float64) for _ in range(2))
-        u, v = (torch.linalg.qr(each).Q for each in drawn)  # orthogonal
+        u, v = (torch.linalg.qr(matrix).Q for matrix in drawn)  # orthogonal
         stretched = torch.rand(count, generator=generator, dtype=torch.float64) * 2.5 + 0.5
         gauge[free.nonzero(), free.nonzero().T] = u * stretched @ v
     return gauge

@@ -81,7 +81,7 @@ def rotary_of(model: nn.Module, site: AttentionSite, head_size: int) -> Rotary |
 
 
 def _angles(base: nn.Module, site: AttentionSite, config: Any) -> tuple[Tensor, float] | None:
-    for module in (site.attention, *(each for each in base.modules() if "Rotary" in type(each).__name__)):
+    for module in (site.attention, *(m for m in base.modules() if "Rotary" in type(m).__name__)):
         table = getattr(module, "embed_positions", None)  # GPT-J's
         if isinstance(table, Tensor) and len(table) > 1:  # a row a position: all sines, then all cosines
             sin, cos = table[1].cpu().double().chunk(2)

@@ -70,10 +70,10 @@ def new_method(
     import jinja2
 
     given = place or ["query"]
-    for each in given:
-        if each not in PLACES:
-            raise HfpatchError(f"--place {each}: no place of a branch{nearest(each, PLACES)}; use {', '.join(PLACES)}")
-    places = [each for each in PLACES if each in given]
+    for key in given:
+        if key not in PLACES:
+            raise HfpatchError(f"--place {key}: no place of a branch{nearest(key, PLACES)}; use {', '.join(PLACES)}")
+    places = [key for key in PLACES if key in given]
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise HfpatchError(f"{name}: a name is made of small letters, digits and '_', such as output_gate")
     if name in SIZES or name in NO_SIZE:

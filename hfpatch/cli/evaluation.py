@@ -172,7 +172,7 @@ def evaluate(given: EvalOptions) -> None:
     if len(forms) > 1:
         raise HfpatchError(f"--{forms[0]} and --{forms[1]}: print one of them")
     try:
-        scales = [float(each) for each in given.scale.split(",")]
+        scales = [float(scale) for scale in given.scale.split(",")]
     except ValueError as error:
         raise HfpatchError(
             f"--scale {given.scale}: give numbers with commas between them, such as 0.25,0.5,1"

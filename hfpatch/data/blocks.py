@@ -54,7 +54,7 @@ class JoinedRows:
 
     def __getitem__(self, index: int | npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         if isinstance(index, np.ndarray):
-            return np.stack([self[int(each)] for each in index])
+            return np.stack([self[int(number)] for number in index])
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         index %= len(self)
@@ -313,8 +313,8 @@ def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> Toke
         if any(block.groups is not None for block in blocks):
             ends = [int(ids.max()) + 1 for ids in all_owners]  # documents without a token in the rows have no owner
             named = [
-                np.arange(end) if each.groups is None else each.groups[:end]
-                for each, end in zip(blocks, ends, strict=True)
+                np.arange(end) if one.groups is None else one.groups[:end]
+                for one, end in zip(blocks, ends, strict=True)
             ]
             starts_at = np.cumsum([0, *(int(ids.max()) + 1 for ids in named[:-1])])
             groups = np.concatenate([ids + at for ids, at in zip(named, starts_at, strict=True)]).astype(np.int32)
@@ -325,16 +325,16 @@ def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> Toke
     if any(block.added is not None for block in blocks):
         nothing = [np.zeros(len(block.sizes), np.int32) for block in blocks]
         added = np.concatenate(
-            [other if each.added is None else each.added for each, other in zip(blocks, nothing, strict=True)]
+            [other if one.added is None else one.added for one, other in zip(blocks, nothing, strict=True)]
         )
     parts = tuple(
-        Part(each.source, each.revision, each.sha256, weight, each.documents, len(each), each.tokens)
-        for each, weight in zip(blocks, weights, strict=True)
+        Part(one.source, one.revision, one.sha256, weight, one.documents, len(one), one.tokens)
+        for one, weight in zip(blocks, weights, strict=True)
     )
     return TokenBlocks(
         rows=JoinedRows(rows),
         sizes=np.concatenate([block.sizes for block in blocks]),
-        offsets=np.concatenate([[0], *(each.offsets[1:] + at for each, at in zip(blocks, starts, strict=True))]),
+        offsets=np.concatenate([[0], *(one.offsets[1:] + at for one, at in zip(blocks, starts, strict=True))]),
         layout=blocks[0].layout,
         documents=sum(block.documents for block in blocks),
         source=" + ".join(f"{part.weight:g} × {part.source}" for part in parts),

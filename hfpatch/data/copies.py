@@ -37,7 +37,7 @@ class Digests:
     @classmethod
     def of(cls, documents: Sequence[Iterable[tuple[int, bool]]]) -> Digests:
         """Return the digests of documents, each given with its flag ``whole``."""
-        rows = [(value, index, whole) for index, each in enumerate(documents) for value, whole in each]
+        rows = [(value, index, whole) for index, document in enumerate(documents) for value, whole in document]
         values, indices, flags = zip(*rows, strict=True) if rows else ((), (), ())
         return cls(np.array(values, np.uint64), np.array(indices, np.int64), np.array(flags, np.bool_))
 
@@ -47,7 +47,7 @@ class Digests:
         firsts = np.cumsum([0, *counts])[:-1]
         return cls(
             np.concatenate([digest.values for digest in digests]),
-            np.concatenate([each.documents + first for each, first in zip(digests, firsts, strict=True)]),
+            np.concatenate([part.documents + first for part, first in zip(digests, firsts, strict=True)]),
             np.concatenate([digest.whole for digest in digests]),
         )
 

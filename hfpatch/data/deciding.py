@@ -201,7 +201,7 @@ def digest_tasks(
         for document in given:
             # Without lone surrogates, which no tokenizer takes; the lines of texts too, as training text is often one
             # line a document.
-            read, texts = ([text.encode("utf-8", "replace").decode() for text in each] for each in document)
+            read, texts = ([text.encode("utf-8", "replace").decode() for text in side] for side in document)
             parts = {part for text in texts for part in (text, *text.splitlines())}
             by_task[name].append((set(read) - {""}, parts - {""}))
     every = {part for documents in by_task.values() for readings in documents for part in set.union(*readings)}
@@ -273,8 +273,8 @@ def tokenizer_documents(sources: Sequence[tuple[Corpus, DataSettings]]) -> Itera
             )
         chosen, _ = choose_documents(candidates, NOTHING, seed=sources[0][1].seed)
         held_out = [
-            set(range(len(each.usable))) - set(choice.train.tolist())
-            for each, choice in zip(candidates, chosen, strict=True)
+            set(range(len(source.usable))) - set(choice.train.tolist())
+            for source, choice in zip(candidates, chosen, strict=True)
         ]
     for (corpus, settings), indices in zip(sources, held_out, strict=True):
         documents = enumerate(filtered_documents(corpus, settings))

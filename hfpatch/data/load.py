@@ -247,11 +247,11 @@ def _choose_measured(
 
 def _cuts(reading: Sequence[DataSettings]) -> tuple[set[int], set[int]]:
     """Return the lengths in tokens of what is read of a longer document, and of the blocks in which it goes on."""
-    goes_on = [each.format == "text" and each.layout != "padded" for each in reading]
-    firsts = {each.block_size for each, more in zip(reading, goes_on, strict=True) if not more}
-    firsts |= {each.scored_tokens for each in reading if each.scored_tokens is not None}
+    goes_on = [part.format == "text" and part.layout != "padded" for part in reading]
+    firsts = {part.block_size for part, more in zip(reading, goes_on, strict=True) if not more}
+    firsts |= {part.scored_tokens for part in reading if part.scored_tokens is not None}
     return firsts, {
-        each.block_size for each, more in zip(reading, goes_on, strict=True) if more and each.block_size >= _LONG_BLOCK
+        part.block_size for part, more in zip(reading, goes_on, strict=True) if more and part.block_size >= _LONG_BLOCK
     }
 
 
@@ -270,7 +270,7 @@ def _read_digests(text: _Text, reading: Sequence[DataSettings], tokenizer: PreTr
         ids = file.stream.tokens[begin : begin + length]
         pieces_of.append([(digester.ids(ids[at : at + size]), True) for at, size in pieces])
     cut = Digests.of(pieces_of)
-    return Digests(*(np.concatenate([getattr(each, name) for each in (file.digests, cut)]) for name in vars(cut)))
+    return Digests(*(np.concatenate([getattr(digests, name) for digests in (file.digests, cut)]) for name in vars(cut)))
 
 
 def _usable(text: _Text, settings: DataSettings) -> Flags:
@@ -328,7 +328,7 @@ def _lay_out(
     if text.cache_dir is None:
         with TemporaryDirectory(ignore_cleanup_errors=True) as rows:
             return _build(text.file, settings, chosen, pad, start, Path(rows))
-    places = [hashlib.sha256(each.tobytes()).hexdigest() for each in vars(chosen).values()]
+    places = [hashlib.sha256(documents.tobytes()).hexdigest() for documents in vars(chosen).values()]
     layout = [settings.layout, settings.block_size, settings.scored_tokens, pad, start]
     key = hash_values([_CACHE_FORMAT, text.file.info.model_dump(mode="json"), layout, places])
     folder = text.cache_dir / key[:32]

@@ -197,8 +197,8 @@ def _messages(value: object, where: str, column: str) -> list[dict[str, Any]]:
 def _without_nulls(value: Any) -> Any:
     """Return a value without the nulls of its objects, which tables add where rows differ."""
     if isinstance(value, dict):
-        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _valid(text: str, where: str, column: str) -> str:

@@ -129,7 +129,7 @@ def compare(
     # each method with each of its references, by each measure
     comparisons, low_noise, reader = list[Comparison](), list[Comparison](), Reader()
     for method, reference, runs in pairs:
-        comparisons += [_compare(method, reference, each, runs, reader, dependent) for each in primary]
+        comparisons += [_compare(method, reference, measure, runs, reader, dependent) for measure in primary]
         low_noise += [_compare(method, reference, other, runs, reader, dependent) for other in others]
     broken = {(one.method, one.reference, one.task) for one in low_noise if not math.isfinite(one.difference)}
     return comparisons + [one for one in low_noise if (one.method, one.reference, one.task) not in broken]
@@ -184,7 +184,7 @@ def find_dependent(
     for _, _, runs in _pairs(records, references, baseline):
         for result, metric in measures:
             values = reader.read_runs(result, metric, [*runs.method, *runs.reference])
-            terms = {run: metric.ratio_terms(each) for run, each in values.items()}
+            terms = {run: metric.ratio_terms(numbers) for run, numbers in values.items()}
             with np.errstate(over="ignore", invalid="ignore"):  # values may be infinite, or their sums
                 sides = [np.mean([terms[run][0] for run in side], axis=0) for side in (runs.method, runs.reference)]
                 difference, weights = sides[0] - sides[1], terms[runs.method[0]][1]

@@ -159,7 +159,7 @@ def bounds(
     for size, ours in zip(method.parameters, method.gains, strict=True):
         for other, theirs in zip(reference.parameters, reference.gains, strict=True):
             difference = (ours - theirs).mean(axis=0)
-            scores = (each.sum(axis=1) / weights.sum() for each in (ours, theirs))
+            scores = (gains.sum(axis=1) / weights.sum() for gains in (ours, theirs))
             seeds = over_seeds(*scores, paired=True)
             parts = (over_documents(difference, weights, groups=groups), *([seeds] if seeds else []))
             estimate = Estimate(float(difference.sum() / weights.sum()), parts)
@@ -281,7 +281,7 @@ def monotone(gains: Array) -> Array:
     averages = []
     for k in range(sizes):
         means = [[(sums[..., j + 1] - sums[..., i]) / (j + 1 - i) for j in range(k, sizes)] for i in range(k + 1)]
-        averages.append(np.max([np.min(each, axis=0) for each in means], axis=0))
+        averages.append(np.max([np.min(column, axis=0) for column in means], axis=0))
     return np.stack(averages, axis=-1)
 
 

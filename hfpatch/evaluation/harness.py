@@ -80,7 +80,7 @@ def _local_files(path: str, options: dict[str, Any]) -> list[Path]:
     """Return the local files that a call of ``load_dataset`` may read."""
     given, folder = options.get("data_files") or [], options.get("data_dir")
     lists = list(given.values()) if isinstance(given, dict) else [given]
-    names = [str(name) for each in lists for name in (each if isinstance(each, list | tuple) else [each])]
+    names = [str(name) for entry in lists for name in (entry if isinstance(entry, list | tuple) else [entry])]
     roots = [Path(root) for root in (path, folder) if root is not None]
     files = {file for root in roots for file in ([root] if root.is_file() else root.rglob("*"))}
     for pattern in (str(root / name) for name in names for root in (Path(), *roots)):

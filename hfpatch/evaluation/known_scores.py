@@ -132,7 +132,7 @@ def _known(model_name: str, revision: str | None, dtype: str, results: Mapping[s
         if Path(model_name).is_dir():
             folder = re.split(r"--|__", Path(model_name).absolute().name.lower())[-1]
             models = {score.model for score in KNOWN_SCORES}
-            model = next((each for each in models if each.lower().rpartition("/")[2] == folder), model)
+            model = next((full_name for full_name in models if full_name.lower().rpartition("/")[2] == folder), model)
     if revision:  # the branches and tags of this commit according to the local hub cache
         references = Path(HF_HUB_CACHE) / f"models--{model.replace('/', '--')}" / "refs"
         files = [path for path in references.rglob("*") if path.is_file()] if references.is_dir() else []

@@ -448,7 +448,7 @@ class HfpatchLM(HFLM):
                 long, len(requests), longest,
             )  # fmt: skip
         cut = [TokenRequest.cut(requests[position][1], requests[position][2], longest) for position in positions]
-        self.prompts.add_tokens((len(each.targets), *each.tokens, each.targets[-1]) for each in cut)
+        self.prompts.add_tokens((len(request.targets), *request.tokens, request.targets[-1]) for request in cut)
         return positions, cut
 
 
@@ -470,7 +470,7 @@ def first_not_finite(model: torch.nn.Module, tokens: Tensor) -> str | None:
     paths: list[str] = []
 
     def hook(name: str, _module: Any, _arguments: Any, output: Any) -> None:
-        tensors = (each for each in tree_leaves(output) if isinstance(each, Tensor) and each.is_floating_point())
+        tensors = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point())
         if not paths and any(not bool(tensor.isfinite().all()) for tensor in tensors):
             paths.append(name or "the whole model")
 

@@ -162,7 +162,7 @@ def compare_points(
             made += compare(records, tasks=asked, **against, without_low_noise=texts)
         if held_out is not None and point.scale != 1:
             made += compare(records, tasks={held_out.task: held_out}, **against)
-        comparisons = [each.model_copy(update={"method": point.method}) for each in made]
+        comparisons = [one.model_copy(update={"method": point.method}) for one in made]
         compared.append(point.model_copy(update={"comparisons": comparisons}))
     return compared
 
@@ -193,7 +193,7 @@ def kept_of(
             metric = metric_named(result.primary.partition(",")[0], higher_is_better=result.higher_is_better)
             if metric != _SHARE_OF_RIGHT:
                 continue
-            values = {run: np.asarray(each) for run, each in reader.read_runs(result, metric, [base, *runs]).items()}
+            values = {run: np.asarray(v) for run, v in reader.read_runs(result, metric, [base, *runs]).items()}
             if all(np.isin(value, (0.0, 1.0)).all() for value in values.values()):
                 grouped = result.clusters is not None or task in in_groups
                 table = np.stack([values[run] for run in runs])

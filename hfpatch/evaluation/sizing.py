@@ -62,8 +62,8 @@ class TaskRequests:
                 context = context[-max(1, longest - len(targets)) :]
             cut.append((texts, context, targets))
         sizes = np.cumsum([len(context) + len(targets) for _, context, targets in cut])
-        each = max(1, len(self.encoded) // max(1, self.documents))
-        return cut[: -(-(int(np.searchsorted(sizes, tokens)) + 1) // each) * each]
+        per_document = max(1, len(self.encoded) // max(1, self.documents))
+        return cut[: -(-(int(np.searchsorted(sizes, tokens)) + 1) // per_document) * per_document]
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def time_requests(scorer: HfpatchLM, asked: Sequence[TaskRequests], seconds: flo
     The first batch is not timed: in it the scorer tries how the model may be run, as it does for all requests, where
     these trials cost little.
     """
-    asked = [each for each in asked if each.encoded]
+    asked = [task for task in asked if task.encoded]
     if not asked:
         return Timed(0.0, 0)
     with quiet():
@@ -158,7 +158,7 @@ def time_requests(scorer: HfpatchLM, asked: Sequence[TaskRequests], seconds: flo
         limits = scorer._scorer().limits
         tokens, begun, cold = max(1, int(limits.tokens * _FIRST)), time.perf_counter(), True
         while True:
-            chosen = [request for each in asked for request in each.first(tokens // len(asked), tokens)]
+            chosen = [request for task in asked for request in task.first(tokens // len(asked), tokens)]
             start = time.perf_counter()
             scorer._loglikelihood_tokens(chosen)
             if torch.cuda.is_available():
@@ -169,7 +169,7 @@ def time_requests(scorer: HfpatchLM, asked: Sequence[TaskRequests], seconds: flo
             tokens, cold = tokens if cold else 2 * tokens, False
 
     operations = []  # of all requests, and of the timed ones
-    for requests in ([request for each in asked for request in each.encoded], chosen):
+    for requests in ([request for task in asked for request in task.encoded], chosen):
         rows = [len(context) + len(targets) for _, context, targets in requests]
         overhead = -(-sum(rows) // limits.tokens) * limits.overhead * row_operations(scorer.model, 1)
         operations.append(float(row_operations(scorer.model, rows).sum() + overhead))

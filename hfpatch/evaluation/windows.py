@@ -38,12 +38,12 @@ def row_operations(model: Any, lengths: ArrayLike) -> NDArray[np.float64]:
 def long_windows(model: Any, lengths: Sequence[int], longest: int) -> str:
     """Return a sentence on the cost of windows if some have the longest length and that is expensive; else ""."""
     number = sum(length >= longest for length in lengths)
-    each, short = row_operations(model, [longest, _SHORT]) / [longest, _SHORT]
-    if not number or each < _NOTABLE * short:
+    long, short = row_operations(model, [longest, _SHORT]) / [longest, _SHORT]
+    if not number or long < _NOTABLE * short:
         return ""
     return (
-        f"{number:,} windows of {longest:,} tokens, the model's longest, each {each * longest / 1e12:.2g} TFLOP: "
-        f"{each / short:.1f} times as much a token as in windows of {_SHORT:,}; --max-length {_SHORT} (max_length in "
+        f"{number:,} windows of {longest:,} tokens, the model's longest, each {long * longest / 1e12:.2g} TFLOP: "
+        f"{long / short:.1f} times as much a token as in windows of {_SHORT:,}; --max-length {_SHORT} (max_length in "
         "recipes) shortens them, and changes the perplexity"
     )
 

@@ -84,9 +84,7 @@ def _method(
     modules = modules_at(site, [where for where in PLACES if where in used], layer.method)
     at = {role: [names[module] for module in in_role] for role, in_role in modules.items()}
     sites = [asdict(layer.sites[name]) for name in layer.working_adapters()]
-    option_names = [
-        each.name for each in fields(layer.method) if each.name not in {each.name for each in fields(MethodConfig)}
-    ]
+    option_names = [f.name for f in fields(layer.method) if f.name not in {f.name for f in fields(MethodConfig)}]
     options: dict[str, Any] = {
         "method": layer.method.spec.name,
         "sites": sites,
@@ -142,13 +140,13 @@ def merge_others(model: nn.Module) -> list[str]:
         if type(module).__module__ == "peft.tuners.lora.layer" and isinstance(module, LoraLayer):
             special = isinstance(module, ParamWrapper) or module.lora_variant or module.lora_embedding_A
             inside = [*module.lora_A.values(), *module.lora_B.values()]
-            if not special and all(isinstance(each, nn.Linear) for each in inside):
+            if not special and all(isinstance(part, nn.Linear) for part in inside):
                 continue
 
         if module.active_adapters and not module.disable_adapters:
             if not isinstance(module, TrainableTokensLayer):
                 base = module.get_base_layer()
-                others = {id(p) for each in model.modules() if each is not base for p in each._parameters.values()}
+                others = {id(p) for part in model.modules() if part is not base for p in part._parameters.values()}
                 for key, parameter in list(base._parameters.items()):
                     if parameter is not None and id(parameter) in others:
                         copy = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)

@@ -127,7 +127,7 @@ class MethodParts(ActingModule):
         self.sites = [MethodSite.read(site) for site in sites]
         self.site = self.sites[0]  # equal for all adapters
         self.methods = [METHODS[method](**options) for options in adapters]
-        self.parts = nn.ModuleList(each.build(site, 0) for each, site in zip(self.methods, self.sites, strict=True))
+        self.parts = nn.ModuleList(config.build(site, 0) for config, site in zip(self.methods, self.sites, strict=True))
         for module in list(self.parts.modules()):
             module._non_persistent_buffers_set.clear()  # a file has the values of all
             for name, child in module.named_children():

@@ -93,7 +93,7 @@ def write_model(model: Any, folder: Path) -> Export:
 
     # The base's tensors by their names without adapters; copies in `modules_to_save` replace the original
     added = adapter_state(model)
-    base = {base_name(name): each for name, each in model.state_dict(keep_vars=True).items() if name not in added}
+    base = {base_name(name): value for name, value in model.state_dict(keep_vars=True).items() if name not in added}
     for name, module in model.named_modules():
         if isinstance(module, ModulesToSaveWrapper) and not module.disable_adapters:
             for adapter in (key for key in module.active_adapters if key in module.modules_to_save):
@@ -144,7 +144,7 @@ def imported(folder: Path) -> ModuleType:
 def _write(model: Any, description: Description, base: Tensors, parts: Tensors, folder: Path) -> Any:
     """Write modelling file, configuration and weights; return the class of the model."""
     fp32 = any(tensor.dtype == torch.float32 for tensor in parts.values())
-    integers = sorted({name.partition(".parts.")[2] for name, each in parts.items() if not each.is_floating_point()})
+    integers = sorted({name.partition(".parts.")[2] for name, value in parts.items() if not value.is_floating_point()})
     layers = [layer for site in find_sites(model) for layer in layers_at(site) if layer.working_adapters()]
     methods = list(dict.fromkeys(layer.method for layer in layers))
     write_text(folder / FILE, modelling_source(model, methods, keep_fp32=fp32, integers=integers))
@@ -165,7 +165,7 @@ def _write(model: Any, description: Description, base: Tensors, parts: Tensors, 
         for context in kind.get_init_context(model.dtype, False, False, None):  # as from_pretrained builds it
             on.enter_context(context)
         copy: Any = kind(settings)
-    names, tensors = copy.state_dict().keys(), {name: each.detach() for name, each in (base | parts).items()}
+    names, tensors = copy.state_dict().keys(), {name: value.detach() for name, value in (base | parts).items()}
     if names != tensors.keys():
         raise _refused(model, f"tensor {min(names ^ tensors.keys())!r} has no counterpart")
     copy.load_state_dict(tensors, assign=True)  # each in its own dtype
@@ -200,7 +200,7 @@ def modelling_source(
     made = f"METHODS.update(\n{table})\n\n\n" if methods else ""
     made += _CONFIG.format(**names, prefix=EXPORTED, model_type=config.model_type)
     other = f"(?!.+[.]({'|'.join(map(re.escape, integers))})$)" if integers else ""
-    fp32 = [f"{each}{other}" for each in MADE] if keep_fp32 else []
+    fp32 = [f"{verb}{other}" for verb in MADE] if keep_fp32 else []
     for prefix, kind in kinds.items():
         kept = sorted({*(kind._keep_in_fp32_modules_strict or []), *fp32})
         where = f", those below ``{prefix}``" if prefix else ""

@@ -122,7 +122,7 @@ def _fast(stock: _Attention) -> _Attention:
     def attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        found = None
+        layout = None
         if (
             attention_mask is not None
             and query.device.type == "cpu"
@@ -133,10 +133,10 @@ def _fast(stock: _Attention) -> _Attention:
         ):  # attention depends on the mask alone
             if all(mask is not attention_mask for mask, _ in seen):
                 seen.append((attention_mask, read_mask(attention_mask)))
-            found = next(each for mask, each in seen if mask is attention_mask)
-        if found is None or attention_mask is None:
+            layout = next(each for mask, each in seen if mask is attention_mask)
+        if layout is None or attention_mask is None:
             return causal(module, query, key, value, attention_mask, None, **options), None
-        lengths, window = found
+        lengths, window = layout
         options["is_causal"] = True  # as the mask is, whatever the module says
         rows = []
         for row, sizes in enumerate(lengths):

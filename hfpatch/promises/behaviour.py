@@ -94,7 +94,7 @@ def devices(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
         for place, call in calls.items():
             if type(call.given[-1]) is not MethodSite:  # it holds tensors of the forward pass
                 continue
-            given = [torch.empty_like(each, device=OTHER) if isinstance(each, Tensor) else each for each in call.given]
+            given = [torch.empty_like(x, device=OTHER) if isinstance(x, Tensor) else x for x in call.given]
             try:
                 getattr(config, place)(parts, *given)
             except (RuntimeError, HfpatchError) as error:
@@ -292,9 +292,9 @@ def _calls(model: Any, config: MethodConfig, inputs: Inputs) -> dict[str, Call]:
     calls: dict[str, Call] = {}
 
     def record(self: MethodConfig, place: str, function: Callable[..., Tensor], parts: Any, *given: Any) -> Tensor:
-        before = [each._version for each in given if isinstance(each, Tensor)]
+        before = [argument._version for argument in given if isinstance(argument, Tensor)]
         result = function(self, parts, *given)
-        in_place = before != [each._version for each in given if isinstance(each, Tensor)]
+        in_place = before != [argument._version for argument in given if isinstance(argument, Tensor)]
         calls.setdefault(place, Call(given, result.dtype, in_place))
         return result
 

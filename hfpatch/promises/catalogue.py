@@ -153,9 +153,9 @@ def modes(base: Base, config: PeftConfig) -> str | None:
         other.load_adapter(folder, is_trainable=True)
     require(not any(m.training for m in loaded.modules()), "a loaded adapter is in training mode")
     require(not any(p.requires_grad for p in loaded.parameters()), "a loaded adapter is trainable by default")
-    for each in (further, other):
-        require(all(part.training for part in parts(each)), "loading to train leaves parts in evaluation mode")
-        require(all(p.requires_grad for p in adapter_parameters(each).values()), "loading to train leaves parts frozen")
+    for both in (further, other):
+        require(all(part.training for part in parts(both)), "loading to train leaves parts in evaluation mode")
+        require(all(p.requires_grad for p in adapter_parameters(both).values()), "loading to train leaves parts frozen")
     return None
 
 
@@ -185,8 +185,8 @@ def saving(base: Base, config: PeftConfig) -> str | None:
         by_transformers = base.new()
         by_transformers.load_adapter(folder)
         small = PeftModel.from_pretrained(base.new(), folder, low_cpu_mem_usage=True)
-    for each in (loaded, second, by_transformers, small):
-        require(near(outputs(each, base.inputs), expected, _EXACT), "a loaded adapter computes something else")
+    for loaded_model in (loaded, second, by_transformers, small):
+        require(near(outputs(loaded_model, base.inputs), expected, _EXACT), "a loaded adapter computes something else")
     return None
 
 
@@ -301,7 +301,7 @@ def task_types(base: Base, config: PeftConfig) -> str | None:
             model = headed.wrapped(dataclasses.replace(copy.deepcopy(config), task_type=task))
         except NoMatchingPeftModuleError:  # full names of modules are others in another class
             continue
-        trained = [each for each, p in model.named_parameters() if p.requires_grad and "modules_to_save" in each]
+        trained = [key for key, p in model.named_parameters() if p.requires_grad and "modules_to_save" in key]
         has_head = task in ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
         require(bool(trained) == has_head, f"{task}: the head is not trained")
         if task is None:

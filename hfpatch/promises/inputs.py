@@ -103,7 +103,7 @@ def _candidates(model: Any) -> Iterator[Callable[[], Inputs]]:
         if is_pair:
             yield partial(made, input_ids=tokens, **decoder)
         yield partial(example_tokens, model)
-    for name in (each for each in MEDIA if each in names):
+    for name in (medium for medium in MEDIA if medium in names):
         for make in _MAKERS[name]:
             if "input_ids" in names:
                 yield partial(_with_tokens, model, name, make)
@@ -256,7 +256,7 @@ def forward(model: Any, inputs: Inputs, **kwargs: Any) -> Tensor:
         if isinstance(value := getattr(out, name, None), Tensor):
             return value
     values = out.values() if isinstance(out, Mapping) else out
-    floats = [each.flatten() for each in values if isinstance(each, Tensor) and each.is_floating_point()]
+    floats = [tensor.flatten() for tensor in values if isinstance(tensor, Tensor) and tensor.is_floating_point()]
     if not floats:
         raise HfpatchError(f"{type(model).__name__} returns no tensor that could be compared")
     return torch.cat(floats)

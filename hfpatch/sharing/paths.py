@@ -65,9 +65,9 @@ def cut_paths(text: str, paths: Sequence[str]) -> str:
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     """Return a value of JSON with every text in it, keys too, changed."""
     if isinstance(value, dict):
-        return {_mapped(key, change): _mapped(each, change) for key, each in value.items()}
+        return {_mapped(key, change): _mapped(item, change) for key, item in value.items()}
     if isinstance(value, list):
-        return [_mapped(each, change) for each in value]
+        return [_mapped(item, change) for item in value]
     return change(value) if isinstance(value, str) else value
 
 
@@ -76,5 +76,5 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
-        for each in (*value, *value.values()) if isinstance(value, dict) else value:
-            yield from _texts(each)
+        for item in (*value, *value.values()) if isinstance(value, dict) else value:
+            yield from _texts(item)

@@ -188,19 +188,19 @@ def _read(base: Any, lists: Sequence[_BlockList], first: int) -> tuple[list[Atte
     sites: list[AttentionSite] = []
     skipped: dict[int, str] = {}
     blocks = [
-        (joined(each.path, name), block, each)
-        for each in lists
-        for name, block in base.get_submodule(each.path).named_children()
+        (joined(item.path, name), block, item)
+        for item in lists
+        for name, block in base.get_submodule(item.path).named_children()
     ]
     holders = [path.split(".")[:-2] for path, _, _ in blocks]  # lists of blocks are not called, what holds them all is
     common = itertools.takewhile(lambda names: len(set(names)) == 1, zip(*holders, strict=False))
     path_around = ".".join(names[0] for names in common)
     around = path_around, base.get_submodule(path_around)
-    for layer, (path, block, each) in enumerate(blocks, first):
+    for layer, (path, block, item) in enumerate(blocks, first):
         if isinstance(original := getattr(block, "original_module", None), nn.Module):  # beside a trained copy
             path, block = joined(path, "original_module"), original
         try:
-            declared = each.family or read_family(block)
+            declared = item.family or read_family(block)
         except HfpatchError as error:
             raise HfpatchError(f"{error}; {how_to_declare(base.config.model_type)}") from error
         if declared is None or not _has_attention(declared, block):
@@ -208,7 +208,7 @@ def _read(base: Any, lists: Sequence[_BlockList], first: int) -> tuple[list[Atte
             continue
         count = len(declared.attention) if isinstance(declared.attention, tuple) else 1
         sites += [
-            read_site(declared, each.config, block, at=path, layer=layer, around=around, number=n) for n in range(count)
+            read_site(declared, item.config, block, at=path, layer=layer, around=around, number=n) for n in range(count)
         ]
     return sites, skipped, [path for path, _, _ in blocks]
 

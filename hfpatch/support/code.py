@@ -87,7 +87,7 @@ class _Listing:
                 self._scan(value)
             if isinstance(value, type) and followed:
                 self._left += [base for base in value.__mro__[1:] if self._is_followed(base)]
-                members = {name: self._describe(each) for name, each in vars(value).items() if name not in _NO_CODE}
+                members = {name: self._describe(member) for name, member in vars(value).items() if name not in _NO_CODE}
                 described = list(map(self._name, value.__mro__)), sorted(members.items())
                 self._lines.add(f"{_name(value)} {described!r}")
             elif isinstance(value, FunctionType) and followed:
@@ -105,19 +105,19 @@ class _Listing:
     def _function(self, function: FunctionType) -> str:
         code, cells = function.__code__, function.__closure__ or ()
         nested = [code]
-        for each in nested:  # as it grows
-            nested += [inner for inner in each.co_consts if isinstance(inner, CodeType)]
-        names = {name for each in nested for name in each.co_names}
-        done = [item for each in nested for item in dis.get_instructions(each)]
+        for body in nested:  # as it grows
+            nested += [inner for inner in body.co_consts if isinstance(inner, CodeType)]
+        names = {name for body in nested for name in body.co_names}
+        done = [item for body in nested for item in dis.get_instructions(body)]
         changed = {item.argval for item in done if item.opname == "STORE_GLOBAL"}
         if names & _FILLING or any(item.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") for item in done):
             changed |= {name for name in names if isinstance(function.__globals__.get(name), list | dict | set)}
         module, space = module_of(function), function.__globals__
         self._assigned |= {(module, name) for name in changed}
-        texts = {value for each in nested for value in _constants(each) if isinstance(value, str)}
+        texts = {value for body in nested for value in _constants(body) if isinstance(value, str)}
         modules = [value for name in names if isinstance(value := space.get(name), ModuleType)]
         is_own = not code.co_filename.startswith(_installed(tuple(sys.path)))
-        modules += [imported for each in nested for imported in self._imported(each, space, is_own=is_own)]
+        modules += [imported for body in nested for imported in self._imported(body, space, is_own=is_own)]
         for name in names & space.keys():
             if not isinstance(space[name], ModuleType):
                 self._constants[module, name] = self._describe(space[name])
@@ -165,12 +165,12 @@ class _Listing:
             self._used.add(full.partition(".")[0])
             if _is_library(full):
                 continue
-            for each in (full, *(f"{full}.{part}" for part in parts)):
+            for module in (full, *(f"{full}.{part}" for part in parts)):
                 if is_own:
                     with suppress(Exception):  # of a part that is no module, or whatever the user's code raises
-                        importlib.import_module(each)
-                if each in sys.modules:
-                    yield sys.modules[each]
+                        importlib.import_module(module)
+                if module in sys.modules:
+                    yield sys.modules[module]
 
     def _scan(self, value: type | FunctionType) -> None:
         """Note the packages that the module of a class or a function imports."""
@@ -231,11 +231,11 @@ class _Listing:
 
         # Data: its type and its values
         if isinstance(value, tuple):
-            return f"{kind}{[self._describe(each) for each in value]}"
+            return f"{kind}{[self._describe(item) for item in value]}"
         if type(value) in (list, dict, set, frozenset):
             if not _is_plain(value):
                 return kind
-            items = [self._describe(each) for each in (value.items() if isinstance(value, dict) else value)]
+            items = [self._describe(item) for item in (value.items() if isinstance(value, dict) else value)]
             return f"{kind}{sorted(items) if isinstance(value, set | frozenset) else items}"
         if isinstance(value, PurePath):
             return f"{kind} {_content_of(Path(value)) or value.name}"
@@ -274,7 +274,7 @@ class _Listing:
 @functools.cache
 def _installed(path: tuple[str, ...]) -> tuple[str, ...]:
     """Return prefixes of the files of the standard library, of installed packages and of hfpatch."""
-    targets = {str(Path(each).absolute()) for each in path if any(Path(each).glob("*.dist-info"))}  # pip's --target
+    targets = {str(Path(entry).absolute()) for entry in path if any(Path(entry).glob("*.dist-info"))}  # pip's --target
     return (*(folder + os.sep for folder in sorted(_FOLDERS | targets)), "<frozen", "<string>")
 
 
@@ -299,7 +299,7 @@ def _imports(code: CodeType, space: dict[str, Any]) -> Iterator[tuple[str, Seque
 
     Of ``importlib.import_module`` and ``__import__`` the first argument is known where it is a constant.
     """
-    done = [each for each in dis.get_instructions(code) if each.opname not in ("EXTENDED_ARG", "PUSH_NULL")]
+    done = [step for step in dis.get_instructions(code) if step.opname not in ("EXTENDED_ARG", "PUSH_NULL")]
     for index, item in enumerate(done):
         if item.opname == "IMPORT_NAME":
             level, parts = done[index - 2].argval, done[index - 1].argval
@@ -320,9 +320,9 @@ def _module_code(loader: Any, name: str) -> CodeType:
 def _constants(code: CodeType) -> Iterator[Any]:
     """Yield the constants of code, those in tuples and sets too."""
     left = list(code.co_consts)
-    for each in left:  # as it grows
-        left += each if isinstance(each, tuple | frozenset) else ()
-        yield each
+    for constant in left:  # as it grows
+        left += constant if isinstance(constant, tuple | frozenset) else ()
+        yield constant
 
 
 def _files(texts: Iterable[str], module: str | None) -> Iterator[str]:
@@ -354,7 +354,7 @@ def _sha256(path: Path, *_: int) -> str:
 def _is_plain(value: Any) -> bool:
     """Return whether a value consists of numbers, text and code, at any depth."""
     if isinstance(value, dict):
-        return all(_is_plain(each) for each in (*value.keys(), *value.values()))
+        return all(_is_plain(part) for part in (*value.keys(), *value.values()))
     if isinstance(value, list | tuple | set | frozenset):
         return all(map(_is_plain, value))
     return isinstance(value, (*_SIMPLE, Enum, type, FunctionType, BuiltinFunctionType, functools.partial))
@@ -365,7 +365,7 @@ def _text(code: Any, doc: str | None = None) -> str:
     if isinstance(code, frozenset):
         return f"frozenset{sorted(map(_text, code))}"
     if isinstance(code, tuple):
-        return f"tuple{[_text(each) for each in code]}"
+        return f"tuple{[_text(part) for part in code]}"
     if not isinstance(code, CodeType):
         return repr(code)
     constants = [_text(const) for const in code.co_consts]

@@ -74,7 +74,7 @@ def _loose_files(package: str) -> Iterator[tuple[str, str]]:
     files = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
     files += [Path(spec.origin)] if not folders and spec.has_location and spec.origin else []
     for path in files:
-        folder = next((each for each in folders if path.is_relative_to(each)), path.parent)
+        folder = next((candidate for candidate in folders if path.is_relative_to(candidate)), path.parent)
         yield path.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()
 
 

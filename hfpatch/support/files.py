@@ -231,7 +231,7 @@ def remove_leftovers(folder: Path) -> None:
 def _is_in_use(path: Path, machine: str, process: int) -> bool:
     try:
         if machine != _machine() or os.name != "posix":
-            return time.time() - max(each.stat().st_mtime for each in (path, *path.rglob("*"))) < _DAY_S
+            return time.time() - max(file.stat().st_mtime for file in (path, *path.rglob("*"))) < _DAY_S
         os.kill(process, 0)
     except ProcessLookupError:
         return False

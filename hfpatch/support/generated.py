@@ -75,8 +75,8 @@ def modelling_file(
     for method in methods:
         _use(module, _BASE, used)
         code, names = standalone_source(method, called)
-        for each in names:
-            _use(method.__module__, each, used)
+        for used_name in names:
+            _use(method.__module__, used_name, used)
         if classes.setdefault(method.__name__, code) != code:
             raise ValueError(f"two methods are called {method.__name__}; rename one of the classes")
     for method in methods:
@@ -84,7 +84,7 @@ def modelling_file(
     imports, definitions = _collected(used)
     if taken := sorted(classes.keys() & definitions.keys()):
         raise ValueError(f"the file from {module} defines {taken[0]}, too; rename the method's class")
-    if whole := [home for home in imports if any(_is_own(home.split()[1], each) for each in used)]:
+    if whole := [home for home in imports if any(_is_own(home.split()[1], used_name) for used_name in used)]:
         raise ValueError(
             f"a method uses {whole[0].split()[1]} as a whole; import its members by name, as in "
             "'from hfpatch.nn import normal_'"
@@ -127,7 +127,7 @@ def _collected(used: dict[str, set[str]]) -> tuple[dict[str, set[str]], dict[str
                 continue
             if meanings.setdefault(name, meaning) != meaning:
                 raise ValueError(f"{name} means something else in another module of the file; rename it in {home}")
-        definitions |= {each: code for each, code in source.definitions.items() if each in names}
+        definitions |= {defined: code for defined, code in source.definitions.items() if defined in names}
     return imports, definitions
 
 
@@ -247,8 +247,8 @@ def _use(module: str, name: str, used: dict[str, set[str]]) -> None:
     if name in (source.definitions | source.outside):
         if name not in used[module]:
             used[module].add(name)
-            for each in source.uses.get(name, ()):
-                _use(module, each, used)
+            for used_name in source.uses.get(name, ()):
+                _use(module, used_name, used)
     elif name not in source.inside and name in vars(sys.modules.get(module, builtins)) and name not in vars(builtins):
         raise ValueError(
             f"{module} defines {name} inside another statement, such as try or if, or imports it by '*'; do it at the "

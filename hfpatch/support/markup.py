@@ -24,7 +24,7 @@ def block(text: str) -> str:
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[bool] = ()) -> str:
     """Return a Markdown table of escaped cells; columns of ``numbers`` (default: all but the first) aligned right."""
     right = numbers or [i > 0 for i in range(len(headings))]
-    rule = ["---:" if each else "---" for each in right]
+    rule = ["---:" if is_number else "---" for is_number in right]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows))
 
 

@@ -21,7 +21,7 @@ def takes_text(function: Callable[_P, _R]) -> Callable[_P, _R]:
         HfpatchError: when it is called with the path of a recipe in place of the recipe.
     """
     signature = inspect.signature(function)
-    paths = [name for name, each in signature.parameters.items() if "Path" in str(each.annotation)]
+    paths = [name for name, parameter in signature.parameters.items() if "Path" in str(parameter.annotation)]
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -41,4 +41,4 @@ def takes_text(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def _as_path(value: Any) -> Any:
     if isinstance(value, str):
         return Path(value)
-    return [_as_path(each) for each in value] if isinstance(value, list | tuple) else value
+    return [_as_path(item) for item in value] if isinstance(value, list | tuple) else value

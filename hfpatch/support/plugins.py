@@ -55,7 +55,7 @@ def named_object(reference: str) -> Any:
             ) from None
         raise HfpatchError(f"{reference}: the module cannot be imported: {one_line(error)}") from error
     if not hasattr(module, name):
-        defined = [each for each, value in vars(module).items() if getattr(value, "__module__", None) == module_name]
+        defined = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module_name]
         raise HfpatchError(f"{reference}: {module.__file__} defines no {name!r}{nearest(name, defined)}")
     return getattr(module, name)
 
@@ -96,8 +96,8 @@ def _installed_folders() -> tuple[Path, ...]:
     texts = [file.read_text(encoding="utf-8", errors="replace") for folder in folders for file in folder.glob("*.pth")]
     named = [Path(line.strip()) for text in texts for line in text.splitlines()]
     folders += [path for path in named if path.is_absolute() and path.is_dir()]
-    for each in distributions(path=paths):
-        where = json.loads(each.read_text("direct_url.json") or "{}")  # PEP 610
+    for distribution in distributions(path=paths):
+        where = json.loads(distribution.read_text("direct_url.json") or "{}")  # PEP 610
         if where.get("dir_info", {}).get("editable"):
             folders.append(Path(unquote(urlsplit(where["url"]).path)))
     return (Path(__file__).resolve().parents[1], *(folder.resolve() for folder in dict.fromkeys(folders)))

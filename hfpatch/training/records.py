@@ -207,4 +207,4 @@ class MetricsFile(JsonLines):
 
     def truncate(self, step: int) -> None:
         """Drop the lines after ``step``; HfpatchError if one up to it is missing or damaged."""
-        self.drop_after(step, lambda steps: [each for each in steps if each] == list(range(1, step + 1)))
+        self.drop_after(step, lambda steps: [number for number in steps if number] == list(range(1, step + 1)))

@@ -148,7 +148,7 @@ def document_changes(
             change = compare_logits(taken, logits, targets[kept].to(taken[0].device), vocabulary)
             predicted = torch.stack([row["labels"] for row in rows])[:, 1:].numpy() != IGNORE
             owners = blocks.owners[start : start + len(rows), 1:][predicted]
-            values = np.stack([np.ones(len(owners)), *(each.cpu().numpy() for each in change)], axis=1)
+            values = np.stack([np.ones(len(owners)), *(measure.cpu().numpy() for measure in change)], axis=1)
             np.add.at(sums, owners, values)
     return sums
 

@@ -144,7 +144,7 @@ def check_run(model: PreTrainedModel, run: Run) -> None:
     if not run.blocks_checked:
         check_blocks(model, run.blocks, run.held_out)
     if settings.gradient_checkpointing and not getattr(model, "supports_gradient_checkpointing", True):
-        reads = any(isinstance(each.path.f, HiddenProjection) for each in query_paths_with_f(model))
+        reads = any(isinstance(query.path.f, HiddenProjection) for query in query_paths_with_f(model))
         why = "its query reads another block's MLP" if reads else f"{model.config.model_type} does not support it"
         raise HfpatchError(f"training.gradient_checkpointing: a block cannot be computed again, as {why}; leave it out")
 
@@ -162,7 +162,7 @@ def check_blocks(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlo
 
 def check_context(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlocks | None = None) -> None:
     """Refuse blocks that are longer than the context of the model, which may be on the meta device."""
-    longest = max(each.block_size for each in (blocks, held_out) if each is not None)
+    longest = max(text.block_size for text in (blocks, held_out) if text is not None)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and longest > limit:
         raise HfpatchError(

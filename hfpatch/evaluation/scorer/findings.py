@@ -58,22 +58,22 @@ class Findings:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Findings:
         """Return findings from the values of `to_json`."""
-        padding = [Padding(*each) for each in values["padding"]]
-        trees = [TreeTrial(*each) for each in values["trees"]]
+        padding = [Padding(*stored) for stored in values["padding"]]
+        trees = [TreeTrial(*stored) for stored in values["trees"]]
         return cls(values["split"], Tail(*values["tail"]), padding, trees)
 
     def to_json(self) -> dict[str, Any]:
         """Return the successful trials. A failure may be a lack of memory: it is tried again."""
-        padding = [each for each in self.padding if each.obstacle is None]
+        padding = [trial for trial in self.padding if trial.obstacle is None]
         trees = [tree for tree in self.trees if tree.exact]
         return {"split": self.split or None, "tail": [*self.tail], "padding": padding, "trees": trees}
 
     def padding_of(self, shortest: int, longest: int) -> Padding | None:
         """Return the known result for rows of these lengths; a success for a range holds within it."""
-        for each in self.padding:
-            exact = each.obstacle is None and each.shortest <= shortest and longest <= each.longest
-            if exact or (each.shortest, each.longest) == (shortest, longest):
-                return each
+        for trial in self.padding:
+            exact = trial.obstacle is None and trial.shortest <= shortest and longest <= trial.longest
+            if exact or (trial.shortest, trial.longest) == (shortest, longest):
+                return trial
         return None
 
     def tree_is_exact(self, row: int, path: int) -> bool | None:

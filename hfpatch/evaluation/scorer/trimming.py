@@ -39,8 +39,8 @@ def trimmable(model: Any, parts: Parts) -> Modules:
     chosen = []
     for module in [*outputs, *beside]:
         below = list(module.modules())
-        watched = any(each._forward_hooks or each._forward_pre_hooks for each in below)
-        compiled = any(each._compiled_call_impl is not None for each in below)  # for its shapes
+        watched = any(part._forward_hooks or part._forward_pre_hooks for part in below)
+        compiled = any(part._compiled_call_impl is not None for part in below)  # for its shapes
         if not watched and not compiled and any(parameter.dim() > 1 for parameter in module.parameters()):
             chosen.append(module)
     return tuple(chosen)
