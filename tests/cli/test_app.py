@@ -352,23 +352,6 @@ def drive(progress: Progress) -> None:
     progress.finished("lora · seed 0", "cloze acc 0.5")
 
 
-def test_progress_is_live_on_a_terminal(monkeypatch):
-    console = Console(force_terminal=True, width=120, file=io.StringIO())
-    shown: list[str] = []
-    with Bars(TextColumn("{task.description} {task.fields[state]}"), console=console, auto_refresh=False) as bars:
-        update = bars.update
-
-        def spy(line, **fields):
-            shown.append(fields["state"])
-            update(line, **fields)
-
-        monkeypatch.setattr(bars, "update", spy)
-        drive(LiveProgress(bars))
-    shown[1] = re.sub(r", \d+\.\d GB$", ", 1.0 GB", shown[1])
-    assert shown == ["", "step 3, loss 2.5000, 800 tokens/s, 1.0 GB", "cloze", "cloze acc 0.5"]
-    assert "lora · seed 0 cloze acc 0.5" in console.file.getvalue()
-
-
 def test_progress_is_plain_lines_where_there_is_no_terminal(capsys, monkeypatch):
     with choose_progress() as progress:
         drive(progress)

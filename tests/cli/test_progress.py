@@ -32,6 +32,7 @@ def test_a_bar_says_what_has_passed_and_what_is_left_and_keeps_its_time_when_it_
     live.started("lora", 4)
     clock.now = 60.0
     live.stepped("lora", step(1))
+    assert "step 1, loss 2.5000, 7 tokens/s, " in shown(bars)[0]
     assert shown(bars)[0].endswith("0:01:00 elapsed, -:--:-- left")
     clock.now = 120.0  # steps of a minute
     live.stepped("lora", step(2))
