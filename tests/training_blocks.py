@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
 from hfpatch.data.plan import draw_plan
@@ -17,6 +17,17 @@ from hfpatch.results.parts import TrainResult
 from hfpatch.training.optim import build_optimizer, build_scheduler
 from hfpatch.training.pretrain import pretrain
 from hfpatch.training.probe import train_probe
+
+SMALL = {
+    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def made(kind: str, **options: Any) -> PreTrainedModel:
+    """Return a tiny random model of a type."""
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SMALL, **options})).eval()
 
 
 def make_blocks(

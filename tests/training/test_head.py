@@ -6,17 +6,12 @@ from families import CASES, frozen, logits_of, make_model, make_tokens
 from peft import LoraConfig, get_peft_model
 from sites.test_lm_head import odd
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from training_blocks import made
 
 from hfpatch import PreProjectionConfig, patch
 from hfpatch.training import head
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.loop import switch_checkpointing
-
-SMALL = {
-    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 48, "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
 
 
 def reference(model, tokens, labels):
@@ -30,11 +25,6 @@ def some_labels(tokens):
     labels = tokens.clone()
     labels[0, :4] = -100
     return labels
-
-
-def made(kind, **options):
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SMALL, **options})).eval()
 
 
 @pytest.mark.parametrize("case", CASES)

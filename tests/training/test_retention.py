@@ -7,7 +7,7 @@ from families import make_model, perturb
 from peft import LoraConfig
 from torch.nn.functional import log_softmax
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForCausalLM
+from training_blocks import made
 
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch, scale_patch, unpatch
 from hfpatch.data.blocks import IGNORE, blocks_from_stream
@@ -16,24 +16,13 @@ from hfpatch.recipes.data import DataSettings
 from hfpatch.training import retention
 from hfpatch.training.retention import compare_logits, document_changes
 
-SMALL = {
-    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48,
-    "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-
-
-def made(kind, **options):
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SMALL, **options})).eval()
-
-
 MAKE = {
     "gpt_neox": lambda: make_model("gpt_neox"),
     "gpt2": lambda: make_model("gpt2"),
     "llama": lambda: make_model("llama"),
     "gemma2": lambda: make_model("gemma2"),  # a soft cap
-    "granite": lambda: made("granite", num_key_value_heads=2, logits_scaling=8.0),
-    "phi": lambda: made("phi"),  # a head with a bias
+    "granite": lambda: made("granite", logits_scaling=8.0),
+    "phi": lambda: made("phi", num_key_value_heads=None),  # a head with a bias
 }
 
 
