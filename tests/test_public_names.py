@@ -12,21 +12,12 @@ import hfpatch
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```python\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 DOCUMENTED = set(re.findall(r"^::: (hfpatch\.\S+)$", (ROOT / "docs/reference/api.md").read_text(), flags=re.MULTILINE))
-NAMES = [
-    "PreProjectionConfig", "NonlinearQueryConfig", "QueryTemperatureConfig", "fold",
-    "patch", "unpatch", "patch_summary", "save_patch", "load_patch",
-    "find_sites", "match_lora_rank", "check", "AttentionSite", "Family", "register_family", "HfpatchError",
-    "fast_matmul", "load_results",
-]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_public_names(name):
-    assert name in hfpatch.__all__
+@pytest.mark.parametrize("name", sorted(set(hfpatch.__all__) - {"__version__"}))
+def test_a_public_name_is_there_and_described(name):
     assert name in dir(hfpatch)
-    value = getattr(hfpatch, name)
-    assert inspect.getdoc(value)
-    assert inspect.isclass(value) or callable(value)
+    assert inspect.getdoc(getattr(hfpatch, name))
 
 
 def test_a_name_that_is_not_there():
