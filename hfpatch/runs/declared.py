@@ -22,20 +22,21 @@ FILE = "questions.json"
 _LATER = "when results existed already"
 
 
-def declare(out: Path, setup: Setup, *, has_results: bool) -> None:
+def declare(out: Path, setup: Setup, *, has_results: bool, has_runs: bool) -> None:
     """Write the questions, margins, seeds and limits of a comparison with their hash, unless some are declared already.
 
-    Before the first result of a method they may still change.
+    Before the first training, which may measure the held-out text, they may still change.
 
     Args:
         out: the run folder.
         setup: the comparison.
-        has_results: whether a method was scored already; what is declared then is marked.
+        has_results: whether a method was scored already; what is first declared then is marked.
+        has_runs: whether a training has begun.
 
     Raises:
         HfpatchError: if the file was changed by hand.
     """
-    if has_results and (out / FILE).is_file():
+    if (has_results or has_runs) and (out / FILE).is_file():
         _read(out)
         return
     questions = [_written(question) for question in setup.questions]

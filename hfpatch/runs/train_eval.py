@@ -57,10 +57,12 @@ class TrainEvalSession(Session):
 
     def declare(self) -> None:
         """Write the questions, unless the folder has them."""
-        trained = [RunPaths(run.folder) for run in self.plan.runs if run.variant in self.setup.recipe.trained]
+        final = [run for run in self.plan.runs if run.variant in self.setup.recipe.trained and not run.point]
+        trained = [RunPaths(run.folder) for run in final]
         # where tasks get more documents, only the records are left of a method's results
         scored = any(run.result.is_file() or any(run.evaluations.glob("*.jsonl")) for run in trained)
-        declare(self.plan.out, self.setup, has_results=scored)
+        begun = any(run.metrics.is_file() for run in trained)
+        declare(self.plan.out, self.setup, has_results=scored, has_runs=begun)
 
     def record(self, unit: Unit) -> None:
         """Note that a unit is complete; a training changes nothing in results.json until it is evaluated."""

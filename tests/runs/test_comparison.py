@@ -259,16 +259,16 @@ def test_questions_are_declared_before_the_first_result_and_marked_where_they_ch
     first = read_json(out / "questions.json")
     assert (first["questions"][0]["on"], first["later"]) == (["tinyworld_text"], False)
 
-    # Until a method has a result they may change
+    # Until a method is trained they may change
     cloze = {"gain": {"on": "tinyworld_cloze", "pairs": pairs}, "keep": None}
-    compare(make_recipe(model_folder, questions=cloze), out, resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        compare(make_recipe(model_folder, questions=cloze), out, resume=True, progress=Stop(1))
     declared = read_json(out / "questions.json")
     assert declared["questions"] == [
         {"question": "gain", "pairs": [["pre_projection", "lora"]], "on": ["tinyworld_cloze"]}
     ]
-    assert [each.changed for each in load_results(out).questions] == [""]
 
-    # Afterwards they are marked, with their verdicts
+    # Afterwards, when the loss on held-out text may be known, they are marked, with their verdicts
     compare(make_recipe(model_folder, questions=cloze, margin={"bits_per_byte": 0.3}), out, resume=True)
     assert {each.changed for each in load_results(out).primary} == {"a margin changed when results existed already"}
     more = {"gain": {"on": "tinyworld_text", "pairs": pairs}, "keep": {"on": ["tinyworld_cloze"], "methods": ["lora"]}}
