@@ -19,6 +19,7 @@ from families import (
     state_of,
 )  # fmt: skip
 from peft import PEFT_TYPE_TO_CONFIG_MAPPING, IA3Config, LNTuningConfig, LoraConfig, PrefixTuningConfig, get_peft_model
+from peft_methods import OPTIONS
 from torch import nn
 
 import hfpatch
@@ -242,10 +243,6 @@ def test_two_trained_copies_of_one_module_are_refused_and_the_model_stays():
     assert_as_it_was(model, before)
 
 
-REQUIRED = {  # options without which a PEFT type cannot be injected into a tiny model
-    "r": 2, "rank": 2, "n_frequency": 4, "block_size": 4, "oft_block_size": 4, "group_size": 4, "total_step": 10,
-    "num_virtual_tokens": 2, "feedforward_modules": [],
-}  # fmt: skip
 OF_THE_BASE = ("bias", "init_lora_weights", "init_weights", "init_ia3_weights")
 
 
@@ -253,9 +250,7 @@ def variants(kind):
     """Every value that a configuration names for its biases and for its initial values."""
     cls = PEFT_TYPE_TO_CONFIG_MAPPING[kind]
     known = {field.name: field for field in dataclasses.fields(cls)}
-    options = {name: value for name, value in REQUIRED.items() if name in known}
-    if "oft_block_size" in options:
-        del options["r"]
+    options = dict(OPTIONS.get(kind.value, {}))
     if "target_modules" in known and not issubclass(cls, PreProjectionConfig | NonlinearQueryConfig):
         options["target_modules"] = ["q_proj", "v_proj"]
     yield lambda: cls(**options)

@@ -5,20 +5,11 @@ import torch
 from families import assert_as_it_was, logits_of, make_model, make_tokens, state_of
 from peft import HRAConfig, LoraConfig
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+from peft_methods import OPTIONS
 from reference import rms_norm
 
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, patch
 
-SMALL = {  # what the methods need at a hidden size of 32
-    "ADALORA": {"total_step": 10, "init_r": 2, "target_r": 1},
-    "C3A": {"block_size": 8},
-    "FOURIERFT": {"n_frequency": 20},
-    "MISS": {"r": 4},
-    "PSOFT": {"r": 4},
-    "ROAD": {"group_size": 8},
-    "SHIRA": {"r": 2},
-    "WAVEFT": {"n_frequency": 20},
-}
 BYPASS = {"HRA", "MISS bat", "GLORA", "SHIRA", "SUPERTUNING"}  # they compute with the projection's weight
 OURS = {"PRE_PROJECTION", "NONLINEAR_QUERY", "QUERY_TEMPERATURE"}
 ELSEWHERE = {"LN_TUNING", "TRAINABLE_TOKENS"}  # they are for norms and embeddings
@@ -27,7 +18,7 @@ KINDS = sorted({str(kind.value) for kind in PEFT_TYPE_TO_CONFIG_MAPPING} - OURS 
 
 def make_config(kind):
     name, _, variant = kind.partition(" ")
-    options = SMALL.get(name, {}) | {"bat": {"init_weights": "bat"}, "dora": {"use_dora": True}}.get(variant, {})
+    options = OPTIONS.get(name, {}) | {"bat": {"init_weights": "bat"}, "dora": {"use_dora": True}}.get(variant, {})
     return PEFT_TYPE_TO_CONFIG_MAPPING[name](target_modules=["q_proj"], **options)
 
 
