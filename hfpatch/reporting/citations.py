@@ -42,7 +42,10 @@ def citation_section(results: Iterable[Results]) -> Section:
             case ComparisonResults():
                 for part in (part for method in each.methods.values() for part in method.parts):
                     keys += _SOURCES.get(str(part.get("type")), ("peft",))
-                keys += ["lmeval"] if each.tasks else []
+                queries = {method.variant.query for method in each.methods.values() if method.variant is not None}
+                keys += ["karbevski2026nonlinear"] if queries - {"Q = x W_Q", ""} else []
+                keys += ["karbevski2025keyvalue"] if "Q = x" in queries else []
+                keys += ["lmeval"] if each.tasks and each.study is None else []
             case StudyResults():
                 queries = {variant.query for variant in each.variants.values()}
                 keys += ["karbevski2026nonlinear"] if queries - {"Q = x W_Q", ""} else []

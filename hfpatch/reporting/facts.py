@@ -34,6 +34,8 @@ def protocol_facts(results: ComparisonResults) -> list[Fact]:
     facts = [
         ("Protocol", PROTOCOLS.get(results.protocol, results.protocol)),
         ("Model", ", ".join(filter(None, described))),
+        ("Architecture, common to all", settings_text(results.study.architecture) if results.study else ""),
+        ("Tokenizer", settings_text(results.study.tokenizer) if results.study else ""),
         ("Methods, by their names in files", ", ".join(labels)),
         ("Data", data_text(results.data)),
     ]

@@ -8,7 +8,7 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Any, Literal
 
-from pydantic import Field, computed_field
+from pydantic import Field, computed_field, model_validator
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.budgets import family_of
@@ -239,6 +239,11 @@ class Method(Part):
         return self.parameters.trainable
 
     @property
+    def compared_size(self) -> int:
+        """The parameters that its size is told by: those it trains, of a model from scratch without embeddings."""
+        return self.parameters.non_embedding or self.parameters.trainable
+
+    @property
     def held_out_losses(self) -> dict[int, float]:
         """By seed, the loss of the saved patch on held-out text, in nats per token, of a run that did not diverge."""
         scores = {seed: run.evaluation.get(HELD_OUT) for seed, run in self.runs.items()}
@@ -282,8 +287,7 @@ class Trial(Part):
     @property
     def rate(self) -> float | None:
         """The learning rate, or None if it is no number."""
-        rate = self.values.get("lr")
-        return float(rate) if isinstance(rate, int | float) and rate > 0 else None
+        return _rate(self.values)
 
 
 class Choice(Part):
@@ -308,6 +312,16 @@ class Choice(Part):
     def is_tuned(self) -> bool:
         """Whether a trial came to its end, so that there is a best one."""
         return self.loss is not None
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate, or None if it is no number."""
+        return _rate(self.values)
+
+
+def _rate(values: Values) -> float | None:
+    rate = values.get("lr")
+    return float(rate) if isinstance(rate, int | float) and rate > 0 else None
 
 
 class Tuning(Part):
@@ -344,11 +358,11 @@ class Tuning(Part):
         choice = self.chosen.get(method)
         if choice is None or not choice.is_tuned:
             return None
-        best, losses = choice.values["lr"], dict[float, float]()
+        best, losses = choice.rate, dict[float, float]()
         for trial in self.of(choice.at or method):
             if trial.rate is not None and {**trial.values, "lr": best} == choice.values:
                 losses[trial.rate] = math.inf if trial.loss is None else trial.loss
-        if best not in losses:
+        if best is None or best not in losses:
             return None
         caps = (cap for cap in (self.base_loss, otherwise) if cap is not None)
         return rate_error(losses, best, next(caps, math.inf))
@@ -451,6 +465,12 @@ class ComparisonResults(Tabular):
     looks: list[LookTaken] | None = None
     runs_saved: int | None = None
     joined: list[Verdict] | None = Field(default=None, exclude=True)
+
+    @model_validator(mode="after")
+    def _baseline_is_known(self) -> ComparisonResults:
+        if self.study is not None and self.study.baseline not in self.methods:
+            raise ValueError(f"study.baseline: {self.study.baseline!r} is none of the methods")
+        return self
 
     @computed_field  # type: ignore[prop-decorator]
     @cached_property

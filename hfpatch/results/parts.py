@@ -331,7 +331,7 @@ class Comparison(Part):
     high: High = math.inf
     p: float | None = None
     test: str
-    errors: list[tuple[float, float]] = Field(default_factory=list)
+    errors: list[tuple[Annotated[float, Field(ge=0)], float]] = Field(default_factory=list)
     choices: int | None = None
     reference_score: Measured = None
     log_ratio: bool | None = None

@@ -1,12 +1,12 @@
 import re
 
 from reporting.conftest import document_of
-from reporting.study_example import study
+from reporting.pretrained_example import study
 
 from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.html import html
 from hfpatch.reporting.markdown import markdown
-from hfpatch.results.schema import ComparisonResults, StudyResults
+from hfpatch.results.schema import ComparisonResults
 
 
 def keys(*results):
@@ -19,7 +19,8 @@ def test_it_names_the_sources_of_what_ran_once_each(results, raw):
     raw["methods"]["lora"]["parts"] = [{"type": "nonlinear_query"}, {"type": "vera"}, {"type": "query_temperature"}]
     changed = ComparisonResults.model_validate(raw)
     assert keys(changed)[2:] == ["karbevski2026nonlinear", "peft", "lmeval"]
-    assert keys(StudyResults.model_validate(study()))[:2] == ["hfpatch", "karbevski2026nonlinear"]
+    sources = ["hfpatch", "karbevski2026nonlinear", "karbevski2025keyvalue"]
+    assert keys(ComparisonResults.model_validate(study())) == sources
 
 
 def test_the_text_is_bibtex(results):

@@ -7,6 +7,7 @@ import pytest
 from damage import WRONG, damaged, places
 from reporting.conftest import example, with_pairs
 from reporting.evaluation_example import evaluation
+from reporting.pretrained_example import study as pretrained
 from reporting.study_example import study
 
 from hfpatch import HfpatchError
@@ -14,11 +15,13 @@ from hfpatch.reporting.markdown import markdown
 from hfpatch.reporting.report import document_of
 from hfpatch.results import load_results
 
-EACH = 3  # of the wrong values, for each place; all of them in turn
+EACH = 1  # of the wrong values, for each place; all of them in turn
 
 
 @pytest.mark.parametrize(
-    "raw", [with_pairs(example()), study(), evaluation().to_json()], ids=["comparison", "study", "evaluation"]
+    "raw",
+    [with_pairs(example()), with_pairs(pretrained()), study(), evaluation().to_json()],
+    ids=["comparison", "pretrained", "study", "evaluation"],
 )
 def test_one_wrong_value_is_reported_or_refused_in_one_line(raw, tmp_path):
     reported, messages, values = 0, [], cycle(WRONG)

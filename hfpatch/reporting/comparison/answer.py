@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from statistics import fmean
 
 from hfpatch.errors import listed
 from hfpatch.recipes import pairs
@@ -14,6 +15,7 @@ from hfpatch.reporting.comparison.forest import (
     ANOTHER,
     SIZE,
     against_controls,
+    are_loras,
     asked,
     control_for,
     forest_of,
@@ -24,22 +26,27 @@ from hfpatch.reporting.numbers import (
     MINUS,
     NOTHING,
     Change,
+    decimal,
     digits_for,
     diverged_text,
     gain_of,
     interval,
     margin_text,
+    metric_text,
     needs_text,
     outcome_text,
     ratio,
     short_count,
+    signed,
     signed_size,
+    significant,
     size_text,
     task_text,
     unit_text,
     why_text,
 )
 from hfpatch.results.decision import ALPHA, reach
+from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.verdicts import Verdict
 
@@ -60,7 +67,7 @@ def lead(results: ComparisonResults) -> str:
     verdicts = asked(results)
     if not verdicts:
         return "No pair was compared, so nothing is decided."
-    loras = [each for each in verdicts if pairs.is_lora(results.methods[each.other].parts)]
+    loras = [each for each in verdicts if are_loras(results, [each.other])]
     verdicts = loras or verdicts  # a question may ask about controls, too
     task, other = task_text(verdicts[0].task), others_text(results, verdicts)
     names = {tone: [each.method for each in verdicts if each.tone == tone] for tone in _TONES}
@@ -240,26 +247,51 @@ def headline_table(results: ComparisonResults) -> Table:
     others = {other for other in controls.values() if other is not None}
     shared = next(iter(others)) if len(others) == 1 else None
     columns: list[tuple[Column, Sequence[str | Cell]]] = [(Column("method"), order)]
-    if task is not None:
+    if task is not None and results.study is not None:
+        order = [str(results.baseline), *order]
+        controls |= {order[0]: None}
+        columns = [(Column("variant"), order), *_losses(results, order)]
+    elif task is not None:
         units = [unit_text(results.deciding[task].metric, gain.scale) for gain in gains.values()]
         known = [signed_size(gains[name]) if name in gains else NOTHING for name in order]
         columns.append((Column("gain", (task_text(task), *units[:1]), number=True, tip=_GAIN), known))
+    if task is not None:
         cells = [_against(results, name, task, controls[name]) for name in order]
         columns.append((Column(f"against {shared or SIZE}", tip=_AGAINST), cells))
     columns.append(_kept(results, order, task))
     sizes = []
     for name in order:
-        size, control = results.methods[name].trainable, controls[name]
-        of_control = results.methods[control].trainable if control is not None else 0
+        control = controls[name]
+        size, of_control = (results.methods[e].compared_size if e is not None else 0 for e in (name, control))
         times = f" ({ratio(size / of_control)} ×)" if of_control else ""
         sizes.append(short_count(size) + times)
-    columns.append((Column("parameters", number=True, tip=_SIZE), sizes))
+    notes = ("non-embedding",) if results.study is not None else ()
+    columns.append((Column("parameters", notes, number=True, tip=_SIZE), sizes))
     columns += _costs(results, order, controls)
     rows = tuple(map(Row, zip(*(cells for _, cells in columns), strict=True)))
     return Table("headline", "Headline", tuple(column for column, _ in columns), rows, heading=False).with_values()
 
 
-_SIZE = "Trainable parameters, and how many times those of its LoRA."
+def _losses(results: ComparisonResults, order: Sequence[str]) -> list[tuple[Column, Sequence[str | Cell]]]:
+    """Return of models from scratch the loss, the share of the baseline's that is saved, and the time of a step."""
+    means = [results.mean(name, HELD_OUT, NATS_PER_TOKEN) for name in order]
+    losses = [NOTHING if mean is None else decimal(mean, 4) for mean in means]
+    saved, seconds = list[str | Cell](), list[str | Cell]()
+    for name, mean in zip(order, means, strict=True):
+        share = 1 - mean / means[0] if mean is not None and means[0] else None
+        saved.append(NOTHING if share is None or name == order[0] else f"{signed(100 * share, 2)} %")
+        trains = [run.train for run in results.methods[name].runs.values() if run.train is not None]
+        steps = [each.wall_s / each.steps for each in trains if each.steps]
+        seconds.append(significant(fmean(steps), 3) if steps else NOTHING)
+    return [
+        (Column("loss", (task_text(HELD_OUT), metric_text(NATS_PER_TOKEN)), number=True), losses),
+        (Column("improvement", number=True, tip=_IMPROVEMENT), saved),
+        (Column("s/step", number=True, tip="Seconds of a training step, the mean over seeds."), seconds),
+    ]
+
+
+_IMPROVEMENT = "The share of the baseline's loss that is saved; above 0 is better. The next column has its test."
+_SIZE = "Trainable parameters, and how many times those of the method that it is compared with."
 _GAIN = "The difference to the base, above 0 is better. Gains of different methods are compared in the next column."
 _AGAINST = "The paired difference with the interval of its outcome, above 0 is better."
 
@@ -355,12 +387,16 @@ _LEGEND = (
     "Gains are over the base. [Intervals] belong to their outcomes, corrected for all pairs of the question; above 0 "
     "is better. Alone: the plain 95 % interval excludes 0. × is over the LoRA that a method is compared with."
 )
+_LEGEND_OF_STUDY = (
+    "Losses are means over seeds, improvements shares of the baseline's, which are not tested. [Intervals] belong to "
+    "their outcomes, corrected for all pairs of the question; above 0 is better."
+)
 
 
 def legend(results: ComparisonResults) -> str:
     """Return how to read the table of methods, and what is to be known of its questions and costs."""
     shared = any(method.cost is not None and method.cost.shared for method in results.methods.values())
-    said = [] if results.frontier is not None else [_LEGEND]
+    said = [] if results.frontier is not None else [_LEGEND if results.study is None else _LEGEND_OF_STUDY]
     said += ["*: other programs used the machine meanwhile."] if shared else []
     return " ".join([*said, *filter(None, [changed_text(results)])])
 
@@ -378,7 +414,7 @@ def terminal_table(results: ComparisonResults) -> Table:
         return table
     strip = Column("difference", (" to ".join(f"{end:.2g}".replace("-", MINUS) for end in found.limits),))
     drawn = [found.strip(str(row.cells[0])) for row in table.rows]
-    at = 2 if table.columns[1].name == "gain" else 1
+    at = next((i for i, column in enumerate(table.columns) if column.name.startswith("against ")), 1)
     columns = (*table.columns[:at], strip, *table.columns[at:])
     rows = tuple(
         replace(row, cells=(*row.cells[:at], own, *row.cells[at:])) for row, own in zip(table.rows, drawn, strict=True)

@@ -143,7 +143,7 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
         description="Several runs, side by side." if several else first.results.description,
         complete=all(each.complete for each in results),
         glance=(
-            ("Frozen model", ", ".join(dict.fromkeys(str(each.model.get("name") or NOTHING) for each in results))),
+            of_what(results),
             ("Methods", count(len({name for each in results for name in each.others}))),
             ("Tasks", count(len({name for each in results for name in each.tasks}))),
             ("Seeds", count(len({seed for each in results for seed in each.seeds}))),
@@ -158,6 +158,12 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
         closing=(citation_section(sources),),
         summary=_summary(first),
     )
+
+
+def of_what(results: Sequence[ComparisonResults]) -> doc.Fact:
+    """Return the frozen model, or the baseline of models from scratch."""
+    names = [each.study.baseline if each.study else str(each.model.get("name") or NOTHING) for each in results]
+    return "Baseline" if results[0].study else "Frozen model", ", ".join(dict.fromkeys(names))
 
 
 def _summary(material: RunData) -> tuple[doc.Block, ...]:
@@ -215,31 +221,39 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
     if forgotten:
         yield doc.Section("retention", "Learning and forgetting", tuple(forgotten), "Forgetting")
     yield from attribution(results)
-    yield from tuning_sections(results, figures("tuning"))
+    yield from tuning_sections(results, [*figures("tuning"), *figures("trials")])
+    if shown := figures("diagnostics"):
+        yield doc.Section("diagnostics", FIGURES["diagnostics"].title, tuple(shown), "Size of f")
     if shown := figures("layers"):
         yield doc.Section("layers", FIGURES["layers"].title, tuple(shown), "Layers")
     # every number
     if samples.sides:
-        # sides by method and task, and the documents that they name, for the page's script
-        methods_of, tasks = (list(dict.fromkeys(getattr(e, of) for e in samples.sides)) for of in ("method", "task"))
-        sides: list[list[dict[str, Any] | None]] = [[None] * len(tasks) for _ in methods_of]
-        for side in samples.sides:
-            changes = [[change.document, round(change.gained, 6), change.lost] for change in side.changes]
-            listed = {"seeds": side.seeds, "binary": side.gained is not None, "left_out": side.left_out}
-            sides[methods_of.index(side.method)][tasks.index(side.task)] = {**listed, "changes": changes}
-        browser = doc.Browser({"methods": methods_of, "tasks": tasks, "sides": sides, "documents": samples.documents})
-        changed = (doc.Text(_SAMPLES, "caption"), browser, sides_table(samples.sides))
-        yield doc.Section("samples", "What changed sides", changed)
+        yield _changed_documents(samples)
     pairs = difference_table(results)
     yield doc.Section("paired", "Paired differences", (pairs if pairs.rows else doc.Text("None was made."),))
     download = doc.Download("results.csv", "every number of every run (CSV)", results_csv({"": material.data.results}))
-    yield doc.Section("results", "Scores", (score_table(results), seed_table(results), download, method_table(results)))
+    scores = () if results.study else (score_table(results),)  # of a study the first table has them
+    tables = (*scores, seed_table(results), download, method_table(results))
+    yield doc.Section("results", "Scores", tables)
     # the facts of each run behind the part, with its label where there are several
     runs = [(label if len(material.sources) > 1 else "", each) for label, each in material.sources.items()]
     protocol = tuple(doc.Facts(tuple(protocol_facts(each)), label) for label, each in runs)
     environment = tuple(doc.Facts(tuple(environment_facts(each)), label or "Environment") for label, each in runs)
     title = "Protocol and provenance"
     yield doc.Section("protocol", title, (*protocol, *environment), "Protocol", folded=True)
+
+
+def _changed_documents(samples: Samples) -> doc.Section:
+    """Return the section of the documents that changed sides, which the page's script lists."""
+    methods, tasks = (list(dict.fromkeys(getattr(e, of) for e in samples.sides)) for of in ("method", "task"))
+    sides: list[list[dict[str, Any] | None]] = [[None] * len(tasks) for _ in methods]
+    for side in samples.sides:
+        changes = [[change.document, round(change.gained, 6), change.lost] for change in side.changes]
+        listed = {"seeds": side.seeds, "binary": side.gained is not None, "left_out": side.left_out}
+        sides[methods.index(side.method)][tasks.index(side.task)] = {**listed, "changes": changes}
+    browser = doc.Browser({"methods": methods, "tasks": tasks, "sides": sides, "documents": samples.documents})
+    blocks = (doc.Text(_SAMPLES, "caption"), browser, sides_table(samples.sides))
+    return doc.Section("samples", "What changed sides", blocks)
 
 
 def missing(results: ComparisonResults) -> Iterator[str]:
@@ -254,7 +268,7 @@ def missing(results: ComparisonResults) -> Iterator[str]:
         if not method.runs:
             yield f"{name}: no run is finished."
             continue
-        for seed in results.seeds if method.parts else ():
+        for seed in results.seeds if method.parts or results.study else ():
             if seed not in method.runs:
                 yield f"{name}: no finished run with seed {seed}."
         for seed, run in sorted(method.runs.items()):

@@ -15,6 +15,7 @@ from hfpatch.reporting import plots
 from hfpatch.reporting.comparison.forest import forest_figure
 from hfpatch.reporting.comparison.frontier import frontier_csv, frontier_figure
 from hfpatch.reporting.comparison.retention import gain_at
+from hfpatch.reporting.comparison.study import DIAGNOSTICS, TRIALS, diagnostics, diagnostics_csv, trial_maps
 from hfpatch.reporting.comparison.tables import DECIDED, PLAIN, pairs
 from hfpatch.reporting.comparison.tuning import tuning_csv, tuning_figure
 from hfpatch.reporting.numbers import MOST_METHODS
@@ -41,6 +42,7 @@ class Drawing(NamedTuple):
     draw: Callable[[ComparisonResults, Layers], Figure | None]
     data: Callable[[ComparisonResults, Layers], str]
     draws_all: bool = False
+    of_study: str = ""
 
 
 @report_style()
@@ -54,7 +56,7 @@ def draw(results: ComparisonResults, layers: Layers) -> dict[str, Figure]:
 def figure_block(name: str, svg: str, results: ComparisonResults, layers: Layers) -> doc.Figure:
     """Return a figure with its words and its data."""
     figure, others = FIGURES[name], len(results.others)
-    caption = figure.caption
+    caption = f"{figure.caption} {figure.of_study if results.study else ''}".rstrip()
     if others > MOST_METHODS and not figure.draws_all:
         caption += (
             f" Of {others} methods the {MOST_METHODS} are drawn whose differences to the baseline have the smallest p, "
@@ -135,13 +137,18 @@ def training(results: ComparisonResults) -> Figure | None:
     looks = styles(list(results.methods), results.baseline, curves)
     reference = next((name for name in curves if is_lora(results.methods[name].parts)), next(iter(curves)))
     held_out = any(curve.held_out for curve in curves.values())
+    of_study = held_out and results.study is not None
     count = 1 + (len(curves) > 1) + held_out
     figure, axes = plots.panels(count, columns=3, width=11.0 / max(2, count), height=2.8, key=len(looks))
-    base, sizes = curves[reference], []
+    base, sizes, shares = curves[reference], [], []
     for place, (name, look) in enumerate(looks.items()):
         curve = curves[name]
         plots.line(axes[0], curve.steps, plots.smooth(curve.loss), look, place)
-        if len(curves) > 1:
+        if len(curves) > 1 and of_study:  # in the place of the difference
+            better = {step: 100 * share for step, share in results.improvements(name).items()}
+            plots.line(axes[1], list(better), list(better.values()), look, place)
+            shares += [abs(share) for share in [*better.values()][len(better) // 2 :]]
+        elif len(curves) > 1:
             steps, here, there = np.intersect1d(curve.steps, base.steps, return_indices=True)
             difference = plots.smooth(np.array(curve.loss)[here] - np.array(base.loss)[there])
             plots.line(axes[1], steps, difference, look, place)
@@ -149,7 +156,13 @@ def training(results: ComparisonResults) -> Figure | None:
         if held_out:
             plots.line(axes[-1], list(curve.held_out), list(curve.held_out.values()), look, place)
     axes[0].set(title="Training loss", ylabel="loss, nats per token")
-    if len(curves) > 1:
+    if of_study and len(curves) > 1:
+        axes[1].set(
+            title=f"Improvement over {short(str(results.baseline))}", ylabel="% of its held-out loss   ↑ better"
+        )
+        limit = 1.12 * plots.robust_limit(shares, 4.0)
+        axes[1].set_ylim(-limit, limit)
+    elif len(curves) > 1:
         axes[1].set(title=f"Training loss less that of {short(reference)}", ylabel="↓ better")
         if any(sizes):
             limit = 1.1 * plots.robust_limit(sizes)
@@ -277,6 +290,19 @@ FIGURES = {
         "has a panel of its own.",
         lambda results, _: training(results),
         _training_csv,
+        of_study="Here the middle panel has the share of the baseline's loss on held-out text that is saved by step.",
+    ),
+    "trials": Drawing(
+        "Loss by two tuned values",
+        TRIALS,
+        lambda results, _: trial_maps(results),
+        lambda results, _: tuning_csv(results),
+    ),
+    "diagnostics": Drawing(
+        "Size and direction of f",
+        DIAGNOSTICS,
+        lambda results, _: diagnostics(results),
+        lambda results, _: diagnostics_csv(results),
     ),
     "layers": Drawing(
         "Layer by layer",

@@ -103,6 +103,8 @@ def control_for(results: ComparisonResults, name: str) -> str | None:
     asked_of = next((each.other for each in results.primary if each.question == "gain" and each.method == name), None)
     if asked_of is not None or is_lora(results.methods[name].parts):
         return asked_of
+    if results.study is not None:
+        return results.baseline
     declared = dict.fromkeys(each.other for each in results.verdicts if each.question == "lora" and each.method == name)
     known = [other for other in declared if other in results.methods]
     size = results.methods[name].trainable
@@ -156,7 +158,8 @@ def forest_of(results: ComparisonResults) -> Forest | None:
     most = plots.robust_limit(sizes, 4.0)
     ends = [end for row in rows for end in (row.gain.difference, row.gain.low, row.gain.high) if math.isfinite(end)]
     left, right = max(-most, min([0.0, *ends])), min(most, max([0.0, *ends]))
-    left, right = min(left, -1.5 * (margin or 0)), max(right, 1.5 * (margin or 0))
+    band = 1.5 * margin if margin is not None and margin < plots.LARGEST else 0.0
+    left, right = min(left, -band), max(right, band)
     space = 0.05 * (right - left) or 1.0
     return Forest(
         task=rows[0].verdict.task,
@@ -178,7 +181,7 @@ def forest_figure(results: ComparisonResults, *, title: bool = False) -> Figure 
     found = forest_of(results)
     if found is None:
         return None
-    model, seeds = str(results.model.get("name") or "the base model"), len(results.seeds)
+    model, seeds = str(results.model.get("name") or results.name or "the base model"), len(results.seeds)
     shown = f"{short(task_text(found.task))}, {short(model, 40)}, {seeds} seed{'s' * (seeds != 1)}"
     # the exploratory rows are below a heading, where others are above it
     primary = [row for row in found.rows if row.verdict.role == "primary"]

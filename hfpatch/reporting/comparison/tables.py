@@ -8,6 +8,7 @@ from statistics import fmean
 
 from hfpatch.reporting.comparison.samples import Sides
 from hfpatch.reporting.document import Cell, Column, Filter, Row, Table
+from hfpatch.reporting.facts import settings_text
 from hfpatch.reporting.numbers import (
     NOTHING,
     Scale,
@@ -163,7 +164,7 @@ def seed_table(results: ComparisonResults) -> Table:
     """Build the table of each seed's scores by the primary metrics."""
     rows = []
     for name, method in results.methods.items():
-        for seed, run in sorted(method.runs.items()) if method.parts else ():
+        for seed, run in sorted(method.runs.items()) if method.parts or method.variant else ():
             texts = []
             for task, info in results.tasks.items():
                 value = run.evaluation[task].metrics.get(info.primary) if task in run.evaluation else None
@@ -176,7 +177,16 @@ def seed_table(results: ComparisonResults) -> Table:
 def method_table(results: ComparisonResults) -> Table:
     """Build the table of methods: parts, parameters, how they were matched, and how training went."""
     names = ("method", "parts", "form", "matched to", "trainable", "updates kept", "final loss")
-    rows = []
+    rows: list[tuple[str, ...]] = []
+    if results.study is not None:
+        common = results.study.architecture
+        for name, method in results.methods.items():
+            if (made := method.variant) is not None:
+                architecture = {key: value for key, value in made.architecture.items() if key not in common}
+                texts = made.query, made.description, settings_text(architecture), settings_text(made.training)
+                rows.append((name, *(text or NOTHING for text in texts), count(method.trainable)))
+        headings = ("variant", "query", "description", "architecture", "its own training", "parameters in all")
+        return Table.of("methods", "Variants", headings, rows)
     for name, method in results.methods.items():
         loss = mean_of(method, "final_loss")
         trains = [run.train for run in method.runs.values() if run.train is not None]

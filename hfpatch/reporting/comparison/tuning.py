@@ -84,7 +84,7 @@ def tuning_figure(results: ComparisonResults) -> Figure | None:
     """Draw the held-out loss against the learning rate, a curve a method; None where nothing was tuned."""
     tuning = results.tuning
     curves: dict[str, dict[float, float]] = {}  # the lowest loss at each rate, infinite where all trials at it diverged
-    for method in results.others:
+    for method in results.methods:
         lowest: dict[float, float] = {}
         for trial in tuning.of(method) if tuning is not None else ():
             if trial.rate is not None:

@@ -134,16 +134,20 @@ def _compared(results: ComparisonResults) -> Iterator[Entry]:
     for name in results.others:
         method = results.methods[name]
         seconds, memory = mean_of(method, "wall_s"), mean_of(method, "peak_memory_bytes")
-        costs[name] = {"parameters": method.trainable, "seconds": seconds, "memory": memory}
+        costs[name] = {"parameters": method.compared_size, "seconds": seconds, "memory": memory}
         # without a gain, why there is none
         lost, unfinished = method.all_diverged, "not compared" if method.runs else "not finished"
         why, verdict = (diverged_text(method.diverged), "diverged") if lost else (unfinished, NOT_TESTED)
         absent[name] = {"text": why, "verdict": verdict, "seeds": len(method.runs), **costs[name]}
+    model, of_study = results.model, dict[str, str]()
+    if results.study is not None:
+        model = {"name": f"pretrained in {results.name}"}
+        of_study = {"reference": results.study.baseline, "size": "non-embedding parameters"}
     decided = [(task, measure.metric) for task, measure in results.deciding.items()]
     made = [(each.task, each.metric) for each in results.comparisons if each.reference == results.baseline]
     for task, metric in dict.fromkeys([*decided, *(pair for pair in made if pair[0] in results.tasks)]):
         info, primary = results.tasks[task], metric == results.deciding[task].metric
-        axis = _axis(task, metric, info, results.model, primary=primary)
+        axis = _axis(task, metric, info, model, primary=primary, **of_study)
         for name in results.others:
             compared = results.comparison(name, task, str(results.baseline), metric)
             if compared is not None:

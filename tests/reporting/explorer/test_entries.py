@@ -3,11 +3,12 @@
 import math
 
 import pytest
+from reporting.pretrained_example import study as pretrained
 from reporting.study_example import study
 from scipy import stats
 
 from hfpatch.reporting.explorer.entries import entries
-from hfpatch.results.schema import EvaluationResults, StudyResults
+from hfpatch.results.schema import ComparisonResults, EvaluationResults, StudyResults
 
 SKIP, CLOZE, TEXT = "pre_projection_skip", "tinyworld_cloze", "tinyworld_text"
 
@@ -62,6 +63,16 @@ def test_a_measure_that_decides_nothing_has_no_verdict(build, raw, compared):
     assert low_noise.gain == pytest.approx(0.1)  # in bits
     assert (low_noise.axis.primary, low_noise.verdict) == (True, "better")
     assert found["lora", CLOZE, "margin"].text == "+0.30, no interval"
+
+
+def test_a_study_shows_each_variant_against_its_baseline():
+    found = {each.method: each for each in entries(ComparisonResults.model_validate(pretrained()))}
+    assert {name: (each.gain, each.parameters) for name, each in found.items()} == {
+        "nonlinear": (pytest.approx(0.1), 1_005_000),
+        "identity": (pytest.approx(-0.1), 900_000),
+    }
+    axes = {(each.axis.reference, each.axis.size, each.axis.model) for each in found.values()}
+    assert axes == {("linear", "non-embedding parameters", "pretrained in queries")}
 
 
 def test_a_study_shows_each_variant_at_its_best_point():

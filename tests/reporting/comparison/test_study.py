@@ -1,0 +1,96 @@
+"""A study of models from scratch is reported as a comparison, with the figures of what it has beside one."""
+
+import math
+
+import pytest
+from reporting.conftest import document_of, read_csv
+from reporting.pretrained_example import LOSSES, SIZES, STEPS, TEXT, curve, study
+
+from hfpatch.reporting.comparison.answer import headline_table, lead, sentences
+from hfpatch.reporting.comparison.figures import FIGURES, draw, training
+from hfpatch.reporting.comparison.forest import forest_of
+from hfpatch.reporting.comparison.study import diagnostics, trial_maps
+from hfpatch.reporting.comparison.tables import method_table
+from hfpatch.results.schema import ComparisonResults
+
+pytestmark = pytest.mark.usefixtures("style")
+
+
+@pytest.fixture
+def results():
+    return ComparisonResults.model_validate(study())
+
+
+def test_the_first_screen_has_losses_the_outcome_against_the_baseline_and_sizes_without_embeddings(results):
+    assert lead(results) == "On held-out text, nonlinear beats linear."
+    assert [finding.tone for finding in sentences(results).items] == ["better", "worse"]
+    table = headline_table(results)
+    assert [column.name for column in table.columns] == [
+        "variant", "loss", "improvement", "s/step", "against linear", "parameters",
+    ]  # fmt: skip
+    rows = {str(row.cells[0]): list(map(str, row.cells[1:])) for row in table.rows}
+    mean = {name: sum(losses) / 3 for name, losses in LOSSES.items()}
+    for name in LOSSES:
+        share = 100 * (1 - mean[name] / mean["linear"])
+        shown = "–" if name == "linear" else f"{share:+.2f} %".replace("-", "−")
+        assert rows[name][:3] == [f"{mean[name]:.4f}", shown, "0.500"]
+    assert rows["nonlinear"][3].startswith("better by 0.100")
+    assert rows["identity"][4] == f"900k ({SIZES['identity'] / SIZES['linear']:.2f} ×)"
+    assert [(row.name, row.gain.difference) for row in forest_of(results).rows] == [
+        ("nonlinear", pytest.approx(0.1)),
+        ("identity", pytest.approx(-0.1)),
+    ]
+
+
+def test_its_figures_are_improvement_by_step_f_and_the_map_of_trials(results):
+    assert list(draw(results, [])) == ["tuning", "differences", "training", "trials", "diagnostics"]
+    panel = training(results).axes[1]
+    base, ours = (curve(LOSSES[name])["held_out"] for name in ("linear", "nonlinear"))
+    expected = [[step, 100 * (1 - ours[str(step)] / base[str(step)])] for step in STEPS]
+    lines = [line.get_xydata().tolist() for line in panel.lines]
+    assert any(line == [pytest.approx(point) for point in expected] for line in lines if len(line) == len(expected))
+    size, angle = diagnostics(results).axes
+    assert [line.get_ydata().tolist() for line in size.lines] == [[0.5] * 4, [1.5] * 4]
+    assert angle.lines[0].get_ydata().tolist() == pytest.approx([math.degrees(math.acos(-0.5))] * 4)  # 120°
+    rows = read_csv(FIGURES["diagnostics"].data(results, []))
+    assert [(row["method"], row["step"], row["layer"]) for row in rows[:2]] == [
+        ("nonlinear", "100", "0"), ("nonlinear", "100", "1"),
+    ]  # fmt: skip
+
+
+def test_the_map_has_the_loss_of_each_pair_of_values_a_cross_where_it_diverged_and_a_ring_at_the_choice(results):
+    first, *_ = trial_maps(results).axes  # of linear
+    values = first.collections[0].get_array().filled(math.nan).tolist()  # by weight decay and rate
+    assert values == [[4.4, pytest.approx(math.nan, nan_ok=True)], [4.3, 4.5]]
+    marks = {line.get_marker(): line.get_xydata().tolist() for line in first.lines}
+    assert marks == {"x": [[1.5, 0.5]], "o": [[0.5, 1.5]]}
+    assert [label.get_text() for label in first.get_xticklabels()] == ["0.001", "0.002"]
+    assert [label.get_text() for label in first.get_yticklabels()] == ["0.03125", "0.1"]
+    raw = study()
+    for trial in raw["tuning"]["trials"]:
+        trial["values"].pop("weight_decay", None)  # they share values
+    assert trial_maps(ComparisonResults.model_validate(raw)) is None
+
+
+def test_the_document_has_its_sections_and_what_is_missing_is_named(results):
+    (part,) = document_of(results).parts
+    names = [section.name for section in part.sections]
+    assert names == ["answer", "cautions", "training", "tuning", "diagnostics", "paired", "results", "protocol"]
+    variants = {str(row.cells[0]): list(map(str, row.cells[1:])) for row in method_table(results).rows}
+    assert variants["identity"] == ["Q = x", "query {path identity}", "1,400,000"]
+    raw = study()
+    del raw["methods"]["identity"]["runs"]["2"], raw["methods"]["identity"]["runs"]["1"]["evaluation"][TEXT]
+    absent = str(document_of(ComparisonResults.model_validate(raw)))
+    assert "identity: no finished run with seed 2." in absent
+    assert f"identity, seed 1: no result on {TEXT}." in absent
+
+
+def test_a_variant_that_diverged_has_no_loss(results):
+    raw = study()
+    for run in raw["methods"]["identity"]["runs"].values():
+        run["train"]["diverged_step"] = 7
+        run["evaluation"] = {}
+    raw["comparisons"] = raw["comparisons"][:1]
+    row = next(row for row in headline_table(ComparisonResults.model_validate(raw)).rows if row.cells[0] == "identity")
+    assert list(map(str, row.cells))[1:3] == ["–", "–"]
+    assert str(row.cells[4]).startswith("diverged at step 7")
