@@ -1,4 +1,4 @@
-"""The batch plan: the blocks of every optimiser step and of every evaluation, drawn once."""
+"""The batch plan: the blocks of every optimiser step, drawn once."""
 
 from __future__ import annotations
 
@@ -89,21 +89,6 @@ def read_plans(folder: Path) -> dict[int, BatchPlan]:
         reason = str(error) if isinstance(error, HfpatchError) else f"not a batch plan ({error})"
         raise HfpatchError(f"{folder / PLAN}: {reason}; delete the run and start it again") from error
     return plans
-
-
-def draw_evaluation(blocks: TokenBlocks, count: int, seed: int = 0) -> TokenBlocks:
-    """Draw the blocks to measure the loss on: at most ``count``, without repetition, in the order of the data.
-
-    The seed is independent of a run's, so all runs measure on the same blocks; their hash is the result's ``sha256``.
-    A larger ``count`` only adds blocks. The generator is numpy's PCG64.
-
-    Raises:
-        HfpatchError: if ``count`` is below 1.
-    """
-    if count < 1:
-        raise HfpatchError(f"{count} evaluation blocks give no loss; use at least 1")
-    generator = np.random.Generator(np.random.PCG64(seed))
-    return blocks.take(np.sort(generator.permutation(len(blocks))[:count]))
 
 
 def draw_plan(

@@ -21,7 +21,7 @@ import hfpatch.support.files
 from hfpatch.data.blocks import IGNORE
 from hfpatch.data.deciding import TaskDocument
 from hfpatch.data.load import load_blocks, load_splits
-from hfpatch.data.plan import draw_evaluation, draw_plan, draw_plans
+from hfpatch.data.plan import draw_plan, draw_plans
 from hfpatch.data.rows import Document
 from hfpatch.data.token_file import write_token_file
 from hfpatch.errors import HfpatchError
@@ -318,9 +318,6 @@ def test_a_mixture_is_its_sources_one_after_the_other(mixture, tokenizer, tmp_pa
     ]
     assert (facts["blocks"], facts["tokens"]) == (57, sum(each.tokens for each in alone))
     assert made.train.count_predicted([0, 40]) == alone[0].count_predicted([0]) + alone[1].count_predicted([6])
-    some = draw_evaluation(made.train, 9)
-    assert set(texts_of(some, tokenizer)) <= set(texts_of(made.train, tokenizer))
-    assert (len(some), some.to_json().get("mixture")) == (9, None)
 
 
 def test_the_plan_gives_each_source_its_share(mixture, tokenizer):

@@ -9,11 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from hfpatch.data.blocks import blocks_from_stream
-from hfpatch.data.plan import draw_evaluation, draw_plan, read_plans, write_plans
-from hfpatch.data.tokenizer import TokenStream
+from hfpatch.data.plan import draw_plan, read_plans, write_plans
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.data import DataSettings
 
 sizes = st.tuples(st.integers(1, 60), st.integers(1, 30), st.integers(1, 8)).filter(lambda size: size[0] >= size[2])
 
@@ -73,39 +70,3 @@ def test_bad_plans_are_refused(tmp_path):
         (tmp_path / name).write_text(text)
         with pytest.raises(HfpatchError, match="not a batch plan"):
             read_plans(tmp_path)
-
-
-def make_blocks(layout, lengths, block_size=6):
-    """Blocks in which no token comes twice, so that a row is known by its tokens."""
-    tokens = np.arange(1, sum(lengths) + 1, dtype=np.uint16)
-    settings = DataSettings(source="made-up", layout=layout, block_size=block_size)
-    return blocks_from_stream(TokenStream(tokens, np.asarray(lengths)), settings, pad_token_id=0)
-
-
-@pytest.mark.parametrize("layout", ["packed", "padded", "stream"])
-@given(st.lists(st.integers(2, 15), min_size=3, max_size=20), st.integers(1, 30), st.integers(0, 2**32))
-def test_evaluation_blocks_are_drawn_without_repetition_whole_and_in_order(layout, lengths, count, seed):
-    blocks = make_blocks(layout, lengths)
-    drawn = draw_evaluation(blocks, count, seed)
-    assert len(drawn) == min(count, len(blocks))
-    places = [int(np.flatnonzero((blocks.rows == row).all(axis=1))[0]) for row in drawn.rows]
-    assert places == sorted(set(places))
-    for row, place in enumerate(places):
-        assert {name: value.tolist() for name, value in drawn[row].items()} == {
-            name: value.tolist() for name, value in blocks[place].items()
-        }
-    assert drawn.count_predicted(range(len(drawn))) == blocks.count_predicted(places)
-    assert (drawn.sha256 == blocks.sha256) is (len(drawn) == len(blocks))
-    fewer = draw_evaluation(blocks, max(1, count - 1), seed)
-    assert {row.tobytes() for row in fewer.rows} <= {row.tobytes() for row in drawn.rows}
-
-
-def test_the_same_seed_draws_the_same_evaluation_blocks():
-    blocks = make_blocks("stream", [200])
-    again, first, other = draw_evaluation(blocks, 5), draw_evaluation(blocks, 5), draw_evaluation(blocks, 5, seed=1)
-    expected = sorted(np.random.Generator(np.random.PCG64(0)).permutation(len(blocks))[:5].tolist())
-    assert ((first.rows[:, 0] - 1) // 6).tolist() == expected
-    assert first.sha256 == again.sha256 != other.sha256
-    assert draw_evaluation(blocks, 10**6) is blocks
-    with pytest.raises(HfpatchError, match="0 evaluation blocks give no loss"):
-        draw_evaluation(blocks, 0)
