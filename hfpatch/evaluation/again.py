@@ -20,8 +20,9 @@ from hfpatch.results.verdicts import LookTaken
 def compare_again(folder: str | Path) -> ComparisonResults:
     """Compute the differences and verdicts of a comparison again, from ``values.safetensors`` in its folder.
 
-    ``folder`` is that of ``hfpatch compare``, or a published copy, without the runs' folders or a model. Differences by
-    measures that are no mean or ratio of the documents' values, such as BLEU, stay as they are.
+    ``folder`` is that of ``hfpatch compare`` or of a study of ``hfpatch pretrain``, or a published copy, without the
+    runs' folders or a model. Differences by measures that are no mean or ratio of the documents' values, such as BLEU,
+    stay as they are.
 
     Returns:
         The results with ``comparisons``, ``retention``, ``kept``, ``frontier`` and the losses of ``tuning`` computed
@@ -34,41 +35,44 @@ def compare_again(folder: str | Path) -> ComparisonResults:
     results, records = load_results(folder), published_runs(folder)
     if results.baseline is None:
         return results
-    base = results.methods[results.baseline].runs[0]
     comparisons, retention = _differences(results, records, results.comparisons)
-    given: dict[str, Any] = {"tasks": results.scores_of(base), "baseline": results.baseline}
-    kept = kept_of(records, methods=results.others, comparisons=comparisons, **given)
+    kept = None
+    if (base := results.base) is not None:
+        scores = results.scores_of(results.methods[base].runs[0])
+        kept = kept_of(records, methods=results.others, comparisons=comparisons, tasks=scores, baseline=base)
     looks = results.looks and [_look_again(results, records, look) for look in results.looks]
     update: dict[str, Any] = {"comparisons": comparisons, "kept": kept, "retention": retention, "looks": looks}
-    update["tuning"] = results.tuning and _tuning_again(results.tuning, published_trials(folder), results.baseline)
+    update["tuning"] = results.tuning and _tuning_again(results.tuning, published_trials(folder), base)
     results = results.model_copy(update=update)
     return results.model_copy(update={"frontier": frontier_of(results, records, {}) if comparisons else None})
 
 
-def _tuning_again(tuning: Tuning, losses: Mapping[str, list[float | None]], baseline: str) -> Tuning:
+def _tuning_again(tuning: Tuning, losses: Mapping[str, list[float | None]], base: str | None) -> Tuning:
     """Return the trials with their losses, and that of the base, as far as these are kept."""
     by_method = {method: iter(values) for method, values in losses.items()}
     trials = [
         trial.model_copy(update={"loss": next(by_method[trial.method])}) if trial.method in by_method else trial
         for trial in tuning.trials
     ]
-    return tuning.model_copy(update={"trials": trials, "base_loss": losses.get(baseline, [tuning.base_loss])[0]})
+    return tuning.model_copy(update={"trials": trials, "base_loss": losses.get(base or "", [tuning.base_loss])[0]})
 
 
 def _differences(
     results: ComparisonResults, records: Mapping[str, Runs], before: Sequence[Comparison]
 ) -> tuple[list[Comparison], Retention | None]:
     """Return the differences of all pairs and what changed on retained texts; what cannot be computed is ``before``."""
-    baseline = results.baseline or ""
-    base, references = results.methods[baseline].runs[0], dict[str, list[str]]()
+    baseline, references = results.base or "", dict[str, list[str]]()
     for comparison in results.comparisons:
         others = references.setdefault(comparison.method, [])
         others += [] if comparison.reference in others else [comparison.reference]
-    compared = compare(records, references=references, tasks=(scores := results.scores_of(base)), baseline=baseline)
+    methods = [results.methods[name] for name in (results.baseline or "", *results.methods)]
+    scored = (run for method in methods for run in method.runs.values() if run.evaluation)
+    scores = next(map(results.scores_of, scored), {})
+    compared = compare(records, references=references, tasks=scores, baseline=baseline)
     made = {(one.method, one.reference, one.task, one.metric): one for one in (*before, *compared)}
     if results.retention is None:
         return list(made.values()), None
-    kept = task_results(results.retention.scored, base.retention or {})
+    kept = task_results(results.retention.scored, results.methods[baseline].runs[0].retention or {})
     texts: dict[str, Any] = {"texts": kept, "held_out": scores.get(HELD_OUT)}
     points = compare_points(results.retention.points, records, **texts, baseline=baseline)
     return list(made.values()), results.retention.model_copy(update={"points": points})

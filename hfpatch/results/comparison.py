@@ -585,6 +585,11 @@ class ComparisonResults(Tabular):
         return next((name for name, method in self.methods.items() if not method.parts), None)
 
     @property
+    def base(self) -> str | None:
+        """The baseline where it is a bare base, which has no seed; None in a study, which trains it like the others."""
+        return self.baseline if self.study is None else None
+
+    @property
     def others(self) -> list[str]:
         """The methods beside the baseline."""
         return [name for name in self.methods if name != self.baseline]

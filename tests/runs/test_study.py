@@ -7,10 +7,11 @@ from scipy.stats import t as student
 from tiny_runs import GPT2, Nothing, Stop, lines, refused
 from tiny_runs import numbers as without_times
 
+from hfpatch.evaluation import compare_again
 from hfpatch.models import load_scratch
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.results import load_results
-from hfpatch.runs import pretrain_study
+from hfpatch.runs import forecast, pretrain_study
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.plan import plan_study
 from hfpatch.support.files import read_json
@@ -117,6 +118,36 @@ def test_the_decision_is_that_of_a_text_book(straight):
     elif abs(difference) > reach(0.05):
         expected = "better" if difference < 0 else "worse"
     assert verdict.outcome == expected
+
+
+def test_a_published_study_is_decided_again_from_its_values(straight, tmp_path):
+    out, _ = straight
+    for name in ("results.json", "values.safetensors"):
+        (tmp_path / name).write_bytes((out / name).read_bytes())
+    again, before = compare_again(tmp_path), load_results(out, "comparison")
+    assert again.comparisons == before.comparisons
+    assert [trial.loss for trial in again.tuning.trials] == pytest.approx([t.loss for t in before.tuning.trials])
+    assert (again.tuning.base_loss, again.kept, again.frontier) == (before.tuning.base_loss, None, None)
+
+
+def test_a_study_is_planned_with_a_step_of_each_variant_and_an_earlier_study_s_variances(straight):
+    out, _ = straight
+    planned = forecast(study(training=training(seeds=3)), seconds=0.5, like=out)
+    assert planned.methods.keys() == planned.kinds.keys() == {"linear", "nonlinear"}
+    assert {name: method.trainable for name, method in planned.methods.items()} == {
+        name: method.trainable for name, method in load_results(out, "comparison").methods.items()
+    }
+    step_s = {name: kind.step_s for name, kind in planned.kinds.items()}
+    assert (planned.work["tune"].units, planned.work["tune"].steps) == (4, 4 * 3)
+    assert (planned.work["train"].units, planned.work["train"].steps) == (6, 6 * 6)
+    blocks = {"train": 3 * 24 / 4 / 3, "tune": 4 / 4 / 3}  # of a step's time: held-out blocks at a third of it
+    assert planned.work["train"].seconds == pytest.approx(sum(3 * (6 + blocks["train"]) * s for s in step_s.values()))
+    assert planned.work["tune"].seconds == pytest.approx(sum(2 * (3 + blocks["tune"]) * s for s in step_s.values()))
+    (asked,) = planned.questions
+    assert (asked.method, asked.other, asked.like, asked.seeds) == ("nonlinear", "linear", ("nonlinear", "linear"), 3)
+    assert asked.difference > 0
+    (unknown,) = forecast(study(), seconds=0.0).questions
+    assert unknown.difference is None
 
 
 def test_a_study_that_gets_a_seed_and_is_interrupted_goes_on_where_it_stopped(straight, tmp_path, no_report):
