@@ -293,14 +293,21 @@ def plan(
     trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what `compare` would run, how long it would take here, and what differences it could show.
+    """Say what `compare`, or a study of `pretrain`, would run, how long it would take here, and what it could show.
 
     Parts of a training step and of the tasks are run for each kind of method; nothing is written but caches.
 
     Example: hfpatch plan pythia-160m --effect 0.01
     """
-    loaded = read_comparison(recipe, overrides, data_dir, model, gguf_file, trust_code)
-    loaded = options.only_methods(loaded, methods)
+    from hfpatch.recipes.pretraining import load_study
+
+    given = options.with_options(overrides, data_dir, model=model, gguf_file=gguf_file)
+    study = load_study(recipe, given, trust_code=trust_code)
+    if study is not None and methods is not None:
+        raise HfpatchError(f"--methods {methods}: {recipe} has variants; leave the option out")
+    loaded = study or options.only_methods(
+        read_comparison(recipe, overrides, data_dir, model, gguf_file, trust_code), methods
+    )
     quiet_libraries()
     with collection_paused():
         from hfpatch.cli.progress import choose_progress

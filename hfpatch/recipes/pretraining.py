@@ -250,6 +250,12 @@ def load_pretrain_or_study(
     path: Path | str, overrides: Sequence[str] = (), *, trust_code: bool = False
 ) -> PretrainRecipe | StudyRecipe:
     """Read a pretraining recipe: a study if it has ``variants``, else one model; as `load_recipe` otherwise."""
-    if "variants" in read_yaml(find_recipe(Path(path))):
-        return load_as(path, overrides, StudyRecipe, trust_code=trust_code)
-    return load_as(path, overrides, PretrainRecipe, trust_code=trust_code)
+    study = load_study(path, overrides, trust_code=trust_code)
+    return load_as(path, overrides, PretrainRecipe, trust_code=trust_code) if study is None else study
+
+
+def load_study(path: Path | str, overrides: Sequence[str] = (), *, trust_code: bool = False) -> StudyRecipe | None:
+    """Read the recipe of a study, as `load_recipe`; None for one without ``variants``."""
+    if "variants" not in read_yaml(find_recipe(Path(path))):
+        return None
+    return load_as(path, overrides, StudyRecipe, trust_code=trust_code)

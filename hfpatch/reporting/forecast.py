@@ -71,7 +71,7 @@ def _tables(forecast: Forecast) -> Iterator[Table]:
             kind if kind in (each.method, "base") else Cell((kind, f"on {each.method}")),
             NOTHING if each.step_s is None else duration(each.step_s),
             memory(each.training_memory_bytes),
-            duration(sum(each.evaluation_s.values())),
+            duration(sum(each.evaluation_s.values())) if each.evaluation_s else NOTHING,
             memory(each.evaluation_memory_bytes),
         )
         for kind, each in forecast.kinds.items()
@@ -80,6 +80,8 @@ def _tables(forecast: Forecast) -> Iterator[Table]:
     yield Table.of("kinds", "Measured", ("kind", "a step", "memory", "an evaluation", "memory"), rows, caption)
     if forecast.questions:
         yield _question_table(forecast)
+    if not forecast.tasks:  # of models from scratch
+        return
     # the smallest detectable differences
     headings = ("task", "base", "smallest (much)", "after Holm", "smallest (little)")
     rows = []

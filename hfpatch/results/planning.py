@@ -65,7 +65,7 @@ def stored_for(results: ComparisonResults, pair: tuple[str, str], task: str, *, 
         one
         for one in (*results.comparisons, *changes)
         if (one.task, one.metric) == (task, metric)
-        and (one.reference == results.baseline) == with_base
+        and (one.reference == results.base) == with_base
         and len(one.errors) > 1
         and "not paired" not in one.test
     ]

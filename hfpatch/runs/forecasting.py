@@ -12,6 +12,7 @@ from hfpatch.errors import HfpatchError, listed
 from hfpatch.evaluation.power import ASSUMED, ASSUMED_OF_PAIRS
 from hfpatch.evaluation.sizing import Spread, TaskRequests, Timed
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.results.decision import ALPHA, POWER
 from hfpatch.results.folder import load_results
 from hfpatch.results.forecast import Detectable, Forecast, PlannedMethod, PlannedQuestion, PlannedTask
@@ -19,10 +20,11 @@ from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.planning import Stored, cheapest, level_of, stored_for
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.verdicts import look_parts, margin_for
-from hfpatch.runs.measuring import FORWARD, LATE_S, SECONDS, Measured, kind_of, measure
-from hfpatch.runs.plan import Unit, plan_comparison
+from hfpatch.runs.measuring import FORWARD, LATE_S, SECONDS, Measured, measure
+from hfpatch.runs.plan import Unit, plan_comparison, plan_study
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.setup import ComparisonSetup
+from hfpatch.runs.scratch import StudySetup
+from hfpatch.runs.setup import ComparisonSetup, Setup
 from hfpatch.support.paths import takes_text
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.processes import start_processes
@@ -30,20 +32,20 @@ from hfpatch.training.processes import start_processes
 
 @takes_text
 def forecast(
-    recipe: Recipe,
+    recipe: Recipe | StudyRecipe,
     *,
     effect: float | None = None,
     like: Path | None = None,
     seconds: float = SECONDS,
     progress: Progress | None = None,
 ) -> Forecast:
-    """Plan a comparison: its runs, their time on this machine, and the differences that it could show.
+    """Plan a comparison or a study: its runs, their time on this machine, and the differences that it could show.
 
     As much of an optimiser step and of each task as there is time for is run for each kind of method, and the base is
-    scored on some documents of each task. Nothing is kept but caches.
+    scored on some documents of each task; of a study as much of a step of each variant. Nothing is kept but caches.
 
     Args:
-        recipe: the comparison.
+        recipe: the comparison, or the study.
         effect: a difference (of accuracies, of the logarithms of perplexities) to find the documents and seeds for.
         like: the folder of an earlier comparison, whose variances say what the primary questions can decide.
         seconds: about how long to measure, beside loading, see :func:`hfpatch.runs.measuring.measure`.
@@ -60,11 +62,11 @@ def forecast(
     if earlier is not None and not isinstance(earlier, ComparisonResults):
         raise HfpatchError(f"--like {like}: holds no comparison; give the folder of one")
     clock = Clock()
-    units = plan_comparison(recipe, Path("runs") / recipe.name).units
+    out = Path("runs") / recipe.name
+    units = (plan_study(recipe, out) if isinstance(recipe, StudyRecipe) else plan_comparison(recipe, out)).units
     measured = measure(recipe, seconds, progress or Progress(), spread=True)
     setup, spreads, recipe = measured.setup, measured.spreads, measured.setup.recipe
-    matches = {name: method.match for name, method in setup.methods.items() if name != recipe.baseline}
-    comparisons = len(matches) * sum(spread.sd is not None for spread in spreads.values())
+    comparisons = len(recipe.trained) * sum(spread.sd is not None for spread in spreads.values())
     warnings = _warnings(measured, seconds)
     questions = _questions(measured, units, earlier)
     if unlike := [each for each in questions if each.like is None and earlier is not None]:
@@ -72,24 +74,18 @@ def forecast(
         warnings.append(f"{like} has no pair with several seeds on {named}: no measured variance to go by there.")
     if unknown := [each for each in questions if each.like is None and not each.is_assumed]:
         named = listed(list(dict.fromkeys(each.task for each in unknown)))
-        warnings.append(
-            f"What the primary questions can decide on {named} is not known: too few documents were scored."
-        )
+        why = "too few documents were scored"
+        if isinstance(setup, StudySetup):
+            why = "there is no base whose documents vary; --like RUN takes the variances of an earlier study"
+        warnings.append(f"What the primary questions can decide on {named} is not known: {why}.")
     if len(recipe.training.all_seeds) == 1 and questions:
         warnings.append("With one seed no primary question is decided.")
     first = [unit for unit in units if unit.run.seed in recipe.training.first_seeds or unit.run.point]
     return Forecast(
         name=recipe.name,
-        model={**setup.base.facts, "dtype": recipe.model.dtype, "parameters": setup.sizes[recipe.baseline].base},
+        model=_model(setup),
         seeds=list(recipe.training.all_seeds),
-        methods={
-            name: PlannedMethod(
-                kind=kind_of(setup.methods[name]),
-                trainable=setup.sizes[name].trainable,
-                match=match and match.to_json(),
-            )
-            for name, match in matches.items()
-        },
+        methods=_methods(measured),
         kinds=measured.kinds,
         tasks={
             name: _task(
@@ -106,6 +102,28 @@ def forecast(
         warnings=warnings,
         provenance={**provenance(clock), "matmul": setup.matmul},
     )
+
+
+def _model(setup: Setup) -> dict[str, Any]:
+    """Return the base; of a study the size of its baseline, which is trained as well."""
+    if isinstance(setup, ComparisonSetup):
+        size = setup.sizes[setup.recipe.baseline].base
+        return {**setup.base.facts, "dtype": setup.recipe.model.dtype, "parameters": size}
+    assert isinstance(setup, StudySetup)
+    return {"name": "models from scratch", "parameters": setup.sizes[setup.recipe.baseline][0]}
+
+
+def _methods(measured: Measured) -> dict[str, PlannedMethod]:
+    """Return each method that is trained, with its size."""
+    found, setup = {}, measured.setup
+    for name in setup.recipe.trained:
+        if isinstance(setup, ComparisonSetup):
+            match, size = setup.methods[name].match, setup.sizes[name].trainable
+        else:
+            assert isinstance(setup, StudySetup)
+            match, size = None, setup.sizes[name][0]
+        found[name] = PlannedMethod(kind=measured.kind_of(name), trainable=size, match=match and match.to_json())
+    return found
 
 
 def _warnings(measured: Measured, seconds: float) -> list[str]:
@@ -186,12 +204,14 @@ def _questions(measured: Measured, units: Sequence[Unit], earlier: ComparisonRes
         for pair, task in product(asked.pairs, asked.on):
             seeds = len(training.all_seeds)
             named = {"question": asked.name, "method": pair[0], "other": pair[1], "task": task, "seeds": seeds}
-            stored = earlier and stored_for(earlier, pair, task, with_base=pair[1] == setup.recipe.baseline)
+            is_base = isinstance(setup, ComparisonSetup) and pair[1] == setup.recipe.baseline
+            stored = earlier and stored_for(earlier, pair, task, with_base=is_base)
             spread = _deciding(measured.spreads.get(task))
             number = _units_of(measured, task, stored or None)
             if stored:
                 metric, design = stored.one.metric, stored.design.with_documents(number).with_seeds(max(2, seeds))
             elif spread is not None and spread.sd is not None:
+                assert isinstance(setup, ComparisonSetup)  # only a base's documents are scored
                 assumed = ASSUMED_OF_PAIRS[asked.name][_kind_of(spread, task, setup)]
                 differences = assumed.differences(spread.sd, accuracy=spread.accuracy)
                 metric, design = spread.metric, differences.design(number, max(2, seeds))
@@ -235,6 +255,7 @@ def _assumed_of(questions: Sequence[PlannedQuestion], measured: Measured) -> lis
     for each in [each for each in questions if each.is_assumed]:
         spread = _deciding(measured.spreads[each.task])
         assert spread is not None
+        assert isinstance(measured.setup, ComparisonSetup)
         kind = _kind_of(spread, each.task, measured.setup)
         assumed = ASSUMED_OF_PAIRS[each.question][kind]
         clauses.append(
@@ -259,6 +280,7 @@ def _units_of(measured: Measured, task: str, stored: Stored | None) -> int:
         return documents if stored is None else max(2, round(documents * stored.units / stored.one.n))
     if task == HELD_OUT and recipe.data.held_out is not None:
         return recipe.data.held_out
+    assert isinstance(recipe, Recipe)
     assert recipe.retention is not None
     return recipe.retention.documents
 
@@ -267,25 +289,27 @@ def _seconds_of(measured: Measured, units: Sequence[Unit], task: str) -> tuple[f
     """Return the seconds of some units that all documents of a task take, in second place, and of all else."""
     setup, training = measured.setup, measured.setup.recipe.training
     of_task = 0.0
-    for unit in [unit for unit in units if unit.run.variant != setup.recipe.baseline and unit.action == "evaluate"]:
-        kind = measured.kinds[kind_of(setup.methods[unit.run.variant])]
+    trained = [unit for unit in units if unit.run.variant in setup.recipe.trained]
+    for unit in [unit for unit in trained if unit.action == "evaluate"]:
+        kind = measured.kinds[measured.kind_of(unit.run.variant)]
         of_task += kind.evaluation_s.get(task, 0.0)
         if task == HELD_OUT and setup.held_out is not None:
             of_task += (kind.step_s or 0.0) * len(setup.held_out) / training.batch_size * FORWARD
-    trained = [unit for unit in units if unit.run.variant != setup.recipe.baseline]
     whole = sum(work.seconds for work in measured.work(trained).values())
     return max(0.0, whole - of_task), of_task
 
 
-def _assumptions(setup: ComparisonSetup, spreads: Iterable[Spread]) -> list[str]:
+def _assumptions(setup: Setup, spreads: Iterable[Spread]) -> list[str]:
     kinds = {spread.accuracy for spread in spreads if spread.sd is not None}
-    said = [
-        "Loading, hashing and saving are left out. A method is taken to be as fast as the largest of its kind, and to "
-        "be slower or faster than the base by the same factor on all tasks."
-    ]
+    said = ["Loading, hashing and saving are left out."]
+    if isinstance(setup, ComparisonSetup):
+        said[0] += (
+            " A method is taken to be as fast as the largest of its kind, and to be slower or faster than the base by "
+            "the same factor on all tasks."
+        )
     if setup.held_out is not None:
         said.append("The loss on held-out text takes a third of a step's time for each token.")
-    if setup.retained:
+    if isinstance(setup, ComparisonSetup) and setup.retained:
         said.append("Text of retention takes two thirds: the base and the method read it.")
     if kinds:
         said.append(

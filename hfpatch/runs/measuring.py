@@ -6,15 +6,17 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from transformers import PreTrainedModel
 
 from hfpatch.data.blocks import TokenBlocks
@@ -36,7 +38,9 @@ from hfpatch.evaluation.sizing import (
     time_requests,
 )
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.retention import task_of
+from hfpatch.recipes.training import LoopSettings, TrainingSettings
 from hfpatch.results.comparison import Cost
 from hfpatch.results.forecast import MeasuredKind, Work
 from hfpatch.results.low_noise import BITS_PER_BYTE
@@ -44,12 +48,16 @@ from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.runs.plan import Unit, training_steps
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.retention import by_document
-from hfpatch.runs.setup import ComparisonSetup, set_up
+from hfpatch.runs.scratch import set_up_study
+from hfpatch.runs.setup import ComparisonSetup, Setup, set_up
+from hfpatch.runs.tuning import Tuning
 from hfpatch.support.cpu import pinned_library
 from hfpatch.support.ranks import Ranks
 from hfpatch.surgery.methods import Method
 from hfpatch.surgery.patch import patch, unpatch
+from hfpatch.training.architecture import build_model
 from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, resident_memory_bytes
+from hfpatch.training.pretrain import pretrain
 from hfpatch.training.probe import train_probe
 from hfpatch.training.records import StepRecord
 from hfpatch.training.validation import document_losses
@@ -95,14 +103,18 @@ class Measured:
         estimated: tasks and kinds of methods for which no time was left.
     """
 
-    setup: ComparisonSetup
-    asked: dict[str, TaskRequests]
+    setup: Setup
+    asked: dict[str, TaskRequests] = field(default_factory=dict)
     timed: dict[str, Timed] = field(default_factory=dict)
     spreads: dict[str, Spread] = field(default_factory=dict)
     kinds: dict[str, MeasuredKind] = field(default_factory=dict)
     taken_s: float = 0.0
     enough_s: float = 0.0
     estimated: list[str] = field(default_factory=list)
+
+    def kind_of(self, name: str) -> str:
+        """Return the kind of a method; every variant of a study is one by itself."""
+        return kind_of(self.setup.methods[name]) if isinstance(self.setup, ComparisonSetup) else name
 
     def estimate_task(self, name: str) -> None:
         """Take a task to need the others' time a token."""
@@ -141,9 +153,9 @@ class Measured:
         setup, training = self.setup, self.setup.recipe.training
         if unit.run.variant in setup.left_out:
             return Work()
-        kind = self.kinds[kind_of(setup.methods[unit.run.variant])]
+        kind = self.kinds[self.kind_of(unit.run.variant)]
         step_s = kind.step_s or 0.0
-        if unit.action in ("retain", "rewind"):
+        if isinstance(setup, ComparisonSetup) and unit.action in ("retain", "rewind"):
             # how many blocks pass through the model; the text of retention does so with the patch on and off
             blocks = retained = 2 * sum(map(len, setup.retained.values()))
             if unit.action == "rewind":
@@ -211,11 +223,11 @@ def _largest_of_kinds(setup: ComparisonSetup) -> dict[str, str]:
     return largest
 
 
-def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool) -> Measured:
-    """Set a comparison up, and measure its parts for about ``seconds``.
+def measure(recipe: Recipe | StudyRecipe, seconds: float, progress: Progress, *, spread: bool) -> Measured:
+    """Set a comparison or a study up, and measure its parts for about ``seconds``.
 
     Args:
-        recipe: the comparison.
+        recipe: the comparison, or the study.
         seconds: for the base on each task, a step of each kind of method, and the spreads; loading comes on top. First
             batches of tasks and blocks of kinds are run for up to ``LATE_S`` longer; then the tasks that are left are
             taken to need the others' time per token, and the kinds that of the slowest one, but for one of each.
@@ -225,6 +237,8 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
     Raises:
         HfpatchError: if the recipe cannot be run.
     """
+    if isinstance(recipe, StudyRecipe):
+        return _measure_study(recipe, seconds, progress)
     setup = set_up(recipe, progress=progress)
     recipe, base, largest = setup.recipe, setup.base, _largest_of_kinds(setup)
     progress.evaluating(BASE, "requests of the tasks")
@@ -265,7 +279,7 @@ def measure(recipe: Recipe, seconds: float, progress: Progress, *, spread: bool)
                     # the first step of a process, or of a compiled model, is mostly start-up
                     least = 2 if len(found.kinds) == 1 or recipe.training.compile else 1
                     blocks = int(left / max(own_s / FORWARD, 1e-9))
-                    step = _time_step(setup, model, blocks, left, least=least)
+                    step = _time_step(_probe(setup, model), recipe.training, setup, blocks, left, least=least)
                     added = sum(each.numel() * each.element_size() for each in model.parameters()) - base_bytes
                 finally:
                     unpatch(model)
@@ -289,7 +303,9 @@ def _measure_spreads(
 
     Those of the primary questions come first, and may take longer than their share.
     """
-    setup, base, all_needed_s = found.setup, found.setup.base, [0.0]
+    setup, all_needed_s = found.setup, [0.0]
+    assert isinstance(setup, ComparisonSetup)
+    base = setup.base
     asked_on = {name for each in setup.questions for name in each.on}
     for name in sorted({**texts, **found.asked}, key=lambda name: name not in asked_on):
         left = clock.share(BASE, f"documents of {name}", _SPREAD)
@@ -333,7 +349,7 @@ def _text_spread(setup: ComparisonSetup, name: str, blocks: TokenBlocks) -> Spre
     return Spread(metric, units, result.metrics[metric], result.stderr[metric] * math.sqrt(units))
 
 
-def _forward_seconds(setup: ComparisonSetup, model: PreTrainedModel) -> float:
+def _forward_seconds(setup: Setup, model: PreTrainedModel) -> float:
     """Return how long a forward pass of one row takes, a block of the training text: of two the shorter."""
     row = setup.blocks[0]["input_ids"][None].to(model.device)
     model.eval()
@@ -348,14 +364,49 @@ def _forward_seconds(setup: ComparisonSetup, model: PreTrainedModel) -> float:
     return min(taken)
 
 
+def _measure_study(recipe: StudyRecipe, seconds: float, progress: Progress) -> Measured:
+    """Set a study up, and measure a part of a training step of each variant for about ``seconds`` in all.
+
+    Raises:
+        HfpatchError: if the recipe cannot be run.
+    """
+    setup = set_up_study(recipe, Tuning(), progress)
+    found, clock, seed = (
+        Measured(setup),
+        _Seconds(seconds, len(recipe.variants), progress),
+        recipe.training.all_seeds[0],
+    )
+    for name in recipe.variants:
+        single = setup.recipe.single(name, {}, seed)
+        model = build_model(single.architecture, tokenizer=setup.tokenizer, seed=seed).to(PartialState().device)
+        left = clock.share(name, "a part of a training step", 1.0)
+        blocks = int(left / max(_forward_seconds(setup, model) / FORWARD, 1e-9))
+        reset_peak_memory()
+        train = partial(pretrain, model, save=False)
+        # the first step of a process, or of a compiled model, is mostly start-up
+        least = 2 if not found.kinds or single.training.compile else 1
+        step = _time_step(train, single.training, setup, blocks, left, least=least)
+        found.kinds[name] = MeasuredKind(method=name, **step)
+    found.taken_s = found.enough_s = clock.taken_s
+    return found
+
+
 def _time_step(
-    setup: ComparisonSetup, model: PreTrainedModel, blocks: int, seconds: float, *, least: int
+    train: Callable[..., object], training: LoopSettings, setup: Setup, blocks: int, seconds: float, *, least: int
 ) -> dict[str, Any]:
     """Return seconds and memory of an optimiser step, from steps of about so many of its blocks.
 
     At least ``least`` steps are taken, at most ``_MOST`` where there is time, and the last counts.
+
+    Args:
+        train: trains a model with settings like ``training``.
+        training: the settings of the whole step.
+        setup: its text.
+        blocks: how many blocks there is time for.
+        seconds: for so long.
+        least: how many steps are taken at least.
     """
-    training, taken = setup.recipe.training, list[float]()
+    taken = list[float]()
     micro = training.micro_batch_size or 1
     blocks = min(training.batch_size, max(1, blocks))
     blocks = max(blocks // micro * micro, 1)
@@ -364,15 +415,15 @@ def _time_step(
         "warmup_steps": 0,
         "batch_size": blocks,
         "micro_batch_size": training.micro_batch_size if blocks >= micro else None,
-        "on_bad_loss": "skip",
         "save_every": None,
         "evaluate_every": None,
         "patience": None,
         "keep_best": False,
         "report_to": (),
+        **({"on_bad_loss": "skip"} if isinstance(training, TrainingSettings) else {"diagnose_every": None}),
     }
     settings = training.model_copy(update=changed)
-    seed, begun = training.all_seeds[0], time.perf_counter()
+    seed, begun = setup.recipe.training.all_seeds[0], time.perf_counter()
 
     def on_step(record: StepRecord) -> None:
         taken.append(record.seconds)
@@ -381,19 +432,16 @@ def _time_step(
             raise _Enough
 
     with tempfile.TemporaryDirectory() as folder, suppress(_Enough):
-        train_probe(
-            model,
-            settings=settings,
-            blocks=setup.blocks,
-            plan=draw_plans(settings, setup.blocks, [seed])[seed],
-            seed=seed,
-            run_dir=Path(folder) / "run",
-            on_step=on_step,
-            origin={"frozen": setup.base.sha256},
-            blocks_checked=True,
-        )
+        plan = draw_plans(settings, setup.blocks, [seed])[seed]
+        run_dir = Path(folder) / "run"
+        train(settings=settings, blocks=setup.blocks, plan=plan, seed=seed, run_dir=run_dir, on_step=on_step)
     share = blocks / training.batch_size
     return {"step_s": taken[-1] / share, "step_share": share, "training_memory_bytes": peak_memory_bytes()}
+
+
+def _probe(setup: ComparisonSetup, model: PreTrainedModel) -> Callable[..., object]:
+    """Return the training of a patched base, whose blocks are checked."""
+    return partial(train_probe, model, origin={"frozen": setup.base.sha256}, blocks_checked=True)
 
 
 def measure_costs(setup: ComparisonSetup, seconds: float) -> dict[str, Cost]:
@@ -413,7 +461,7 @@ def measure_costs(setup: ComparisonSetup, seconds: float) -> dict[str, Cost]:
         model = patch(setup.base.model, setup.methods[name].configs, seed=setup.recipe.training.all_seeds[0])
         try:
             reset_peak_memory()
-            step = _time_step(setup, model, blocks, 0.0, least=least)
+            step = _time_step(_probe(setup, model), setup.recipe.training, setup, blocks, 0.0, least=least)
         finally:
             unpatch(model)
         step["own_s"] = step["step_s"] * step["step_share"]

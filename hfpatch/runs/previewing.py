@@ -78,8 +78,8 @@ def preview(
 ) -> Preview:
     """Plan a comparison or a study as `compare` and `pretrain_study` do, and write nothing but caches.
 
-    The times of trainings are those of finished runs in ``out``, where there are any. The other units of a comparison
-    are measured: a part of a step and of the tasks, of each kind of method. Those of a study are not known.
+    The times of trainings are those of finished runs in ``out``, where there are any. Others are measured: a part of a
+    step and of the tasks, of each kind of method or of each variant.
 
     Args:
         recipe: what would be run.
@@ -113,14 +113,12 @@ def preview(
         known = None
         if unit.action not in MEASURING and unit.run.variant in medians and steps is not None:
             known = medians[unit.run.variant] * steps
-        # the evaluation of a study is one pass over the held-out text, which takes little beside a training
-        is_short = unit.marker is None or (isinstance(recipe, StudyRecipe) and unit.action == "evaluate")
-        seconds.append(0.0 if is_short else known)
+        seconds.append(0.0 if unit.marker is None else known)
     sources = [f"finished runs in {out}"] if medians else []
 
     # All else by measuring
     open_units = [place for place, unit in enumerate(plan.units) if not unit.is_complete() and seconds[place] is None]
-    if isinstance(recipe, Recipe) and open_units:
+    if open_units:
         measured = measure(recipe, SECONDS, progress or Progress(), spread=False)
         for place in open_units:
             seconds[place] = measured.work_of(plan.units[place]).seconds
