@@ -100,7 +100,7 @@ class EvaluationSettings(Section):
         return self
 
     @model_serializer(mode="wrap")
-    def _write(self, write: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    def _write(self, write: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202  pydantic reads the type as a schema
         # Unused options of prompts are left out, as in the files of versions that did not have them.
         values, fields = write(self), type(self).model_fields
         unused = {key for key in _PROMPTING if values.get(key) == fields[key].get_default(call_default_factory=True)}

@@ -45,7 +45,7 @@ def expand(path: str) -> str:
         if name not in os.environ:
             raise ValueError(f"{path!r}: the environment variable {name} is not set{nearest(name, os.environ)}")
     expanded = _VARIABLE.sub(lambda match: os.environ[match[1] or match[2]], path)
-    return os.path.expanduser(expanded) if expanded.startswith("~") else expanded  # noqa: PTH111
+    return os.path.expanduser(expanded) if expanded.startswith("~") else expanded  # noqa: PTH111  text, not a path
 
 
 def _listed(value: object) -> object:

@@ -50,7 +50,7 @@ def _table(content: doc.Table, width: int) -> Table:
         for i, each in enumerate(content.columns)
     )  # fmt: skip
     title = {"title": content.title, "title_justify": "left", "title_style": "bold"} if content.heading else {}
-    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, **title)  # type: ignore[arg-type]
+    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, **title)  # type: ignore[arg-type]  # rich's types forbid a mapping of options
     for row in content.rows:
         cells = []
         for cell in row.cells:

@@ -472,7 +472,7 @@ class ComparisonResults(Tabular):
             raise ValueError(f"study.baseline: {self.study.baseline!r} is none of the methods")
         return self
 
-    @computed_field  # type: ignore[prop-decorator]
+    @computed_field  # type: ignore[prop-decorator]  # pydantic stacks it on properties
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """The verdict of each pair on each task and text: the one list that every report reads, primary ones first."""

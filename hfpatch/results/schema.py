@@ -101,7 +101,7 @@ class EvaluationResults(Tabular):
     warnings: list[str] = Field(default_factory=list)
     provenance: Values = Field(default_factory=dict)
 
-    @computed_field  # type: ignore[prop-decorator]
+    @computed_field  # type: ignore[prop-decorator]  # pydantic stacks it on properties
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """The verdict of each pair on each task: the one list that every report reads."""

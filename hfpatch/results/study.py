@@ -150,7 +150,7 @@ class StudyResults(Tabular):
                 raise ValueError(f"{kind} names {unknown!r}, which is not among variants")
         return self
 
-    @computed_field  # type: ignore[prop-decorator]
+    @computed_field  # type: ignore[prop-decorator]  # pydantic stacks it on properties
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """The verdict on each variant at its best point against the baseline's; the task is the validation loss."""

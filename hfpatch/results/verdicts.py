@@ -209,7 +209,7 @@ class Verdict(Part):
         """The outcome in one of five groups, as reports colour it."""
         for tone, outcomes in (("better", BETTER), ("worse", WORSE), ("same", SAME)):
             if self.outcome in outcomes:
-                return tone  # type: ignore[return-value]
+                return tone  # type: ignore[return-value]  # one of the three above, which mypy takes for any text
         return "not tested" if self.outcome == "not tested" else "undecided"
 
 
