@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from hfpatch.evaluation.comparison import check_comparable, compare
     from hfpatch.evaluation.known_scores import check_known_scores, unknown_base
     from hfpatch.evaluation.model import HfpatchLM
-    from hfpatch.evaluation.run import all_aggregations, evaluate
+    from hfpatch.evaluation.run import Storage, all_aggregations, evaluate
+    from hfpatch.evaluation.selection import select
     from hfpatch.evaluation.tasks import load_tasks
 
 __all__ = [
     "Comparison",
     "HfpatchLM",
+    "Storage",
     "TaskResult",
     "all_aggregations",
     "check_comparable",
@@ -31,6 +33,7 @@ __all__ = [
     "compare_again",
     "evaluate",
     "load_tasks",
+    "select",
     "unknown_base",
 ]
 
@@ -38,7 +41,8 @@ _HOMES = {
     "HfpatchLM": "model",
     "compare_again": "again",
     "load_tasks": "tasks",
-    **dict.fromkeys(("all_aggregations", "evaluate"), "run"),
+    "select": "selection",
+    **dict.fromkeys(("Storage", "all_aggregations", "evaluate"), "run"),
     **dict.fromkeys(("check_comparable", "compare"), "comparison"),
     **dict.fromkeys(("check_known_scores", "unknown_base"), "known_scores"),
 }
