@@ -364,7 +364,8 @@ def with_rates(verdict: Verdict, errors: Mapping[str, float | None], bits_per_na
     """Return a verdict with what the choice of the learning rates leaves open, in nats per token or bits per byte.
 
     A sign holds *at the rates tried* where the difference is smaller than what the choice of its loser's rate may be
-    worth. Two methods are equivalent only where that is below half the margin for both.
+    worth. Two methods are equivalent, or differ by less than the margin, only where that is below half the margin for
+    both.
 
     Args:
         verdict: the verdict.
@@ -385,9 +386,12 @@ def with_rates(verdict: Verdict, errors: Mapping[str, float | None], bits_per_na
         for name in (verdict.method, verdict.other)
         if (error := errors.get(name)) is not None and error >= (verdict.margin or 0.0) / 2
     ]
-    if verdict.outcome != "equivalent" or not wide:
-        return verdict
-    return verdict.model_copy(update={"outcome": "undecided", "why": f"the choice of the rates: {', '.join(wide)}"})
+    update: dict[str, str] = {}
+    if wide and verdict.outcome == "equivalent":
+        update = {"outcome": "undecided", "why": f"the choice of the rates: {', '.join(wide)}"}
+    elif wide and verdict.question == "gain":
+        update = {"outcome": verdict.outcome.removesuffix(" by less than the margin")}
+    return verdict.model_copy(update=update)
 
 
 def interval_at(one: Comparison, level: float) -> tuple[float, float]:

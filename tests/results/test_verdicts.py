@@ -252,6 +252,9 @@ def test_a_perplexity_has_the_interval_of_its_logarithm():
         ("equivalent", 0.001, {"a": 0.009, "lora": 0.0}, ("equivalent", None, "")),
         ("equivalent", 0.001, {"a": 0.011, "lora": math.inf},
          ("undecided", None, "the choice of the rates: a's may be worth 0.011, lora's is not bounded")),
+        ("worse by less than the margin", 0.01, {"a": 0.009, "lora": 0.0}, ("worse by less than the margin", None, "")),
+        ("worse by less than the margin", 0.01, {"a": 0.009, "lora": 0.011}, ("worse", None, "")),
+        ("better by less than the margin", -0.01, {"a": 0.011, "lora": 0.011}, ("better", True, "")),
     ],
 )  # fmt: skip
 def test_the_choice_of_the_rates_is_said(outcome, difference, errors, expected):
