@@ -427,7 +427,7 @@ def terminal_table(results: ComparisonResults) -> Table:
 
 
 def uncovered(results: ComparisonResults) -> Iterator[str]:
-    """Yield a line for each source of noise that the intervals do not cover, or cover badly."""
+    """Yield a line for each source of noise or error that the intervals do not cover, or cover badly."""
     if not results.comparisons:
         return
     seeds = max(each.seeds for each in results.comparisons)
@@ -441,3 +441,5 @@ def uncovered(results: ComparisonResults) -> Iterator[str]:
         yield f"Choice of the rate: made with one seed ({results.tuning.seed}); another may choose another rate."
     if seeds > 1:
         yield "A seed decides initialisation and order of the data together, so their shares are not known apart."
+    if len(results.questions) > 1:
+        yield "Each primary question has a false claim in at most 5 % of cases, both together in at most 10 %."

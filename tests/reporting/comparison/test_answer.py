@@ -90,6 +90,8 @@ def test_one_seed_decides_nothing_and_says_so(asked):
 
 def test_what_is_kept_has_sentences_too_and_many_pairs_one_for_each_outcome(asked, raw, build):
     results = asked(2.0, 0.2, keep=[SKIP, "lora"])
+    assert "both together in at most 10 %" in list(uncovered(results))[-1]
+    assert not any("both together" in said for said in uncovered(asked(2.0, 0.2)))
     assert [finding.subject for finding in sentences(results).items] == [SKIP, SKIP, "lora"]
     assert rows(results)[SKIP][f"keeps {CLOZE}"].startswith("kept")
     raw["questions"] = [{"question": "gain", "pairs": [[SKIP, "lora"]] * 7, "on": [TEXT]}]
