@@ -36,7 +36,7 @@ def test_method(case, method):
 
 
 @pytest.mark.parametrize("control", sweep.CONTROLS)
-@each_case
+@pytest.mark.parametrize("case", [case if case in COMMON else RARE(case) for case in CASES], scope="module")
 def test_control(case, control):
     assert sweep.check_control(case, control) == PAGE[case][control]
 
