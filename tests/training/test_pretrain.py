@@ -137,7 +137,8 @@ def run_scratch(model, folder, **values):
 @pytest.mark.parametrize(
     ("name", "other"),
     [
-        *((name, {"compile": True}) for name in ("gpt2, mlp", "llama, fused")),
+        ("gpt2, mlp", {"compile": True}),
+        pytest.param("llama, fused", {"compile": True}, marks=pytest.mark.slow),
         *((name, {"micro_batch_size": 1}) for name in MODELS),
         *((name, {"gradient_checkpointing": True}) for name in MODELS if "mlp" not in name),
     ],

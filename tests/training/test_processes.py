@@ -212,6 +212,7 @@ def test_a_process_that_dies_ends_the_others_and_is_named(launched):
     assert not (root / "killed" / "patch").exists()
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_one_clear_line(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
