@@ -172,29 +172,30 @@ class Design:
         error, wide, narrow = self._points(level)
         return _chance(lambda end: _ndtr((end - effect) / error), name, wide, narrow, margin)
 
-    def finds(self, effect: float, level: float) -> float:
-        """Return the probability that a true difference is found to be one, by a test at ``level``."""
+    def smallest_difference(self, level: float, name: Name = "gain") -> float:
+        """Return the true difference, of ``keep`` the true loss, that is found in 80 % of cases."""
+        if name == "keep":  # a loss is as far below 0 as 0 is above the margin
+            return self.smallest_margin(level, name)
         error, wide, _ = self._points(level)
-        return float(np.mean(_ndtr((effect - wide) / error) + _ndtr((-effect - wide) / error)))
-
-    def finds_equivalence(self, margin: float, level: float) -> float:
-        """Return the probability that two equal methods are found to be equivalent within ``margin``."""
-        error, _, narrow = self._points(level)
-        return float(np.mean(np.maximum(0.0, 2 * _ndtr((margin - narrow) / error) - 1)))
-
-    def smallest_difference(self, level: float) -> float:
-        """Return the true difference that is found in 80 % of cases."""
         if self.of_seeds is None:  # the far side is never found
-            error, wide, _ = self._points(level)
             return float(wide[0] + error[0] * _ndtri(POWER))
-        return self._solve(lambda effect: self.finds(effect, level) - POWER)
 
-    def smallest_margin(self, level: float) -> float:
-        """Return the margin within which equal methods are found to be equivalent in 80 % of cases."""
+        def excess(size: float) -> float:
+            return float(np.mean(_ndtr((size - wide) / error) + _ndtr((-size - wide) / error))) - POWER
+
+        return self._solve(excess)
+
+    def smallest_margin(self, level: float, name: Name = "gain") -> float:
+        """Return the margin within which equal methods are found to be equivalent, or kept, in 80 % of cases."""
+        error, _, narrow = self._points(level)
+        sides = 1 if name == "keep" else 2
         if self.of_seeds is None:
-            error, _, narrow = self._points(level)
-            return float(narrow[0] + error[0] * _ndtri((1 + POWER) / 2))
-        return self._solve(lambda margin: self.finds_equivalence(margin, level) - POWER)
+            return float(narrow[0] + error[0] * _ndtri(1 - (1 - POWER) / sides))
+
+        def excess(margin: float) -> float:
+            return float(np.mean(np.maximum(0.0, 1 - sides * _ndtr((narrow - margin) / error)))) - POWER
+
+        return self._solve(excess)
 
     def seeds_for(self, name: Name, effect: float, level: float, margin: float, *, above: int = 1) -> int | None:
         """Return the fewest seeds, more than ``above``, that decide a true difference in 80 % of cases, or None."""

@@ -326,8 +326,8 @@ def _decided(
             several = f"seeds {', '.join(map(str, sorted(lost)))}" if len(lost) > 1 else f"seed {next(iter(lost))}"
             outcome, why = "undecided", f"{several} of {name} diverged"
     design = Design.of(one.errors)
-    known |= {"detectable": _of_measure(one, design.smallest_difference(level))}
-    known |= {"margin_detectable": _of_measure(one, design.smallest_margin(level))}
+    known |= {"detectable": _of_measure(one, design.smallest_difference(level, asked.question))}
+    known |= {"margin_detectable": _of_measure(one, design.smallest_margin(level, asked.question))}
     if outcome == "undecided" and not why:
         effect = one.difference if known["higher_is_better"] else -one.difference
         unit = unit_of(one)

@@ -227,8 +227,8 @@ def _questions(measured: Measured, units: Sequence[Unit], earlier: ComparisonRes
             if stored:
                 known["like"] = stored.one.method, stored.one.reference
             if seeds > 1:
-                known["difference"] = design.smallest_difference(level_of(asked, part))
-                known["smallest_margin"] = design.smallest_margin(level_of(asked, part))
+                known["difference"] = design.smallest_difference(level_of(asked, part), asked.name)
+                known["smallest_margin"] = design.smallest_margin(level_of(asked, part), asked.name)
             if needed is not None:
                 known |= {"seeds_needed": needed.seeds, "documents_needed": needed.documents, "seconds": needed.seconds}
             found.append(PlannedQuestion(**named, **known))

@@ -66,15 +66,19 @@ def test_what_a_design_can_find_is_found_in_80_percent(seeds, pairs):
     """Of a run's error over seeds at each quantile, a new run of the same design has the difference found from it."""
     rng, level, size, of_documents = np.random.default_rng(0), 0.05 / pairs, 0.01, 0.004
     quantiles = stats.chi2.ppf((np.arange(80) + 0.5) / 80, seeds - 1) / (seeds - 1)
-    found, equal = [], []
+    found, equal, lost, kept = [], [], [], []
     for error in size * np.sqrt(quantiles):
         design = Design((of_documents, 199), (error, seeds - 1), known=seeds - 1)
         effect, margin = design.smallest_difference(level), design.smallest_margin(level)
         differences, again = parts_of(rng, 0, 500, seeds, of_documents=of_documents, of_seeds=size)
         found.append(np.mean(np.abs(differences + effect) > reach_of(again, seeds, of_documents, level)))
-        equal.append(np.mean(np.abs(differences) + reach_of(again, seeds, of_documents, 2 * level) < margin))
-    assert np.mean(found) == pytest.approx(0.80, abs=0.03)
-    assert np.mean(equal) == pytest.approx(0.80, abs=0.03)
+        narrow = reach_of(again, seeds, of_documents, 2 * level)
+        equal.append(np.mean(np.abs(differences) + narrow < margin))
+        effect, margin = design.smallest_difference(level, "keep"), design.smallest_margin(level, "keep")
+        lost.append(np.mean(differences - effect + narrow < 0))
+        kept.append(np.mean(differences - narrow > -margin))
+    for chances in (found, equal, lost, kept):
+        assert np.mean(chances) == pytest.approx(0.80, abs=0.03)
 
 
 @pytest.mark.parametrize("of_seeds", [0.004, 0.02, 0.06])  # a seed's standard deviation
