@@ -33,7 +33,7 @@ def citation_section(results: Iterable[Results]) -> Section:
         "author": "{The hfpatch authors}",
         **({"note": f"commit {', '.join(commit[:12] for commit in commits)}"} if commits else {}),
     }
-    own = ["@misc{hfpatch,", *(f"  {name} = {{{value}}}," for name, value in fields.items()), "}\n"]
+    itself = ["@misc{hfpatch,", *(f"  {name} = {{{value}}}," for name, value in fields.items()), "}\n"]
     file = resources.files("hfpatch.reporting").joinpath("templates", "citations.bib").read_text(encoding="utf-8")
     entries = {re.findall(r"{(\w+),", entry)[0]: f"{entry}\n" for entry in file.rstrip().split("\n\n")}
     keys: list[str] = []
@@ -53,5 +53,5 @@ def citation_section(results: Iterable[Results]) -> Section:
             case EvaluationResults():
                 keys.append("lmeval")
     cited = [entries[key] for key in dict.fromkeys(keys)]
-    blocks = Text("What these results rest on, as BibTeX."), Code("\n".join(["\n".join(own), *cited]), "bibtex")
+    blocks = Text("What these results rest on, as BibTeX."), Code("\n".join(["\n".join(itself), *cited]), "bibtex")
     return Section("cite", "Cite", blocks)

@@ -61,8 +61,8 @@ def environment_facts(results: ComparisonResults) -> list[Fact]:
     facts = provenance_facts(results.provenance)
     commits = {run.commit for method in results.methods.values() for run in method.runs.values() if run.commit}
     others = sorted(commits - {_text(results.provenance.get("commit"))})
-    place = [label for label, _ in facts].index("Commit") + 1
-    return [*facts[:place], *([("Commit of the runs", ", ".join(others))] if others else []), *facts[place:]]
+    at = [label for label, _ in facts].index("Commit") + 1
+    return [*facts[:at], *([("Commit of the runs", ", ".join(others))] if others else []), *facts[at:]]
 
 
 def provenance_facts(provenance: Mapping[str, Any]) -> list[Fact]:
@@ -109,8 +109,8 @@ def evaluation_text(settings: Mapping[str, Any]) -> str:
     """Return the settings of an evaluation as one line; tasks with options of their own have them in brackets."""
     tasks = settings.get("tasks")
     if isinstance(tasks, Mapping):
-        options = {name: settings_text(own or {}) for name, own in tasks.items()}
-        settings = {**settings, "tasks": [f"{name} ({own})" if own else name for name, own in options.items()]}
+        texts = {name: settings_text(options or {}) for name, options in tasks.items()}
+        settings = {**settings, "tasks": [f"{name} ({text})" if text else name for name, text in texts.items()]}
     return settings_text(settings)
 
 

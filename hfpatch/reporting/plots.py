@@ -148,11 +148,11 @@ def forest(
         else:
             above = change.difference > right
             edge, offset, side = (0.97, -6, "right") if above else (0.03, 6, "left")
-            place = ax.get_yaxis_transform()
-            ax.plot(edge, y, marker=">" if above else "<", color=colour, markersize=6.5, zorder=4, transform=place)
+            transform = ax.get_yaxis_transform()
+            ax.plot(edge, y, marker=">" if above else "<", color=colour, markersize=6.5, zorder=4, transform=transform)
             digits = 0 if abs(change.difference) >= 10 else 2
             text = f"{signed(change.difference, digits)}{' %' if change.scale is Scale.RELATIVE else ''}"
-            ax.annotate(text, (edge, y), (offset, 0), place, "offset points", ha=side, va="center", color=INK)
+            ax.annotate(text, (edge, y), (offset, 0), transform, "offset points", ha=side, va="center", color=INK)
     ax.axvline(0, color=MUTED, linewidth=1.0, zorder=2)
     ax.grid(visible=False, axis="y")
     ax.spines["left"].set_visible(False)
@@ -161,10 +161,10 @@ def forest(
 
 def side_column(ax: Axes, heading: str, texts: Sequence[str], offset: int, colour: str = INK) -> None:
     """Write a column of texts to the right of a panel, one a row; it ends ``offset`` points from the panel."""
-    place = ax.get_yaxis_transform()
+    transform = ax.get_yaxis_transform()
     for y, text in enumerate(texts):
         look: dict[str, Any] = {"ha": "right", "va": "center", "color": colour, "annotation_clip": False}
-        ax.annotate(text, (1.0, y), (offset, 0), place, "offset points", **look)
+        ax.annotate(text, (1.0, y), (offset, 0), transform, "offset points", **look)
     ax.annotate(heading, (1.0, 1.0), (offset, 6), "axes fraction", "offset points", ha="right", color=MUTED)
 
 
@@ -180,13 +180,13 @@ def verdict_key(figure: Figure, verdicts: Iterable[Tone], *, margin: str = "") -
     figure.legend(handles=handles, loc="outside lower center", ncols=5, handletextpad=0.5, columnspacing=1.8)
 
 
-def line(ax: Axes, x: ArrayLike, y: ArrayLike, look: Style, place: int, band: Sequence[Floats] | None = None) -> None:
+def line(ax: Axes, x: ArrayLike, y: ArrayLike, look: Style, index: int, band: Sequence[Floats] | None = None) -> None:
     """Draw a line with a mark at every few points, so that colour alone does not distinguish it.
 
     The marks of lines of different ``place`` are at different x. ``band`` has lower and upper ends around the line.
     """
     x, every = np.asarray(x), max(1, np.size(x) // 7)
-    marks: dict[str, Any] = {"markersize": 4.0, "markevery": (place % every, every)}
+    marks: dict[str, Any] = {"markersize": 4.0, "markevery": (index % every, every)}
     ax.plot(x, y, look.marker, color=look.colour, linestyle=look.dash, linewidth=1.5, **marks)
     if band is not None and np.isfinite(band[0]).any():
         ax.fill_between(x, band[0], band[1], color=look.colour, alpha=0.18, linewidth=0)

@@ -92,15 +92,15 @@ def sentences(results: ComparisonResults) -> Findings:
 
     What is found of the methods that the question leaves out follows; where nothing was tested, of all pairs.
     """
-    found, primary = list[Finding](), results.primary
+    items, primary = list[Finding](), results.primary
     untested = all(each.tone == "not tested" for each in primary)
     if 0 < len(primary) <= _MOST_SENTENCES and not untested:
-        found = [_sentence(results, each) for each in primary]
+        items = [_sentence(results, each) for each in primary]
     else:
         for question in ("gain", "keep"):
-            own = [each for each in primary if each.question == question]
-            for task in dict.fromkeys(each.task for each in own):
-                found += _grouped(results, [each for each in own if each.task == task])
+            group = [each for each in primary if each.question == question]
+            for task in dict.fromkeys(each.task for each in group):
+                items += _grouped(results, [each for each in group if each.task == task])
     if results.comparisons and (untested or results.frontier is None):  # the table of budgets has them
         others = [each for name in ("lora", "base") for each in results.answers(name) if each.role == "secondary"]
         first = asked(results)
@@ -109,9 +109,9 @@ def sentences(results: ComparisonResults) -> Findings:
         if untested:
             some = [each for each in others if each.is_found or (not primary and each in first)]
         for question, task in dict.fromkeys((each.question, each.task) for each in some):
-            own = [each for each in some if (each.question, each.task) == (question, task)]
-            found += _grouped(results, own, f"Exploratory, {task_text(task)}: ")
-    return Findings(tuple(found), compact=True)
+            group = [each for each in some if (each.question, each.task) == (question, task)]
+            items += _grouped(results, group, f"Exploratory, {task_text(task)}: ")
+    return Findings(tuple(items), compact=True)
 
 
 def answer(results: ComparisonResults) -> str:
@@ -217,10 +217,10 @@ def names_text(names: Collection[str], every: Collection[str]) -> str:
     for name in names:
         families.setdefault(family_of(name), []).append(name)
     said = []
-    for family, own in families.items():
+    for family, points in families.items():
         whole = [name for name in every if family_of(name) == family]
-        budgets = ", ".join(filter(None, map(budget_in, own)))
-        said.append(family if len(own) == len(whole) or not budgets else f"{family} ({budgets})")
+        budgets = ", ".join(filter(None, map(budget_in, points)))
+        said.append(family if len(points) == len(whole) or not budgets else f"{family} ({budgets})")
     return listed(said)
 
 
@@ -253,8 +253,8 @@ def headline_table(results: ComparisonResults) -> Table:
         columns = [(Column("variant"), order), *_losses(results, order)]
     elif task is not None:
         units = [unit_text(results.deciding[task].metric, gain.scale) for gain in gains.values()]
-        known = [signed_size(gains[name]) if name in gains else NOTHING for name in order]
-        columns.append((Column("gain", (task_text(task), *units[:1]), number=True, tip=_GAIN), known))
+        gain_cells = [signed_size(gains[name]) if name in gains else NOTHING for name in order]
+        columns.append((Column("gain", (task_text(task), *units[:1]), number=True, tip=_GAIN), gain_cells))
     if task is not None:
         cells = [_against(results, name, task, controls[name]) for name in order]
         columns.append((Column(f"against {shared or SIZE}", tip=_AGAINST), cells))
@@ -329,29 +329,30 @@ def _kept(results: ComparisonResults, order: Sequence[str], task: str | None) ->
     margins = list(filter(None, dict.fromkeys(margin_text(each, gain_of(results, each)) for each in keep))) or [""]
     cells: list[str | Cell] = []
     for name in order:
-        own = [each for each in keep if each.method == name]
+        verdicts = [each for each in keep if each.method == name]
         if not keep:
-            own = [each for each in results.answers("base", name) if each.task != task and each.role == "secondary"]
-        if not own:
+            secondary = (each for each in results.answers("base", name) if each.role == "secondary")
+            verdicts = [each for each in secondary if each.task != task]
+        if not verdicts:
             cells.append(NOTHING)
             continue
         if len(tasks) == 1:
-            said_of = outcome_text(own[0], gain_of(results, own[0])).replace(f" within {margins[0]}", "")
-            cells.append(Cell((said_of,), own[0].tone))
+            said_of = outcome_text(verdicts[0], gain_of(results, verdicts[0])).replace(f" within {margins[0]}", "")
+            cells.append(Cell((said_of,), verdicts[0].tone))
             continue
         said: dict[str, list[str]] = {}
-        for each in own:
+        for each in verdicts:
             alone = "" if keep or each.is_found or each.p is None or each.low <= 0 <= each.high else "alone "
             worse = (each.difference > 0) != each.higher_is_better
             words = f"alone {'worse' if worse else 'better'}" if alone else each.outcome.partition(" by ")[0]
             said.setdefault(words, []).append(task_text(each.task).removeprefix("tinyworld_"))
-        found = [f"{words}: {', '.join(names)}" for words, names in said.items() if words != "not decided"]
+        clauses = [f"{words}: {', '.join(names)}" for words, names in said.items() if words != "not decided"]
         if len(said) == 1 and not next(iter(said)).startswith("alone"):
-            words = next(iter(said)) + (" on all" if len(own) > 1 and keep else "")
+            words = next(iter(said)) + (" on all" if len(verdicts) > 1 and keep else "")
         else:
-            words = "; ".join(found)
-        lost = bool(keep) and any(each.tone == "worse" for each in own)
-        cells.append(Cell((words,), "worse" if lost else tone_of(own)))
+            words = "; ".join(clauses)
+        lost = bool(keep) and any(each.tone == "worse" for each in verdicts)
+        cells.append(Cell((words,), "worse" if lost else tone_of(verdicts)))
     title = f"keeps {task_text(tasks[0])}" if len(tasks) == 1 else "keeps" if keep else "on other tasks"
     notes = (f"within {margins[0]}",) if len(tasks) == 1 and margins[0] else ()
     return Column(title, notes, tip=_KEPT if keep else _OTHERS), cells
@@ -367,11 +368,11 @@ def _costs(
     """Return the columns of cost: time of a step and peak memory over those of the control, and merging."""
     times, memory, folds = list[str | Cell](), list[str | Cell](), list[str | Cell]()
     for name in order:
-        own, control = results.methods[name].cost, controls[name]
+        cost, control = results.methods[name].cost, controls[name]
         other = results.methods[control].cost if control is not None else None
-        over = own.memory_over(other) if own and other else None
-        mark = " *" if own is not None and own.shared else ""
-        times.append(f"{ratio(own.steps_over(other))} ×{mark}" if own and other else NOTHING)
+        over = cost.memory_over(other) if cost and other else None
+        mark = " *" if cost is not None and cost.shared else ""
+        times.append(f"{ratio(cost.steps_over(other))} ×{mark}" if cost and other else NOTHING)
         memory.append(NOTHING if over is None else f"{ratio(over)} ×")
         folds.append({True: "yes", False: "no", None: NOTHING}[results.methods[name].merges])
     return [
@@ -409,20 +410,21 @@ def changed_text(results: ComparisonResults) -> str:
 
 def terminal_table(results: ComparisonResults) -> Table:
     """Build the table of methods with the forest as characters, and its parts for narrow terminals."""
-    table, found = headline_table(results), forest_of(results)
-    if found is None:
+    table, forest = headline_table(results), forest_of(results)
+    if forest is None:
         return table
-    strip = Column("difference", (" to ".join(f"{end:.2g}".replace("-", MINUS) for end in found.limits),))
-    drawn = [found.strip(str(row.cells[0])) for row in table.rows]
+    strip = Column("difference", (" to ".join(f"{end:.2g}".replace("-", MINUS) for end in forest.limits),))
+    drawn = [forest.strip(str(row.cells[0])) for row in table.rows]
     at = next((i for i, column in enumerate(table.columns) if column.name.startswith("against ")), 1)
     columns = (*table.columns[:at], strip, *table.columns[at:])
     rows = tuple(
-        replace(row, cells=(*row.cells[:at], own, *row.cells[at:])) for row, own in zip(table.rows, drawn, strict=True)
+        replace(row, cells=(*row.cells[:at], characters, *row.cells[at:]))
+        for row, characters in zip(table.rows, drawn, strict=True)
     )
     whole = replace(table, columns=columns, rows=rows)
     of_pairs = [0, at, *(at + 1 for column in columns if column.name.startswith("against "))]
     tested = tuple(row for row in rows if row.cells[at])
-    of_methods = [place for place in range(len(columns)) if place == 0 or place not in of_pairs]
+    of_methods = [index for index in range(len(columns)) if index == 0 or index not in of_pairs]
     return replace(whole, narrow=(replace(whole, rows=tested).only(of_pairs), whole.only(of_methods)))
 
 

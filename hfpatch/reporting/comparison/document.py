@@ -95,10 +95,10 @@ def read_material(label: str, run_dir: Path, results: ComparisonResults) -> RunD
     layers, broken = [], []
     for name, method in results.methods.items():
         analyses, unread = read_analyses(run_dir, name)
-        known = {(each.quantity, each.group): each for each in (*analyses, *method.layers)}
-        layers += [(name, series) for series in known.values()]
+        by_quantity = {(each.quantity, each.group): each for each in (*analyses, *method.layers)}
+        layers += [(name, series) for series in by_quantity.values()]
         broken += unread
-    order = {quantity: place for place, quantity in enumerate(QUANTITIES)}
+    order = {quantity: index for index, quantity in enumerate(QUANTITIES)}
     layers.sort(key=lambda pair: order.get(pair[1].quantity, len(order)))
     runs = run_dir / "runs"
     names = sorted(printable(path.name) for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
@@ -152,8 +152,8 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
         ),
         opening=tuple(compared) if several else (),
         parts=tuple(
-            doc.Part(tuple(_sections(each, () if several else compared)), each.title, f"run{place}-" if several else "")
-            for place, each in enumerate(material, 1)
+            doc.Part(tuple(_sections(each, () if several else compared)), each.title, f"run{index}-" if several else "")
+            for index, each in enumerate(material, 1)
         ),
         closing=(citation_section(sources),),
         summary=_summary(first),

@@ -82,32 +82,32 @@ def prominent(results: ComparisonResults) -> ComparisonResults:
 
 def retention(results: ComparisonResults) -> Figure | None:
     """Draw the gain on held-out text against KL on each text that should be kept; None where one is not known."""
-    found = results.retention
-    points = [point for point in found.points if point.method in results.methods] if found is not None else []
+    kept = results.retention
+    points = [point for point in kept.points if point.method in results.methods] if kept is not None else []
     panels: dict[str, list[tuple[RetentionPoint, _Ends, _Ends]]] = {}  # a point, its KL and its gain
-    for task in found.texts if found is not None else ():
+    for task in kept.texts if kept is not None else ():
         for point in points:
             kl, gain = point.comparison(task, KL), gain_at(results, point)
             if kl is not None and gain is not None and np.isfinite([kl.difference, gain.difference]).all():
                 ends = (-gain.difference, -gain.high, -gain.low)
                 panels.setdefault(task, []).append((point, (kl.difference, kl.low, kl.high), ends))
-    if found is None or not panels:
+    if kept is None or not panels:
         return None
-    shown = dict.fromkeys(point.method for known in panels.values() for point, _, _ in known)
+    shown = dict.fromkeys(point.method for placed in panels.values() for point, _, _ in placed)
     looks = styles(list(results.methods), results.baseline, shown)
     figure, axes = plots.panels(len(panels), columns=2, width=6.2, height=4.0, key=len(looks))
-    for (task, known), ax in zip(panels.items(), axes, strict=True):
+    for (task, placed), ax in zip(panels.items(), axes, strict=True):
         ax.axhline(0, color=MUTED, linewidth=1.0, zorder=1)
         ax.plot(0, 0, "s", color=GREY, markersize=6, zorder=4)
         ax.annotate("base", (0, 0), (6, -11), "data", "offset points", color=MUTED)
-        best = front([(0.0, 0.0), *((x[0], y[0]) for _, x, y in known)])
+        best = front([(0.0, 0.0), *((x[0], y[0]) for _, x, y in placed)])
         ax.step(*zip(*best, strict=True), where="post", color=GREY, linewidth=5, alpha=0.35, zorder=1)
         for name, look in looks.items():
-            own = [each for each in known if each[0].method == name]
-            path = [(0.0, 0.0), *((x[0], y[0]) for _, x, y in own)]
-            if len(own) > 1:
+            path_points = [each for each in placed if each[0].method == name]
+            path = [(0.0, 0.0), *((x[0], y[0]) for _, x, y in path_points)]
+            if len(path_points) > 1:
                 ax.plot(*zip(*path, strict=True), color=look.colour, linestyle=look.dash, linewidth=1.2, zorder=2)
-            for point, x, y in own:
+            for point, x, y in path_points:
                 # how far each interval reaches below and above; nothing where it is unbounded
                 across, up = (
                     [[value - low], [high - value]] if np.isfinite([low, high]).all() else [[0.0], [0.0]]
@@ -117,7 +117,7 @@ def retention(results: ComparisonResults) -> Figure | None:
                 ax.errorbar(x[0], y[0], **bars, linewidth=1.0, alpha=1.0 if point.scale == 1 else 0.45, zorder=3)
                 size = 8.5 if point.scale == 1 else 4.5
                 ax.plot(x[0], y[0], look.marker, color=look.colour, markersize=size, markeredgecolor=PAPER, zorder=4)
-                if len(own) > 1 and found.chosen(name) == point.scale:
+                if len(path_points) > 1 and kept.chosen(name) == point.scale:
                     ax.plot(x[0], y[0], "o", color=INK, markerfacecolor="none", markersize=13, zorder=5)
         ax.set(title=short(text_of(task), 40), xlabel="KL(base ‖ method), nats per token   ← keeps more")
         ax.set_ylabel("gain on held-out text, nats per token   ↑ better")
@@ -141,20 +141,20 @@ def training(results: ComparisonResults) -> Figure | None:
     count = 1 + (len(curves) > 1) + held_out
     figure, axes = plots.panels(count, columns=3, width=11.0 / max(2, count), height=2.8, key=len(looks))
     base, sizes, shares = curves[reference], [], []
-    for place, (name, look) in enumerate(looks.items()):
+    for index, (name, look) in enumerate(looks.items()):
         curve = curves[name]
-        plots.line(axes[0], curve.steps, plots.smooth(curve.loss), look, place)
+        plots.line(axes[0], curve.steps, plots.smooth(curve.loss), look, index)
         if len(curves) > 1 and of_study:  # in the place of the difference
             better = {step: 100 * share for step, share in results.improvements(name).items()}
-            plots.line(axes[1], list(better), list(better.values()), look, place)
+            plots.line(axes[1], list(better), list(better.values()), look, index)
             shares += [abs(share) for share in [*better.values()][len(better) // 2 :]]
         elif len(curves) > 1:
             steps, here, there = np.intersect1d(curve.steps, base.steps, return_indices=True)
             difference = plots.smooth(np.array(curve.loss)[here] - np.array(base.loss)[there])
-            plots.line(axes[1], steps, difference, look, place)
+            plots.line(axes[1], steps, difference, look, index)
             sizes.append(np.abs(difference[np.isfinite(difference)]).max(initial=0.0))
         if held_out:
-            plots.line(axes[-1], list(curve.held_out), list(curve.held_out.values()), look, place)
+            plots.line(axes[-1], list(curve.held_out), list(curve.held_out.values()), look, index)
     axes[0].set(title="Training loss", ylabel="loss, nats per token")
     if of_study and len(curves) > 1:
         axes[1].set(
@@ -190,16 +190,16 @@ def layer_panels(results: ComparisonResults, layers: Layers) -> Figure | None:
         for method in dict.fromkeys(name for name, _ in here):
             lines, look = [series.points for name, series in here if name == method], looks[method]
             if len(lines) > _MOST_GROUPS:  # the mean at each layer
-                known = {layer: [each[layer] for each in lines if layer in each] for each in lines for layer in each}
-                lines = [{layer: float(np.mean(values)) for layer, values in known.items()}]
+                by_layer = {layer: [each[layer] for each in lines if layer in each] for each in lines for layer in each}
+                lines = [{layer: float(np.mean(values)) for layer, values in by_layer.items()}]
             for points in lines:
                 xs = sorted(points)
                 ys = [points[layer] for layer in xs]
                 ax.plot(xs, ys, look.marker, color=look.colour, linestyle=look.dash, linewidth=1.5, markersize=4.5)
         for reference in {series.reference for _, series in here if series.reference is not None}:
             ax.axhline(reference, color=MUTED, linewidth=1.0, linestyle=(0, (1, 1.5)))
-            place = (1.0, reference), (0, 3), ax.get_yaxis_transform(), "offset points"
-            ax.annotate("the paper's init", *place, ha="right")
+            anchor = (1.0, reference), (0, 3), ax.get_yaxis_transform(), "offset points"
+            ax.annotate("the paper's init", *anchor, ha="right")
         low, high = min(0.0, ax.get_ylim()[0]), max(0.0, ax.get_ylim()[1])
         ax.set_ylim(low, high + 0.06 * (high - low))
         if low < 0:

@@ -87,12 +87,12 @@ def asked(results: ComparisonResults) -> list[Verdict]:
 
 def against_controls(results: ComparisonResults, task: str | None) -> list[Verdict]:
     """Return the verdict of each method against its control on a task, where it was compared."""
-    found = []
+    verdicts = []
     for name in results.others:
         control = control_for(results, name)
         if task is not None and control is not None and (made := results.verdict(name, task, control)) and made.n:
-            found.append(made)
-    return found
+            verdicts.append(made)
+    return verdicts
 
 
 def control_for(results: ComparisonResults, name: str) -> str | None:
@@ -106,10 +106,10 @@ def control_for(results: ComparisonResults, name: str) -> str | None:
     if results.study is not None:
         return results.baseline
     declared = dict.fromkeys(each.other for each in results.verdicts if each.question == "lora" and each.method == name)
-    known = [other for other in declared if other in results.methods]
+    loras = [other for other in declared if other in results.methods]
     size = results.methods[name].trainable
-    matched = next((other for other in known if are_matched(results, name, other)), None)
-    return matched or min(known, key=lambda other: abs(results.methods[other].trainable - size), default=None)
+    matched = next((other for other in loras if are_matched(results, name, other)), None)
+    return matched or min(loras, key=lambda other: abs(results.methods[other].trainable - size), default=None)
 
 
 def are_matched(results: ComparisonResults, one: str, other: str) -> bool:
@@ -135,8 +135,8 @@ def forest_of(results: ComparisonResults) -> Forest | None:
     """Return the forest of the first question; None where nothing was measured for it."""
     verdicts, rows = asked(results), list[ForestRow]()
     if verdicts and verdicts[0].role == "primary" and results.frontier is None:  # then those that are exploratory
-        known = {each.method for each in verdicts}
-        verdicts += [each for each in against_controls(results, verdicts[0].task) if each.method not in known]
+        primary = {each.method for each in verdicts}
+        verdicts += [each for each in against_controls(results, verdicts[0].task) if each.method not in primary]
     other = others_text(results, verdicts)
     for each in verdicts:
         gain, plain = gain_of(results, each), gain_of(results, each, plain=True)
@@ -178,27 +178,27 @@ def forest_figure(results: ComparisonResults, *, title: bool = False) -> Figure 
     The thin line is the interval of the outcome, the thick one the plain interval, the band the margin. With ``title``
     the figure can be shown alone.
     """
-    found = forest_of(results)
-    if found is None:
+    forest = forest_of(results)
+    if forest is None:
         return None
     model, seeds = str(results.model.get("name") or results.name or "the base model"), len(results.seeds)
-    shown = f"{short(task_text(found.task))}, {short(model, 40)}, {seeds} seed{'s' * (seeds != 1)}"
+    shown = f"{short(task_text(forest.task))}, {short(model, 40)}, {seeds} seed{'s' * (seeds != 1)}"
     # the exploratory rows are below a heading, where others are above it
-    primary = [row for row in found.rows if row.verdict.role == "primary"]
-    exploratory = [row for row in found.rows if row.verdict.role != "primary"]
+    primary = [row for row in forest.rows if row.verdict.role == "primary"]
+    exploratory = [row for row in forest.rows if row.verdict.role != "primary"]
     rows = [*primary, *([None] if primary and exploratory else []), *exploratory]
     names = ["exploratory" if row is None else row.name for row in rows]
     height = (1.15 if title else 0.9) + 0.205 * len(rows)
     figure, (ax,) = plots.panels(1, columns=1, width=_WIDTH, height=height, title=shown if title else "")
     drawn = {y: plots.Interval(row.gain, row.verdict.tone, plain=row.plain) for y, row in enumerate(rows) if row}
-    plots.forest(ax, names, drawn, limits=found.limits, margin=found.margin)
+    plots.forest(ax, names, drawn, limits=forest.limits, margin=forest.margin)
     for label, row in zip(ax.get_yticklabels(), rows, strict=True):
         label.set(color=MUTED if row is None else INK, style="italic" if row is None else "normal")
     room = _WIDTH - _LETTER * max(map(len, names))
     ax.xaxis.set_major_locator(MaxNLocator(min(6, max(2, int(room / _TICK)))))
-    axis_label = f"gain over {short(found.other, 44)}, {found.unit}{'' if primary else ', exploratory'} (better →)"
+    axis_label = f"gain over {short(forest.other, 44)}, {forest.unit}{'' if primary else ', exploratory'} (better →)"
     ax.set_xlabel(axis_label, loc="right")  # it may be wider than the panel
-    margin = margin_text(found.rows[0].verdict, found.rows[0].gain)
-    tones = [tone for tone in plots.TONES if any(row.verdict.tone == tone for row in found.rows)]
+    margin = margin_text(forest.rows[0].verdict, forest.rows[0].gain)
+    tones = [tone for tone in plots.TONES if any(row.verdict.tone == tone for row in forest.rows)]
     plots.verdict_key(figure, tones, margin=f"within {margin}" if margin else "")
     return figure

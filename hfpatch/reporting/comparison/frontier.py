@@ -56,12 +56,12 @@ def against_reference(results: ComparisonResults, line: FrontierLine) -> dict[st
     reference = next((each for each in frontier.lines if each.method == frontier.reference), None) if frontier else None
     if frontier is None or reference is None:
         return {}
-    found: dict[str, Verdict] = {}
+    tested: dict[str, Verdict] = {}
     for point in line.points:
         made = (results.verdict(point, frontier.task, other) for other in reference.points)
-        known = [each for each in made if each is not None and each.tone != "not tested"]
-        found |= {point: known[0]} if known else {}
-    return found
+        verdict = next((each for each in made if each is not None and each.tone != "not tested"), None)
+        tested |= {point: verdict} if verdict is not None else {}
+    return tested
 
 
 def sentence(results: ComparisonResults, line: FrontierLine) -> str:

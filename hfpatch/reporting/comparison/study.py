@@ -54,7 +54,7 @@ def diagnostics_csv(results: ComparisonResults) -> str:
     """Return what f does in every layer, by step."""
     fields = "step", "layer", "target", "size", "cosine", "size_beside_x"
     variants = {name: method.variant for name, method in results.methods.items() if method.variant is not None}
-    rows = ((name, *(getattr(one, e) for e in fields)) for name, own in variants.items() for one in own.diagnostics)
+    rows = ((name, *(getattr(e, f) for f in fields)) for name, variant in variants.items() for e in variant.diagnostics)
     return csv_text(("method", *fields), rows)
 
 

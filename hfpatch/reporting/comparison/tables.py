@@ -58,8 +58,8 @@ def score_table(results: ComparisonResults) -> Table:
                 scores[task] = diverged_text(method.diverged) if method.diverged and text == NOTHING else text
                 continue
             # seeds change nothing in a baseline, so its standard error over documents is that of its first run
-            known = (run.evaluation.get(task) for _, run in sorted(method.runs.items()))
-            errors = [each.stderr[info.primary] for each in known if each is not None and info.primary in each.stderr]
+            scored = (run.evaluation[task] for _, run in sorted(method.runs.items()) if task in run.evaluation)
+            errors = [score.stderr[info.primary] for score in scored if info.primary in score.stderr]
             if errors and scale is Scale.POINTS:
                 text = f"{text.removesuffix(' %')} ± {decimal(100 * errors[0], 1)} %"
             elif errors:
@@ -106,15 +106,15 @@ def difference_table(results: ComparisonResults) -> Table:
     long = len(decided) > _MOST_IN_MARKDOWN and any(each.is_found for each in decided)
     rows = []
     for verdict in decided:
-        plain, own = change_of(results, verdict), change_of(results, verdict, plain=False)
-        known, tested = verdict.n > 0, verdict.p_corrected is not None
+        plain, corrected = change_of(results, verdict), change_of(results, verdict, plain=False)
+        has_value, tested = verdict.n > 0, verdict.p_corrected is not None
         keys = {"question": QUESTIONS[verdict.question], "task": verdict.task, "verdicts": verdict.tone}
         keys["measure"] = metric_text(verdict.metric)
         cells = (
             Cell((verdict.method, verdict.other)),
             Cell((verdict.task, keys["measure"])),
-            change_text(plain) if known else NOTHING,
-            interval(own.low, own.high, digits_for(own)) if tested else NOTHING,
+            change_text(plain) if has_value else NOTHING,
+            interval(corrected.low, corrected.high, digits_for(corrected)) if tested else NOTHING,
             Cell((p_text(verdict.p_corrected), p_text(verdict.p))) if tested else NOTHING,
             Cell((verdict_text(results, verdict),), verdict.tone),
         )
@@ -221,8 +221,8 @@ def sides_table(sides: Sequence[Sides]) -> Table:
     names = ("method", "task", "gained", "lost", "net", "documents", "seeds")
     rows = []
     for each in sides:
-        known = each.gained is not None and each.lost is not None
-        net = signed((each.gained or 0) - (each.lost or 0), 0) if known else NOTHING
+        has_sides = each.gained is not None and each.lost is not None
+        net = signed((each.gained or 0) - (each.lost or 0), 0) if has_sides else NOTHING
         counts = count(each.gained), count(each.lost), net, count(each.documents), str(each.seeds)
         rows.append((each.method, each.task, *counts))
     return replace(Table.of("sides", "How many, by method and task", names, rows), folded=True)
@@ -239,17 +239,17 @@ def results_csv(runs: Mapping[str, ComparisonResults]) -> str:
     headings = ("run", *_RESULTS) if len(runs) > 1 else _RESULTS
     rows = []
     for label, results in runs.items():
-        found = [*results.records("scores")]
-        found += ({**pair, "trainable": results.methods[str(pair["method"])].trainable} for pair in pairs(results))
-        rows += [tuple({**each, "run": label}.get(heading) for heading in headings) for each in found]
+        made = [*results.records("scores")]
+        made += ({**pair, "trainable": results.methods[str(pair["method"])].trainable} for pair in pairs(results))
+        rows += [tuple({**each, "run": label}.get(heading) for heading in headings) for each in made]
     return csv_text(headings, rows)
 
 
 def pairs(results: ComparisonResults) -> Iterator[dict[str, object]]:
     """Yield every paired difference: those with verdicts, then those by measures that decide nothing."""
     for each in results.verdicts:
-        known = results.retention.texts if results.retention is not None and each.role == "primary" else ()
-        if (each.task in results.tasks or each.task in known) and each.method in results.methods:
+        texts = results.retention.texts if results.retention is not None and each.role == "primary" else ()
+        if (each.task in results.tasks or each.task in texts) and each.method in results.methods:
             yield each.to_json()
     for one in results.comparisons:
         if one.task in results.tasks and results.deciding[one.task].metric != one.metric:

@@ -35,7 +35,7 @@ def tuning_sections(results: ComparisonResults, figures: Sequence[doc.Figure]) -
     tuning = results.tuning
     if tuning is None or not tuning.trials:
         return
-    rates, added = (listed([f"{rate:g}" for rate in known]) for known in (tuning.learning_rates, tuning.added))
+    rates, added = (listed([f"{rate:g}" for rate in values]) for values in (tuning.learning_rates, tuning.added))
     if tuning.added:
         were = "was" if len(tuning.added) == 1 else "were"
         added = f" {added} {were} added for all methods, because the best rate of one was at the edge."

@@ -151,22 +151,22 @@ def _compared(results: ComparisonResults) -> Iterator[Entry]:
         for name in results.others:
             compared = results.comparison(name, task, str(results.baseline), metric)
             if compared is not None:
-                found = results.verdict(name, task, compared.reference) if primary else None
+                judged = results.verdict(name, task, compared.reference) if primary else None
                 higher = LOW_NOISE.get(metric, info.higher_is_better)
-                gain = _gain(change_of(results, found or compared, plain=not primary), higher)
-                verdict = found.tone if found else NO_VERDICT
+                gain = _gain(change_of(results, judged or compared, plain=not primary), higher)
+                verdict = judged.tone if judged else NO_VERDICT
                 yield Entry(axis, name, **gain, verdict=verdict, seeds=compared.seeds, **costs[name])
             elif primary:
                 yield Entry(axis, name, **absent[name])
 
 
-def _gain(found: Change, higher: bool = True) -> dict[str, Any]:
+def _gain(difference: Change, higher: bool = True) -> dict[str, Any]:
     """Return a difference as a gain: turned round where lower is better."""
-    found = found if higher else found.turned
-    ends = [end if math.isfinite(end) else None for end in (found.low, found.high)]
-    mean = f"{signed(found.difference, 2)} {found.scale.value}".rstrip()
-    text = change_text(found) if None not in ends else f"{mean}, no interval"
-    return {"gain": found.difference, "low": ends[0], "high": ends[1], "text": text}
+    difference = difference if higher else difference.turned
+    ends = [end if math.isfinite(end) else None for end in (difference.low, difference.high)]
+    mean = f"{signed(difference.difference, 2)} {difference.scale.value}".rstrip()
+    text = change_text(difference) if None not in ends else f"{mean}, no interval"
+    return {"gain": difference.difference, "low": ends[0], "high": ends[1], "text": text}
 
 
 def _variants(study: StudyResults) -> Iterator[Entry]:
@@ -207,19 +207,19 @@ def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
     """
     decided = {(each.method, each.other, each.task, each.metric): each for each in results.verdicts}
     made = {(each.method, each.reference, each.task, each.metric): each for each in results.comparisons}
-    known = {name for method, reference, *_ in made for name in (method, reference)}
+    compared_models = {name for method, reference, *_ in made for name in (method, reference)}
     alone = [
         (label, "", task, score.primary)
         for label, variant in results.variants.items()
         for task, score in variant.scores.items()
-        if label not in known
+        if label not in compared_models
     ]
-    for place in (*alone, *made):
-        label, reference, task, metric = place
+    for key in (*alone, *made):
+        label, reference, task, metric = key
         one, other = results.variants.get(label), results.variants.get(reference)
         if one is None or task not in one.scores:
             continue
-        score, compared, found = one.scores[task], made.get(place), decided.get(place)
+        score, compared, judged = one.scores[task], made.get(key), decided.get(key)
         axis = _axis(
             task,
             metric,
@@ -227,7 +227,7 @@ def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
             (other.model if other is not None else None) or results.model,
             reference=reference if results.of_models else "the base",
             size="parameters of the model" if results.of_models else "trainable parameters",
-            primary=compared is None or found is not None,
+            primary=compared is None or judged is not None,
         )
         if compared is None:
             value, error = score.metrics[metric], score.stderr.get(metric)
@@ -236,13 +236,13 @@ def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
             continue
         base = other.scores[task].metrics.get(metric) if other is not None else None
         higher = LOW_NOISE.get(metric, score.higher_is_better)
-        ends = (compared.low, compared.high) if found is None else (found.corrected_low, found.corrected_high)
+        ends = (compared.low, compared.high) if judged is None else (judged.corrected_low, judged.corrected_high)
         gain = change(compared.difference, *ends, scale=scale_of(metric, higher), reference=base)
         size = (one.model or {}).get("parameters") if results.of_models else one.added
         yield Entry(
             axis,
             label,
             **_gain(gain, higher),
-            verdict=NO_VERDICT if found is None else found.tone,
+            verdict=NO_VERDICT if judged is None else judged.tone,
             parameters=size if isinstance(size, int) else None,
         )
