@@ -113,10 +113,10 @@ def rate_error(losses: Mapping[float, float], best: float, cap: float = math.inf
         The error in nats per token; infinite where the best rate is at an edge, so that nothing bounds it.
     """
     rates = sorted(losses)
-    place = rates.index(best)
-    if place in (0, len(rates) - 1):
+    index = rates.index(best)
+    if index in (0, len(rates) - 1):
         return math.inf
-    worst = max(losses[rates[place - 1]], losses[rates[place + 1]])
+    worst = max(losses[rates[index - 1]], losses[rates[index + 1]])
     return ((min(worst, cap) if cap > losses[best] else worst) - losses[best]) / 4
 
 
@@ -155,10 +155,10 @@ class Design:
         """
         error, freedom = self.of_documents
         times = math.sqrt((freedom + 1) / documents)
-        found = replace(self, of_documents=(error * times, documents - 1))
-        if self.of_seeds is None or times <= 1:
-            return found
-        return replace(found, of_seeds=(self.of_seeds[0] * times, self.of_seeds[1]))
+        of_seeds = self.of_seeds
+        if of_seeds is not None and times > 1:
+            of_seeds = of_seeds[0] * times, of_seeds[1]
+        return replace(self, of_documents=(error * times, documents - 1), of_seeds=of_seeds)
 
     def decides(self, name: Name, effect: float, level: float, margin: float = 0.0) -> float:
         """Return the probability that a true difference is decided.
@@ -261,8 +261,8 @@ def _fewest(enough: Callable[[int], bool], first: int, most: int) -> int | None:
 def _ndtr(values: Array) -> Array:
     from scipy.special import ndtr
 
-    found: Array = ndtr(values)
-    return found
+    shares: Array = ndtr(values)
+    return shares
 
 
 def _ndtri(share: float) -> float:
@@ -277,5 +277,5 @@ def _chi_square(freedom: float) -> Array:
 
     if math.isinf(freedom):
         return np.ones(1)
-    found: Array = gammaincinv(freedom / 2, (np.arange(_POINTS) + 0.5) / _POINTS) * 2 / freedom
-    return found
+    points: Array = gammaincinv(freedom / 2, (np.arange(_POINTS) + 0.5) / _POINTS) * 2 / freedom
+    return points

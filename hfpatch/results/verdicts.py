@@ -50,6 +50,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
@@ -271,71 +272,78 @@ def judge_primary(
         why_not: says why a pair was not compared on a task.
         diverged: the seeds of each method that diverged.
     """
-    made = [{(one.method, one.reference, one.task, one.metric): one for one in look.comparisons} for look in looks]
-    found = []
+    by_look = [(_by_pair(look.comparisons), ALPHA * look.part / asked.tests) for look in looks]
+    looked = any(look.part < 1 for look in looks) or None
+    verdicts = []
     for method, other in asked.pairs:
         for task in asked.on:
-            measure = measures.get(task)
-            drafts = list[Verdict]()
-            for known, look in zip(made, looks, strict=True):
-                one = None if measure is None else known.get((method, other, task, measure.metric))
-                if one is None and drafts:  # it got no more seeds
+            measure, verdict = measures.get(task), None
+            named = {"method": method, "other": other, "task": task, "looks": looked}
+            for comparisons, level in by_look:
+                one = None if measure is None else comparisons.get((method, other, task, measure.metric))
+                if one is None and verdict is not None:  # it got no more seeds
                     continue
-                drafts.append(_decided(asked, measure, one, ALPHA * look.part / asked.tests, margins, diverged or {}))
-                if drafts[-1].outcome not in ("undecided", "not tested"):
+                verdict = _decided(asked, named, measure, one, level, margins, diverged or {})
+                if verdict.outcome not in ("undecided", "not tested"):
                     break
-            looked = any(look.part < 1 for look in looks) or None
-            update = {"method": method, "other": other, "task": task, "looks": looked}
-            last = drafts[-1].model_copy(update=update)
-            if last.n == 0:
-                last = last.model_copy(update={"why": why_not(method, other, task)})
-            found.append(last)
-    return found
+            assert verdict is not None
+            if verdict.n == 0:
+                verdict = verdict.model_copy(update={"why": why_not(method, other, task)})
+            verdicts.append(verdict)
+    return verdicts
+
+
+def _by_pair(comparisons: Iterable[Comparison]) -> dict[tuple[str, str | None, str, str], Comparison]:
+    return {(one.method, one.reference, one.task, one.metric): one for one in comparisons}
+
+
+def _measured(one: Comparison) -> dict[str, Any]:
+    """Return the fields of a verdict that are those of a difference."""
+    why = one.test.removeprefix("none (").removesuffix(")") if one.p is None else ""
+    return {key: getattr(one, key) for key in _MEASURED} | {"why": why}
 
 
 def _decided(
     asked: PrimaryQuestion,
+    named: Mapping[str, Any],
     measure: Measure | None,
     one: Comparison | None,
     level: float,
     margins: Mapping[str, float],
     diverged: Mapping[str, Collection[int]],
 ) -> Verdict:
-    """Return the verdict on a primary pair at a level, without its names."""
-    known: dict[str, Any] = {"role": "primary", "question": asked.question, "changed": asked.changed}
-    known |= {"method": "", "other": "", "task": "", **(measure or Measure("", True))._asdict()}
-    known |= {"family": asked.tests, "level": level}
+    """Return the verdict on a primary pair at a level; ``named`` are its names."""
+    fields: dict[str, Any] = {"role": "primary", "question": asked.question, "changed": asked.changed, **named}
+    fields |= {**(measure or Measure("", True))._asdict(), "family": asked.tests, "level": level}
     if one is None:
-        return Verdict(**known)
+        return Verdict(**fields)
     margin = margin_for(margins, one.task, one.metric)
-    known |= {key: getattr(one, key) for key in _MEASURED} | {"margin": margin}
+    fields |= {**_measured(one), "margin": margin}
     if one.p is None:
-        return Verdict(**known, why=one.test.removeprefix("none (").removesuffix(")"))
+        return Verdict(**fields)
     low, high = interval_at(one, level)
-    known |= {"corrected_low": low, "corrected_high": high, "p_corrected": min(1.0, asked.tests * one.p)}
+    fields |= {"corrected_low": low, "corrected_high": high, "p_corrected": min(1.0, asked.tests * one.p)}
     if len(one.errors) < 2 or "not paired" in one.test:
-        why = _FEW_SEEDS[one.seeds > 1]
-        return Verdict(**known, why=why, outcome="undecided")
+        return Verdict(**fields | {"outcome": "undecided", "why": _FEW_SEEDS[one.seeds > 1]})
 
-    sides = [_turned(ends, one, known["higher_is_better"]) for ends in ((low, high), interval_at(one, 2 * level))]
+    sides = [_turned(ends, one, fields["higher_is_better"]) for ends in ((low, high), interval_at(one, 2 * level))]
     size = margin or 0.0
     outcome = decide_gain(sides[0], sides[1], size) if asked.question == "gain" else decide_keep(sides[1], size)
-    why = ""
     for name, wins in ((one.method, (*BETTER, *SAME)), (one.reference, (*WORSE, "equivalent"))):
         if (lost := diverged.get(name)) and outcome in wins:
             several = f"seeds {', '.join(map(str, sorted(lost)))}" if len(lost) > 1 else f"seed {next(iter(lost))}"
-            outcome, why = "undecided", f"{several} of {name} diverged"
+            outcome, fields["why"] = "undecided", f"{several} of {name} diverged"
     design = Design.of(one.errors)
-    known |= {"detectable": _of_measure(one, design.smallest_difference(level, asked.question))}
-    known |= {"margin_detectable": _of_measure(one, design.smallest_margin(level, asked.question))}
-    if outcome == "undecided" and not why:
-        effect = one.difference if known["higher_is_better"] else -one.difference
+    fields["detectable"] = _of_measure(one, design.smallest_difference(level, asked.question))
+    fields["margin_detectable"] = _of_measure(one, design.smallest_margin(level, asked.question))
+    if outcome == "undecided" and not fields["why"]:
+        effect = one.difference if fields["higher_is_better"] else -one.difference
         unit = unit_of(one)
         given = (asked.question, effect / unit, level, size / unit)
         units = one.n if one.clusters is None else one.clusters.groups
-        known |= {"seeds_needed": design.seeds_for(*given, above=one.seeds)}
-        known |= {"documents_needed": design.documents_for(*given, above=units)}
-    return Verdict(**known, outcome=outcome, why=why)
+        fields["seeds_needed"] = design.seeds_for(*given, above=one.seeds)
+        fields["documents_needed"] = design.documents_for(*given, above=units)
+    return Verdict(**fields, outcome=outcome)
 
 
 def _turned(ends: tuple[float, float], one: Comparison, higher_is_better: bool) -> tuple[float, float]:
@@ -427,33 +435,25 @@ def judge(
         why_not: says why a pair was not compared on a task.
         without: the method, the other and the task of each pair that a primary question decides.
     """
-    made = {(each.method, each.reference, each.task, each.metric): each for each in comparisons}
-    found: list[Verdict] = []
+    by_pair, verdicts = _by_pair(comparisons), list[Verdict]()
     for question, declared in pairs.items():
         # Every pair on every task, without a verdict
-        drafts = []
-        for method, other, task, measure in (
-            (*pair, task, measure)
-            for pair in declared
-            for task, measure in measures.items()
-            if (*pair, task) not in without
-        ):
-            one = made.get((method, other, task, measure.metric))
-            known = {} if one is None else {key: getattr(one, key) for key in _MEASURED}
-            if one is None:
-                known["why"] = why_not(method, other, task)
-            elif one.p is None:
-                known["why"] = one.test.removeprefix("none (").removesuffix(")")
-            named = {"question": question, "method": method, "other": other, "task": task}
-            drafts.append((Verdict(**named, **measure._asdict(), **known), one))
+        drafts, tested = list[Verdict](), list[tuple[int, Comparison]]()
+        for (method, other), (task, measure) in product(declared, measures.items()):
+            if (method, other, task) in without:
+                continue
+            one = by_pair.get((method, other, task, measure.metric))
+            if one is not None and one.p is not None:
+                tested.append((len(drafts), one))
+            fields = {"why": why_not(method, other, task)} if one is None else _measured(one)
+            fields |= {"question": question, "method": method, "other": other, "task": task, **measure._asdict()}
+            drafts.append(Verdict(**fields))
 
         # Holm's method over the testable ones, and the corrected intervals
-        tested = [(place, one) for place, (_, one) in enumerate(drafts) if one is not None and one.p is not None]
+        tested.sort(key=lambda pair: pair[1].p or 0.0)
         corrected = holm([one.p or 0.0 for _, one in tested])
-        for rank, index in enumerate(sorted(range(len(tested)), key=lambda each: tested[each][1].p or 0.0)):
-            place, one = tested[index]
-            draft = drafts[place][0]
-            rejected, above = corrected[index] < ALPHA, one.difference > 0
+        for rank, (index, one) in enumerate(tested):
+            rejected, above = corrected[rank] < ALPHA, one.difference > 0
             far = ALPHA / len(tested)
             near = ALPHA / (len(tested) - rank) if rejected and (one.p or 0.0) >= far else far  # its step in Holm's
             low = one.difference - _side(one, above, near if above else far)
@@ -461,12 +461,12 @@ def judge(
             low, high = within(one, low, high)
             outcome: Outcome = "not decided"
             if rejected:
-                outcome = "better" if above == draft.higher_is_better else "worse"
-            update: dict[str, Any] = {"outcome": outcome, "p_corrected": corrected[index], "family": len(tested)}
+                outcome = "better" if above == drafts[index].higher_is_better else "worse"
+            update: dict[str, Any] = {"outcome": outcome, "p_corrected": corrected[rank], "family": len(tested)}
             update |= {"corrected_low": low, "corrected_high": high, "level": far, "detectable": _visible(one, far)}
-            drafts[place] = draft.model_copy(update=update), one
-        found += [draft for draft, _ in drafts]
-    return found
+            drafts[index] = drafts[index].model_copy(update=update)
+        verdicts += drafts
+    return verdicts
 
 
 def _side(one: Comparison, towards_zero: bool, level: float) -> float:
@@ -516,8 +516,8 @@ def _visible(one: Comparison, level: float) -> float | None:
         visible = _of_measure(one, Design.of(one.errors).smallest_difference(level / (one.choices or 1)))
     else:
         errors, half = _errors(one), (one.high - one.low) / 2
-        found = half * (_stretch(one, errors, level) + _stretch(one, errors, 2 * (1 - POWER)))
-        visible = found if math.isfinite(found) and not (is_share(one.metric) and found > 1) else None
+        size = half * (_stretch(one, errors, level) + _stretch(one, errors, 2 * (1 - POWER)))
+        visible = size if math.isfinite(size) and not (is_share(one.metric) and size > 1) else None
     if visible is not None and one.test == "McNemar exact":  # so many documents must change one way
         visible = max(visible, math.ceil(math.log2(2 / level)) / one.n)
     return visible
