@@ -69,11 +69,11 @@ def forecast(
     comparisons = len(recipe.trained) * sum(spread.sd is not None for spread in spreads.values())
     warnings = _warnings(measured, seconds)
     questions = _questions(measured, units, earlier)
-    if unlike := [each for each in questions if each.like is None and earlier is not None]:
-        named = listed(list(dict.fromkeys(each.task for each in unlike)))
+    if unlike := [asked.task for asked in questions if asked.like is None and earlier is not None]:
+        named = listed(list(dict.fromkeys(unlike)))
         warnings.append(f"{like} has no pair with several seeds on {named}: no measured variance to go by there.")
-    if unknown := [each for each in questions if each.like is None and not each.is_assumed]:
-        named = listed(list(dict.fromkeys(each.task for each in unknown)))
+    if unknown := [asked.task for asked in questions if asked.like is None and not asked.is_assumed]:
+        named = listed(list(dict.fromkeys(unknown)))
         why = "too few documents were scored"
         if isinstance(setup, StudySetup):
             why = "there is no base whose documents vary; --like RUN takes the variances of an earlier study"
@@ -170,18 +170,18 @@ def _task(
     }
     if spread is None:
         return PlannedTask(metric=None, **size)
-    found, enough = {}, (asked.documents, seeds)
+    detectable, design = {}, (asked.documents, seeds)
     for change, assumed in ASSUMED.items() if spread.sd is not None else ():
         model = assumed[spread.accuracy].differences(spread.sd or 0.0, accuracy=spread.accuracy)
         needed: dict[str, int | None] = {}
         if effect is not None:  # the recipe's seeds where they are enough
-            suffices = model.power(effect, *enough) >= POWER
+            suffices = model.power(effect, *design) >= POWER
             needed["documents"] = model.documents_for(effect, seeds)
             needed["seeds"] = seeds if suffices else model.seeds_for(effect, asked.documents)
-        found[change] = Detectable(
+        detectable[change] = Detectable(
             sd=model.sd,
-            smallest=model.smallest_effect(*enough),
-            smallest_corrected=model.smallest_effect(*enough, alpha=ALPHA / max(1, comparisons)),
+            smallest=model.smallest_effect(*design),
+            smallest_corrected=model.smallest_effect(*design, alpha=ALPHA / max(1, comparisons)),
             **needed,
         )
     return PlannedTask(
@@ -191,48 +191,46 @@ def _task(
         score=spread.score,
         sd=spread.sd,
         unit="share" if spread.accuracy else "log" if spread.exponential else "score",
-        detectable=found,
+        detectable=detectable,
     )
 
 
 def _questions(measured: Measured, units: Sequence[Unit], earlier: ComparisonResults | None) -> list[PlannedQuestion]:
     """Return what each pair of the primary questions can decide, with measured variances or else assumed ones."""
-    setup, found = measured.setup, list[PlannedQuestion]()
-    training, margins = setup.recipe.training, setup.recipe.margins
+    setup, questions = measured.setup, list[PlannedQuestion]()
+    training, seeds = setup.recipe.training, len(setup.recipe.training.all_seeds)
     part = look_parts(training.looks)[-1] if training.looks else 1.0
     for asked in setup.questions:
         for pair, task in product(asked.pairs, asked.on):
-            seeds = len(training.all_seeds)
-            named = {"question": asked.name, "method": pair[0], "other": pair[1], "task": task, "seeds": seeds}
+            fields: dict[str, Any] = {"question": asked.name, "method": pair[0], "other": pair[1], "task": task}
+            fields["seeds"] = seeds
             is_base = isinstance(setup, ComparisonSetup) and pair[1] == setup.recipe.baseline
             stored = earlier and stored_for(earlier, pair, task, with_base=is_base)
             spread = _deciding(measured.spreads.get(task))
             number = _units_of(measured, task, stored or None)
             if stored:
                 metric, design = stored.one.metric, stored.design.with_documents(number).with_seeds(max(2, seeds))
+                fields["like"] = stored.one.method, stored.one.reference
             elif spread is not None and spread.sd is not None:
-                assert isinstance(setup, ComparisonSetup)  # only a base's documents are scored
                 assumed = ASSUMED_OF_PAIRS[asked.name][_kind_of(spread, task, setup)]
                 differences = assumed.differences(spread.sd, accuracy=spread.accuracy)
                 metric, design = spread.metric, differences.design(number, max(2, seeds))
             else:
-                found.append(PlannedQuestion(**named))
+                questions.append(PlannedQuestion(**fields))
                 continue
-            margin, needed = margin_for(margins, task, metric), None
-            if margin is not None:
-                own = [unit for unit in units if unit.run.variant in pair and unit.run.seed == training.all_seeds[0]]
-                seconds = _seconds_of(measured, own, task)
-                needed = cheapest(design, asked.name, level_of(asked), margin, number, seconds)
-            known: dict[str, Any] = {"metric": metric, "documents": number, "margin": margin, "is_assumed": not stored}
-            if stored:
-                known["like"] = stored.one.method, stored.one.reference
+            margin = margin_for(setup.recipe.margins, task, metric)
+            fields |= {"metric": metric, "documents": number, "margin": margin, "is_assumed": not stored}
             if seeds > 1:
-                known["difference"] = design.smallest_difference(level_of(asked, part), asked.name)
-                known["smallest_margin"] = design.smallest_margin(level_of(asked, part), asked.name)
-            if needed is not None:
-                known |= {"seeds_needed": needed.seeds, "documents_needed": needed.documents, "seconds": needed.seconds}
-            found.append(PlannedQuestion(**named, **known))
-    return found
+                fields["difference"] = design.smallest_difference(level_of(asked, part), asked.name)
+                fields["smallest_margin"] = design.smallest_margin(level_of(asked, part), asked.name)
+            if margin is not None:
+                first = [unit for unit in units if unit.run.variant in pair and unit.run.seed == training.all_seeds[0]]
+                seconds = _seconds_of(measured, first, task)
+                if (needed := cheapest(design, asked.name, level_of(asked), margin, number, seconds)) is not None:
+                    names = ("seeds_needed", "documents_needed", "seconds")
+                    fields |= dict(zip(names, needed, strict=True))
+            questions.append(PlannedQuestion(**fields))
+    return questions
 
 
 def _deciding(spread: Spread | None) -> Spread | None:
@@ -241,9 +239,9 @@ def _deciding(spread: Spread | None) -> Spread | None:
     return None if spread is None or spread.exponential else spread
 
 
-def _kind_of(spread: Spread, task: str, setup: ComparisonSetup) -> str:
+def _kind_of(spread: Spread, task: str, setup: Setup) -> str:
     """Return which assumption a task's differences are under."""
-    is_text = setup.tasks.get(task, True)  # what is no task is a text
+    is_text = not isinstance(setup, ComparisonSetup) or setup.tasks.get(task, True)  # what is no task is a text
     return "accuracy" if spread.accuracy else "text" if is_text else "answers"
 
 
@@ -252,24 +250,22 @@ def _assumed_of(questions: Sequence[PlannedQuestion], measured: Measured) -> lis
     others = {"gain": "the LoRA of its size", "keep": "the base"}
     of = {"text": "losses on texts", "answers": "bits per byte of answers", "accuracy": "accuracies"}
     clauses = []
-    for each in [each for each in questions if each.is_assumed]:
-        spread = _deciding(measured.spreads[each.task])
+    for asked in [question for question in questions if question.is_assumed]:
+        spread = _deciding(measured.spreads[asked.task])
         assert spread is not None
-        assert isinstance(measured.setup, ComparisonSetup)
-        kind = _kind_of(spread, each.task, measured.setup)
-        assumed = ASSUMED_OF_PAIRS[each.question][kind]
+        kind = _kind_of(spread, asked.task, measured.setup)
+        assumed = ASSUMED_OF_PAIRS[asked.question][kind]
         clauses.append(
-            f"by {of[kind]} a method correlates {assumed.correlation:g} with {others[each.question]}, seeds share "
+            f"by {of[kind]} a method correlates {assumed.correlation:g} with {others[asked.question]}, seeds share "
             f"{assumed.shared:.0%} of the differences' variance, and a seed shifts all by {assumed.shift:.0%} of a "
             "difference's deviation"
         )
-    if not clauses:
-        return []
-    return [
+    said = (
         "What the primary questions can decide is assumed, and may be wrong by a factor of two: documents vary under "
         f"the base as on a sample, and as in hfpatch's own comparisons {'; '.join(dict.fromkeys(clauses))}. --like RUN "
         "takes the variances of an earlier comparison."
-    ]
+    )
+    return [said] if clauses else []
 
 
 def _units_of(measured: Measured, task: str, stored: Stored | None) -> int:
