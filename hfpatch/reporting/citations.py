@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from importlib import resources
 
 from hfpatch.reporting.document import Code, Section, Text
-from hfpatch.results.schema import ComparisonResults, EvaluationResults, Results, StudyResults
+from hfpatch.results.schema import ComparisonResults, EvaluationResults, Results
 
 _SOURCES = {
     "pre_projection": ("shinde2026preprojection",),
@@ -46,10 +46,6 @@ def citation_section(results: Iterable[Results]) -> Section:
                 keys += ["karbevski2026nonlinear"] if queries - {"Q = x W_Q", ""} else []
                 keys += ["karbevski2025keyvalue"] if "Q = x" in queries else []
                 keys += ["lmeval"] if each.tasks and each.study is None else []
-            case StudyResults():
-                queries = {variant.query for variant in each.variants.values()}
-                keys += ["karbevski2026nonlinear"] if queries - {"Q = x W_Q", ""} else []
-                keys += ["karbevski2025keyvalue"] if "Q = x" in queries else []
             case EvaluationResults():
                 keys.append("lmeval")
     cited = [entries[key] for key in dict.fromkeys(keys)]

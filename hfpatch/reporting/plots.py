@@ -159,15 +159,6 @@ def forest(
     named_rows(ax, names)
 
 
-def side_column(ax: Axes, heading: str, texts: Sequence[str], offset: int, colour: str = INK) -> None:
-    """Write a column of texts to the right of a panel, one a row; it ends ``offset`` points from the panel."""
-    transform = ax.get_yaxis_transform()
-    for y, text in enumerate(texts):
-        look: dict[str, Any] = {"ha": "right", "va": "center", "color": colour, "annotation_clip": False}
-        ax.annotate(text, (1.0, y), (offset, 0), transform, "offset points", **look)
-    ax.annotate(heading, (1.0, 1.0), (offset, 6), "axes fraction", "offset points", ha="right", color=MUTED)
-
-
 def verdict_key(figure: Figure, verdicts: Iterable[Tone], *, margin: str = "") -> None:
     """Put the key of a forest below the panels; ``margin`` names the band of the margin."""
     handles: list[Line2D | Patch] = []

@@ -25,14 +25,10 @@ from hfpatch.reporting.evaluation import evaluation_csv, evaluation_document, jo
 from hfpatch.reporting.html import html
 from hfpatch.reporting.markdown import markdown
 from hfpatch.reporting.plots import to_svgs
-from hfpatch.reporting.study.document import study_document
-from hfpatch.reporting.study.figures import differences as study_differences
-from hfpatch.reporting.study.figures import draw as draw_study
-from hfpatch.reporting.study.tables import study_csv
 from hfpatch.reporting.tabular import latex
 from hfpatch.reporting.theme import to_file
 from hfpatch.results.folder import load_results
-from hfpatch.results.schema import ComparisonResults, EvaluationResults, StudyResults
+from hfpatch.results.schema import ComparisonResults, EvaluationResults
 from hfpatch.support.files import atomic_file, printable, write_text
 
 _HEADLINE = (
@@ -70,7 +66,7 @@ def document_of(folder: Path) -> Document:
         nothing = Samples((), {}, ())
         material = RunData("", results, (), nothing, [*missing(results)], {"": results})
         return comparison_document([material.labelled()])
-    return study_document(results) if isinstance(results, StudyResults) else evaluation_document(results)
+    return evaluation_document(results)
 
 
 def write_report(
@@ -94,10 +90,6 @@ def write_report(
     results, folder = load_results(run_dir, None), out or run_dir
     if methods is not None and not isinstance(results, ComparisonResults):
         raise HfpatchError(f"{run_dir}: contains no comparison, so it has no methods to choose; leave out --methods")
-    if isinstance(results, StudyResults):
-        drawn = draw_study(results)
-        document, summary = study_document(results, to_svgs(drawn)), study_differences(results, title=True)
-        return write_document(document, folder, csv=study_csv(results), summary=summary, drawn=drawn, pdf=pdf)
     if isinstance(results, EvaluationResults):
         return _write_evaluations({run_dir.name: results}, evaluation_document(results), folder)
     material = read_material("", run_dir, results)

@@ -6,7 +6,6 @@ from hfpatch.results.schema import (
     ComparisonResults,
     EvaluationResults,
     Results,
-    StudyResults,
     TaskResult,
     json_schema,
 )
@@ -16,7 +15,6 @@ __all__ = [
     "ComparisonResults",
     "EvaluationResults",
     "Results",
-    "StudyResults",
     "TaskResult",
     "json_schema",
     "load_results",

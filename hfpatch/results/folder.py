@@ -7,16 +7,15 @@ from typing import Literal, overload
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.strict import validate
-from hfpatch.results.schema import SCHEMA, ComparisonResults, EvaluationResults, Results, StudyResults
+from hfpatch.results.schema import SCHEMA, ComparisonResults, EvaluationResults, Results
 from hfpatch.support.files import printable, read_json
 
 RESULTS = "results.json"
 _KINDS: dict[str, type[Results]] = {
     "comparison": ComparisonResults,
-    "pretraining": StudyResults,
     "evaluation": EvaluationResults,
 }
-_COMMANDS = {"comparison": "compare", "pretraining": "pretrain", "evaluation": "eval"}
+_COMMANDS = {"comparison": "compare or pretrain", "evaluation": "eval"}
 _SINGLE = "{}: is one pretrained model, which has no report; its losses are in metrics.jsonl, studies have reports"
 _NOT_YET = "{}: no results yet (no results.json); hfpatch compare, or pretrain, with --resume completes this run"
 
@@ -24,25 +23,21 @@ _NOT_YET = "{}: no results yet (no results.json); hfpatch compare, or pretrain, 
 @overload
 def load_results(folder: str | Path, kind: Literal["comparison"] = "comparison") -> ComparisonResults: ...
 @overload
-def load_results(folder: str | Path, kind: Literal["pretraining"]) -> StudyResults: ...
-@overload
 def load_results(folder: str | Path, kind: Literal["evaluation"]) -> EvaluationResults: ...
 @overload
 def load_results(folder: str | Path, kind: None) -> Results: ...
 
 
-def load_results(
-    folder: str | Path, kind: Literal["comparison", "pretraining", "evaluation"] | None = "comparison"
-) -> Results:
+def load_results(folder: str | Path, kind: Literal["comparison", "evaluation"] | None = "comparison") -> Results:
     """Read the results of ``hfpatch compare``, of a study of ``hfpatch pretrain`` or of ``hfpatch eval --output``.
 
     Args:
         folder: the folder that the command wrote.
-        kind: ``comparison``, ``pretraining`` or ``evaluation``; None reads any of them.
+        kind: ``comparison``, which a study is, too, or ``evaluation``; None reads either.
 
     Returns:
-        :class:`ComparisonResults`, :class:`StudyResults` or :class:`EvaluationResults`. Text has the characters
-        replaced that neither XML nor UTF-8 can hold.
+        :class:`ComparisonResults` or :class:`EvaluationResults`. Text has the characters replaced that neither XML nor
+        UTF-8 can hold.
 
     Raises:
         HfpatchError: if there is no ``results.json``, it is not hfpatch's or of another kind, another version of

@@ -313,8 +313,6 @@ class Comparison(Part):
         test: the name of the test.
         errors: the standard error and the degrees of freedom of each source of variation, documents and seeds; of a
             perplexity those of the mean log ratio.
-        choices: how many times as many points the one was chosen from as the other; the interval and ``p`` are
-            corrected for it. None is once.
         reference_score: the reference's score, mean over seeds; None of metrics that are no mean or ratio.
         log_ratio: True where ``errors`` are those of the mean log ratio, as of a perplexity; else None.
     """
@@ -332,6 +330,5 @@ class Comparison(Part):
     p: float | None = None
     test: str
     errors: list[tuple[Annotated[float, Field(ge=0)], float]] = Field(default_factory=list)
-    choices: int | None = None
     reference_score: Measured = None
     log_ratio: bool | None = None

@@ -1,4 +1,4 @@
-"""The layout of ``results.json``: of a comparison, a pretraining study and an evaluation.
+"""The layout of ``results.json``: of a comparison, a study among them, and of an evaluation.
 
 ``runs/`` builds these models and writes them, ``reporting/`` and users read them with :func:`hfpatch.load_results`.
 Nothing here imports torch. A number that is not finite is null in the file. :func:`json_schema` is the same layout for
@@ -18,6 +18,7 @@ from hfpatch.results.comparison import (
     ComparisonResults,
     Cost,
     Curve,
+    Diagnostic,
     LayerSeries,
     Method,
     Parameters,
@@ -25,6 +26,7 @@ from hfpatch.results.comparison import (
     Study,
     Trial,
     Tuning,
+    Variant,
 )
 from hfpatch.results.parts import (
     SCHEMA,
@@ -41,16 +43,14 @@ from hfpatch.results.parts import (
     Values,
 )
 from hfpatch.results.retention import KeptAnswers, Retention, RetentionPoint, Rewound
-from hfpatch.results.study import AtStep, Diagnostic, Improvement, Loss, Row, StudyResults, StudyRun, Variant
 from hfpatch.results.tables import Record, Tabular, pair_records, score_records
 from hfpatch.results.verdicts import Measure, PrimaryQuestion, Verdict, deciding, judge
 
 __all__ = [
-    "SCHEMA", "AtStep", "Choice", "Clusters", "Comparison", "ComparisonResults", "Cost", "Curve", "Diagnostic",
-    "EvaluatedVariant", "EvaluationResults", "FewShot", "GroupResult", "Improvement", "KeptAnswers", "LayerSeries",
-    "LeftOut", "Loss", "Method", "Parameters", "PrimaryQuestion", "Results", "Retention", "RetentionPoint", "Rewound",
-    "Row", "Run", "Score", "Study", "StudyResults", "StudyRun", "Task", "TaskResult", "Trial", "Tuning", "Variant",
-    "Verdict", "json_schema",
+    "SCHEMA", "Choice", "Clusters", "Comparison", "ComparisonResults", "Cost", "Curve", "Diagnostic",
+    "EvaluatedVariant", "EvaluationResults", "FewShot", "GroupResult", "KeptAnswers", "LayerSeries", "LeftOut",
+    "Method", "Parameters", "PrimaryQuestion", "Results", "Retention", "RetentionPoint", "Rewound", "Run", "Score",
+    "Study", "Task", "TaskResult", "Trial", "Tuning", "Variant", "Verdict", "json_schema",
 ]  # fmt: skip
 
 
@@ -135,7 +135,7 @@ class EvaluationResults(Tabular):
         return any(variant.model is not None for variant in self.variants.values())
 
 
-Results = ComparisonResults | StudyResults | EvaluationResults
+Results = ComparisonResults | EvaluationResults
 """Any ``results.json``; ``kind`` says which."""
 
 

@@ -358,7 +358,7 @@ def unit_of(one: Comparison) -> float:
     """
     if not one.log_ratio or not one.errors or not math.isfinite(one.high):
         return 1.0
-    grown = math.expm1(float(reach(one.errors, ALPHA / (one.choices or 1))))
+    grown = math.expm1(float(reach(one.errors, ALPHA)))
     return (one.high - one.difference) / grown if grown > 0 else 1.0
 
 
@@ -481,28 +481,27 @@ def _side(one: Comparison, towards_zero: bool, level: float) -> float:
     size, p = abs(one.difference), one.p or 0.0
     errors = _errors(one)
     if one.log_ratio or _errors_give_it(one):
-        half = float(reach(errors, level / (one.choices or 1)))
+        half = float(reach(errors, level))
         reached = unit_of(one) * (-math.expm1(-half) if down else math.expm1(half)) if one.log_ratio else half
     else:
-        reached = side * _stretch(one, errors, level)
+        reached = side * _stretch(errors, level)
     if not towards_zero or size == 0 or (p < level) == (reached < size):
         return reached
-    exact = _stretch(one, errors, p)
-    return size * (_stretch(one, errors, level) / exact if exact else 1.0)
+    exact = _stretch(errors, p)
+    return size * (_stretch(errors, level) / exact if exact else 1.0)
 
 
 def _errors_give_it(one: Comparison) -> bool:
     """Return whether the plain interval is the one of the errors; one of its ends may be cut to what is possible."""
     if not any(error for error, _ in one.errors):
         return False
-    half = float(reach(one.errors, ALPHA / (one.choices or 1)))
+    half = float(reach(one.errors, ALPHA))
     return any(math.isclose(side, half, rel_tol=1e-6) for side in (one.difference - one.low, one.high - one.difference))
 
 
-def _stretch(one: Comparison, errors: Sequence[tuple[float, float]], level: float) -> float:
+def _stretch(errors: Sequence[tuple[float, float]], level: float) -> float:
     """Return how many times as long as the plain interval that of another level is."""
-    choices = one.choices or 1
-    return float(reach(errors, level / choices) / reach(errors, ALPHA / choices))
+    return float(reach(errors, level) / reach(errors, ALPHA))
 
 
 def _errors(one: Comparison) -> Sequence[tuple[float, float]]:
@@ -513,10 +512,10 @@ def _errors(one: Comparison) -> Sequence[tuple[float, float]]:
 def _visible(one: Comparison, level: float) -> float | None:
     """Return the difference that a test at a level finds in 80 % of cases."""
     if one.errors and any(error for error, _ in one.errors):
-        visible = _of_measure(one, Design.of(one.errors).smallest_difference(level / (one.choices or 1)))
+        visible = _of_measure(one, Design.of(one.errors).smallest_difference(level))
     else:
         errors, half = _errors(one), (one.high - one.low) / 2
-        size = half * (_stretch(one, errors, level) + _stretch(one, errors, 2 * (1 - POWER)))
+        size = half * (_stretch(errors, level) + _stretch(errors, 2 * (1 - POWER)))
         visible = size if math.isfinite(size) and not (is_share(one.metric) and size > 1) else None
     if visible is not None and one.test == "McNemar exact":  # so many documents must change one way
         visible = max(visible, math.ceil(math.log2(2 / level)) / one.n)

@@ -20,18 +20,20 @@ from hfpatch.recipes.models import split_architecture
 from hfpatch.recipes.pairs import Question, by_question, is_lora, references
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.results.cautions import comparison_cautions
-from hfpatch.results.comparison import Diagnostic, Study, Variant
 from hfpatch.results.identity import facts_of_base
 from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN, task_results
 from hfpatch.results.records import DocumentLosses, write_published
 from hfpatch.results.schema import (
     ComparisonResults,
+    Diagnostic,
     LayerSeries,
     Method,
     Parameters,
     Rewound,
     Run,
+    Study,
     Task,
+    Variant,
 )
 from hfpatch.results.series import mean_curve, mean_series
 from hfpatch.results.verdicts import LookTaken, look_parts

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from reporting.conftest import HOSTILE, example, write_run
 from reporting.inspection.test_document import whole
-from reporting.study_example import study, write_study_run
+from reporting.pretrained_example import write_study
 from reporting.ten_methods import ten_methods
 
 from hfpatch import load_results
@@ -75,7 +75,7 @@ def pages(tmp_path_factory):
         "quickstart": write_report(root / "quickstart").html,
         "joint": write_joint_report([run, other], root / "joint").html,
         "side": write_joint_report([run, root / "quickstart"], root / "side").html,
-        "study": write_report(write_study_run(root / "study", study())).html,
+        "study": write_report(write_study(root / "study")).html,
         "inspection": inspected,
     }
 
@@ -163,17 +163,6 @@ def test_names_and_signed_numbers_sort_too(visit):
     page.locator("#differences thead th button").nth(2).click()
     signed = [float(text.split()[0].replace("−", "-")) for text in column(page, "differences", 2)]
     assert signed == sorted(signed)
-
-
-def test_the_tables_of_a_study_sort_and_its_figures_are_taken(visit):
-    page = visit("study")
-    page.locator("#points thead th button").nth(2).click()
-    losses = [text.split()[0] for text in column(page, "points", 2)]
-    assert losses[:7] == sorted(losses[:7])
-    assert losses[7] == "–"
-    with page.expect_download() as taken:
-        page.locator("#improvement button.svg").click()
-    assert "var(" not in Path(taken.value.path()).read_text()
 
 
 def test_filters_hide_rows_and_tell_how_many_remain(visit):

@@ -8,7 +8,6 @@ from damage import WRONG, damaged, places
 from reporting.conftest import example, with_pairs
 from reporting.evaluation_example import evaluation
 from reporting.pretrained_example import study as pretrained
-from reporting.study_example import study
 
 from hfpatch import HfpatchError
 from hfpatch.reporting.markdown import markdown
@@ -20,8 +19,8 @@ EACH = 1  # of the wrong values, for each place; all of them in turn
 
 @pytest.mark.parametrize(
     "raw",
-    [with_pairs(example()), with_pairs(pretrained()), study(), evaluation().to_json()],
-    ids=["comparison", "pretrained", "study", "evaluation"],
+    [with_pairs(example()), with_pairs(pretrained()), evaluation().to_json()],
+    ids=["comparison", "pretrained", "evaluation"],
 )
 def test_one_wrong_value_is_reported_or_refused_in_one_line(raw, tmp_path):
     reported, messages, values = 0, [], cycle(WRONG)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from reporting.big import write_big_run
 from reporting.conftest import HOSTILE, with_pairs
-from reporting.study_example import study, write_study_run
+from reporting.pretrained_example import write_study
 from reporting.test_html import Page
 
 from hfpatch.errors import HfpatchError
@@ -45,7 +45,7 @@ def test_the_same_results_give_the_same_bytes_in_another_process_and_under_the_u
     import matplotlib as mpl
 
     if kind == "study":
-        run_dir = write_study_run(tmp_path / "study", study())
+        run_dir = write_study(tmp_path / "study")
     report = write_report(run_dir)
     first = {path.name: path.read_bytes() for path in report.paths}
     other = shutil.copytree(run_dir, tmp_path / "elsewhere")

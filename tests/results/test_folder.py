@@ -88,16 +88,10 @@ def test_a_run_without_results_yet_says_how_to_get_them(tmp_path):
 
 def test_a_kind_that_is_another_or_unknown_is_refused(tmp_path, run_dir):
     assert load_results(run_dir, None) == load_results(run_dir, "comparison")
-    with pytest.raises(HfpatchError, match="these are the results of hfpatch compare, not of hfpatch eval"):
+    with pytest.raises(HfpatchError, match="these are the results of hfpatch compare or pretrain, not of hfpatch eval"):
         load_results(run_dir, "evaluation")
     with pytest.raises(HfpatchError, match=r"kind='evaluatoin' \(did you mean 'evaluation'\?\)"):
         load_results(run_dir, "evaluatoin")
-    parameters = {"total": 2, "non_embedding": 1}
-    study = {"schema": 2, "kind": "pretraining", "complete": False, "seeds": [0], "baseline": "a"}
-    (tmp_path / "results.json").write_text(json.dumps({**study, "variants": {"a": {"parameters": parameters}}}))
-    assert load_results(tmp_path, None).kind == "pretraining"
-    with pytest.raises(HfpatchError, match="results of hfpatch pretrain, not of hfpatch compare"):
-        load_results(tmp_path)
 
 
 def test_what_is_no_number_is_left_out_or_not_a_number(build, raw):

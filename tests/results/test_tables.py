@@ -7,12 +7,12 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 from reporting.conftest import example, tuned_example, write_run
-from reporting.study_example import study
+from reporting.pretrained_example import study
 from reporting.test_evaluation import results as evaluated  # noqa: F401 - a fixture
 
 import hfpatch
 from hfpatch.reporting.explorer.entries import entries
-from hfpatch.results import ComparisonResults, StudyResults
+from hfpatch.results import ComparisonResults
 from hfpatch.results.parts import GroupResult
 
 SKIP, CLOZE = "pre_projection_skip", "tinyworld_cloze"
@@ -75,12 +75,7 @@ def test_the_other_tables_of_a_comparison(comparison):
         comparison.to_pandas("score")
 
 
-def test_a_study_and_an_evaluation(evaluated):  # noqa: F811
-    made = StudyResults.model_validate(study())
-    rows, runs = made.to_pandas(), made.to_pandas("runs")
-    assert rows.loss.tolist()[0] == made.rows[0].loss.mean
-    assert len(runs) == len(made.runs)
-    assert len(made.to_pandas("curves")) == sum(len(run.evaluation) for run in made.runs)
+def test_an_evaluation(evaluated):  # noqa: F811
     scores = evaluated.to_pandas()
     assert scores[scores.metric == "acc"].set_index("model").value.to_dict() == {"base": 0.5, "one": 0.25}
     assert scores[scores.model == "one"].groups.tolist() == [300, 300]
@@ -113,7 +108,7 @@ def test_without_pandas_the_message_says_so(comparison, monkeypatch):
 
 
 def test_a_notebook_shows_a_table(comparison, evaluated):  # noqa: F811
-    made = StudyResults.model_validate(study())
+    made = ComparisonResults.model_validate(study())
     for results in (comparison, made, evaluated, ComparisonResults.model_validate(json.loads(json.dumps(example())))):
         ElementTree.fromstring(f"<div>{results._repr_html_()}</div>")
     shown = comparison._repr_html_()

@@ -2,9 +2,8 @@
 
 from typing import assert_type
 
-from hfpatch.results import EvaluationResults, StudyResults, load_results
+from hfpatch.results import EvaluationResults, load_results
 
 assert_type(load_results("run").methods["lora"].trainable, int)
 assert_type(load_results("run", "evaluation"), EvaluationResults)
-assert_type(load_results("run", "pretraining"), StudyResults)
-load_results("run", None).methods["lora"]  # type: ignore[union-attr]  # a study and an evaluation have no methods
+load_results("run", None).methods["lora"]  # type: ignore[union-attr]  # an evaluation has no methods

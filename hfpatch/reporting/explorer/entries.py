@@ -8,17 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from hfpatch.reporting.comparison.tables import mean_of
 from hfpatch.reporting.evaluation import value_text
 from hfpatch.reporting.numbers import Change, Scale, change, change_of, change_text, diverged_text, scale_of, signed
-from hfpatch.reporting.study.answer import change_of as change_of_study
-from hfpatch.reporting.study.answer import not_run_text
 from hfpatch.results.identity import base_identity, task_identity
 from hfpatch.results.low_noise import LOW_NOISE
-from hfpatch.results.schema import ComparisonResults, EvaluationResults, Results, StudyResults, Task
+from hfpatch.results.schema import ComparisonResults, EvaluationResults, Results, Task
 from hfpatch.support.files import hash_values
 
 NOT_TESTED, NO_VERDICT = "not tested", "no verdict"
@@ -91,8 +88,6 @@ def entries(results: Results) -> list[Entry]:
     match results:
         case ComparisonResults():
             return list(_compared(results))
-        case StudyResults():
-            return list(_variants(results))
         case EvaluationResults():
             return list(_evaluated(results))
 
@@ -167,37 +162,6 @@ def _gain(difference: Change, higher: bool = True) -> dict[str, Any]:
     mean = f"{signed(difference.difference, 2)} {difference.scale.value}".rstrip()
     text = change_text(difference) if None not in ends else f"{mean}, no interval"
     return {"gain": difference.difference, "low": ends[0], "high": ends[1], "text": text}
-
-
-def _variants(study: StudyResults) -> Iterator[Entry]:
-    """Yield each variant at its best point."""
-    text = study.evaluation_data or study.data
-    axis = Axis(
-        task="validation loss",
-        metric="improvement",
-        unit="% lower",
-        model=f"pretrained in {study.name}" if study.name else "pretrained",
-        documents=f"{text['tokens']:,} tokens" if isinstance(text.get("tokens"), int) else "",
-        data=str(text.get("sha256") or "")[:12],
-        reference=study.baseline,
-        size="non-embedding parameters",
-    )
-    for name in study.others:
-        row = study.chosen.get(name)
-        runs = [] if row is None else [run.train for run in study.runs_of(row) if run.train is not None]
-        cost: dict[str, Any] = {
-            "parameters": study.variants[name].parameters.non_embedding,
-            "seconds": fmean(each.wall_s for each in runs) if runs else None,
-            "memory": fmean(each.peak_memory_bytes for each in runs) if runs else None,
-        }
-        if row is not None and row.improvement is not None:
-            gain, seeds = _gain(change_of_study(study, name)), len(study.seed_values(row)) or None
-            yield Entry(axis, name, **gain, verdict=study.verdict(name).tone, seeds=seeds, **cost)
-        else:
-            lost = diverged_text(row.diverged) if row is not None else ""
-            absent = not_run_text(row.missing) if row is not None and row.missing else ""
-            verdict = "diverged" if lost else NOT_TESTED
-            yield Entry(axis, name, text=lost or absent or "not compared", verdict=verdict, **cost)
 
 
 def _evaluated(results: EvaluationResults) -> Iterator[Entry]:

@@ -36,7 +36,6 @@ _READING = (
     "Time and memory are those of training, the mean over seeds, on the machine that the run names; on a CPU the "
     "memory is the peak of the whole process.",
 )
-_KINDS = {"comparison": "comparison", "pretraining": "study", "evaluation": "evaluation"}
 _RUNS = ("run", "kind", "model", "methods", "tasks", "better", "seeds", "started", "commit")
 _VERDICTS = ("better", "worse", "same", "undecided", "not tested", "no verdict", "diverged")
 
@@ -117,7 +116,7 @@ def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -
         seeds = {entry.seeds for entry in mine if entry.seeds}
         cells = (
             label,
-            _KINDS[results.kind] + ("" if complete else ", incomplete"),
+            ("study" if getattr(results, "study", None) else results.kind) + ("" if complete else ", incomplete"),
             mine[0].axis.model if mine else NOTHING,
             count(len({entry.method for entry in mine})),
             count(len({entry.axis.task for entry in mine})),

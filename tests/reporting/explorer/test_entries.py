@@ -4,11 +4,10 @@ import math
 
 import pytest
 from reporting.pretrained_example import study as pretrained
-from reporting.study_example import study
 from scipy import stats
 
 from hfpatch.reporting.explorer.entries import entries
-from hfpatch.results.schema import ComparisonResults, EvaluationResults, StudyResults
+from hfpatch.results.schema import ComparisonResults, EvaluationResults
 
 SKIP, CLOZE, TEXT = "pre_projection_skip", "tinyworld_cloze", "tinyworld_text"
 
@@ -73,22 +72,6 @@ def test_a_study_shows_each_variant_against_its_baseline():
     }
     axes = {(each.axis.reference, each.axis.size, each.axis.model) for each in found.values()}
     assert axes == {("linear", "non-embedding parameters", "pretrained in queries")}
-
-
-def test_a_study_shows_each_variant_at_its_best_point():
-    results = StudyResults.model_validate(study())
-    found = {each.method: each for each in entries(results)}
-    assert set(found) == set(results.others)
-    for name, each in found.items():
-        row = results.chosen[name]
-        assert each.parameters == results.variants[name].parameters.non_embedding
-        if row.improvement is None:
-            assert each.gain is None
-            continue
-        assert each.gain == pytest.approx(100 * row.improvement.mean)
-        assert each.low < 100 * row.improvement.low  # that of three intervals together
-        assert each.verdict == results.verdict(name).tone
-    assert {each.axis.reference for each in found.values()} == {results.baseline}
 
 
 def test_an_evaluation_shows_patches_against_the_base(evaluated):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from reporting.conftest import HOSTILE, example, write_run
-from reporting.study_example import study, write_study_run
+from reporting.pretrained_example import write_study
 from typer.testing import CliRunner
 
 from hfpatch import HfpatchError
@@ -26,7 +26,7 @@ def data_of(page):
 
 def test_runs_are_found_below_a_folder_and_links_are_relative(tmp_path):
     runs = tmp_path / "my runs"
-    for folder in (write_run(runs / "a", example()), write_study_run(runs / "deep" / "b", study())):
+    for folder in (write_run(runs / "a", example()), write_study(runs / "deep" / "b")):
         (folder / "report.html").write_text("")
     write_run(runs / "a" / "runs" / "nested", example())  # below a run
     write_run(runs / "c", example())
