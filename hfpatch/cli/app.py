@@ -327,7 +327,7 @@ def plan(
 
 @app.command()
 def explore(
-    places: Annotated[
+    folders: Annotated[
         list[Path],
         typer.Argument(metavar="RUN_DIR...", help="Folders that compare, pretrain or eval wrote, or that hold such."),
     ],
@@ -342,7 +342,7 @@ def explore(
     from hfpatch.reporting.explorer.page import write_explorer
     from hfpatch.reporting.terminal import print_document
 
-    written = write_explorer(places, out)
+    written = write_explorer(folders, out)
     print_document(written.document)
     print(f"page: {written.page}")
 

@@ -120,7 +120,7 @@ class TokenBlocks:
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Return (block_size,) ``input_ids``, ``labels``, packed ``position_ids`` or padded ``attention_mask``."""
         ids = torch.from_numpy(self.rows[index].astype(np.int64))
-        sizes = self.sizes[self._places(index)]
+        sizes = self.sizes[self._pieces(index)]
         filled = int(sizes.sum())
         labels = ids.masked_fill(torch.from_numpy(~self._predicted(index)), IGNORE)
         row = {"input_ids": ids, "labels": labels}
@@ -139,7 +139,7 @@ class TokenBlocks:
         """Return the rows with these indices, in their order, as blocks with their own hash."""
         if np.array_equal(indices, np.arange(len(self))):
             return self
-        pieces_of = [self._places(int(index)) for index in indices]
+        pieces_of = [self._pieces(int(index)) for index in indices]
         rows, sizes = self.rows[indices], np.concatenate([self.sizes[pieces] for pieces in pieces_of])
         offsets = np.cumsum([0, *(pieces.stop - pieces.start for pieces in pieces_of)], dtype=np.int64)
         learned = None if self.learned is None else self.learned[indices]
@@ -161,7 +161,7 @@ class TokenBlocks:
 
     def count_tokens(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> int:
         """Tokens in the rows with these indices, padding not counted."""
-        return sum(int(self.sizes[self._places(int(index))].sum()) for index in indices)
+        return sum(int(self.sizes[self._pieces(int(index))].sum()) for index in indices)
 
     def count_predicted(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> int:
         """Tokens that the rows with these indices predict: the learned ones, but never the first of a piece."""
@@ -185,12 +185,12 @@ class TokenBlocks:
             facts["mixture"] = [asdict(part) for part in self.parts]
         return facts
 
-    def _places(self, index: int) -> slice:
+    def _pieces(self, index: int) -> slice:
         return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
 
     def _predicted(self, index: int) -> Mask:
         """Return (block_size,) which tokens of a row are predicted."""
-        pieces = self._places(index)
+        pieces = self._pieces(index)
         ends = np.cumsum(self.sizes[pieces])
         predicted: Mask = np.arange(self.block_size) < ends[-1]
         if self.learned is not None:
@@ -234,8 +234,8 @@ def blocks_from_stream(
         stream = TokenStream(gather(stream.tokens, ranges), stream.lengths, learned)
         owners = np.repeat(np.arange(len(stream.lengths), dtype=np.int32), stream.lengths)
     if settings.layout == "stream":
-        places = "".join(f"[{begin}:{stop}]" for begin, stop in ranges)
-        identity = f"{sha256 or _hash_arrays(stream.tokens)} {places}"
+        slices = "".join(f"[{begin}:{stop}]" for begin, stop in ranges)
+        identity = f"{sha256 or _hash_arrays(stream.tokens)} {slices}"
         return _cut_blocks(stream, settings, revision, identity, owners, start, file)
 
     pieces = _cut_documents(stream, settings, len(start))

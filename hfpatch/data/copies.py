@@ -51,9 +51,9 @@ class Digests:
             np.concatenate([digest.whole for digest in digests]),
         )
 
-    def take(self, places: npt.NDArray[np.int64]) -> Digests:
+    def take(self, indices: npt.NDArray[np.int64]) -> Digests:
         """Return the digests of these documents."""
-        kept = np.isin(self.documents, places)
+        kept = np.isin(self.documents, indices)
         return Digests(self.values[kept], self.documents[kept], self.whole[kept])
 
     def repeated(self, groups: npt.NDArray[np.int64]) -> Flags:

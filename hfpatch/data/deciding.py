@@ -18,9 +18,9 @@ from hfpatch.data.rows import count_groups
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
 
-Places = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
 NOTHING: Values = np.empty(0, np.uint64)
-NONE: Places = np.empty(0, np.int64)
+NONE: Indices = np.empty(0, np.int64)
 RUN = 4
 """Documents that are drawn together, as neighbours in the text."""
 
@@ -53,7 +53,7 @@ class Candidates:
     tasks: Flags
     held_out: int = 0
     tuning: int = 0
-    groups: Places | None = None
+    groups: Indices | None = None
     read: Digests | None = None
 
 
@@ -61,9 +61,9 @@ class Candidates:
 class Chosen:
     """The documents of one source to train on, to hold out, and to tune on: ascending indices."""
 
-    train: Places
-    held_out: Places = field(default_factory=lambda: NONE)
-    tuning: Places = field(default_factory=lambda: NONE)
+    train: Indices
+    held_out: Indices = field(default_factory=lambda: NONE)
+    tuning: Indices = field(default_factory=lambda: NONE)
 
 
 def choose_documents(
@@ -102,7 +102,7 @@ def choose_documents(
 
 
 def _choose(
-    source: Candidates, groups: Places, good: Flags, alike: Flags, excluded: Values, seed: int, notes: list[str]
+    source: Candidates, groups: Indices, good: Flags, alike: Flags, excluded: Values, seed: int, notes: list[str]
 ) -> Chosen:
     """Choose the documents of one source, and add a sentence to ``notes`` for each use that leaves some out.
 
@@ -111,7 +111,7 @@ def _choose(
     count = len(groups)
     in_tasks = np.isin(np.arange(count), source.digests.documents[np.isin(source.digests.values, excluded)])
     unit, total = ("documents", count) if source.groups is None else ("groups", len(np.unique(groups)))
-    taken, chosen = np.zeros(count, np.bool_), list[Places]()
+    taken, chosen = np.zeros(count, np.bool_), list[Indices]()
     for key, wanted, before, also in (
         ("data.held_out", source.held_out, 0, ""),
         ("tuning.held_out", source.tuning, source.held_out, " and in none of the tasks"),
@@ -153,28 +153,28 @@ def _choose(
     return Chosen(train, *chosen)
 
 
-def in_order(groups: Places) -> Places:
+def in_order(groups: Indices) -> Indices:
     """Return each group once, in the order of their first documents."""
-    _, places = np.unique(groups, return_index=True)
-    return groups[np.sort(places)]
+    _, firsts = np.unique(groups, return_index=True)
+    return groups[np.sort(firsts)]
 
 
-def draw(places: Places, count: int, *, seed: Sequence[int], run: int = RUN) -> Places:
-    """Draw ``count`` of ``places`` over their whole length, in runs of neighbours.
+def draw(indices: Indices, count: int, *, seed: Sequence[int], run: int = RUN) -> Indices:
+    """Draw ``count`` of ``indices`` over their whole length, in runs of neighbours.
 
-    The places are cut into as many equal strata as there are runs, and one run is at a random place in each. Runs show
+    The indices are cut into as many equal strata as there are runs, and one run is at a random place in each. Runs show
     whether neighbours are alike, as lines of one article are. The generator is numpy's PCG64.
     """
     if count == 0:
         return NONE
     generator = np.random.Generator(np.random.PCG64(seed))
     sizes = [run] * (count // run) + [count % run] * (count % run > 0)
-    bounds = len(places) * np.cumsum([0, *sizes]) // count
+    bounds = len(indices) * np.cumsum([0, *sizes]) // count
     starts = [
         low + int(generator.integers(high - low - size + 1))
         for size, (low, high) in zip(sizes, pairwise(bounds), strict=True)
     ]
-    chosen: Places = places[
+    chosen: Indices = indices[
         np.concatenate([np.arange(start, start + size) for start, size in zip(starts, sizes, strict=True)])
     ]
     return chosen

@@ -328,9 +328,9 @@ def _lay_out(
     if text.cache_dir is None:
         with TemporaryDirectory(ignore_cleanup_errors=True) as rows:
             return _build(text.file, settings, chosen, pad, start, Path(rows))
-    places = [hashlib.sha256(documents.tobytes()).hexdigest() for documents in vars(chosen).values()]
+    hashes = [hashlib.sha256(documents.tobytes()).hexdigest() for documents in vars(chosen).values()]
     layout = [settings.layout, settings.block_size, settings.scored_tokens, pad, start]
-    key = hash_values([_CACHE_FORMAT, text.file.info.model_dump(mode="json"), layout, places])
+    key = hash_values([_CACHE_FORMAT, text.file.info.model_dump(mode="json"), layout, hashes])
     folder = text.cache_dir / key[:32]
     if folder.is_dir() and (cached := _read_cache(folder)) is not None:
         return cached
@@ -361,9 +361,9 @@ def _build(
     """Lay out documents, with files in ``folder`` that may be removed afterwards: mapped files stay readable."""
     named = settings.model_copy(update={"source": file.info.source})
     blocks: dict[str, TokenBlocks] = {}
-    for name, places in vars(chosen).items():
-        if len(places):
-            stream = file.stream.take(places)
+    for name, indices in vars(chosen).items():
+        if len(indices):
+            stream = file.stream.take(indices)
             if name != "train" and settings.scored_tokens is not None:
                 stream = replace(stream, lengths=np.minimum(stream.lengths, settings.scored_tokens))
             made = blocks_from_stream(
@@ -377,7 +377,7 @@ def _build(
                 sha256=f"{file.info.dtype} {file.info.sha256}",
             )
             if name != "train" and file.groups is not None:
-                groups = np.unique(file.groups[places], return_inverse=True)[1].astype(np.int32)
+                groups = np.unique(file.groups[indices], return_inverse=True)[1].astype(np.int32)
                 made = replace(made, groups=groups)
             blocks[name] = made
     return blocks

@@ -113,12 +113,12 @@ def draw_plan(
         )
     generator = np.random.Generator(np.random.PCG64(seed))
     order = np.empty(steps * batch_size, dtype=np.int64)
-    places, first = [np.arange(len(order))], 0  # of each source
+    positions, first = [np.arange(len(order))], 0  # of each source
     if parts:
         shares = split_by_weight(len(order), [weight for _, weight in parts])
         source = generator.permutation(np.repeat(np.arange(len(parts)), shares))
-        places = [np.flatnonzero(source == number) for number in range(len(parts))]
-    for size, at in zip([size for size, _ in parts] or [blocks], places, strict=True):
+        positions = [np.flatnonzero(source == number) for number in range(len(parts))]
+    for size, at in zip([size for size, _ in parts] or [blocks], positions, strict=True):
         for start in range(0, len(at), size):
             order[at[start : start + size]] = first + generator.permutation(size)[: len(at) - start]
         first += size

@@ -48,9 +48,9 @@ class TokenStream:
         """Where each document begins: (documents,) int64."""
         return np.cumsum(self.lengths) - self.lengths if self.starts is None else self.starts
 
-    def take(self, places: Integers) -> TokenStream:
+    def take(self, indices: Integers) -> TokenStream:
         """Return the documents at these places, in their order; no token is copied."""
-        return replace(self, lengths=self.lengths[places], starts=self.begins[places], digests=None, kept=None)
+        return replace(self, lengths=self.lengths[indices], starts=self.begins[indices], digests=None, kept=None)
 
     def ranges(self) -> list[tuple[int, int]]:
         """Return the start and end of each stretch of documents that follow one another."""

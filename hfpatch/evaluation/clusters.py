@@ -65,9 +65,9 @@ def cluster_columns(tasks: Mapping[str, Any], given: Mapping[str, str | None]) -
 
 def grouped(clusters: Sequence[str | None]) -> Groups:
     """Return the group of each document from its group's name; None is a group of one."""
-    places: dict[object, int] = {}
+    numbers: dict[object, int] = {}
     names = ((index,) if name is None else name for index, name in enumerate(clusters))
-    return np.array([places.setdefault(name, len(places)) for name in names], dtype=np.int64)
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
 
 
 def count_groups(groups: Groups) -> int:

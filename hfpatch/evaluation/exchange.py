@@ -117,9 +117,9 @@ def exchange_rate(
         (x, ours), (other_x, theirs) = frontier(logs[0], gains[:, :sizes]), frontier(logs[1], gains[:, sizes:])
         lowest, highest = np.maximum(ours[:, 0], theirs[:, 0]), np.minimum(ours[:, -1], theirs[:, -1])
         areas = np.full(len(gains), np.nan)
-        places = (np.arange(_LEVELS) + 0.5) / _LEVELS
+        shares = (np.arange(_LEVELS) + 0.5) / _LEVELS
         for draw in np.flatnonzero(lowest <= highest):
-            levels = lowest[draw] + (highest[draw] - lowest[draw]) * places
+            levels = lowest[draw] + (highest[draw] - lowest[draw]) * shares
             areas[draw] = np.mean(np.interp(levels, ours[draw], x) - np.interp(levels, theirs[draw], other_x))
         return areas, lowest, highest
 

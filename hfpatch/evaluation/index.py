@@ -124,7 +124,7 @@ def entries_of(name: str, added: AddedFolder) -> Index:
         raise HfpatchError(f"--tasks {name}: name the task as the file does, with its folder as include_path {folder}")
 
     # suggest the nearest of all names, and the nearest of the user's own
-    defined = {found for text in _texts().values() for found in _DEFINED.findall(text)}
+    defined = {defined_name for text in _texts().values() for defined_name in _DEFINED.findall(text)}
     hints = (nearest(name, [*sorted(added.index), *ours, *_files(), *sorted(defined)]), nearest(name, added.index))
     meant = dict.fromkeys(re.findall(r"'([^']+)'", "".join(hints)))
     hint = f" (did you mean {' or '.join(map(repr, meant))}?)" if meant else ""

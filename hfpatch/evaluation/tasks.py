@@ -264,10 +264,10 @@ def read_documents(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
     if not path.is_file():
         raise HfpatchError(f"{path}: no such data file; put it there or leave out the data folder to use the hub")
     documents = []
-    for place, row in read_json_lines(path):
+    for where, row in read_json_lines(path):
         missing = [field for field in fields if field not in row]
         if missing:
-            raise HfpatchError(f"{place}: no field {missing[0]!r}; required fields: {', '.join(fields)}")
+            raise HfpatchError(f"{where}: no field {missing[0]!r}; required fields: {', '.join(fields)}")
         documents.append({field: row[field] for field in fields})
     if not documents:
         raise HfpatchError(f"{path}: contains no documents; use a file with one JSON object per line")

@@ -267,9 +267,9 @@ class Hooked:
                     setattr(module(parent), name, Around(module(path)))
             part: Any = MADE[item["kind"]](**item["options"])
             module(item["host"]).add_module(item["name"], part)
-            places = {role: [module(path) for path in role_paths] for role, role_paths in item["at"].items()}
+            modules = {role: [module(path) for path in role_paths] for role, role_paths in item["at"].items()}
             inside = f"{item['host']}.{item['name']}".removeprefix(item["block"]).lstrip(".")
-            part.hook_into(module(item["block"]), inside, partial(part.act_on, places))
+            part.hook_into(module(item["block"]), inside, partial(part.act_on, modules))
             if "around_blocks" in item:
                 blocks = item["around_blocks"]
                 part.share_across(module(blocks), item["block"].removeprefix(blocks).lstrip("."))

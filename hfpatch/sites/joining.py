@@ -219,14 +219,14 @@ class _Frame:
                 self.assign(item, values[index] if index < len(values) else None)
 
     def choice(self, node: ast.If) -> None:
-        known = self.known(node.test)
-        if known is not None:
-            return self.statements(node.body if known else node.orelse)
+        decided = self.known(node.test)
+        if decided is not None:
+            return self.statements(node.body if decided else node.orelse)
         reads: list[list[Branch | None]] = [[], []]
         ways = [self.way(body, inside) for body, inside in zip((node.body, node.orelse), reads, strict=True)]
         if self.reader.reads is not None:  # one way may be cross-attention's
-            own = [read for way in reads for read in way if isinstance(read, Branch)]
-            self.reader.reads += own or [read for way in reads for read in way]
+            branches = [read for way in reads for read in way if isinstance(read, Branch)]
+            self.reader.reads += branches or [read for way in reads for read in way]
         ends = [end for end, _ in ways]
         joined = [end.branch for end in ends if isinstance(end, _Joined)]
         if len(joined) == 2 and joined[0] == joined[1]:
@@ -291,8 +291,8 @@ class _Frame:
             case ast.Call():
                 return self.called(node)
             case ast.IfExp():
-                known = self.known(node.test)
-                ways = [node.body, node.orelse] if known is None else [node.body if known else node.orelse]
+                decided = self.known(node.test)
+                ways = [node.body, node.orelse] if decided is None else [node.body if decided else node.orelse]
                 return _merged([self.value(way) for way in ways])
             case ast.Starred() | ast.NamedExpr():
                 return self.value(node.value)

@@ -282,7 +282,7 @@ def _is_library(module: str) -> bool:
     """Return whether a module is part of Python, of hfpatch or of an installed package, or is not found."""
     if module in sys.modules:
         loaded: Any = sys.modules[module]
-        places = [getattr(loaded, "__file__", None) or next(iter(getattr(loaded, "__path__", ())), None)]
+        paths = [getattr(loaded, "__file__", None) or next(iter(getattr(loaded, "__path__", ())), None)]
     else:
         try:
             spec = importlib.util.find_spec(module.partition(".")[0])
@@ -290,8 +290,8 @@ def _is_library(module: str) -> bool:
             return True
         if spec is None or spec.origin in ("built-in", "frozen"):
             return True
-        places = [spec.origin if spec.has_location else None, *(spec.submodule_search_locations or ())]
-    return all(str(place).startswith(_installed(tuple(sys.path))) for place in places if place is not None)
+        paths = [spec.origin if spec.has_location else None, *(spec.submodule_search_locations or ())]
+    return all(str(path).startswith(_installed(tuple(sys.path))) for path in paths if path is not None)
 
 
 def _imports(code: CodeType, space: dict[str, Any]) -> Iterator[tuple[str, Sequence[str]]]:

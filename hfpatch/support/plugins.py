@@ -73,13 +73,13 @@ def is_installed(module: str) -> bool:
         spec = importlib.util.find_spec(module.partition(".")[0])  # to look deeper would import the package
         if spec is None or spec.origin in ("built-in", "frozen"):
             return True
-        places = [spec.origin] if spec.has_location and spec.origin else []
-        places += spec.submodule_search_locations or []  # of a package without a file everything on the path
+        paths = [spec.origin] if spec.has_location and spec.origin else []
+        paths += spec.submodule_search_locations or []  # of a package without a file everything on the path
     except ValueError:  # a module that is loaded and does not say from where
         return False
     finally:
         sys.path[:] = before
-    return all(is_installed_path(Path(path)) for path in places)
+    return all(is_installed_path(Path(path)) for path in paths)
 
 
 def is_installed_path(path: Path) -> bool:

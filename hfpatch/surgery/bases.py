@@ -229,10 +229,10 @@ def place_base(base: Base, device: torch.device) -> None:
 
 def check_place(base: Base, device: torch.device) -> None:
     """Raise :class:`HfpatchError` if a placed base has no weights on the device that this process trains on."""
-    places = {value.device for value in base.model.parameters() if not value.is_meta} if base.placed else set()
-    if places and not any((at.type, at.index or 0) == (device.type, device.index or 0) for at in places):
+    devices = {value.device for value in base.model.parameters() if not value.is_meta} if base.placed else set()
+    if devices and not any((at.type, at.index or 0) == (device.type, device.index or 0) for at in devices):
         raise HfpatchError(
-            f"the base is on {', '.join(sorted(map(str, places)))} and this process trains on {device}; change "
+            f"the base is on {', '.join(sorted(map(str, devices)))} and this process trains on {device}; change "
             "model.device_map, or the process's device by CUDA_VISIBLE_DEVICES or ACCELERATE_USE_CPU=true"
         )
 
@@ -311,8 +311,8 @@ def _require_hub(name: str, revision: str | None) -> None:
 def hash_weights(model: nn.Module) -> str:
     """Return the SHA-256 over the names and the bytes of all base parameters, adapters and ties left out."""
     tied = dict(getattr(model, "all_tied_weights_keys", {}))
-    distinct: dict[int, _Place] = {}
-    for entry in _places(model):
+    distinct: dict[int, _BaseTensor] = {}
+    for entry in _base_tensors(model):
         is_tie = entry.tensor.is_meta and entry.name in tied  # ties are not seen once accelerate has offloaded them
         if isinstance(entry.tensor, nn.Parameter) and not is_tie:
             distinct.setdefault(id(entry.tensor), entry)
@@ -357,7 +357,7 @@ def fingerprint(model: nn.Module, kinds: Sequence[str] = ("exact", *_HALVES)) ->
     digests = {kind: xxhash.xxh3_128() for kind in (*kinds, _BODY)}
     prefix = getattr(model, "base_model_prefix", "")
     prefix = f"{prefix}." if prefix and hasattr(model, prefix) else ""
-    for entry in sorted(_places(model), key=lambda entry: entry.name):
+    for entry in sorted(_base_tensors(model), key=lambda entry: entry.name):
         flat = entry.value().reshape(-1)
         for kind, digest in digests.items():
             rounded = kind in _HALVES and flat.is_floating_point()
@@ -402,7 +402,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _BaseTensor:
     """A parameter or persistent buffer of the base: its name, and where it is."""
 
     name: str
@@ -421,7 +421,7 @@ class _Place:
         raise HfpatchError(f"{self.name} is on the meta device and has no values; load the model's weights first")
 
 
-def _places(model: nn.Module) -> Iterator[_Place]:
+def _base_tensors(model: nn.Module) -> Iterator[_BaseTensor]:
     """Yield the parameters and persistent buffers of the base; before PEFT is imported no model has an adapter."""
     modules: Iterable[tuple[str, nn.Module]] = model.named_modules()
     if "peft" in sys.modules:
@@ -431,11 +431,11 @@ def _places(model: nn.Module) -> Iterator[_Place]:
     for at, module in modules:
         for key, tensor in [*module._parameters.items(), *module._buffers.items()]:
             if tensor is not None and key not in module._non_persistent_buffers_set:
-                yield _Place(f"{at}.{key}" if at else key, module, key, tensor)
+                yield _BaseTensor(f"{at}.{key}" if at else key, module, key, tensor)
 
 
 def _dtypes(model: nn.Module) -> list[str]:
-    return sorted({str(entry.tensor.dtype).removeprefix("torch.") for entry in _places(model)})
+    return sorted({str(entry.tensor.dtype).removeprefix("torch.") for entry in _base_tensors(model)})
 
 
 def _commit(source: str, file: Path | None, revision: str | None) -> str | None:

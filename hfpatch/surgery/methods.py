@@ -213,10 +213,10 @@ def target_names(
                 for index, (block, inside) in enumerate(parts.items())
                 if index not in surveyed.skipped
             }
-            known = {n[len(block) + 1 :].split(".")[0] for block, inside in beside.items() for n in inside}
+            beside_names = {n[len(block) + 1 :].split(".")[0] for block, inside in beside.items() for n in inside}
             for index in surveyed.skipped:
                 block = surveyed.blocks[index]
-                beside[block] = {n for n in parts[block] if n[len(block) + 1 :].split(".")[0] in known}
+                beside[block] = {n for n in parts[block] if n[len(block) + 1 :].split(".")[0] in beside_names}
             outside = set().union(*beside.values())
             names = [name for name in names if name in outside]
     if not names:

@@ -167,12 +167,12 @@ def random_tokens(model: Any, rows: int, size: int, seed: int = 0) -> Tensor:
 def _equal_padded(parts: Parts, modules: Sequence[nn.Module], tokens: Tensor, sizes: tuple[int, int]) -> bool:
     """Return whether rows of these sizes have the same features alone and padded; trimmed, at two of three places."""
     alone = [parts.features(tokens[row : row + 1, :size])[0, :size] for row, size in enumerate(sizes)]
-    places = [torch.arange(size, device=tokens.device) for size in sizes]
+    positions = [torch.arange(size, device=tokens.device) for size in sizes]
     if modules:
-        places = [place[(place % 3 != 1) | (len(place) < 3)] for place in places]
-    expected = torch.cat([row[nodes] for row, nodes in zip(alone, places, strict=True)]).float()
-    counts = torch.tensor([len(nodes) for nodes in places], device=tokens.device)
-    rows, nodes = torch.arange(2, device=tokens.device).repeat_interleave(counts), torch.cat(places)
+        positions = [kept_at[(kept_at % 3 != 1) | (len(kept_at) < 3)] for kept_at in positions]
+    expected = torch.cat([row[nodes] for row, nodes in zip(alone, positions, strict=True)]).float()
+    counts = torch.tensor([len(nodes) for nodes in positions], device=tokens.device)
+    rows, nodes = torch.arange(2, device=tokens.device).repeat_interleave(counts), torch.cat(positions)
     padded = tokens.clone()
     padded[1, sizes[1] :] = 0
     with only_at(modules, rows, nodes, padded):

@@ -56,13 +56,13 @@ def only_at(modules: Sequence[nn.Module], rows: Tensor, nodes: Tensor, tokens: T
         nodes: (n,), its place in the row.
         tokens: (batch, seq).
     """
-    places, shape = rows * tokens.shape[1] + nodes, tokens.shape
+    positions, shape = rows * tokens.shape[1] + nodes, tokens.shape
 
     def taken(value: Any) -> Any:
         """Select positions of (batch, seq, width), or of (batch · seq, width) as OPT's MLP has them."""
         if not isinstance(value, Tensor) or value.shape[:-1] not in (shape, (shape.numel(),)):
             return value
-        chosen = value.flatten(0, -2)[places.to(value.device)]
+        chosen = value.flatten(0, -2)[positions.to(value.device)]
         return chosen if value.dim() == 2 else chosen[None]
 
     def enter(_module: nn.Module, arguments: Any, options: Mapping[str, Any]) -> Any:
@@ -70,7 +70,7 @@ def only_at(modules: Sequence[nn.Module], rows: Tensor, nodes: Tensor, tokens: T
 
     def leave(_module: nn.Module, _arguments: Any, output: Tensor) -> Tensor:
         full = output.new_zeros((shape.numel(), output.shape[-1]))
-        full[places.to(output.device)] = output.flatten(0, -2)
+        full[positions.to(output.device)] = output.flatten(0, -2)
         return full if output.dim() == 2 else full.view(*shape, -1)
 
     handles = []

@@ -11,11 +11,11 @@ from hfpatch.sites.layouts import Projections, separate
 
 def adapted_qkv(attention: nn.Module, config: Any) -> Projections:
     """Read the projections, which the layers share, and the adapters of each layer."""
-    found = separate()(attention, config)
+    projections = separate()(attention, config)
     if not config.use_shared_attention_adapter:
-        return found
+        return projections
     adapted = {}
-    for target, projection in found.items():
+    for target, projection in projections.items():
         path = f"linear_{target[0]}_adapter_list"
         adapters = attention.get_submodule(path).named_children()
         used = tuple(f"{path}.{name}" for name, adapter in adapters if not isinstance(adapter, nn.Identity))
