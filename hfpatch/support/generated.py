@@ -154,29 +154,29 @@ def _read(module: str) -> _Source:
     names: list[str] = []
     for node in ast.parse(text).body:
         if isinstance(node, ast.Import):
-            for each in node.names:  # ``import a.b`` and ``import a.c`` bind one name
-                name = each.asname or each.name.partition(".")[0]
+            for alias in node.names:  # ``import a.b`` and ``import a.c`` bind one name
+                name = alias.asname or alias.name.partition(".")[0]
                 before = source.outside.get(name, ("", ""))[0]
-                source.outside[name] = ("\n".join(filter(None, [before, f"import {ast.unparse(each)}"])), "")
+                source.outside[name] = ("\n".join(filter(None, [before, f"import {ast.unparse(alias)}"])), "")
         elif isinstance(node, ast.ImportFrom):
             home = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            for each in node.names:
-                name = each.asname or each.name
+            for alias in node.names:
+                name = alias.asname or alias.name
                 if not _is_own(home, module):
-                    source.outside[name] = (f"from {home}", ast.unparse(each))
-                elif _is_module(home, each.name):
-                    source.outside[name] = (f"import {home}.{each.name}", "")  # which is refused where it is used
+                    source.outside[name] = (f"from {home}", ast.unparse(alias))
+                elif _is_module(home, alias.name):
+                    source.outside[name] = (f"import {home}.{alias.name}", "")  # which is refused where it is used
                 else:
                     lazy = importlib.import_module(home)._HOMES if home == "hfpatch" else None
-                    origin = home if lazy is None else f"hfpatch.{lazy.get(each.name, 'errors')}"
-                    source.inside[name] = (origin, each.name)
-                    if name != each.name:
-                        source.definitions[name] = f"{name} = {each.name}"
+                    origin = home if lazy is None else f"hfpatch.{lazy.get(alias.name, 'errors')}"
+                    source.inside[name] = (origin, alias.name)
+                    if name != alias.name:
+                        source.definitions[name] = f"{name} = {alias.name}"
         else:  # the docstring of a constant belongs to the definition before it
             names = names if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else _bound(node)
-            start = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+            start = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
             code = "\n".join(lines[start - 1 : node.end_lineno])
-            used = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+            used = {name_node.id for name_node in ast.walk(node) if isinstance(name_node, ast.Name)}
             for name in names:  # a name may be bound again, or filled later
                 source.definitions[name] = "\n".join(filter(None, [source.definitions.get(name), code]))
                 source.uses.setdefault(name, set()).update(used)
@@ -274,40 +274,40 @@ def standalone_source(cls: type, called: Collection[str]) -> tuple[str, set[str]
         raise ValueError(f"the source of {where} cannot be read ({error}); put the class into a file") from error
     lines, node = source.splitlines(), ast.parse(source).body[0]
     assert isinstance(node, ast.ClassDef)
-    options = {ast.unparse(each.target) for each in node.body if _is_option(each)}
+    options = {ast.unparse(item.target) for item in node.body if _is_option(item)}
     members: dict[str, list[ast.stmt]] = {}
-    for each in node.body:
-        for name in () if _is_option(each) else _bound(each):
-            members.setdefault(name, []).append(each)
+    for item in node.body:
+        for name in () if _is_option(item) else _bound(item):
+            members.setdefault(name, []).append(item)
 
     # Members that are called from outside, and the members that these use
     left = members.keys() & set(called)
     if "__post_init__" in members:  # kept where it computes more than the options, which are saved as it left them
-        nodes = [each for each in ast.walk(members["__post_init__"][-1]) if isinstance(each, ast.Attribute)]
-        if {each.attr for each in nodes if isinstance(each.ctx, ast.Store)} - options:
+        nodes = [item for item in ast.walk(members["__post_init__"][-1]) if isinstance(item, ast.Attribute)]
+        if {item.attr for item in nodes if isinstance(item.ctx, ast.Store)} - options:
             left.add("__post_init__")
     kept: set[str] = set()
     while left:
         kept |= left
-        used_by = [each for name in left for member in members[name] for each in ast.walk(member)]
-        names = {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in used_by}
+        used_by = [item for name in left for member in members[name] for item in ast.walk(member)]
+        names = {item.attr if isinstance(item, ast.Attribute) else getattr(item, "id", "") for item in used_by}
         left = (names & members.keys()) - kept
 
     parts = [f"class {cls.__name__}({_BASE}):"]
-    for index, each in enumerate(node.body):
-        if index == 0 and isinstance(each, ast.Expr):
-            parts.append("\n".join(lines[each.lineno - 1 : each.end_lineno]) + "\n")
-        elif _is_option(each):
-            parts.append(f"    {ast.unparse(each.target)}: {ast.unparse(each.annotation)}")
-        elif kept & {*_bound(each)}:
-            start = min([each.lineno, *(decorator.lineno for decorator in getattr(each, "decorator_list", ()))])
-            blank = "" if isinstance(each, ast.Assign | ast.AnnAssign) else "\n"
-            parts.append(blank + "\n".join(lines[start - 1 : each.end_lineno]))
+    for index, item in enumerate(node.body):
+        if index == 0 and isinstance(item, ast.Expr):
+            parts.append("\n".join(lines[item.lineno - 1 : item.end_lineno]) + "\n")
+        elif _is_option(item):
+            parts.append(f"    {ast.unparse(item.target)}: {ast.unparse(item.annotation)}")
+        elif kept & {*_bound(item)}:
+            start = min([item.lineno, *(decorator.lineno for decorator in getattr(item, "decorator_list", ()))])
+            blank = "" if isinstance(item, ast.Assign | ast.AnnAssign) else "\n"
+            parts.append(blank + "\n".join(lines[start - 1 : item.end_lineno]))
     used: set[str] = set()
-    for member in (each for name in kept for each in members[name]):
+    for member in (item for name in kept for item in members[name]):
         code = member.body if isinstance(member, ast.FunctionDef) else [member]
-        in_code = {each.id for part in code for each in ast.walk(part) if isinstance(each, ast.Name)}
-        ids = {each.id for each in ast.walk(member) if isinstance(each, ast.Name)}
+        in_code = {item.id for part in code for item in ast.walk(part) if isinstance(item, ast.Name)}
+        ids = {item.id for item in ast.walk(member) if isinstance(item, ast.Name)}
         used |= ids - ({"hfpatch"} - in_code)  # which annotations may name
     return "\n".join(parts), used
 
