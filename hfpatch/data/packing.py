@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Integers: TypeAlias = npt.NDArray[np.int64]
-_CHUNK = 1 << 16
-_SHORT = 5
-_SHORTEST_ROW, _ENOUGH = 12, 64
+_CHUNK = 1 << 16  # pieces at once as numbers of Python
+_SHORT = 5  # tokens of a probe's short document
+_SHORTEST_ROW, _ENOUGH = 12, 64  # tokens of a probe's row: two documents fit, and crossing shows in short rows
 _FIXED_ROPE = {"default", "linear", "llama3", "yarn"}  # whose frequencies do not depend on the length of the input
 _SHARE_OF_LEAK = {torch.float32: 1e-3, torch.float64: 1e-3}
 _SHARE_OF_LEAK_LOW_PRECISION = 0.1

@@ -19,7 +19,7 @@ from hfpatch.sites import count_values
 from hfpatch.training.processes import runs_on_cpu
 from hfpatch.tuners.adapters import block_of
 
-_SIDE = {"cpu": 512, "cuda": 8192}
+_SIDE = {"cpu": 512, "cuda": 8192}  # of square matrices that keep a device busy for milliseconds
 _REPEATS = 5  # of which the fastest counts
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")

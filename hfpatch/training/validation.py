@@ -17,7 +17,7 @@ from hfpatch.support.modes import evaluating
 from hfpatch.training.head import loss_in_forward
 
 Row = dict[str, torch.Tensor]
-_START_TOKENS, _START_BLOCKS = 16, 64
+_START_TOKENS, _START_BLOCKS = 16, 64  # tokens of each piece, which depend on how it begins; blocks for two means
 
 
 def autocast_context(dtype: str | None, device: torch.device) -> contextlib.AbstractContextManager[object]:

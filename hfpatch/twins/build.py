@@ -19,7 +19,7 @@ from hfpatch.recipes.models import ScratchSettings
 from hfpatch.twins.sizes import DROPOUTS, HEAD, HEADS, LAYER_COUNTS, LAYERS, SIZES, SWITCHES, VOCABULARY, correct
 
 MOST_LAYERS = 6
-RANK = 24
+RANK = 24  # below the twins' width, as W_1 and W_2 are in real models
 NOISE = 0.1  # moves biases and gains off the zero and one where a wrong site would not show
 
 
