@@ -6,7 +6,7 @@ Every function draws on matplotlib's axes. Colours and fonts are :mod:`hfpatch.r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -78,14 +78,10 @@ def to_svgs(figures: Mapping[str, Figure]) -> dict[str, str]:
     return {name: to_svg(figure) for name, figure in figures.items()}
 
 
-def robust_limit(
-    sizes: Iterable[float],
-    times: float = 2.0,
-    typical: Callable[[list[float]], float] = lambda sizes: float(np.quantile(sizes, 0.75)),
-) -> float:
-    """Return the largest of ``sizes``, or if that is an outlier ``times`` the ``typical`` one; 1 if none is known."""
+def robust_limit(sizes: Iterable[float], times: float = 2.0) -> float:
+    """Return the largest of ``sizes``, or if that is an outlier ``times`` the upper quartile; 1 if none is known."""
     finite = [size for size in sizes if 0 < size < LARGEST]
-    return min(max(finite), times * typical(finite)) if finite else 1.0
+    return min(max(finite), times * float(np.quantile(finite, 0.75))) if finite else 1.0
 
 
 def integer_axis(ax: Axes, label: str, ticks: int | Literal["auto"] = "auto") -> None:
@@ -107,13 +103,11 @@ class Interval:
     Attributes:
         change: the difference with the interval of its verdict (NaN if it has none).
         verdict: decides colour and mark.
-        single: single values behind it.
         plain: the interval of this difference alone, where it is not that of the verdict.
     """
 
     change: Change
     verdict: Tone
-    single: Sequence[float] = ()
     plain: tuple[float, float] | None = None
 
 
@@ -142,7 +136,6 @@ def forest(
         if row.plain is not None and all(map(math.isfinite, row.plain)):
             inner = np.clip(row.plain, left, right)
             ax.hlines(y, inner[0], inner[1], color=colour, linewidth=2.8, zorder=3)
-        ax.plot(row.single, [y + 0.22] * len(row.single), "|", color=MUTED, markersize=5, zorder=3)
         if left <= change.difference <= right:
             ax.plot(change.difference, y, marker, color=colour, markerfacecolor=face, markersize=6.5, zorder=4)
         else:
@@ -171,16 +164,14 @@ def verdict_key(figure: Figure, verdicts: Iterable[Tone], *, margin: str = "") -
     figure.legend(handles=handles, loc="outside lower center", ncols=5, handletextpad=0.5, columnspacing=1.8)
 
 
-def line(ax: Axes, x: ArrayLike, y: ArrayLike, look: Style, index: int, band: Sequence[Floats] | None = None) -> None:
+def line(ax: Axes, x: ArrayLike, y: ArrayLike, look: Style, index: int) -> None:
     """Draw a line with a mark at every few points, so that colour alone does not distinguish it.
 
-    The marks of lines of different ``place`` are at different x. ``band`` has lower and upper ends around the line.
+    The marks of lines of different ``index`` are at different x.
     """
     x, every = np.asarray(x), max(1, np.size(x) // 7)
     marks: dict[str, Any] = {"markersize": 4.0, "markevery": (index % every, every)}
     ax.plot(x, y, look.marker, color=look.colour, linestyle=look.dash, linewidth=1.5, **marks)
-    if band is not None and np.isfinite(band[0]).any():
-        ax.fill_between(x, band[0], band[1], color=look.colour, alpha=0.18, linewidth=0)
 
 
 def layer_lines(ax: Axes, lines: Sequence[tuple[ArrayLike, ArrayLike]], **options: Any) -> None:

@@ -30,8 +30,8 @@ class Tabular(Part):
 
         Args:
             table: of a comparison ``scores``, ``methods``, ``verdicts``, ``comparisons``, ``curves``, ``layers``,
-                ``trials`` or ``retention``; of a study ``rows``, ``verdicts``, ``runs`` or ``curves``; of an evaluation
-                ``scores``, ``verdicts`` or ``comparisons``. The first if not given.
+                ``trials`` or ``retention``; of an evaluation ``scores``, ``verdicts`` or ``comparisons``. The first if
+                not given.
 
         Raises:
             HfpatchError: if there is no such table, or pandas is not installed.

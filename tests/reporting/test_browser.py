@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from reporting.conftest import HOSTILE, example, write_run
 from reporting.inspection.test_document import whole
-from reporting.pretrained_example import write_study
+from reporting.study_example import write_study
 from reporting.ten_methods import ten_methods
 
 from hfpatch import load_results

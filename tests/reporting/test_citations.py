@@ -1,7 +1,7 @@
 import re
 
 from reporting.conftest import document_of
-from reporting.pretrained_example import study
+from reporting.study_example import study
 
 from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.html import html

@@ -7,7 +7,7 @@ import pytest
 from damage import WRONG, damaged, places
 from reporting.conftest import example, with_pairs
 from reporting.evaluation_example import evaluation
-from reporting.pretrained_example import study as pretrained
+from reporting.study_example import study as pretrained
 
 from hfpatch import HfpatchError
 from hfpatch.reporting.markdown import markdown

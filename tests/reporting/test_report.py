@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from reporting.big import write_big_run
 from reporting.conftest import HOSTILE, with_pairs
-from reporting.pretrained_example import write_study
+from reporting.study_example import write_study
 from reporting.test_html import Page
 
 from hfpatch.errors import HfpatchError

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 from reporting.conftest import example, tuned_example, write_run
-from reporting.pretrained_example import study
+from reporting.study_example import study
 from reporting.test_evaluation import results as evaluated  # noqa: F401 - a fixture
 
 import hfpatch

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from reporting.conftest import document_of, read_csv
-from reporting.pretrained_example import LOSSES, SIZES, STEPS, TEXT, curve, study
+from reporting.study_example import LOSSES, SIZES, STEPS, TEXT, curve, study
 
 from hfpatch.reporting.comparison.answer import headline_table, lead, sentences
 from hfpatch.reporting.comparison.figures import FIGURES, draw, training

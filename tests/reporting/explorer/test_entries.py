@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from reporting.pretrained_example import study as pretrained
+from reporting.study_example import study as pretrained
 from scipy import stats
 
 from hfpatch.reporting.explorer.entries import entries

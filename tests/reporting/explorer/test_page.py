@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from reporting.conftest import HOSTILE, example, write_run
-from reporting.pretrained_example import write_study
+from reporting.study_example import write_study
 from typer.testing import CliRunner
 
 from hfpatch import HfpatchError
