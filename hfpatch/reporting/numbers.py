@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from statistics import fmean
@@ -319,19 +319,3 @@ def task_text(task: str) -> str:
 def metric_text(metric: str) -> str:
     """Return the name of a metric in words."""
     return metric.replace("_", " ")
-
-
-def metrics_text(metrics: Iterable[str]) -> str:
-    """Return the names of metrics, each once: ``acc, bits per byte``."""
-    return ", ".join(dict.fromkeys(map(metric_text, metrics)))
-
-
-def measured(verdicts: Iterable[Verdict]) -> str:
-    """Return on which tasks and by which metrics: ``arc_easy and piqa (acc) and lambada (acc, bits per byte)``."""
-    metrics: dict[str, list[str]] = {}
-    for each in verdicts:
-        metrics.setdefault(each.task, []).append(each.metric)
-    tasks: dict[str, list[str]] = {}
-    for task, names in metrics.items():
-        tasks.setdefault(metrics_text(names), []).append(task)
-    return listed([f"{listed(names)} ({measures})" for measures, names in tasks.items()])

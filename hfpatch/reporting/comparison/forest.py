@@ -108,14 +108,9 @@ def control_for(results: ComparisonResults, name: str) -> str | None:
     declared = dict.fromkeys(each.other for each in results.verdicts if each.question == "lora" and each.method == name)
     loras = [other for other in declared if other in results.methods]
     size = results.methods[name].trainable
-    matched = next((other for other in loras if are_matched(results, name, other)), None)
+    anchors = {each: [method.match.to] if method.match else [] for each, method in results.methods.items()}
+    matched = next((other for other in loras if in_one_group(anchors, name, other)), None)
     return matched or min(loras, key=lambda other: abs(results.methods[other].trainable - size), default=None)
-
-
-def are_matched(results: ComparisonResults, one: str, other: str) -> bool:
-    """Say whether one method's size was solved for the other's, or both for a third's."""
-    anchors = {name: [method.match.to] if method.match else [] for name, method in results.methods.items()}
-    return in_one_group(anchors, one, other)
 
 
 def others_text(results: ComparisonResults, verdicts: list[Verdict]) -> str:

@@ -19,7 +19,6 @@ from hfpatch.reporting.numbers import (
 from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.retention import AGREEMENT, RETENTION, Retention, RetentionPoint
 from hfpatch.results.schema import Comparison, ComparisonResults, KeptAnswers
-from hfpatch.results.verdicts import Verdict
 
 
 def gain_at(results: ComparisonResults, point: RetentionPoint) -> Comparison | None:
@@ -27,12 +26,6 @@ def gain_at(results: ComparisonResults, point: RetentionPoint) -> Comparison | N
     if point.scale != 1:
         return point.comparison(HELD_OUT, NATS_PER_TOKEN)
     return results.comparison(point.method, HELD_OUT, results.baseline, NATS_PER_TOKEN)
-
-
-def answers(results: ComparisonResults, method: str | None = None) -> list[KeptAnswers]:
-    """Return the kept answers of one method or of all, on the tasks to keep."""
-    tasks = results.retention.tasks if results.retention is not None else list(results.tasks)
-    return [each for each in results.kept or () if each.task in tasks and method in (None, each.method)]
 
 
 def shares_text(one: KeptAnswers) -> tuple[str, str]:
@@ -46,7 +39,8 @@ def shares_text(one: KeptAnswers) -> tuple[str, str]:
 
 def answers_table(results: ComparisonResults) -> Table:
     """Build the table of how many right answers each method keeps, and how many of the others it wins."""
-    shown = answers(results)
+    keep = results.retention.tasks if results.retention is not None else list(results.tasks)
+    shown = [each for each in results.kept or () if each.task in keep]
     tasks = {each.task: f"right {count(each.right)}, wrong {count(each.wrong)}" for each in shown}
     by_place = {(each.method, each.task): each for each in shown}
     rows = []
@@ -72,7 +66,7 @@ def retention_table(results: ComparisonResults) -> Table:
             changes = {metric: point.comparison(task, metric) for metric in RETENTION}
             if not any(changes.values()):
                 continue
-            verdict = _verdict(results, point, task)
+            verdict = results.verdict(point.method, task, results.baseline) if point.scale == 1 else None
             cells = (
                 point.method,
                 f"{point.scale:g}{' (chosen)' if chosen else ''}",
@@ -113,17 +107,9 @@ def retention_table(results: ComparisonResults) -> Table:
     )
 
 
-def _cell(comparison: Comparison | None, factor: float) -> str:
-    if comparison is None:
+def _cell(one: Comparison | None, factor: float) -> str:
+    if one is None:
         return NOTHING
-    change = _change(comparison, factor)
-    return change_text(change) if math.isfinite(change.high - change.low) else significant(change.difference, 3)
-
-
-def _change(one: Comparison, factor: float = 1.0) -> Change:
     low, high = sorted((factor * one.low, factor * one.high))
-    return Change(factor * one.difference, low, high, Scale.RAW)
-
-
-def _verdict(results: ComparisonResults, point: RetentionPoint, task: str) -> Verdict | None:
-    return results.verdict(point.method, task, results.baseline) if point.scale == 1 else None
+    change = Change(factor * one.difference, low, high, Scale.RAW)
+    return change_text(change) if math.isfinite(high - low) else significant(change.difference, 3)
