@@ -66,17 +66,15 @@ class PretrainingSession(Session):
 
     setup: PretrainingSetup
 
-    def set_up(self) -> None:
+    def load(self) -> PretrainingSetup:
         """Load the text and try the model on the meta device, so that a mistake shows before the training."""
         recipe = self.plan.recipe
         assert isinstance(recipe, PretrainRecipe)
         tokenizer, splits = load_text(recipe, self.progress)
         recipe = recipe.model_copy(update={"training": with_steps(recipe.training, len(splits.train))})
         plans, size = draw_plans(recipe.training, splits.train, [recipe.seed]), try_model(recipe, tokenizer, splits)
-        self.clock, self.setup = (
-            resumed_clock(self.plan.out),
-            PretrainingSetup(recipe, tokenizer, splits, plans, size),
-        )
+        self.clock = resumed_clock(self.plan.out)
+        return PretrainingSetup(recipe, tokenizer, splits, plans, size)
 
     def complete(self, unit: Unit) -> None:
         """Train the model, from its newest checkpoint where it has one, and write its folder."""

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,8 @@ class Session(ABC):
         clock: gives results.json its times; None starts one.
 
     Attributes:
-        setup: the inputs that all runs share, loaded by `set_up`: a `ComparisonSetup` or a `PretrainingSetup`.
+        setup: the inputs that all runs share, which `set_up` loads: a `ComparisonSetup`, a `StudySetup` or a
+            `PretrainingSetup`. Its recipe is the plan's.
         throttle: writes results.json now and then while runs finish.
     """
 
@@ -73,13 +74,21 @@ class Session(ABC):
         self.plan, self.progress, self.clock = plan, progress or Progress(), clock or Clock()
         self.throttle = Throttled()
 
-    @abstractmethod
     def set_up(self) -> None:
         """Load and check the inputs of all runs, so that a mistake shows before any training.
+
+        From then on the plan has the recipe of the inputs: with its epochs as steps, and without methods that reach no
+        size near their budget.
 
         Raises:
             HfpatchError: if something cannot be loaded or used.
         """
+        self.setup = self.load()
+        self.plan = replace(self.plan, recipe=self.setup.recipe)
+
+    @abstractmethod
+    def load(self) -> Any:
+        """Return the inputs of the plan's recipe; called by `set_up`."""
 
     @abstractmethod
     def complete(self, unit: Unit) -> None:
@@ -136,7 +145,7 @@ def open_runs(session: Session, *, resume: bool) -> Iterator[None]:
         HfpatchError: if another process has one of the locks, the set-up fails, or something in the folder was made
             with another base, text, plan or method.
     """
-    plan, out, state = session.plan, session.plan.out, start_processes()
+    plan, recipe, out, state = session.plan, session.plan.recipe, session.plan.out, start_processes()
     with ExitStack() as stack:
         if state.is_main_process:
             stack.enter_context(hold(out, plan.locks))
@@ -151,9 +160,9 @@ def open_runs(session: Session, *, resume: bool) -> Iterator[None]:
             has_scores = evaluates and any(run.result.is_file() for run in plan.runs)
             scores = setup.identify_scores() if has_scores else {}
             with hold_shared(out):
-                check_folder(out, plan.recipe, resume=resume, part=plan.part)  # another process may have written it
+                check_folder(out, recipe, resume=resume, part=plan.part)  # another process may have written it
                 check_shared(out, setup.shared, plans)
-                added = changes(out, plan.recipe)[0] if (out / "recipe.yaml").is_file() else {}
+                added = changes(out, recipe)[0] if (out / "recipe.yaml").is_file() else {}
                 for run in plan.runs:
                     check_run(run.folder, setup.identify(run))
                     if not adds_documents(added):
@@ -162,8 +171,8 @@ def open_runs(session: Session, *, resume: bool) -> Iterator[None]:
                     if unit.action in ("retain", "rewind") and unit.marker is not None and unit.is_complete():
                         check_measured(unit.marker, setup.identify_retention(unit.run))
                 if added:
-                    reopen(out, plan.recipe, plans, added)
-                write_shared(out, plan.recipe.to_yaml(), setup.shared, plans, setup.matmul)
+                    reopen(out, recipe, plans, added)
+                write_shared(out, recipe.to_yaml(), setup.shared, plans, setup.matmul)
                 session.declare()
         stack.enter_context(pinned_library(setup.matmul))
         yield

@@ -31,11 +31,11 @@ class StudySession(TrainEvalSession):
 
     setup: StudySetup
 
-    def set_up(self) -> None:
+    def load(self) -> StudySetup:
         """Load the text, and try each variant."""
         recipe = self.plan.recipe
         assert isinstance(recipe, StudyRecipe)
-        self.setup = set_up_study(recipe, Tuning(self.plan.tuning, self.plan.part), self.progress)
+        return set_up_study(recipe, Tuning(self.plan.tuning, self.plan.part), self.progress)
 
     def train(self, run: PlannedRun) -> None:
         """Train a variant from scratch, from its newest checkpoint where it has one."""

@@ -214,12 +214,12 @@ class ComparisonSession(TrainEvalSession):
 
     setup: ComparisonSetup
 
-    def set_up(self) -> None:
+    def load(self) -> ComparisonSetup:
         """Load the base and the data, and try each method on the base."""
         recipe, part = self.plan.recipe, self.plan.part
         assert isinstance(recipe, Recipe)
         base = RunPaths(self.plan.runs[0].folder).tuning_losses
-        self.setup = set_up(recipe, Tuning(self.plan.tuning, part and recipe.tuned_at(part), base), self.progress)
+        return set_up(recipe, Tuning(self.plan.tuning, part and recipe.tuned_at(part), base), self.progress)
 
     def declare(self) -> None:
         """Write the questions, unless this is the training of one method, which does not load the tasks."""
