@@ -266,11 +266,19 @@ class TaskResult(Task, Score):
 
     task: str
 
+    @property
+    def shared(self) -> Task:
+        """What it shares with the scores of other models."""
+        return Task(**{name: getattr(self, name) for name in Task.model_fields})
+
 
 def task_results(tasks: Mapping[str, Task], scores: Mapping[str, Score]) -> dict[str, TaskResult]:
     """Return scores with what they share with other models, without those on other tasks."""
-    shared = {name: tasks[name] for name in scores if name in tasks}
-    return {name: TaskResult(task=name, **dict(task), **dict(scores[name])) for name, task in shared.items()}
+    return {
+        name: TaskResult(task=name, **dict(tasks[name]), **{key: getattr(score, key) for key in Score.model_fields})
+        for name, score in scores.items()
+        if name in tasks
+    }
 
 
 class GroupResult(Part):

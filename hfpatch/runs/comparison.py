@@ -10,10 +10,11 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.runs.engines import make_engine
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.folder import RunPaths, changes, diverged_step, is_complete
+from hfpatch.runs.folder import RunPaths, changes, is_complete
 from hfpatch.runs.looks import is_wanted
 from hfpatch.runs.plan import plan_comparison, plan_training
 from hfpatch.runs.progress import Progress
+from hfpatch.runs.records import Trained
 from hfpatch.runs.session import check_start, open_runs, resumed_clock
 from hfpatch.runs.train_eval import ComparisonSession
 from hfpatch.support.files import read_json
@@ -117,4 +118,4 @@ def train(
     trained = [
         RunPaths(unit.run.folder) for unit in plan.units if unit.action == "train" and is_wanted(recipe, out, unit.run)
     ]
-    return [paths.patch for paths in trained if diverged_step(read_json(paths.training)) is None]
+    return [paths.patch for paths in trained if Trained.read(paths.training).diverged_step is None]

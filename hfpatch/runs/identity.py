@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -19,7 +19,9 @@ from hfpatch.data.plan import PLAN, BatchPlan, read_plans, write_plans
 from hfpatch.data.tokenizer import identify_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings
-from hfpatch.results.identity import OF_BASE, OF_TASK, facts_of_base
+from hfpatch.results.identity import OF_BASE, OF_TASK, facts_of_base, task_identity
+from hfpatch.runs.records import Identity as Identity
+from hfpatch.runs.records import Measurement, Record, RunResult
 from hfpatch.support.cpu import MatmulLibrary
 from hfpatch.support.files import hash_values, read_json, write_json, write_text
 from hfpatch.surgery.bases import Base, hash_model_code, hash_tensors
@@ -27,9 +29,6 @@ from hfpatch.training.checkpoint import stored_origins
 
 if TYPE_CHECKING:
     from hfpatch.recipes.comparison import ModelSettings
-
-Identity: TypeAlias = dict[str, str | None]
-"""A SHA-256 by name, see :data:`NAMES`; None where there is no such thing."""
 
 FILE = "identity.json"
 MATMUL = "matmul"
@@ -117,19 +116,19 @@ def check_run(folder: Path, identity: Identity) -> None:
     """
     for path in (folder / name for name in _OUTCOMES):
         if path.is_file():
-            _check(path, read_json(path).get("identity"), identity)
+            _check(path, Record.read(path).identity, identity)
     for path, stored in stored_origins(folder / "checkpoints"):
         _check(path, stored, identity)
 
 
-def check_measured(path: Path, identity: Identity) -> dict[str, Any]:
+def check_measured(path: Path, identity: Identity) -> Measurement:
     """Return the scores on the texts of ``retention``, unless they have another identity.
 
     Raises:
         HfpatchError: as `check_shared`, or if the file cannot be read.
     """
-    stored: dict[str, Any] = read_json(path)
-    _check(path, stored.get("identity"), identity)
+    stored = Measurement.read(path)
+    _check(path, stored.identity, identity)
     return stored
 
 
@@ -141,8 +140,8 @@ def check_seeds(method: Path, identity: Identity) -> None:
     """
     of_all_seeds = {name: value for name, value in identity.items() if name not in ("plan", "training")}
     for path in sorted(method.glob("seed-*/training.json")):
-        stored = read_json(path).get("identity")
-        _check(path, stored, {**(stored or {}), **of_all_seeds})
+        stored = Record.read(path).identity
+        _check(path, stored, stored | of_all_seeds)
 
 
 def check_scores(result: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
@@ -155,12 +154,12 @@ def check_scores(result: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
     Raises:
         HfpatchError: naming the file, the task and what differs.
     """
-    stored = read_json(result).get("evaluation", {}) if result.is_file() else {}
+    scores = RunResult.read(result).evaluation if result.is_file() else {}
     for task, now in found.items():
-        for name in [key for key in OF_TASK if task in stored and stored[task].get(key) != now.get(key)]:
+        stored = task_identity(scores[task]) if task in scores else now
+        for name in [key for key in OF_TASK if stored[key] != now.get(key)]:
             raise HfpatchError(
-                f"{result}: its scores on {task} are of other {OF_TASK[name]} "
-                f"{_shown(stored[task], now, name)}; "
+                f"{result}: its scores on {task} are of other {OF_TASK[name]} {_shown(stored, now, name)}; "
                 "restore what they were made with, or choose another --out"
             )
 
@@ -183,8 +182,8 @@ def write_shared(
         write_json(out / FILE, {**shared, MATMUL: matmul} if matmul else shared)
 
 
-def _check(path: Path, stored: Any, identity: Identity) -> None:
-    if not isinstance(stored, Mapping):
+def _check(path: Path, stored: Mapping[str, Any] | None, identity: Identity) -> None:
+    if not stored:
         raise HfpatchError(
             f"{path}: has no hashes of the base and the text it was made with, so it cannot be resumed; choose another "
             "--out"

@@ -18,14 +18,15 @@ from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.recipes.training import with_steps
 from hfpatch.runs.engines import make_engine
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.folder import changes, is_complete, summarise
+from hfpatch.runs.folder import changes, is_complete
 from hfpatch.runs.identity import Identity, identify_data
 from hfpatch.runs.plan import PlannedRun, Unit, plan_pretraining, plan_study
 from hfpatch.runs.progress import Progress
+from hfpatch.runs.records import PretrainingResult
 from hfpatch.runs.scratch import identify_model, load_text, train_model, try_model
 from hfpatch.runs.session import Session, check_start, open_runs, resumed_clock
 from hfpatch.runs.study import StudySession
-from hfpatch.support.files import read_json, write_json
+from hfpatch.support.files import read_json
 from hfpatch.support.paths import takes_text
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.processes import start_processes
@@ -90,20 +91,20 @@ class PretrainingSession(Session):
             origin=setup.shared,
             on_step=partial(self.progress.stepped, run.name),
         )
-        result = {
-            "provenance": provenance(clock),
-            "identity": setup.shared,
-            "data": setup.splits.train.to_json(),
-            "plan": {"sha256": setup.plans[run.seed].sha256},
-            "parameters": {"total": setup.size[0], "non_embedding": setup.size[1]},
-            "train": outcome.to_json(),
-        }
+        result = PretrainingResult(
+            identity=setup.shared,
+            provenance=provenance(clock),
+            data=setup.splits.train.to_json(),
+            plan={"sha256": setup.plans[run.seed].sha256},
+            parameters={"total": setup.size[0], "non_embedding": setup.size[1]},
+            train=outcome,
+        )
         if state.is_main_process:
-            write_json(run.result, result)
+            result.write(run.result)
             if not recipe.training.keep_finished:  # they are of use to an interrupted run only
                 shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
         state.wait_for_everyone()
-        self.progress.finished(run.name, summarise(result))
+        self.progress.finished(run.name, result.summary)
 
 
 @takes_text

@@ -29,10 +29,8 @@ from hfpatch.results.schema import (
     LayerSeries,
     Method,
     Parameters,
-    Rewound,
     Run,
     Study,
-    Task,
     Variant,
 )
 from hfpatch.results.series import mean_curve, mean_series
@@ -42,11 +40,11 @@ from hfpatch.runs.folder import COSTS, RunPaths
 from hfpatch.runs.identity import check_measured
 from hfpatch.runs.looks import read_looks
 from hfpatch.runs.plan import PlannedRun, planned_runs
+from hfpatch.runs.records import Costs, RunResult
 from hfpatch.runs.retention import collect_retention, retention_records
 from hfpatch.runs.scratch import StudySetup
 from hfpatch.runs.setup import ComparisonSetup, Setup
 from hfpatch.runs.tuning import collect_tuning
-from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.diagnostics import DiagnosticsFile
 
@@ -92,8 +90,8 @@ def collect(
         tuning = collect_tuning(setup.tuning, recipe, text, setup.plans[recipe.tuning_seed])
         if all(recipe.tuning_of(name) is not None for name in recipe.trained):  # none is trained at the recipe's rate
             del settings["lr"]
-    stored = (read_json(run.result)["evaluation"] for run in runs)
-    tasks = {task: Task.model_validate(score) for task, score in next(filter(None, stored), {}).items()}
+    stored = (RunResult.read(run.result).evaluation for run in runs)
+    tasks = {task: score.shared for task, score in next(filter(None, stored), {}).items()}
 
     # What pairs of methods show, once every run is there
     comparisons, kept = list[Comparison](), None
@@ -208,31 +206,30 @@ def take_look(
 
 def _method(setup: ComparisonSetup, name: str, runs: Sequence[PlannedRun], costs: Path) -> Method:
     size, match, recipe = setup.sizes[name], setup.methods[name].match, setup.recipe
-    paths, done = dict[int, RunPaths](), dict[int, dict[str, Any]]()
+    metrics, done, layers = list[Path](), dict[int, Run](), list[LayerSeries]()
     for run in [run for run in runs if run.variant == name]:
-        own = paths[run.seed] = RunPaths(run.folder)
-        result = done[run.seed] = read_json(run.result)
-        if recipe.retention is None:
-            continue
-        # What `retain` and `rewind` have measured of it
-        identity = setup.identify_retention(run)
-        if own.retention.is_file():
-            result["retention"] = check_measured(own.retention, identity).get("evaluation", {})
-        rewound = {f"{scale:g}": own.rewound(scale) for scale in (*recipe.rewind, 1.0) if recipe.rewind}
-        measured = {scale: check_measured(file, identity) for scale, file in rewound.items() if file.is_file()}
-        if measured:
-            result["rewound"] = {scale: Rewound.model_validate(found) for scale, found in measured.items()}
-    layers = (LayerSeries.model_validate(series) for result in done.values() for series in result["layers"])
+        paths, result = RunPaths(run.folder), RunResult.read(run.result)
+        metrics.append(paths.metrics)
+        layers += result.layers
+        values = result.to_json()
+        if recipe.retention is not None:  # what `retain` and `rewind` have measured of it
+            identity = setup.identify_retention(run)
+            if paths.retention.is_file():
+                values["retention"] = check_measured(paths.retention, identity).to_json()["evaluation"]
+            rewound = {f"{scale:g}": paths.rewound(scale) for scale in (*recipe.rewind, 1.0) if recipe.rewind}
+            measured = {scale: check_measured(file, identity) for scale, file in rewound.items() if file.is_file()}
+            values["rewound"] = {scale: found.to_json() for scale, found in measured.items()} or None
+        done[run.seed] = Run.model_validate(values)
     return Method(
         label=recipe.labels.get(name),
         parts=recipe.methods[name],
         parameters=Parameters(trainable=size.trainable, added=size.added, base=size.base),
         match=match and match.to_json(),
         form=form_of(recipe.methods[name]),
-        runs={seed: Run.model_validate(result) for seed, result in done.items()},
-        curve=mean_curve(path.metrics for path in paths.values()),
+        runs=done,
+        curve=mean_curve(metrics),
         layers=mean_series(layers),
-        cost=(costs.is_file() and read_json(costs).get(name)) or None,
+        cost=Costs.read(costs).methods.get(name) if costs.is_file() else None,
         merges=setup.methods[name].merges,
     )
 
@@ -240,7 +237,7 @@ def _method(setup: ComparisonSetup, name: str, runs: Sequence[PlannedRun], costs
 def _variant(setup: StudySetup, name: str, runs: Sequence[PlannedRun]) -> Method:
     recipe, own = setup.recipe, setup.recipe.variants[name]
     architecture = recipe.architecture | own.architecture
-    done = {run.seed: Run.model_validate(read_json(run.result)) for run in runs if run.variant == name}
+    done = {run.seed: Run.model_validate(RunResult.read(run.result).to_json()) for run in runs if run.variant == name}
     folders = [run.folder for run in runs if run.variant == name and done[run.seed].diverged_step is None]
     total, non_embedding = setup.sizes[name]
     return Method(

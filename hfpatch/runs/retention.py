@@ -24,12 +24,12 @@ from hfpatch.results.parts import HELD_OUT, task_results
 from hfpatch.results.records import write_values
 from hfpatch.results.retention import KL
 from hfpatch.results.schema import Method, Retention, RetentionPoint, Task, TaskResult
-from hfpatch.runs.folder import RunPaths, diverged_step
+from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.identity import check_measured, check_run
 from hfpatch.runs.plan import Unit
 from hfpatch.runs.progress import Progress
+from hfpatch.runs.records import Measurement, RunResult, Trained
 from hfpatch.runs.setup import ComparisonSetup, Setup
-from hfpatch.support.files import read_json, write_json
 from hfpatch.support.provenance import checkout_state
 from hfpatch.support.ranks import Ranks
 from hfpatch.training.processes import start_ranks
@@ -47,16 +47,16 @@ def measure_further(unit: Unit, setup: ComparisonSetup, progress: Progress) -> s
     if not unit.is_complete():
         check_run(run.folder, setup.identify(run))  # code may have changed since, in another process
         training = RunPaths(run.folder).training
-        diverged = training.is_file() and diverged_step(read_json(training)) is not None
+        diverged = training.is_file() and Trained.read(training).diverged_step is not None
         found = {} if diverged else _measure(unit, setup, progress, ranks)
         if ranks.is_first:
-            write_json(marker, {"commit": checkout_state()[0], "identity": identity, **found})
+            Measurement(commit=checkout_state()[0], identity=identity, **found).write(marker)
         PartialState().wait_for_everyone()
     measured = check_measured(marker, identity)
-    scores = measured.get("evaluation", {}).items()
-    said = [f"{task} KL {score['metrics'][KL]:.4g}" for task, score in scores if KL in score["metrics"]]
-    if "tuning_loss" in measured:
-        said.insert(0, f"at {unit.scale:g} loss on the text of tuning {measured['tuning_loss']:.4f}")
+    scores = measured.evaluation.items()
+    said = [f"{task} KL {score.metrics[KL]:.4g}" for task, score in scores if KL in score.metrics]
+    if measured.tuning_loss is not None:
+        said.insert(0, f"at {unit.scale:g} loss on the text of tuning {measured.tuning_loss:.4f}")
     return ", ".join(said) or "diverged"
 
 
@@ -89,9 +89,9 @@ def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Rank
             losses = by_document(document_losses, model, setup, setup.held_out, ranks)
             scores[HELD_OUT] = held_out_result(losses, setup.held_out_documents, records)
     if records is not None and scores:
-        scored = read_json(run.result)["evaluation"] if unit.action == "retain" else ()
+        scored = RunResult.read(run.result).evaluation if unit.action == "retain" else ()
         write_values(records, [*scored, *scores])
-    return {**found, "evaluation": {task: score.to_json() for task, score in scores.items()}}
+    return {**found, "evaluation": scores}
 
 
 def by_document(
@@ -129,8 +129,8 @@ def collect_retention(
         return None
     base = methods[recipe.baseline].runs.get(0)
     file = RunPaths(out / "runs" / recipe.baseline / "seed-0").retention
-    stored = read_json(file)["evaluation"] if file.is_file() else {}
-    scored = {task: Task.model_validate(score) for task, score in stored.items()}
+    stored = Measurement.read(file).evaluation if file.is_file() else {}
+    scored = {task: score.shared for task, score in stored.items()}
     points: list[RetentionPoint] = []
     for name in recipe.trained:
         for scale in sorted({*recipe.rewind, 1.0}):

@@ -16,12 +16,11 @@ from hfpatch.results.records import write_values
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.identity import check_seeds
 from hfpatch.runs.plan import PlannedRun
+from hfpatch.runs.records import Trained
 from hfpatch.runs.retention import by_document
 from hfpatch.runs.scratch import StudySetup, set_up_study, train_model
 from hfpatch.runs.train_eval import TrainEvalSession
 from hfpatch.runs.tuning import Tuning
-from hfpatch.support.files import write_json
-from hfpatch.support.provenance import checkout_state
 from hfpatch.training.processes import start_ranks
 from hfpatch.training.validation import document_losses
 
@@ -55,11 +54,9 @@ class StudySession(TrainEvalSession):
             on_step=partial(self.progress.stepped, run.name),
             save=not run.point,
         )
-        trained = outcome.to_json()
-        if run.point:
-            trained |= {**self.measure_trial(model, outcome), "commit": checkout_state()[0]}
+        trial = self.measure_trial(model, outcome) if run.point else {}
         if state.is_main_process:
-            write_json(paths.training, {**trained, "identity": identity})
+            Trained.of(outcome, identity, trial).write(paths.training)
         state.wait_for_everyone()
 
     def score(self, run: PlannedRun) -> tuple[dict[str, Any], dict[str, Any]]:

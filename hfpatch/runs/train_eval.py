@@ -23,15 +23,16 @@ from hfpatch.results.parts import HELD_OUT, TrainResult
 from hfpatch.results.records import loss_of
 from hfpatch.results.series import patch_norms
 from hfpatch.runs.declared import declare
-from hfpatch.runs.folder import COSTS, RunPaths, diverged_step, summarise
+from hfpatch.runs.folder import COSTS, RunPaths
 from hfpatch.runs.identity import check_run, check_scores, check_seeds
 from hfpatch.runs.looks import is_wanted, read_looks, write_looks
 from hfpatch.runs.plan import MEASURING, PlannedRun, Unit
+from hfpatch.runs.records import Costs, Losses, RunResult, Trained
 from hfpatch.runs.retention import by_document, measure_further
 from hfpatch.runs.session import Session
 from hfpatch.runs.setup import ComparisonSetup, Setup, set_up
 from hfpatch.runs.tuning import Outcome, Tuning
-from hfpatch.support.files import read_json, write_json
+from hfpatch.support.files import write_json
 from hfpatch.support.provenance import checkout_state
 from hfpatch.surgery.folder import save_patch
 from hfpatch.training.probe import train_probe
@@ -103,13 +104,13 @@ class TrainEvalSession(Session):
             elif unit.action == "evaluate":
                 if not unit.is_complete():
                     self._evaluate(run)
-                progress.finished(run.name, summarise(read_json(run.result)))
+                progress.finished(run.name, RunResult.read(run.result).summary)
             elif unit.action == "tune":
                 if setup.tuning.needs(run):
                     if not unit.is_complete():
                         self.train(run)
-                        trial = Outcome(run, read_json(RunPaths(run.folder).training))
-                        step, loss = diverged_step(trial.trained), f"loss on the text of tuning {trial.loss:.4f}"
+                        trial = Outcome(run, Trained.read(RunPaths(run.folder).training))
+                        step, loss = trial.trained.diverged_step, f"loss on the text of tuning {trial.loss:.4f}"
                         progress.finished(run.name, loss if step is None else f"diverged at step {step}")
                     if PartialState().is_main_process:
                         shutil.rmtree(RunPaths(run.folder).checkpoints, ignore_errors=True)
@@ -153,7 +154,7 @@ class TrainEvalSession(Session):
         """
         run, setup, training = unit.run, self.setup, RunPaths(unit.run.folder).training
         is_tuned = unit.is_complete() and setup.recipe.tuning is not None
-        if is_tuned and read_json(training).get("identity") != setup.identify(run):
+        if is_tuned and Trained.read(training).identity != setup.identify(run):
             chosen = point_name(setup.tuning.chosen(setup.recipe.tuned_at(run.variant))).replace(",", ", ")
             raise HfpatchError(
                 f"was trained before the rates were extended, and tuning now chooses {chosen}; delete {run.folder} "
@@ -167,7 +168,7 @@ class TrainEvalSession(Session):
             return
         if not setup.recipe.training.keep_finished:
             shutil.rmtree(RunPaths(run.folder).checkpoints, ignore_errors=True)
-        if (step := diverged_step(read_json(training))) is not None:
+        if (step := Trained.read(training).diverged_step) is not None:
             warnings.warn(
                 f"{run.name}: diverged at step {step}: it has no patch and no scores, and is left out of the "
                 "comparisons; a lower learning rate may help, and training.on_bad_loss=stop names the blocks of the "
@@ -176,36 +177,36 @@ class TrainEvalSession(Session):
             )
 
     def measure_trial(self, model: PreTrainedModel, outcome: TrainResult) -> dict[str, Any]:
-        """Return the loss of a trial on the text of tuning, and (documents, 2) nats and predicted tokens."""
+        """Return a trial's loss on the text of tuning, (documents, 2) nats and predicted tokens, and its commit."""
+        commit = {"commit": checkout_state()[0]}
         if outcome.diverged_step is not None:
-            return {}
+            return commit
         assert self.setup.tuning_text is not None
         losses = by_document(document_losses, model, self.setup, self.setup.tuning_text, start_ranks())
         if not np.isfinite(losses).all():
-            return {"diverged_step": outcome.steps}
-        return {"final_eval_loss": loss_of(losses.tolist()), "losses": losses.tolist()}
+            return {**commit, "diverged_step": outcome.steps}
+        return {**commit, "final_eval_loss": loss_of(losses.tolist()), "losses": losses.tolist()}
 
     def _evaluate(self, run: PlannedRun) -> None:
         """Evaluate the bare base or what was saved, and write the run's result; a run that diverged has no scores."""
         paths, identity = RunPaths(run.folder), self.setup.identify(run)
-        trained = read_json(paths.training) if paths.training.is_file() else None
+        trained = Trained.read(paths.training) if paths.training.is_file() else None
         if trained is not None:
             check_run(run.folder, identity)  # code may have changed since, in another process
         scores: dict[str, Any] = {}
         computed: dict[str, Any] = {}
-        if diverged_step(trained) is None:
+        if trained is None or trained.diverged_step is None:
             scores, computed = self.score(run)
-            trained = trained and read_json(paths.training)  # where scores may show that it diverged
-        result = {
-            "commit": checkout_state()[0],
-            "identity": identity,
-            **computed,
-            "train": trained and {key: value for key, value in trained.items() if key != "identity"},
-            "evaluation": {task: score.to_json() for task, score in scores.items()},
-            "layers": [series.to_json() for series in patch_norms(paths.patch)],
-        }
+            trained = trained and Trained.read(paths.training)  # where scores may show that it diverged
         if PartialState().is_main_process:
-            write_json(paths.result, result)
+            RunResult(
+                commit=checkout_state()[0],
+                identity=identity,
+                train=trained,
+                evaluation=scores,
+                layers=patch_norms(paths.patch),
+                **computed,
+            ).write(paths.result)
         PartialState().wait_for_everyone()
 
 
@@ -230,13 +231,13 @@ class ComparisonSession(TrainEvalSession):
         """Measure what a training step of each method costs, once, for at most a twentieth of the run's time."""
         path, state = self.plan.out / COSTS, PartialState()
         names = {name for name, method in self.setup.methods.items() if method.configs}
-        if state.num_processes > 1 or (path.is_file() and read_json(path).keys() == names):
+        if state.num_processes > 1 or (path.is_file() and Costs.read(path).methods.keys() == names):
             return
         from hfpatch.runs.measuring import measure_costs
 
         costs = measure_costs(self.setup, COST_SHARE * self.clock.seconds)
         if costs:
-            write_json(path, {name: cost.to_json() for name, cost in costs.items()})
+            Costs(methods=costs).write(path)
 
     def complete_other(self, unit: Unit) -> None:
         """Check the baseline's scores, or measure a saved patch further."""
@@ -266,13 +267,11 @@ class ComparisonSession(TrainEvalSession):
                 on_step=partial(self.progress.stepped, run.name),
                 origin=identity,
             )
-            trained = outcome.to_json()
-            if run.point:
-                trained |= {**self.measure_trial(model, outcome), "commit": checkout_state()[0]}
+            trial = self.measure_trial(model, outcome) if run.point else {}
             if state.is_main_process:
                 if outcome.diverged_step is None and not run.point:
                     save_patch(model, paths.patch)
-                write_json(paths.training, {**trained, "identity": identity})
+                Trained.of(outcome, identity, trial).write(paths.training)
             state.wait_for_everyone()
 
     def score(self, run: PlannedRun) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -289,8 +288,8 @@ class ComparisonSession(TrainEvalSession):
         except BrokenModelError as error:
             if not paths.training.is_file() or start_ranks().count > 1:
                 raise
-            trained = read_json(paths.training)
-            write_json(paths.training, {**trained, "diverged_step": trained["steps"]})
+            trained = Trained.read(paths.training)
+            trained.model_copy(update={"diverged_step": trained.steps}).write(paths.training)
             shutil.rmtree(paths.patch, ignore_errors=True)
             warnings.warn(
                 f"{run.name}: {error}: it counts as diverged, has no patch and no scores, and is left out of the "
@@ -314,7 +313,7 @@ class ComparisonSession(TrainEvalSession):
             if run.variant == recipe.baseline and setup.tuning_text is not None:  # which bounds the losses of trials
                 losses = by_document(document_losses, model, setup, setup.tuning_text, ranks)
                 if ranks.is_first:
-                    write_json(paths.tuning_losses, {"losses": losses.tolist()})
+                    Losses(losses=losses.tolist()).write(paths.tuning_losses)
             if setup.held_out is not None:
                 progress.evaluating(run.name, HELD_OUT)
                 losses = by_document(document_losses, model, setup, setup.held_out, ranks)
@@ -341,11 +340,9 @@ class ComparisonSession(TrainEvalSession):
         """Stop if a metric allows no comparison, or the base's scores are not the published ones."""
         from hfpatch.evaluation import all_aggregations, check_comparable, check_known_scores
         from hfpatch.evaluation.selection import select
-        from hfpatch.results.schema import TaskResult
 
         recipe, model = self.setup.recipe, self.setup.recipe.model
-        stored = read_json(run.result)["evaluation"]
-        scores = {task: TaskResult.model_validate(score) for task, score in stored.items()}
+        scores = RunResult.read(run.result).evaluation
         tasks = select(recipe.evaluation, recipe.data_dir).tasks
         check_comparable(RunPaths(run.folder).evaluations, scores, all_aggregations(tasks))
         plain = recipe.evaluation.plain

@@ -17,9 +17,9 @@ from hfpatch.recipes.tuning import Edge, Values
 from hfpatch.results import schema as results
 from hfpatch.results.decision import rate_error
 from hfpatch.results.records import DocumentLosses, loss_of
-from hfpatch.runs.folder import RunPaths, diverged_step
+from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.plan import PlannedRun, Round
-from hfpatch.support.files import read_json
+from hfpatch.runs.records import Losses, Trained
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Outcome:
 
     Attributes:
         run: the trial.
-        trained: the content of its training.json.
+        trained: the outcome of its training.
     """
 
     run: PlannedRun
-    trained: dict[str, Any]
+    trained: Trained
 
     @property
     def rate(self) -> float:
@@ -42,9 +42,8 @@ class Outcome:
     @property
     def loss(self) -> float:
         """Nats per token on tuning's text after the last step; infinite where the trial diverged."""
-        measured = self.trained.get("final_eval_loss")
-        known = diverged_step(self.trained) is None and measured is not None and math.isfinite(measured)
-        return float(measured) if known and measured is not None else math.inf
+        loss = self.trained.final_eval_loss
+        return math.inf if loss is None or self.trained.diverged_step is not None else loss
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Tuning:
     def base_loss(self) -> float | None:
         """The untrained base's loss on the text of tuning; None where it was not measured."""
         is_measured = self.base is not None and self.base.is_file()
-        return loss_of(read_json(self.base)["losses"]) if self.base is not None and is_measured else self.untrained
+        return loss_of(Losses.read(self.base).losses) if self.base is not None and is_measured else self.untrained
 
     def losses(self, baseline: str) -> dict[str, list[DocumentLosses | None]]:
         """Return the documents' losses of the base and of each method's trials, rates ascending.
@@ -99,9 +98,9 @@ class Tuning:
         """
         found: dict[str, list[DocumentLosses | None]] = {}
         if self.base is not None and self.base.is_file():
-            found[baseline] = [read_json(self.base)["losses"]]
+            found[baseline] = [Losses.read(self.base).losses]
         for outcome in self.outcomes():
-            found.setdefault(outcome.run.variant, []).append(outcome.trained.get("losses"))
+            found.setdefault(outcome.run.variant, []).append(outcome.trained.losses)
         return found
 
     def chosen(self, method: str) -> Values:
@@ -117,7 +116,7 @@ class Tuning:
             with suppress(FileNotFoundError):
                 changed = file.stat().st_mtime_ns
                 if self._read.get(file, (None,))[0] != changed:
-                    self._read[file] = changed, Outcome(run, read_json(file))
+                    self._read[file] = changed, Outcome(run, Trained.read(file))
                 found.append(self._read[file][1])
         return found
 
@@ -191,9 +190,9 @@ def collect_tuning(
                 seed=outcome.run.seed,
                 values=dict(outcome.run.point),
                 loss=outcome.loss,
-                diverged_step=diverged_step(outcome.trained),
-                plan=outcome.trained["identity"]["plan"],
-                commit=outcome.trained.get("commit"),
+                diverged_step=outcome.trained.diverged_step,
+                plan=outcome.trained.identity["plan"],
+                commit=outcome.trained.commit,
             )
             for outcome in outcomes
         ],

@@ -190,7 +190,7 @@ class Command:
         while (last := metrics.last()) is None or last.step < step:
             assert time.monotonic() < deadline and self.process.poll() is None, self.said  # noqa: PT018
             time.sleep(0.02)
-        return psutil.Process(int(re.findall(rf"{run} · seed 0: pretrain on \S+:(\d+)", self.said)[-1]))
+        return psutil.Process(int(re.findall(rf"{run} · seed 0: train on \S+:(\d+)", self.said)[-1]))
 
     def interrupt(self, number, worker):
         """Send the command a signal, which must end it and its worker within seconds; return its exit code."""

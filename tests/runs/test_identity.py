@@ -33,7 +33,7 @@ from hfpatch.reporting.explorer.entries import entries
 from hfpatch.reporting.explorer.page import Source, explorer_document
 from hfpatch.reporting.html import html
 from hfpatch.results.identity import COMPUTED_WITH, OF_BASE, OF_TASK, base_identity, task_identity
-from hfpatch.results.schema import ComparisonResults, Method, Parameters, Run, Task
+from hfpatch.results.schema import ComparisonResults, Method, Parameters, Run
 from hfpatch.runs import Progress, compare
 from hfpatch.runs.folder import NOT_IDENTITY, changes
 from hfpatch.runs.identity import check_scores, identify_base
@@ -335,7 +335,7 @@ def results_of(asked, scores, **model) -> ComparisonResults:
         complete=True,
         model=facts,
         evaluation=asked.model_dump(mode="json"),
-        tasks={name: Task.model_validate(score.to_json()) for name, score in scores.items()},
+        tasks={name: score.shared for name, score in scores.items()},
         methods={"baseline": Method(**run), "mine": Method(parts=[{"type": "mine"}], **run)},
     )
 

@@ -141,7 +141,7 @@ def forget_where_it_is_from(place, out):
 
 
 def forget_where_a_run_is_from(place, out):
-    edit(out / "runs" / "skip" / "seed-0" / "result.json", identity=None)
+    edit(out / "runs" / "skip" / "seed-0" / "result.json", identity={})
 
 
 def redraw_the_plans(place, out):

@@ -18,7 +18,7 @@ from hfpatch.evaluation import compare_again
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.folder import load_results
 from hfpatch.results.schema import Tuning as Found
-from hfpatch.runs import compare, train
+from hfpatch.runs import compare, records, train
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.plan import plan_comparison, plan_training
 from hfpatch.runs.setup import set_up
@@ -75,8 +75,9 @@ def outcomes(
             took_place.append(f"{unit.run.variant} {unit.run.point['lr']:g}")
             loss = losses[unit.run.variant][unit.run.point["lr"]]
             diverged = 1 if math.isinf(loss) else None
-            trained = {"final_eval_loss": None if diverged else loss, "diverged_step": diverged}
-            write_json(unit.marker, {**trained, "identity": {"plan": "e" * 64}})
+            sizes = dict.fromkeys(("steps", "tokens", "peak_memory_bytes", "final_loss", "wall_s", "tokens_per_s"), 1)
+            measured = {"final_eval_loss": None if diverged else loss, "diverged_step": diverged}
+            records.Trained(**sizes, **measured, identity={"plan": "e" * 64}).write(unit.marker)
     shared = SimpleNamespace(steps=1)
     return tuning, took_place, collect_tuning(tuning, recipe, {}, shared)
 
@@ -309,7 +310,7 @@ def test_a_trial_that_diverges_is_shown_and_never_chosen(model_folder, tmp_path)
     assert [(trial["loss"], trial["diverged_step"] in (2, 3)) for trial in bad] == [(None, True)] * 2
     assert {choice["values"]["lr"] for choice in tuned["chosen"].values()} == {1e-3}
     assert tuned["seed"] == 1001
-    assert set(tuned["chosen"]["pre"]) == {"values", "loss", "trials", "edge"}
+    assert set(tuned["chosen"]["pre"]) == {"values", "loss", "trials", "edge", "at"}
     said = "the best learning rate, 0.001, is the lowest of the 2 that were tried, so a lower one may be better."
     assert [warning for warning in results["warnings"] if said in warning] == [f"pre and lora: {said}"]
 
