@@ -51,7 +51,7 @@ def forecast_document(forecast: Forecast) -> Document:
 
 
 def _tables(forecast: Forecast) -> Iterator[Table]:
-    """Yield tables of the work, the methods, the measured times and what the tasks can show."""
+    """Yield tables of the work, the methods, the measured times, and what questions and tasks can show."""
     rows: list[Sequence[str | Cell]] = []
     for action, work in sorted(forecast.work.items(), key=lambda item: list(_ACTIONS).index(item[0])):
         steps, requests = (count(number) if number else NOTHING for number in (work.steps, work.requests))
@@ -80,11 +80,14 @@ def _tables(forecast: Forecast) -> Iterator[Table]:
     yield Table.of("kinds", "Measured", ("kind", "a step", "memory", "an evaluation", "memory"), rows, caption)
     if forecast.questions:
         yield _question_table(forecast)
-    if not forecast.tasks:  # of models from scratch
-        return
-    # the smallest detectable differences
+    if forecast.tasks:  # models from scratch have none
+        yield from _task_tables(forecast)
+
+
+def _task_tables(forecast: Forecast) -> Iterator[Table]:
+    """Yield tables of the smallest detectable differences, and of what the asked effect needs."""
     headings = ("task", "base", "smallest (much)", "after Holm", "smallest (little)")
-    rows = []
+    rows: list[Sequence[str | Cell]] = []
     for name, task in forecast.tasks.items():
         much, little = task.detectable.get("much"), task.detectable.get("little")
         sizes = [NOTHING] * 3

@@ -112,20 +112,8 @@ def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -
     computed: dict[str, Any] = {}
     for source in sources:
         label, results = source.label, source.results
-        mine, provenance, complete = of_run[label], results.provenance, getattr(results, "complete", True)
-        seeds = {entry.seeds for entry in mine if entry.seeds}
-        cells = (
-            label,
-            ("study" if getattr(results, "study", None) else results.kind) + ("" if complete else ", incomplete"),
-            mine[0].axis.model if mine else NOTHING,
-            count(len({entry.method for entry in mine})),
-            count(len({entry.axis.task for entry in mine})),
-            count(len({entry.method for entry in mine if entry.verdict == "better"})),
-            "–".join(map(str, sorted({min(seeds), max(seeds)}))) if seeds else NOTHING,
-            str(provenance.get("started") or NOTHING)[:10],
-            str(provenance.get("commit") or NOTHING)[:12],
-        )
-        rows.append(Row(cells, href=source.report))
+        mine, complete = of_run[label], getattr(results, "complete", True)
+        rows.append(_row_of_run(source, mine))
         if all(entry.gain is None for entry in mine):
             scores = " Its scores are listed." if mine and isinstance(results, EvaluationResults) else ""
             missing.append(f"{label}: no differences to show; nothing was compared with a base.{scores}")
@@ -136,7 +124,7 @@ def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -
             made = [run.computed_with for method in results.methods.values() for run in method.runs.values()]
             settings[label], computed[label] = results.evaluation, made[0] if made else None
         elif isinstance(results, EvaluationResults):
-            settings[label], computed[label] = results.settings, provenance.get("computed_with")
+            settings[label], computed[label] = results.settings, results.provenance.get("computed_with")
         if not source.report:
             missing.append(f"{label}: it has no report.html to open; hfpatch report writes it.")
     computations = {label: each for label, each in computed.items() if isinstance(each, Mapping)}
@@ -169,6 +157,25 @@ def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -
             *((Sentences(tuple(f"left out: {reason}" for reason in left_out)),) if left_out else ()),
         ),
     )
+
+
+def _row_of_run(source: Source, mine: Sequence[Entry]) -> Row:
+    """Return a run's line in the table of runs."""
+    results, provenance = source.results, source.results.provenance
+    kind = "study" if getattr(results, "study", None) else results.kind
+    seeds = {entry.seeds for entry in mine if entry.seeds}
+    cells = (
+        source.label,
+        kind + ("" if getattr(results, "complete", True) else ", incomplete"),
+        mine[0].axis.model if mine else NOTHING,
+        count(len({entry.method for entry in mine})),
+        count(len({entry.axis.task for entry in mine})),
+        count(len({entry.method for entry in mine if entry.verdict == "better"})),
+        "–".join(map(str, sorted({min(seeds), max(seeds)}))) if seeds else NOTHING,
+        str(provenance.get("started") or NOTHING)[:10],
+        str(provenance.get("commit") or NOTHING)[:12],
+    )
+    return Row(cells, href=source.report)
 
 
 def _data(sources: Sequence[Source], of_run: Mapping[str, Sequence[Entry]]) -> dict[str, Any]:

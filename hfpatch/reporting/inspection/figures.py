@@ -27,7 +27,50 @@ def figures(inspection: Inspection) -> list[tuple[str, str, str, str]]:
 
 
 def _drawn(inspection: Inspection) -> Iterator[tuple[str, str, str, Figure]]:
-    queries = [each for each in inspection.query_sizes if each.target == "query"]
+    yield from _head_maps(inspection)
+    relations = inspection.relations_patched or inspection.relations
+    if turning := [each for each in relations if len(each.by_offset) > 1]:  # layers without RoPE do not turn
+        caption = (
+            "B(Δ) = W_Q R(Δ) W_Kᵀ, the mean over heads, a line a layer, from the first (light) to the last (dark)."
+        )
+        yield "offsets", "Q-K relation by relative offset", caption, _offsets(turning)
+    if inspection.skip_norms:
+        figure, axes = plots.panels(2 if inspection.skip_sizes else 1, columns=2, width=5.5, height=2.7)
+        _by_layer(axes[0], "‖W_skip‖", inspection.skip_norms, "norm", from_zero=False, label="learned")
+        start: dict[str, Any] = {"marker": "_", "color": GREY, "markersize": 12, "label": "at the paper's init, 1e-4·d"}
+        _by_layer(axes[0], "‖W_skip‖", inspection.skip_norms, "at_paper_init", **start)
+        axes[0].legend()
+        if inspection.skip_sizes:
+            _by_layer(axes[1], "‖x~W_skip‖ / ‖attention output‖", inspection.skip_sizes, "size")
+        yield "skips", "Content skips", "Left: in the weights. Right: on text, the mean over tokens.", figure
+    if inspection.pre_projection_sizes:
+        figure, (ax,) = plots.panels(1, columns=1, width=5.5, height=2.6)
+        _by_layer(ax, "‖x~ − x‖ / ‖x‖", inspection.pre_projection_sizes, "size")
+        yield "pre-projections", "Pre-projections", "How far each moves its input, the mean over tokens.", figure
+    if queries := [each for each in inspection.query_sizes if each.target == "query"]:
+        caption = "f beside its anchor A; lines from the first layer (light) on."
+        yield "queries", "Nonlinear queries", caption, _queries(queries)
+    if inspection.linearised:
+        caption = (
+            "A point a head: the share of the within-row variance of the logits, on text outside the fit, that a "
+            "bilinear form of the attention's input explains. Shares below 0 are drawn at the bottom."
+        )
+        figure, axes = plots.panels(2, columns=2, width=5.5, height=2.7)
+        parts = (("explained", "the logits"), ("explained_change", "what the patch changed"))
+        for ax, (name, what) in zip(axes, parts, strict=True):
+            shares = [(each.layer, share) for each in inspection.linearised for share in getattr(each, name)]
+            points = [(layer, max(share, -0.05)) for layer, share in shares if share is not None]
+            ax.plot([x for x, _ in points], [y for _, y in points], "o", color=BLUE, alpha=0.6, markersize=5)
+            ax.set(title=f"share of {what} that is linear", ylim=(-0.08, 1.05))
+            plots.integer_axis(ax, "layer", 10)
+        yield "explained", "How linear the patched logits are", caption, figure
+    if inspection.ablations is not None:
+        caption = "With 95 % intervals of the paired difference over documents."
+        yield "ablations", "One layer's injection taken out", caption, _ablations(inspection.ablations)
+
+
+def _head_maps(inspection: Inspection) -> Iterator[tuple[str, str, str, Figure]]:
+    """Yield the figures with a cell for each head."""
     if inspection.attention:
         caption = (
             "Of each head, means over the queries of the text but a document's first: the weight on the document's "
@@ -54,45 +97,6 @@ def _drawn(inspection: Inspection) -> Iterator[tuple[str, str, str, Figure]]:
             ("here.effective_rank", "effective rank", (min(ranks), max(ranks)), False),
         )
         yield "relation", "Q-K relation of each head", caption, figure
-    relations = inspection.relations_patched or inspection.relations
-    if turning := [each for each in relations if len(each.by_offset) > 1]:  # layers without RoPE do not turn
-        caption = (
-            "B(Δ) = W_Q R(Δ) W_Kᵀ, the mean over heads, a line a layer, from the first (light) to the last (dark)."
-        )
-        yield "offsets", "Q-K relation by relative offset", caption, _offsets(turning)
-    if inspection.skip_norms:
-        figure, axes = plots.panels(2 if inspection.skip_sizes else 1, columns=2, width=5.5, height=2.7)
-        _by_layer(axes[0], "‖W_skip‖", inspection.skip_norms, "norm", from_zero=False, label="learned")
-        start: dict[str, Any] = {"marker": "_", "color": GREY, "markersize": 12, "label": "at the paper's init, 1e-4·d"}
-        _by_layer(axes[0], "‖W_skip‖", inspection.skip_norms, "at_paper_init", **start)
-        axes[0].legend()
-        if inspection.skip_sizes:
-            _by_layer(axes[1], "‖x~W_skip‖ / ‖attention output‖", inspection.skip_sizes, "size")
-        yield "skips", "Content skips", "Left: in the weights. Right: on text, the mean over tokens.", figure
-    if inspection.pre_projection_sizes:
-        figure, (ax,) = plots.panels(1, columns=1, width=5.5, height=2.6)
-        _by_layer(ax, "‖x~ − x‖ / ‖x‖", inspection.pre_projection_sizes, "size")
-        yield "pre-projections", "Pre-projections", "How far each moves its input, the mean over tokens.", figure
-    if queries:
-        caption = "f beside its anchor A; lines from the first layer (light) on."
-        yield "queries", "Nonlinear queries", caption, _queries(queries)
-    if inspection.linearised:
-        caption = (
-            "A point a head: the share of the within-row variance of the logits, on text outside the fit, that a "
-            "bilinear form of the attention's input explains. Shares below 0 are drawn at the bottom."
-        )
-        figure, axes = plots.panels(2, columns=2, width=5.5, height=2.7)
-        parts = (("explained", "the logits"), ("explained_change", "what the patch changed"))
-        for ax, (name, what) in zip(axes, parts, strict=True):
-            shares = [(each.layer, share) for each in inspection.linearised for share in getattr(each, name)]
-            points = [(layer, max(share, -0.05)) for layer, share in shares if share is not None]
-            ax.plot([x for x, _ in points], [y for _, y in points], "o", color=BLUE, alpha=0.6, markersize=5)
-            ax.set(title=f"share of {what} that is linear", ylim=(-0.08, 1.05))
-            plots.integer_axis(ax, "layer", 10)
-        yield "explained", "How linear the patched logits are", caption, figure
-    if inspection.ablations is not None:
-        caption = "With 95 % intervals of the paired difference over documents."
-        yield "ablations", "One layer's injection taken out", caption, _ablations(inspection.ablations)
 
 
 def _maps(rows: Sequence[Sequence[Any]], *panels: tuple[str, str, tuple[float, float], bool]) -> Figure:
