@@ -143,9 +143,11 @@ class Verdict(Part):
         metric: the measure that decides the task.
         difference: method minus other, in the metric's own unit; NaN where nothing was measured.
         low, high: ends of the plain 95 % interval, of this difference alone.
-        corrected_low, corrected_high: ends of the interval at ``level``, which belongs to the outcome.
+        corrected_low, corrected_high: ends of the interval at ``level``, which belongs to the outcome: of ``keep`` that
+            at 2a, so that something is lost where it is below 0, and kept where it is above the margin's loss.
         p: two-sided p-value of no difference, by ``test``; None where nothing was tested.
-        p_corrected: ``p`` corrected over the question: times m, or by Holm's method.
+        p_corrected: ``p`` corrected over the question and over looks, below 5 % where a sign is claimed: by Holm's
+            method, of primary pairs times α over ``level``.
         level: one minus the level of the corrected interval, of this pair alone.
         family: how many tests the question has, m.
         margin: the largest difference that does not matter; None where only signs are claimed.
@@ -321,8 +323,10 @@ def _decided(
     fields |= {**_measured(one), "margin": margin}
     if one.p is None:
         return Verdict(**fields)
-    low, high = interval_at(one, level)
-    fields |= {"corrected_low": low, "corrected_high": high, "p_corrected": min(1.0, asked.tests * one.p)}
+    tested = 2 * level if asked.question == "keep" else level  # `keep` is tested to one side
+    low, high = interval_at(one, tested)
+    fields |= {"corrected_low": low, "corrected_high": high, "level": tested}
+    fields["p_corrected"] = min(1.0, ALPHA / tested * one.p)
     if len(one.errors) < 2 or "not paired" in one.test:
         return Verdict(**fields | {"outcome": "undecided", "why": _FEW_SEEDS[one.seeds > 1]})
 

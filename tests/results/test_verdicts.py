@@ -194,9 +194,13 @@ def test_what_is_kept_is_decided_on_every_task_against_the_base():
     asked = PrimaryQuestion(question="keep", pairs=[("a", "base")], on=["text", "quiz"])
     made = [paired("a", 0.003, other="base", error=0.001), paired("a", 0.09, other="base", task="quiz")]
     text, quiz = primary(asked, *made)
-    assert [(text.outcome, text.level), (quiz.outcome, quiz.level)] == [("kept", 0.025), ("lost", 0.025)]
+    assert [(text.outcome, text.level), (quiz.outcome, quiz.level)] == [("kept", 0.05), ("lost", 0.05)]
     assert [each.margin for each in primary(asked, *made, margins={"quiz": 0.2, "bits_per_byte": 0.01})] == [0.01, 0.2]
     assert primary(asked, *made, margins={})[0].outcome == "undecided"  # signs alone
+    for difference in np.linspace(0.002, 0.02, 19):  # the interval and p that are shown agree with the outcome
+        (each, _) = primary(asked, paired("a", difference, other="base"))
+        assert ("lost" in each.outcome) == (each.corrected_low > 0) == (each.p_corrected < 0.05)
+        assert (each.outcome in ("kept", "lost by less than the margin")) == (each.corrected_high < 0.02)
 
 
 def test_at_looks_a_pair_has_the_outcome_of_the_one_that_decided_it():
