@@ -19,7 +19,6 @@ from hfpatch.recipes.pretraining import load_pretrain_or_study
 from hfpatch.recipes.strict import write_yaml
 from hfpatch.runs.engines import launching
 from hfpatch.support import plugins
-from hfpatch.support.folders import recipes_dir
 from hfpatch.support.plugins import is_installed, is_installed_path
 from hfpatch.surgery.methods import validate_methods
 
@@ -174,12 +173,6 @@ def test_pretraining_recipes_name_kernels_alone(here):
     for command in ("pretrain", "tokenize"):
         assert main([command, "theirs.yaml"]) == 2
     assert load_pretrain_or_study("theirs.yaml", trust_code=True).name == "theirs"
-
-
-def test_what_comes_with_hfpatch_names_none():
-    for file in recipes_dir().glob("*.yaml"):
-        text = file.read_text()
-        (load_recipe if "\nmethods:" in text else load_pretrain_or_study)(file)
 
 
 def test_a_task_of_include_path_runs_code_without_naming_any(here):

@@ -1,8 +1,6 @@
 import functools
 import json
 import operator
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,6 @@ from budgets_example import frontier_example
 import hfpatch
 from hfpatch.errors import HfpatchError
 from hfpatch.results import ComparisonResults, load_results
-from hfpatch.support.files import printable
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,20 +105,3 @@ def test_what_is_no_number_is_left_out_or_not_a_number(build, raw):
     assert written["methods"]["lora"]["runs"]["0"]["train"]["final_loss"] is None
     assert written["comparisons"][0]["low"] is None
     json.dumps(written, allow_nan=False)
-
-
-def test_printable_replaces_what_no_xml_and_no_json_can_hold():
-    assert printable({"a\x00": ["\ud800", "\x1b[1m", "tab\tstays", 1.5, None, float("nan")]}) == {
-        "a\ufffd": ["\ufffd", "\ufffd[1m", "tab\tstays", 1.5, None, None]
-    }
-
-
-def test_a_folder_is_only_read(run_dir):
-    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    load_results(run_dir)
-    assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-
-
-def test_reading_results_loads_no_torch(run_dir):
-    code = f"import sys, hfpatch; hfpatch.load_results({str(run_dir)!r}); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

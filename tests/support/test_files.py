@@ -12,6 +12,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.support.files import (
     atomic_directory,
     atomic_file,
+    printable,
     read_json,
     remove_leftovers,
     sha256_file,
@@ -171,7 +172,7 @@ def test_json_comes_back(tmp_path_factory, value):
 
 def test_json_is_for_people_too(tmp_path):
     write_json(tmp_path / "a.json", {"σ": [1]})
-    assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n  "σ": [\n    1\n  ]\n}\n'
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n "σ": [\n  1\n ]\n}\n'
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"", b"\xff\xfe", b"[1,]", b"[1]", b"1", b"null", b'"text"'])
@@ -233,3 +234,9 @@ def test_what_another_machine_writes_is_left_for_a_day(tmp_path):
     os.utime(elsewhere / "part", (1, 1))
     remove_leftovers(tmp_path)
     assert names(tmp_path) == [".a.tmp"]
+
+
+def test_printable_replaces_what_no_xml_and_no_json_can_hold():
+    assert printable({"a\x00": ["\ud800", "\x1b[1m", "tab\tstays", 1.5, None, float("nan")]}) == {
+        "a\ufffd": ["\ufffd", "\ufffd[1m", "tab\tstays", 1.5, None, None]
+    }
