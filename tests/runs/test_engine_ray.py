@@ -2,13 +2,13 @@
 
 import socket
 import sys
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
 from tiny_runs import refused
 
 from hfpatch.runs.engines import make_engine
-from hfpatch.runs.engines.ray import RayTasks
 from hfpatch.runs.engines.settings import EngineSettings
 
 
@@ -42,9 +42,9 @@ def cluster(monkeypatch):
 )
 @pytest.mark.usefixtures("cluster")
 def test_as_many_runs_at_a_time_as_have_room(options, room):
-    workers = RayTasks(EngineSettings(ray="auto", **options))
-    workers.connect()
-    assert workers.room() == room
+    with closing(make_engine(EngineSettings(ray="auto", **options))) as engine:
+        engine.connect()
+        assert engine.at_once == room
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,7 @@ def test_as_many_runs_at_a_time_as_have_room(options, room):
 )
 @pytest.mark.usefixtures("cluster")
 def test_devices_that_no_machine_has_are_refused(options, message):
-    workers = RayTasks(EngineSettings(ray="auto", **options))
-    assert message in refused(workers.connect)
+    assert message in refused(make_engine(EngineSettings(ray="auto", **options)).connect)
 
 
 @pytest.mark.parametrize("prefix", ["", "ray://"])
@@ -68,9 +67,9 @@ def test_an_address_that_does_not_answer_is_refused_at_once(cluster, prefix, mon
         free.bind(("127.0.0.1", 0))
         address = f"{prefix}127.0.0.1:{free.getsockname()[1]}"
     assert f"--ray {address}: cannot be reached (Connection refused)" in refused(
-        RayTasks(EngineSettings(ray=address)).connect
+        make_engine(EngineSettings(ray=address)).connect
     )
-    assert "write the address as" in refused(RayTasks(EngineSettings(ray=f"{prefix}head:")).connect)
+    assert "write the address as" in refused(make_engine(EngineSettings(ray=f"{prefix}head:")).connect)
 
 
 def test_no_running_ray_is_one_line(cluster):
@@ -80,5 +79,5 @@ def test_no_running_ray_is_one_line(cluster):
         raise ConnectionError("Could not find any running Ray instance.\nPlease specify one")
 
     cluster.init = init
-    message = refused(RayTasks(EngineSettings(ray="auto")).connect)
+    message = refused(make_engine(EngineSettings(ray="auto")).connect)
     assert "--ray auto: cannot be joined (Could not find any running Ray instance. Please specify one)" in message

@@ -7,15 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from tiny_runs import GPT2, lines, numbers, small_recipe, without_reports
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import Progress, compare, pretrain_study
+from hfpatch.runs.engines import make_engine, processes
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import COSTS
 from hfpatch.support.files import read_json
@@ -103,6 +106,41 @@ class Break(Log):
         super().opened(engine, units)
         self.folder.mkdir(parents=True)
         (self.folder / "checkpoints").write_text("")
+
+
+def test_processes_that_share_a_run_share_its_threads(monkeypatch):
+    monkeypatch.setattr(processes, "count_cores", lambda: 8)
+    torch.set_num_threads(8)
+    with closing(make_engine(EngineSettings(jobs=1, processes_per_run=2))) as engine:
+        engine.connect()
+        assert (torch.get_num_threads(), engine.at_once) == (4, 1)
+    assert torch.get_num_threads() == 8
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ["4", "6", "4", "6"]),
+        ({"gpus_per_run": 0.5}, ["4", "4", "6", "6"]),
+        ({"gpus_per_run": 0.25}, ["4", "4", "4", "4"]),
+        ({"gpus_per_run": 0.0}, ["", "", "", ""]),
+        ({"gpus_per_run": 2.0, "jobs": 1}, ["4,6"]),
+    ],
+)
+def test_which_gpus_processes_share(options, expected, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    visible = []
+    monkeypatch.setattr(processes, "start", lambda *_, env: visible.append(env["CUDA_VISIBLE_DEVICES"]))
+    workers = processes.Processes(EngineSettings(**{"jobs": 4, **options}))
+    workers.connect()
+    for slot in range(workers.room()):
+        workers.start(None, slot, slot)
+    assert visible == expected
+    with pytest.raises(HfpatchError, match="this machine has 2 GPUs, enough for 4 runs at a time"):
+        processes.Processes(EngineSettings(jobs=5, gpus_per_run=0.5)).connect()
 
 
 @pytest.mark.slow
@@ -201,7 +239,7 @@ class Command:
         return code
 
 
-def goes_on_whoever_ends(study, straight, out, *options):
+def goes_on_whoever_ends(study, straight, out, number, *options):
     """Kill a worker, interrupt its driver, kill the next driver: each time the run goes on from its checkpoint."""
     run = out / "runs" / "one" / "seed-0"
 
@@ -213,7 +251,7 @@ def goes_on_whoever_ends(study, straight, out, *options):
     first.kill()
     second = command.wait_for("one", MetricsFile(run / "metrics.jsonl").last().step + 40)
     assert second.pid != first.pid
-    assert command.interrupt(signal.SIGINT, second) == 130
+    assert command.interrupt(number, second) == 128 + number
     assert re.search(r"one · seed 0: its worker ended \(.+\); another one goes on from the newest", command.said)
     assert 40 < saved() == MetricsFile(run / "metrics.jsonl").last().step < study.training.steps  # where it was stopped
     assert [path.name for path in out.iterdir() if path.name in (".locks", ".queue")] == []
@@ -227,7 +265,7 @@ def goes_on_whoever_ends(study, straight, out, *options):
 
 @pytest.mark.slow
 def test_a_run_goes_on_from_its_checkpoint_whoever_ends(study, straight_study, tmp_path):
-    goes_on_whoever_ends(study, straight_study, tmp_path / "out", "--jobs", "1")
+    goes_on_whoever_ends(study, straight_study, tmp_path / "out", signal.SIGINT, "--jobs", "1")
 
 
 class Kill(Log):

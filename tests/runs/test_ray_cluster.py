@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ from runs.test_engines import (  # noqa: F401
     straight_study,
     study,
 )
+from tiny_runs import refused
 
 from hfpatch.errors import HfpatchError
 from hfpatch.runs import pretrain_study
@@ -86,7 +88,8 @@ class KillNode(Log):
 @pytest.mark.slow
 def test_a_study_outlives_workers_drivers_and_a_machine(study, straight_study, tmp_path, cluster, machine):  # noqa: F811
     machine()
-    goes_on_whoever_ends(study, straight_study, tmp_path / "out", "--ray", cluster.address, "--jobs", "1")
+    options = "--ray", cluster.address, "--jobs", "1"
+    goes_on_whoever_ends(study, straight_study, tmp_path / "out", signal.SIGTERM, *options)
 
     # A command with two machines, one of which dies
     machine()
@@ -158,9 +161,11 @@ def test_fractions_of_gpus_and_machines_that_lack_something(study, tmp_path, clu
         command = ["unshare", "--mount", "sh", "-c", private]
         node = subprocess.Popen(command, env=ray, start_new_session=True, stdout=said, stderr=said)
     try:
-        cluster.wait_for_nodes(timeout=90)
-        with pytest.raises(HfpatchError, match=f"^{out}: cannot be seen from {socket.gethostname()}"):
-            run(out, cpus_per_run=9, gpus_per_run=0)
+        deadline, message = time.monotonic() + 90, "no machine"
+        while "no machine" in message:  # until it has joined
+            assert time.monotonic() < deadline, (tmp_path / "node.log").read_text()
+            message = refused(run, out, cpus_per_run=9, gpus_per_run=0)
+        assert message.startswith(f"{out}: cannot be seen from {socket.gethostname()}; choose")
     finally:
         os.killpg(node.pid, signal.SIGKILL)
         node.wait()
