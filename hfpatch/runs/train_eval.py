@@ -233,7 +233,7 @@ class ComparisonSession(TrainEvalSession):
         names = {name for name, method in self.setup.methods.items() if method.configs}
         if state.num_processes > 1 or (path.is_file() and Costs.read(path).methods.keys() == names):
             return
-        from hfpatch.runs.measuring import measure_costs
+        from hfpatch.runs.costs import measure_costs
 
         costs = measure_costs(self.setup, COST_SHARE * self.clock.seconds)
         if costs:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.runs import measuring
+from hfpatch.runs import costs
 from hfpatch.runs.setup import set_up
 
 
@@ -31,41 +31,41 @@ def small():
 
 def test_costs_are_measured_in_three_rounds_of_all_methods_on_the_same_blocks(monkeypatch):
     setup = set_up(small())
-    names, turns, real = [*dict(setup.base.model.named_parameters())], [], measuring._time_step
+    names, turns, real = [*dict(setup.base.model.named_parameters())], [], costs.time_step
 
     def timed(*given, least):
         turns.append((given[-2], least))  # how many blocks
         return real(*given, least=least)
 
-    monkeypatch.setattr(measuring, "_time_step", timed)
-    costs = measuring.measure_costs(setup, 60.0)
+    monkeypatch.setattr(costs, "time_step", timed)
+    measured = costs.measure_costs(setup, 60.0)
     trained = [name for name, method in setup.methods.items() if method.configs]
-    assert list(costs) == trained
-    assert {len(cost.steps_s) for cost in costs.values()} == {measuring.ROUNDS}
-    assert len(turns) == (1 + measuring.ROUNDS) * len(trained)
+    assert list(measured) == trained
+    assert {len(cost.steps_s) for cost in measured.values()} == {costs.ROUNDS}
+    assert len(turns) == (1 + costs.ROUNDS) * len(trained)
     assert turns[: len(trained)] == [(1, 1)] * len(trained)
     assert set(turns[len(trained) :]) == {(turns[-1][0], 2)}
-    assert all(0 < seconds < 60 for cost in costs.values() for seconds in cost.steps_s)
-    assert {cost.share for cost in costs.values()} == {1.0}
-    assert all(value is None or value > 0 for value in (cost.memory_bytes for cost in costs.values()))
+    assert all(0 < seconds < 60 for cost in measured.values() for seconds in cost.steps_s)
+    assert {cost.share for cost in measured.values()} == {1.0}
+    assert all(value is None or value > 0 for value in (cost.memory_bytes for cost in measured.values()))
     assert [*dict(setup.base.model.named_parameters())] == names  # the base again
 
 
 def test_costs_are_not_measured_where_there_is_no_time(monkeypatch):
     setup = set_up(small())
-    assert measuring.measure_costs(setup, 0.01) == {}
+    assert costs.measure_costs(setup, 0.01) == {}
     slow = {"step_s": 1e9, "step_share": 1.0, "training_memory_bytes": 1}
-    monkeypatch.setattr(measuring, "_time_step", lambda *_, **__: time.sleep(0.3) or slow)
+    monkeypatch.setattr(costs, "time_step", lambda *_, **__: time.sleep(0.3) or slow)
     begun = time.perf_counter()
-    assert measuring.measure_costs(setup, 0.21 * len(setup.methods)) == {}  # the first one shows that it takes longer
+    assert costs.measure_costs(setup, 0.21 * len(setup.methods)) == {}  # the first one shows that it takes longer
     assert time.perf_counter() - begun < 3
 
 
 @pytest.mark.parametrize(("busy", "own", "shared"), [(10.0, 9.95, False), (12.0, 10.0, True), (None, None, None)])
 def test_a_shared_machine_is_noticed(monkeypatch, busy, own, shared):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(measuring, "_cpu_seconds", lambda: None if busy is None else (busy, own))
-    assert measuring._is_shared((0.0, 0.0), 10.0) is shared
+    monkeypatch.setattr(costs, "_cpu_seconds", lambda: None if busy is None else (busy, own))
+    assert costs._is_shared((0.0, 0.0), 10.0) is shared
 
 
 def test_whether_a_method_merges_is_that_of_all_its_parts():

@@ -1,0 +1,97 @@
+"""What a training step of each method costs, measured at the end of a comparison."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from hfpatch.results.comparison import Cost
+from hfpatch.runs.measuring import probe_of, time_step
+from hfpatch.runs.setup import ComparisonSetup
+from hfpatch.support.cpu import pinned_library
+from hfpatch.surgery.patch import patch, unpatch
+from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, resident_memory_bytes
+
+ROUNDS = 3
+"""How often the cost of each method is measured."""
+_LEAST_S = 0.05  # seconds that a measurement of a cost takes at least
+_OTHERS = 0.1  # processors that other programs may use
+_OTHERS_BYTES = 1 << 30  # the CUDA context of this process takes less
+_CPUS = Path("/proc/stat")
+
+
+def measure_costs(setup: ComparisonSetup, seconds: float) -> dict[str, Cost]:
+    """Measure a training step of every method that is trained, for at most about ``seconds``; nothing if these are few.
+
+    The methods take turns on the same batches, in three rounds, so that what slows the machine for a while slows all of
+    them. A step has as many of its blocks as there is time for, the same number for all.
+    """
+    names = [name for name, method in setup.methods.items() if method.configs]
+    turns, started, before = len(names) * (ROUNDS + 1), time.perf_counter(), _cpu_seconds()
+    if not names or seconds < _LEAST_S * turns:
+        return {}
+
+    def take(name: str, blocks: int, least: int) -> tuple[dict[str, Any], float]:
+        """Return one measurement of a method, and how long it took beside the steps."""
+        begun = time.perf_counter()
+        model = patch(setup.base.model, setup.methods[name].configs, seed=setup.recipe.training.all_seeds[0])
+        try:
+            reset_peak_memory()
+            step = time_step(probe_of(setup, model), setup.recipe.training, setup, blocks, 0.0, least=least)
+        finally:
+            unpatch(model)
+        step["own_s"] = step["step_s"] * step["step_share"]
+        return step, max(0.0, time.perf_counter() - begun - least * step["own_s"])
+
+    reset_peak_memory()
+    anew = peak_memory_bytes() <= 1.02 * resident_memory_bytes()
+    with pinned_library(setup.matmul):
+        # One block of each shows how many there is time for, two steps a turn
+        first, beside = list[dict[str, Any]](), 0.0
+        for name in names:
+            step, extra = take(name, 1, 1)
+            first.append(step)
+            beside += extra
+            if (time.perf_counter() - started) / len(first) * turns > seconds:
+                return {}
+        left = seconds - (time.perf_counter() - started) - ROUNDS * beside
+        smallest = first[0]["step_share"] * setup.recipe.training.batch_size
+        blocks = int(smallest * left / (2 * ROUNDS * sum(step["own_s"] for step in first)))
+        rounds = [[take(name, blocks, 2)[0] for name in names] for _ in range(ROUNDS)]
+    shared = _is_shared(before, time.perf_counter() - started)
+    return {
+        name: Cost(
+            steps_s=[step["step_s"] for step in taken],
+            memory_bytes=int(median(step["training_memory_bytes"] for step in taken)) if anew else None,
+            share=taken[0]["step_share"],
+            shared=shared,
+        )
+        for name, taken in zip(names, zip(*rounds, strict=True), strict=True)
+    }
+
+
+def _cpu_seconds() -> tuple[float, float] | None:
+    """Return how long all processors were busy, and how long with this process; None where that is not known."""
+    if not _CPUS.is_file():
+        return None
+    user, nice, system, _, _, irq, soft, *_ = map(
+        float, _CPUS.read_text(encoding="utf-8").split("\n", 1)[0].split()[1:]
+    )
+    return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK"), time.process_time()
+
+
+def _is_shared(before: tuple[float, float] | None, seconds: float) -> bool | None:
+    """Return whether other programs took more than a tenth of a processor since, or have memory of the GPU."""
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        if total - free - torch.cuda.memory_reserved() > _OTHERS_BYTES:
+            return True
+    if before is None or (now := _cpu_seconds()) is None:
+        return None
+    busy, own = (after - since for after, since in zip(now, before, strict=True))
+    return busy - own > _OTHERS * seconds
