@@ -268,25 +268,27 @@ def headline_table(results: ComparisonResults) -> Table:
     notes = ("non-embedding",) if results.study is not None else ()
     columns.append((Column("parameters", notes, number=True, tip=_SIZE), sizes))
     columns += _costs(results, order, controls)
+    if results.study is not None:
+        seconds = []
+        for name in order:
+            trains = [run.train for run in results.methods[name].runs.values() if run.train is not None]
+            steps = [each.wall_s / each.steps for each in trains if each.steps]
+            seconds.append(significant(fmean(steps), 3) if steps else NOTHING)
+        columns.append((Column("s/step", number=True, tip="Seconds of a training step, the mean over seeds."), seconds))
     rows = tuple(map(Row, zip(*(cells for _, cells in columns), strict=True)))
     return Table("headline", "Headline", tuple(column for column, _ in columns), rows, heading=False).with_values()
 
 
 def _losses(results: ComparisonResults, order: Sequence[str]) -> list[tuple[Column, Sequence[str | Cell]]]:
-    """Return of models from scratch the loss, the share of the baseline's that is saved, and the time of a step."""
+    """Return of models from scratch the loss, and the share of the baseline's that is saved."""
     means = [results.mean(name, HELD_OUT, NATS_PER_TOKEN) for name in order]
     losses = [NOTHING if mean is None else decimal(mean, 4) for mean in means]
-    saved, seconds = list[str | Cell](), list[str | Cell]()
-    for name, mean in zip(order, means, strict=True):
-        share = 1 - mean / means[0] if mean is not None and means[0] else None
-        saved.append(NOTHING if share is None or name == order[0] else f"{signed(100 * share, 2)} %")
-        trains = [run.train for run in results.methods[name].runs.values() if run.train is not None]
-        steps = [each.wall_s / each.steps for each in trains if each.steps]
-        seconds.append(significant(fmean(steps), 3) if steps else NOTHING)
+    saved = [NOTHING]  # of the baseline, which is the first
+    for mean in means[1:]:
+        saved.append(f"{signed(100 * (1 - mean / means[0]), 2)} %" if mean is not None and means[0] else NOTHING)
     return [
         (Column("loss", (task_text(HELD_OUT), metric_text(NATS_PER_TOKEN)), number=True), losses),
         (Column("improvement", number=True, tip=_IMPROVEMENT), saved),
-        (Column("s/step", number=True, tip="Seconds of a training step, the mean over seeds."), seconds),
     ]
 
 

@@ -144,7 +144,7 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
         complete=all(each.complete for each in results),
         glance=(
             of_what(results),
-            ("Methods", count(len({name for each in results for name in each.others}))),
+            ("Variants" if results[0].study else "Methods", count(len({e for each in results for e in each.others}))),
             ("Tasks", count(len({name for each in results for name in each.tasks}))),
             ("Seeds", count(len({seed for each in results for seed in each.seeds}))),
             ("Protocol", ", ".join(dict.fromkeys(each.protocol.replace("_", " ") for each in results))),
