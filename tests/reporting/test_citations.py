@@ -1,11 +1,8 @@
 import re
 
-from reporting.conftest import document_of
 from reporting.study_example import study
 
 from hfpatch.reporting.citations import citation_section
-from hfpatch.reporting.html import html
-from hfpatch.reporting.markdown import markdown
 from hfpatch.results.schema import ComparisonResults
 
 
@@ -29,10 +26,3 @@ def test_the_text_is_bibtex(results):
     for entry in text.strip().split("\n\n"):
         assert re.fullmatch(r"@misc\{\w+,\n(  \w+ = \{.*\},\n)+\}", entry), entry
     assert "note = {commit c95d4b4a1b2c}" in text
-
-
-def test_every_form_of_a_report_has_it(results):
-    document = document_of(results)
-    assert "```bibtex\n@misc{hfpatch," in markdown(document)
-    assert "@misc{hfpatch," in html(document)
-    assert "```" not in html(document)

@@ -121,20 +121,3 @@ def test_ids_are_unique_where_there_are_tuning_controls_and_low_noise_metrics():
     assert "differences" in parsed.ids
     assert "attribution" in parsed.ids
     assert len(parsed.ids) == len(set(parsed.ids))  # a section and its table with one id break the page's filters
-
-
-def test_numbers_of_the_table_are_there_and_figures_follow_the_colours(build, raw):
-    parsed, text = page_of(build(raw))
-    for part in ("45.0 %", "+5.0 [2.0, 8.0]", "−12.0 [−15.0, −9.0]", "81,920", "light-dark(", "@media print"):
-        assert part in text.replace("<wbr>", "")
-    assert "incomplete run" not in text
-    drawn = text[text.index("<svg") :]
-    assert "var(--ink)" in drawn
-    assert "#1b1f24" not in drawn
-    assert sum(attrs.get("role") == "img" and "aria-label" in attrs for tag, attrs in parsed.tags if tag == "svg") == 2
-
-
-def test_an_empty_run_is_a_page_too(build):
-    text = page_of(build({"schema": 2, "kind": "comparison", "name": "empty"}))[1]
-    assert "incomplete run" in text
-    assert "<figure>" not in text

@@ -12,7 +12,6 @@ from hfpatch.reporting.comparison.answer import (
     names_text,
     sentences,
     terminal_table,
-    tone_of,
     uncovered,
 )
 from hfpatch.reporting.comparison.forest import control_for, forest_of
@@ -181,11 +180,6 @@ def test_names_of_methods_and_their_budgets_are_short():
     assert names_text(every, every) == "every method"
     many = [f"m{i}" for i in range(9)]
     assert names_text(many[1:], many) == "all but m0"
-
-
-def test_tones_together(build, raw, compared):
-    raw["comparisons"] = [compared(SKIP, CLOZE, 0.05, 0.03, "better"), compared(SKIP, TEXT, 4.0, 1.0, "worse")]
-    assert tone_of(build(raw).answers("base", SKIP)) == "mixed"
 
 
 def test_questions_that_were_asked_late_are_named(asked, raw, build):

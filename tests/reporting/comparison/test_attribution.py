@@ -112,19 +112,6 @@ def test_text_comes_first_then_tasks_on_which_there_is_a_gain(controlled):
     assert "gains on tinyworld_cloze (acc)" in sentence(results)[0]
 
 
-def test_the_share_on_held_out_documents_is_that_of_their_paired_differences(raw, build):
-    raw["tasks"]["held_out_text"] = {**raw["tasks"][CLOZE], "primary": "nats_per_token", "higher_is_better": False}
-    raw["comparisons"] = [
-        {**raw["comparisons"][0], "task": "held_out_text", "metric": "nats_per_token", "method": name,
-         "reference": "baseline", "difference": -gain, "low": -gain - 0.02, "high": -gain + 0.02, "p": 1e-5}
-        for name, gain in ((SKIP, 0.5), ("skip_alone", 0.4))
-    ]  # fmt: skip
-    raw["methods"]["skip_alone"] = raw["methods"][SKIP]
-    found = share(build(raw), SKIP, "skip_alone", "held_out_text")
-    assert found.value == pytest.approx(0.8)
-    assert 0.7 < found.low < found.value < found.high < 0.9
-
-
 def test_the_table_groups_a_method_with_its_controls(controlled):
     results = controlled((SKIP, CLOZE, 0.05, 0.01, "better"), ("skip_alone", CLOZE, 0.04, 0.01, "better"))
     sections = {each.name: each for each in document_of(results).parts[0].sections}

@@ -5,7 +5,7 @@ import pytest
 from reporting.conftest import example, write_run
 
 from hfpatch.errors import HfpatchError
-from hfpatch.reporting import default_out, write_joint_report, write_report
+from hfpatch.reporting import default_out, write_joint_report
 from hfpatch.reporting.comparison.merging import merge
 from hfpatch.results.folder import load_results
 from hfpatch.results.schema import ComparisonResults
@@ -155,12 +155,6 @@ def test_labels_are_the_shortest_ends_that_differ_as_are_folders(tmp_path):
     folders = [write_run(tmp_path / name / "run", example()) for name in ("a", "b")]
     assert "lora (a/run)" in write_joint_report(folders, tmp_path / "joint").markdown.read_text()
     assert default_out([tmp_path / "first-1", tmp_path / "a b<c>"]) == Path("runs/report-first-1+a_b_c_")
-
-
-def test_one_run_is_reported_elsewhere_as_it_would_be_at_home(two, tmp_path):
-    first, _ = two()
-    elsewhere = write_joint_report([first], tmp_path / "elsewhere")
-    assert elsewhere.html.read_bytes() == write_report(first).html.read_bytes()
 
 
 def test_refusals(two, tmp_path):

@@ -81,15 +81,6 @@ def test_maps_have_a_cell_a_head_and_the_patch_a_row_of_its_own(found, axes):
     assert figure.axes[3].collections[0].get_array().mask.tolist() == [[True] * 2, [False] * 2, [False] * 2]
 
 
-def test_attention_is_a_map_by_head_on_common_scales(found, axes):
-    for ax, name in zip(axes("attention"), ("sink", "entropy", "distance"), strict=False):
-        expected = [[getattr(each, name) for each in found.attention if each.layer == layer] for layer in LAYERS]
-        assert ax.collections[0].get_array().tolist() == expected
-    found.attention_patched = [attending(7, 0)]
-    (_, _, _, figure), *_ = module._drawn(found)
-    assert [ax.collections[0].get_clim() for ax in figure.axes[:6]] == [(0, 1), (0, 8), (0, 9)] * 2
-
-
 def test_relations_by_offset_are_the_mean_over_heads_a_line_a_layer(axes):
     symmetric, _, norm = axes("offsets")
     lines = [line for line in values(symmetric) if line != [0.5, 0.5]]
