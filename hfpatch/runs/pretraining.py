@@ -175,7 +175,7 @@ def pretrain_study(
     """
     from hfpatch import reporting
 
-    state, plan = start_processes(), plan_study(recipe, out, variant)
+    plan = plan_study(recipe, out, variant)
     check_start(plan, resume=resume)
     if not (is_complete(out) and not changes(out, recipe)[0]):
         session = StudySession(plan, progress, resumed_clock(out))
@@ -185,6 +185,7 @@ def pretrain_study(
                 with session.throttle:
                     executor.execute(session)
                 session.write_results(complete=variant is None)
+    state = start_processes()  # anew, as an engine that leaves the devices to its workers ends it
     if state.is_main_process and variant is None:
         reporting.write_report(out)
     state.wait_for_everyone()

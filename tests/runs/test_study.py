@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from accelerate import PartialState
 from safetensors.numpy import load_file
 from scipy.stats import t as student
 from tiny_runs import GPT2, Nothing, Stop, lines, refused
@@ -12,6 +13,7 @@ from hfpatch.models import load_scratch
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.results import load_results
 from hfpatch.runs import forecast, pretrain_study
+from hfpatch.runs.engines.driver import Engine
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.plan import plan_study
 from hfpatch.support.files import read_json
@@ -164,6 +166,16 @@ def test_a_study_that_gets_a_seed_and_is_interrupted_goes_on_where_it_stopped(st
     assert "Seeds were added when results existed already" in " ".join(again["warnings"])
     assert without_times(again["methods"]) == without_times(straight[1]["methods"])
     assert pretrain_study(study(), out, resume=True, progress=Nothing()) == again
+
+
+def test_an_engine_that_gives_up_the_devices_leaves_the_report_to_be_written(straight, tmp_path, monkeypatch):
+    class OfDevices(Engine):
+        def close(self):
+            PartialState._reset_state()  # as engines of a machine with GPUs
+
+    monkeypatch.setattr("hfpatch.runs.pretraining.make_engine", lambda settings: OfDevices())
+    assert without_times(pretrain_study(study(), tmp_path / "s")) == without_times(straight[1])
+    assert (tmp_path / "s" / "report.html").is_file()
 
 
 def test_variants_trained_by_themselves_make_the_same_study(straight, tmp_path, no_report):
