@@ -22,7 +22,7 @@ FILE = "questions.json"
 _LATER = "when results existed already"
 
 
-def declare(out: Path, setup: Setup, *, has_results: bool, has_runs: bool) -> None:
+def declare(out: Path, setup: Setup, *, begun: bool, late: bool) -> None:
     """Write the questions, margins, seeds and limits of a comparison with their hash, unless some are declared already.
 
     Before the first training, which may measure the held-out text, they may still change.
@@ -30,18 +30,19 @@ def declare(out: Path, setup: Setup, *, has_results: bool, has_runs: bool) -> No
     Args:
         out: the run folder.
         setup: the comparison.
-        has_results: whether a method was scored already; what is first declared then is marked.
-        has_runs: whether a training has begun.
+        begun: whether a training has begun.
+        late: whether what is first declared now is marked: a method was scored already, or was trained with a recipe
+            that asked something else.
 
     Raises:
         HfpatchError: if the file was changed by hand.
     """
-    if (has_results or has_runs) and (out / FILE).is_file():
+    if begun and (out / FILE).is_file():
         _read(out)
         return
     questions = [_written(question) for question in setup.questions]
     declared = {"questions": questions, "margin": setup.recipe.margins, **_size(setup.recipe)}
-    write_json(out / FILE, {**declared, "later": has_results, "sha256": hash_values([declared, has_results])})
+    write_json(out / FILE, {**declared, "later": late, "sha256": hash_values([declared, late])})
 
 
 def questions_of(out: Path, setup: Setup) -> list[PrimaryQuestion]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hfpatch.runs.folder import adds_documents, changes, check_folder, discard_failed_start, reopen
+from hfpatch.runs.folder import Changes, adds_documents, changes, check_folder, discard_failed_start, reopen
 from hfpatch.runs.identity import check_measured, check_run, check_scores, check_shared, stored_library, write_shared
 from hfpatch.runs.locks import hold, hold_shared
 from hfpatch.runs.plan import Plan, Unit
@@ -106,8 +106,12 @@ class Session(ABC):
         """
         return  # a single model has none
 
-    def declare(self) -> None:
-        """Note in the folder what the runs are to decide, before the first of them."""
+    def declare(self, added: Changes) -> None:
+        """Note in the folder what the runs are to decide, before the first of them.
+
+        Args:
+            added: how the recipe differs from the one that was in the folder.
+        """
         return  # only comparisons have questions
 
     def is_due(self, unit: Unit) -> bool:
@@ -173,7 +177,7 @@ def open_runs(session: Session, *, resume: bool) -> Iterator[None]:
                 if added:
                     reopen(out, recipe, plans, added)
                 write_shared(out, recipe.to_yaml(), setup.shared, plans, setup.matmul)
-                session.declare()
+                session.declare(added)
         stack.enter_context(pinned_library(setup.matmul))
         yield
 

@@ -23,7 +23,7 @@ from hfpatch.results.parts import HELD_OUT, TrainResult
 from hfpatch.results.records import loss_of
 from hfpatch.results.series import patch_norms
 from hfpatch.runs.declared import declare
-from hfpatch.runs.folder import COSTS, RunPaths
+from hfpatch.runs.folder import COSTS, Changes, RunPaths
 from hfpatch.runs.identity import check_run, check_scores, check_seeds
 from hfpatch.runs.looks import is_wanted, read_looks, write_looks
 from hfpatch.runs.plan import MEASURING, PlannedRun, Unit
@@ -56,14 +56,15 @@ class TrainEvalSession(Session):
     def score(self, run: PlannedRun) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the scores of the bare base or of what was saved, and the facts of how they were computed."""
 
-    def declare(self) -> None:
+    def declare(self, added: Changes) -> None:
         """Write the questions, unless the folder has them."""
         final = [run for run in self.plan.runs if run.variant in self.setup.recipe.trained and not run.point]
         trained = [RunPaths(run.folder) for run in final]
         # where tasks get more documents, only the records are left of a method's results
         scored = any(run.result.is_file() or any(run.evaluations.glob("*.jsonl")) for run in trained)
-        begun = any(run.metrics.is_file() for run in trained)
-        declare(self.plan.out, self.setup, has_results=scored, has_runs=begun)
+        begun = scored or any(run.metrics.is_file() for run in trained)
+        asked = any(key.partition(".")[0] in ("questions", "margin", "evaluation", "training") for key in added)
+        declare(self.plan.out, self.setup, begun=begun, late=scored or (begun and asked))
 
     def record(self, unit: Unit) -> None:
         """Note that a unit is complete; a training changes nothing in results.json until it is evaluated."""
@@ -222,10 +223,10 @@ class ComparisonSession(TrainEvalSession):
         base = RunPaths(self.plan.runs[0].folder).tuning_losses
         return set_up(recipe, Tuning(self.plan.tuning, part and recipe.tuned_at(part), base), self.progress)
 
-    def declare(self) -> None:
+    def declare(self, added: Changes) -> None:
         """Write the questions, unless this is the training of one method, which does not load the tasks."""
         if self.plan.part is None:
-            super().declare()
+            super().declare(added)
 
     def measure_costs(self) -> None:
         """Measure what a training step of each method costs, once, for at most a twentieth of the run's time."""

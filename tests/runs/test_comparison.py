@@ -301,6 +301,16 @@ def test_questions_are_declared_before_the_first_result_and_marked_where_they_ch
         compare(make_recipe(model_folder, **changed), out, resume=True)
 
 
+def test_questions_that_change_after_a_training_of_their_own_are_marked(model_folder, tmp_path):
+    """`train` may measure the held-out text before `compare` declares the questions that its recipe had."""
+    train(make_recipe(model_folder), "lora", tmp_path / "out")
+    for margin, later in ({}, False), ({"bits_per_byte": 0.3}, True):
+        out = shutil.copytree(tmp_path / "out", tmp_path / str(later))
+        with pytest.raises(KeyboardInterrupt):
+            compare(make_recipe(model_folder, margin=margin), out, resume=True, progress=Stop(1, "evaluating"))
+        assert read_json(out / "questions.json")["later"] == later
+
+
 def test_grouped_lines_are_decided_by_hand(model_folder, tmp_path, no_report):
     """Two pairs, two seeds, 24 held-out groups of one to five lines: t over seeds, CR3 over groups, Bonferroni."""
     sizes = np.random.default_rng(0).integers(1, 6, 48).tolist()
