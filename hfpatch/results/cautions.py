@@ -58,6 +58,9 @@ def comparison_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults
         yield from filter(None, [rates_sentence(results)])
     else:
         yield from _tuning_cautions(tuning)
+        for name in [name for name, method in methods.items() if method.variant is not None]:
+            if name not in tuning.chosen:
+                yield f"{name} is not tuned: its runs take the recipe's learning rate, which may favour the others."
 
     # Methods whose size does not match that of methods compared with them
     smaller = {

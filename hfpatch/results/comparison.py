@@ -144,7 +144,6 @@ class Variant(Part):
         query: its query path in a line of maths.
         architecture: its whole architecture, as in a recipe.
         training: its own settings of training, beside those of all variants and the chosen values.
-        tuned: whether it has trials.
         diagnostics: f of its query paths by step, over the seeds that came to the end; empty without an f.
     """
 
@@ -152,7 +151,6 @@ class Variant(Part):
     query: str = ""
     architecture: Values = Field(default_factory=dict)
     training: Values = Field(default_factory=dict)
-    tuned: bool = False
     diagnostics: list[Diagnostic] = Field(default_factory=list)
 
 

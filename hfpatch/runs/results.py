@@ -72,9 +72,10 @@ def collect(
     runs = [run for run in planned_runs(recipe, out) if run.result.is_file() and (seeds is None or run.seed in seeds)]
     looks = read_looks(out) if looks is None else looks
     data, settings = setup.blocks.to_json(), training.model_dump(mode="json")
-    if isinstance(setup, ComparisonSetup):
-        methods = {name: _method(setup, name, runs, out / COSTS) for name in setup.recipe.methods}
-        facts = _facts_of_base(setup)
+    of_base = setup if isinstance(setup, ComparisonSetup) else None  # a study has no base without a seed
+    if of_base is not None:
+        methods = {name: _method(of_base, name, runs, out / COSTS) for name in of_base.recipe.methods}
+        facts = _facts_of_base(of_base)
     else:
         assert isinstance(setup, StudySetup)
         methods = {name: _variant(setup, name, runs) for name in setup.recipe.variants}
@@ -82,7 +83,7 @@ def collect(
     if setup.held_out:
         data["held_out"] = setup.held_out.to_json()
         base = methods[baseline].runs.get(0)
-        if isinstance(setup, ComparisonSetup) and base is not None and HELD_OUT in base.evaluation:
+        if of_base is not None and base is not None and HELD_OUT in base.evaluation:
             data["held_out"]["base_loss"] = base.evaluation[HELD_OUT].metrics[NATS_PER_TOKEN]
     tuning = None
     if setup.tuning_text is not None:
@@ -100,12 +101,12 @@ def collect(
         records = _records(out, methods)
         scored = [run.evaluation for name in (baseline, *methods) for run in methods[name].runs.values()]
         given: dict[str, Any] = {"tasks": task_results(tasks, next(filter(None, scored), {}))}
-        given["baseline"] = baseline if isinstance(setup, ComparisonSetup) else ""  # a study's has every seed
-        if isinstance(setup, ComparisonSetup):
-            aggregations = all_aggregations(select(setup.recipe.evaluation, setup.recipe.data_dir).tasks)
+        given["baseline"] = "" if of_base is None else baseline
+        if of_base is not None:
+            aggregations = all_aggregations(select(of_base.recipe.evaluation, of_base.recipe.data_dir).tasks)
         compared = _compared(recipe, methods)
         comparisons = compare_records(records, references=compared, aggregations=aggregations, **given)
-        if isinstance(setup, ComparisonSetup):
+        if of_base is not None:
             kept = kept_of(records, methods=recipe.trained, comparisons=comparisons, **given)
     results = ComparisonResults(
         name=recipe.name,
@@ -129,14 +130,14 @@ def collect(
         looks=list(looks) or None,
         **facts,
     )
-    if isinstance(setup, ComparisonSetup):
-        retention = collect_retention(setup, out, methods, tasks, complete=complete)
+    if of_base is not None:
+        retention = collect_retention(of_base, out, methods, tasks, complete=complete)
         results = results.model_copy(update={"retention": retention})
     if looks and complete:
         made = sum(len(methods[name].runs) for name in recipe.trained)
         results = results.model_copy(update={"runs_saved": len(recipe.trained) * len(training.all_seeds) - made})
     found: dict[str, Any] = {"warnings": _warnings(setup, out, results), "left_out": setup.left_out or None}
-    if results.comparisons and isinstance(setup, ComparisonSetup):
+    if results.comparisons and of_base is not None:
         found["frontier"] = frontier_of(results, records, aggregations)
     return results.model_copy(update=found)
 
@@ -176,10 +177,8 @@ def _facts_of_base(setup: ComparisonSetup) -> dict[str, Any]:
 
 def _facts_of_study(setup: StudySetup) -> dict[str, Any]:
     """Return what results say in place of a base."""
-    recipe, wholes = (
-        setup.recipe,
-        [setup.recipe.architecture | own.architecture for own in setup.recipe.variants.values()],
-    )
+    recipe = setup.recipe
+    wholes = [recipe.architecture | variant.architecture for variant in recipe.variants.values()]
     common = {key: value for key, value in wholes[0].items() if all(whole.get(key) == value for whole in wholes)}
     tokenizer = {"vocab_size": len(setup.tokenizer), "sha256": hash_tokenizer(setup.tokenizer)}
     return {"study": Study(baseline=recipe.baseline, architecture=common, tokenizer=tokenizer)}
@@ -249,7 +248,6 @@ def _variant(setup: StudySetup, name: str, runs: Sequence[PlannedRun]) -> Method
             query=describe_paths(split_architecture(architecture)[0]),
             architecture=architecture,
             training=own.training,
-            tuned=recipe.tuning_of(name) is not None,
             diagnostics=_diagnostics(folders),
         ),
     )

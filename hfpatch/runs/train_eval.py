@@ -170,10 +170,11 @@ class TrainEvalSession(Session):
         if not setup.recipe.training.keep_finished:
             shutil.rmtree(RunPaths(run.folder).checkpoints, ignore_errors=True)
         if (step := Trained.read(training).diverged_step) is not None:
+            is_patch = isinstance(setup.recipe, Recipe)
+            stop = ", and training.on_bad_loss=stop names the blocks of the step" if is_patch else ""
             warnings.warn(
-                f"{run.name}: diverged at step {step}: it has no patch and no scores, and is left out of the "
-                "comparisons; a lower learning rate may help, and training.on_bad_loss=stop names the blocks of the "
-                "step",
+                f"{run.name}: diverged at step {step}: it has no {'patch' if is_patch else 'model'} and no scores, and "
+                f"is left out of the comparisons; a lower learning rate may help{stop}",
                 stacklevel=2,
             )
 

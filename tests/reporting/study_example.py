@@ -39,7 +39,7 @@ def variant(name):
         "parameters": {"trainable": SIZES[name] + 500_000, "added": 0, "base": 0, "non_embedding": SIZES[name]},
         "runs": runs,
         "curve": curve(LOSSES[name]),
-        "variant": {"query": QUERIES[name], "architecture": architecture, "diagnostics": diagnostics, "tuned": True},
+        "variant": {"query": QUERIES[name], "architecture": architecture, "diagnostics": diagnostics},
     }
 
 

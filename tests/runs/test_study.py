@@ -1,5 +1,7 @@
 """A study: variants tuned and trained from scratch, whatever is interrupted, and decided like a comparison."""
 
+import json
+
 import numpy as np
 import pytest
 from accelerate import PartialState
@@ -17,12 +19,13 @@ from hfpatch.runs.engines.driver import Engine
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.plan import plan_study
 from hfpatch.support.files import read_json
+from hfpatch.tinyworld import documents
 
 STUDY = {
     "name": "tiny",
     "architecture": GPT2,
     "tokenizer": {"train_vocab_size": 300},
-    "data": {"source": "tinyworld/base", "block_size": 32, "max_documents": 80, "held_out": 24, "scored_tokens": 32},
+    "data": {"block_size": 32, "group": "book", "held_out": 24, "scored_tokens": 32},
     "training": {
         **{"steps": 6, "warmup_steps": 1, "batch_size": 4, "lr": 1e-3, "seeds": [0, 1]},
         **{"evaluate_every": 3, "diagnose_every": 3, "save_every": 2},
@@ -31,6 +34,15 @@ STUDY = {
     "baseline": "linear",
     "variants": {"linear": {}, "nonlinear": {"architecture": {"query": {"path": "nonlinear"}}}},
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def books(tmp_path_factory):
+    """Write books of one to three documents, of which the study holds out 24 books."""
+    path, texts = tmp_path_factory.mktemp("books") / "books.jsonl", iter(documents("base", count=90))
+    books = [(number, next(texts)) for number in range(40) for _ in range(1 + number % 3)]
+    path.write_text("".join(json.dumps({"text": text, "book": number}) + "\n" for number, text in books))
+    STUDY["data"]["source"] = str(path)
 
 
 def study(**changes):
@@ -62,10 +74,10 @@ def test_every_run_leaves_its_files_and_the_results_follow_from_them(straight):
         assert {trial.plan for trial in found.tuning.of(name)} == {plans["1000"]["sha256"]}
         for seed, run in method.runs.items():
             paths = RunPaths(out / "runs" / name / f"seed-{seed}")
-            steps, documents = lines(paths.metrics), lines(paths.evaluations / "held_out_text.jsonl")
+            steps, records = lines(paths.metrics), lines(paths.evaluations / "held_out_text.jsonl")
             assert max(step["lr"] for step in steps) <= found.tuning.chosen[name].values["lr"]
-            nats, predicted = np.array([line["nats_per_token"] for line in documents]).sum(axis=0)
-            assert len(documents) == 24
+            nats, predicted = np.array([line["nats_per_token"] for line in records]).sum(axis=0)
+            assert len({line["cluster"] for line in records}) == 24
             assert run.evaluation["held_out_text"].metrics["nats_per_token"] == pytest.approx(-nats / predicted)
             assert steps[-1]["eval_loss"] == pytest.approx(-nats / predicted, rel=1e-6)
             assert tokens.setdefault(seed, [step["tokens"] for step in steps]) == [step["tokens"] for step in steps]
@@ -92,18 +104,16 @@ def test_diagnostics_are_there_where_there_is_an_f(straight):
 
 
 def test_the_decision_is_that_of_a_text_book(straight):
-    """The interval combines Student's t over paired seeds and over documents; the outcome follows from the margin."""
+    """The interval combines Student's t over paired seeds and CR3 over books; the outcome follows from the margin."""
     out, _ = straight
     kept = load_file(out / "values.safetensors")
     ours, theirs = (-kept[f"{name}/held_out_text/nats_per_token"] for name in ("nonlinear", "linear"))
     weights = kept["/weights/held_out_text/nats_per_token"]
     each = (ours - theirs).sum(axis=1) / weights.sum()
-    difference, by_document, documents = each.mean(), (ours - theirs).mean(axis=0), len(weights)
-    residuals = by_document - difference * weights
-    errors = [
-        (np.sqrt(documents / (documents - 1) * (residuals**2).sum()) / weights.sum(), documents - 1),
-        (each.std(ddof=1) / np.sqrt(2), 1),
-    ]
+    difference, groups = each.mean(), kept["/groups/held_out_text"]
+    sums, sizes = (np.bincount(groups, values) for values in ((ours - theirs).mean(axis=0), weights))
+    without = [np.delete(sums, g).sum() / np.delete(sizes, g).sum() - difference for g in range(24)]
+    errors = [(np.sqrt(23 / 24 * np.square(without).sum()), 23), (each.std(ddof=1) / np.sqrt(2), 1)]
 
     def reach(level):
         return np.sqrt(sum((student.ppf(1 - level / 2, freedom) * error) ** 2 for error, freedom in errors))
@@ -134,15 +144,17 @@ def test_a_published_study_is_decided_again_from_its_values(straight, tmp_path):
 
 def test_a_study_is_planned_with_a_step_of_each_variant_and_an_earlier_study_s_variances(straight):
     out, _ = straight
+    before = load_results(out)
     planned = forecast(study(training=training(seeds=3)), seconds=0.5, like=out)
     assert planned.methods.keys() == planned.kinds.keys() == {"linear", "nonlinear"}
     assert {name: method.trainable for name, method in planned.methods.items()} == {
-        name: method.trainable for name, method in load_results(out, "comparison").methods.items()
+        name: method.trainable for name, method in before.methods.items()
     }
     step_s = {name: kind.step_s for name, kind in planned.kinds.items()}
     assert (planned.work["tune"].units, planned.work["tune"].steps) == (4, 4 * 3)
     assert (planned.work["train"].units, planned.work["train"].steps) == (6, 6 * 6)
-    blocks = {"train": 3 * 24 / 4 / 3, "tune": 4 / 4 / 3}  # of a step's time: held-out blocks at a third of it
+    texts = {"train": before.data["held_out"]["blocks"] * 3, "tune": before.tuning.text["blocks"]}  # measured thrice
+    blocks = {action: count / 4 / 3 for action, count in texts.items()}  # of a step's time: at a third of it
     assert planned.work["train"].seconds == pytest.approx(sum(3 * (6 + blocks["train"]) * s for s in step_s.values()))
     assert planned.work["tune"].seconds == pytest.approx(sum(2 * (3 + blocks["tune"]) * s for s in step_s.values()))
     (asked,) = planned.questions
@@ -207,6 +219,7 @@ def test_divergence_is_an_outcome_of_trials_and_runs(tmp_path, no_report):
     assert results["tuning"]["base_loss"] == pytest.approx(np.log(300))
     (verdict,) = results["verdicts"]
     assert (verdict["method"], verdict["outcome"]) == ("wild", "not tested")
+    assert any(warning.startswith("wild is not tuned") for warning in results["warnings"])
 
 
 def test_seeds_grow_until_the_pair_is_decided(tmp_path, no_report):
