@@ -51,9 +51,7 @@ def test_every_committed_difference_follows_from_the_documents(folder):
             expected = value if value is None else pytest.approx(value, rel=1e-6, abs=1e-9)
             assert getattr(again[key], name) == expected, (key, name)
         assert (again[key].n, again[key].seeds, again[key].test) == (one.n, one.seeds, one.test)
-    for one, kept in zip(
-        computed.kept or (), results.kept or (), strict=True
-    ):  # a study has no base whose answers count
+    for one, kept in zip(computed.kept or (), results.kept or (), strict=True):  # none of a study, which has no base
         assert (one.method, one.task, one.right, one.wrong) == (kept.method, kept.task, kept.right, kept.wrong)
         assert (one.kept, one.won) == pytest.approx((kept.kept, kept.won))
     assert [each.outcome for each in computed.verdicts] == [each.outcome for each in results.verdicts]
