@@ -16,11 +16,12 @@ from tiny_runs import Nothing, Stop, Trained, lines, numbers, refused, small_rec
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.evaluation import compare_again
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.results.folder import load_results
 from hfpatch.results.schema import Tuning as Found
 from hfpatch.runs import compare, records, train
 from hfpatch.runs.folder import RunPaths
-from hfpatch.runs.plan import plan_comparison, plan_training
+from hfpatch.runs.plan import Plan, plan_comparison, plan_study, plan_training
 from hfpatch.runs.setup import set_up
 from hfpatch.runs.tuning import Tuning, best_of, collect_tuning
 from hfpatch.support.files import read_json, write_json
@@ -66,7 +67,13 @@ def outcomes(
     tuning = {**TUNING, "learning_rates": [0.1, 0.2], "extend": extend, "refine": refine}
     methods = {"baseline": [], **{name: [{"type": "lora", "r": 1}] for name in losses}}
     recipe = make_recipe(out, tuning=tuning, methods=methods)
-    plan = plan_comparison(recipe, out)
+    return decided(out, recipe, plan_comparison(recipe, out), losses, base=base)
+
+
+def decided(
+    out: Path, recipe: Recipe | StudyRecipe, plan: Plan, losses: dict[str, dict[float, float]], *, base: float
+) -> tuple[Tuning, list[str], Found]:
+    """Run the trials of a plan, as `outcomes`."""
     tuning, took_place = Tuning(plan.tuning, base=out / "base.json"), []
     if math.isfinite(base):
         write_json(out / "base.json", {"losses": [[base, 1], [2 * base, 2]]})
@@ -121,6 +128,19 @@ def test_rates_between_the_best_and_its_neighbours_are_tried_until_the_choice_is
     assert len(fewer) < len(trials)
     assert coarse.refined is None
     assert max(coarse.rate_error(name) for name in "ab") > 0.01
+
+
+def test_variants_of_a_study_are_refined_at_their_own_rates(tmp_path):
+    tuning = {"learning_rates": [0.1, 0.2], "held_out": 4, "extend": 0, "refine": 1}
+    given = {"name": "study", "architecture": {"model_type": "gpt2"}, "tokenizer": {"train_vocab_size": 300}}
+    given |= {"data": {"source": "tinyworld/base", "held_out": 4}, "training": {"steps": 3, "warmup_steps": 1}}
+    variants = {"a": {}, "b": {"tuning": {"learning_rates": [1.0, 4.0]}}, "fixed": {"tuning": None}}
+    recipe = StudyRecipe.model_validate({**given, "tuning": tuning, "baseline": "a", "variants": variants})
+    losses = {"a": {0.1: 1.0, 0.2: 2.0, 0.0707: 1.1, 0.141: 0.9}, "b": {1.0: 2.0, 4.0: 1.0, 2.0: 1.5, 8.0: 3.0}}
+    tuning, trials, found = decided(tmp_path, recipe, plan_study(recipe, tmp_path), losses, base=math.inf)
+    assert trials == ["a 0.1", "a 0.2", "b 1", "b 4", "a 0.0707", "a 0.141", "b 2", "b 8"]
+    assert {name: choice.values["lr"] for name, choice in found.chosen.items()} == {"a": 0.141, "b": 4.0}
+    assert (found.refined, found.added) == ([0.0707, 0.141, 2.0, 8.0], [])
 
 
 def test_a_loss_above_the_base_s_asks_for_no_more_rates(tmp_path):
