@@ -54,6 +54,7 @@ _MOST_SENTENCES = 6  # of more pairs, a sentence for each outcome names them
 _MOST_SIZES = 4  # of more pairs, a sentence has the range of their gains
 _MOST_LEFT_OUT = 3
 _FEW_SEEDS = 5
+_LONGEST_WHY = 40  # letters of a reason in a table; sentences have longer ones
 _TONES: tuple[Tone, ...] = ("better", "worse", "same", "undecided", "not tested")
 
 
@@ -71,7 +72,13 @@ def lead(results: ComparisonResults) -> str:
     verdicts = loras or verdicts  # a question may ask about controls, too
     task, other = task_text(verdicts[0].task), others_text(results, verdicts)
     names = {tone: [each.method for each in verdicts if each.tone == tone] for tone in _TONES}
-    if better := names["better"]:
+    if other == ANOTHER:
+        other = "what it is compared with"
+    if names["better"] and other == "what it is compared with":
+        said = (
+            f"On {task}, {listed([f'{each.method} beats {each.other}' for each in verdicts if each.tone == 'better'])}."
+        )
+    elif better := names["better"]:
         said = f"On {task}, {names_text(better, results.others)} {'beat' if len(better) > 1 else 'beats'} {other}."
     elif len(names["not tested"]) == len(verdicts):
         said = f"On {task} nothing was tested{_why(verdicts)}."
@@ -82,7 +89,7 @@ def lead(results: ComparisonResults) -> str:
     gains = {name: gain for name in results.others if (gain := _gain_on(results, name, verdicts[0].task)) is not None}
     most = max(gains, key=lambda name: gains[name].difference, default=None)
     if most is not None and other != results.baseline and len(gains) > 1:
-        size = short_count(results.methods[most].trainable)
+        size = short_count(results.methods[most].compared_size)
         said += f" {most} gains most over {results.baseline}, with {size} parameters; its lead on all was not tested."
     return said
 
@@ -245,7 +252,7 @@ def headline_table(results: ComparisonResults) -> Table:
     order = sorted(results.others, key=lambda name: -gains[name].difference if name in gains else math.inf)
     controls = {name: control_for(results, name) for name in order}
     others = {other for other in controls.values() if other is not None}
-    shared = next(iter(others)) if len(others) == 1 else None
+    shared = next(iter(others)) if len(others) == 1 else SIZE if are_loras(results, [*others]) else ""
     columns: list[tuple[Column, Sequence[str | Cell]]] = [(Column("method"), order)]
     if task is not None and results.study is not None:
         order = [str(results.baseline), *order]
@@ -257,7 +264,9 @@ def headline_table(results: ComparisonResults) -> Table:
         columns.append((Column("gain", (task_text(task), *units[:1]), number=True, tip=_GAIN), gain_cells))
     if task is not None:
         cells = [_against(results, name, task, controls[name]) for name in order]
-        columns.append((Column(f"against {shared or SIZE}", tip=_AGAINST), cells))
+        if not shared:  # each cell names its own
+            cells = [_naming(controls[name], cell) for name, cell in zip(order, cells, strict=True)]
+        columns.append((Column(f"against {shared}".rstrip(), tip=_AGAINST), cells))
     columns.append(_kept(results, order, task))
     sizes = []
     for name in order:
@@ -320,8 +329,16 @@ def _against(results: ComparisonResults, name: str, task: str, control: str | No
         turned = gain.turned if verdict.tone == "worse" else gain
         ends = f" {interval(turned.low, turned.high, digits_for(gain))}" if math.isfinite(gain.high - gain.low) else ""
         numbers = size + ends
-    words = f"{outcome_text(verdict, gain)}{numbers}{f', {listed(notes)}' if notes else ''}"
+    outcome = outcome_text(verdict, gain)
+    if len(verdict.why) > _LONGEST_WHY:
+        outcome = outcome.replace(f" ({why_text(verdict)})", "")
+    words = f"{outcome}{numbers}{f', {listed(notes)}' if notes else ''}"
     return Cell((words,), verdict.tone)
+
+
+def _naming(control: str | None, cell: str | Cell) -> str | Cell:
+    """Return an outcome that begins with the name of what the method is compared with."""
+    return cell if control is None or isinstance(cell, str) else replace(cell, lines=(f"{control}: {cell.lines[0]}",))
 
 
 def _kept(results: ComparisonResults, order: Sequence[str], task: str | None) -> tuple[Column, list[str | Cell]]:
@@ -417,14 +434,14 @@ def terminal_table(results: ComparisonResults) -> Table:
         return table
     strip = Column("difference", (" to ".join(f"{end:.2g}".replace("-", MINUS) for end in forest.limits),))
     drawn = [forest.strip(str(row.cells[0])) for row in table.rows]
-    at = next((i for i, column in enumerate(table.columns) if column.name.startswith("against ")), 1)
+    at = next((i for i, column in enumerate(table.columns) if column.name.startswith("against")), 1)
     columns = (*table.columns[:at], strip, *table.columns[at:])
     rows = tuple(
         replace(row, cells=(*row.cells[:at], characters, *row.cells[at:]))
         for row, characters in zip(table.rows, drawn, strict=True)
     )
     whole = replace(table, columns=columns, rows=rows)
-    of_pairs = [0, at, *(at + 1 for column in columns if column.name.startswith("against "))]
+    of_pairs = [0, at, *(at + 1 for column in columns if column.name.startswith("against"))]
     tested = tuple(row for row in rows if row.cells[at])
     of_methods = [index for index in range(len(columns)) if index == 0 or index not in of_pairs]
     return replace(whole, narrow=(replace(whole, rows=tested).only(of_pairs), whole.only(of_methods)))

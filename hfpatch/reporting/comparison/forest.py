@@ -133,14 +133,15 @@ def forest_of(results: ComparisonResults) -> Forest | None:
         primary = {each.method for each in verdicts}
         verdicts += [each for each in against_controls(results, verdicts[0].task) if each.method not in primary]
     other = others_text(results, verdicts)
+    loras = [each.other for each in verdicts if are_loras(results, [each.other])]
+    unnamed = {other, *(loras or [str(results.baseline)])}  # rows name all but these
     for each in verdicts:
         gain, plain = gain_of(results, each), gain_of(results, each, plain=True)
         if gain is not None and plain is not None:
-            shared = each.other == other or (
-                each.other in results.methods and is_lora(results.methods[each.other].parts)
-            )
-            name = each.method if shared else f"{each.method} − {each.other}"
+            name = each.method if each.other in unnamed else f"{each.method} − {each.other}"
             rows.append(ForestRow(name, each, gain, (plain.low, plain.high)))
+    if other == ANOTHER:
+        other = f"{SIZE if loras else results.baseline}, or what is named"
     if not rows:
         return None
     if len(rows) > MOST_METHODS:  # those with the smallest p stay
@@ -158,7 +159,7 @@ def forest_of(results: ComparisonResults) -> Forest | None:
     space = 0.05 * (right - left) or 1.0
     return Forest(
         task=rows[0].verdict.task,
-        other=f"{SIZE}, or what is named" if other == ANOTHER else other,
+        other=other,
         rows=tuple(rows),
         margin=margin,
         unit=unit_text(rows[0].verdict.metric, rows[0].gain.scale),

@@ -80,7 +80,7 @@ def trial_maps(results: ComparisonResults) -> Figure | None:
         return None
     least = min(losses)
     most = least + plots.robust_limit(loss - least for loss in losses) if max(losses) > least else least + 1.0
-    wide = min(plots.COLUMNS, len(maps))
+    wide = min(3, len(maps))  # rates of five letters do not touch
     figure, axes = plots.panels(len(maps), columns=wide, width=11.0 / max(2, wide), height=2.6)
     for (method, cells), ax in zip(maps.items(), axes, strict=True):
         rates, others = (sorted({at[i] for at in cells}) for i in (0, 1))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from reporting.conftest import document_of, read_csv
-from reporting.study_example import LOSSES, SIZES, STEPS, TEXT, curve, study
+from reporting.study_example import LOSSES, SIZES, STEPS, TEXT, curve, difference, study
 
 from hfpatch.reporting.comparison.answer import headline_table, lead, sentences
 from hfpatch.reporting.comparison.figures import FIGURES, draw, training
@@ -94,3 +94,19 @@ def test_a_variant_that_diverged_has_no_loss(results):
     row = next(row for row in headline_table(ComparisonResults.model_validate(raw)).rows if row.cells[0] == "identity")
     assert list(map(str, row.cells))[1:3] == ["–", "–"]
     assert str(row.cells[3]).startswith("diverged at step 7")
+
+
+def test_pairs_with_several_references_are_named(results):
+    raw = study()
+    raw["questions"][0]["pairs"][1] = ["identity", "nonlinear"]
+    raw["comparisons"].append(difference("identity", 0.2) | {"reference": "nonlinear"})
+    results = ComparisonResults.model_validate(raw)
+    assert lead(results).startswith("On held-out text, nonlinear beats linear.")
+    table = headline_table(results)
+    outcomes = {str(row.cells[0]): str(row.cells[3]) for row in table.rows}
+    assert table.columns[3].name == "against"
+    assert outcomes["nonlinear"].startswith("linear: better by")
+    assert outcomes["identity"].startswith("nonlinear: worse by")
+    forest = forest_of(results)
+    assert [row.name for row in forest.rows] == ["nonlinear", "identity − nonlinear"]
+    assert forest.other == "linear, or what is named"
