@@ -101,7 +101,7 @@ class EvaluationSettings(Section):
 
     @model_serializer(mode="wrap")
     def _write(self, write: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202  pydantic reads the type as a schema
-        # Unused options of prompts are left out, as in the files of versions that did not have them.
+        # Without the options of prompts that are not used, so that reports list those that are
         values, fields = write(self), type(self).model_fields
         unused = {key for key in _PROMPTING if values.get(key) == fields[key].get_default(call_default_factory=True)}
         return {key: value for key, value in values.items() if key not in unused}

@@ -18,7 +18,7 @@ from hfpatch.recipes.training import TrainingSettings, group_of
 from hfpatch.results.comparison import MATCHED, Tuning
 from hfpatch.results.identity import computed_differently
 from hfpatch.results.low_noise import is_share
-from hfpatch.results.parts import HELD_OUT
+from hfpatch.results.parts import HELD_OUT, task_results
 from hfpatch.results.schema import Comparison, ComparisonResults, TaskResult
 
 PRODUCTS = {
@@ -194,7 +194,8 @@ def level_of(score: TaskResult | None) -> Level | None:
 def level_at(results: ComparisonResults, method: str | None, task: str) -> Level | None:
     """Say whether a method, such as the baseline, is at floor or at chance on a task with every seed."""
     runs = results.methods[method].runs.values() if method in results.methods else ()
-    levels = {level_of(results.scores_of(run).get(task)) for run in runs}
+    shared = {name: info for name, info in results.tasks.items() if name == task}
+    levels = {level_of(task_results(shared, run.evaluation).get(task)) for run in runs}
     return levels.pop() if len(levels) == 1 else None
 
 
