@@ -274,7 +274,8 @@ def judge_primary(
         why_not: says why a pair was not compared on a task.
         diverged: the seeds of each method that diverged.
     """
-    by_look = [(_by_pair(look.comparisons), ALPHA * look.part / asked.tests) for look in looks]
+    tests = max(1, asked.tests)  # a baseline alone has no pairs
+    by_look = [(_by_pair(look.comparisons), ALPHA * look.part / tests) for look in looks]
     looked = any(look.part < 1 for look in looks) or None
     verdicts = []
     for method, other in asked.pairs:
