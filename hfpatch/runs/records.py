@@ -9,9 +9,9 @@ from typing import TypeAlias, TypeVar
 from pydantic import Field
 
 from hfpatch.recipes.strict import validate
-from hfpatch.results.parts import Measured, Part, TaskResult, TrainResult, Values
+from hfpatch.results.parts import Part, TaskResult, TrainResult, Values
 from hfpatch.results.records import DocumentLosses
-from hfpatch.results.schema import Cost, LayerSeries
+from hfpatch.results.schema import Cost, LayerSeries, Rewound, Run
 from hfpatch.support.files import read_json, write_json
 
 Identity: TypeAlias = dict[str, str | None]
@@ -69,44 +69,31 @@ class Trained(TrainResult, Record):
         return cls.model_validate({**dict(outcome), **more, "identity": identity})
 
 
-class RunResult(Record):
-    """``result.json``: the outcome of a run with one seed, written last.
+class RunResult(Run, Record):
+    """``result.json``: the outcome of a run with one seed, written last; `Measurement` has what is measured further.
 
     Attributes:
-        commit: the commit of hfpatch that evaluated it.
-        computed_with: see :data:`hfpatch.results.identity.COMPUTED_WITH`; None where it has no scores.
-        train: the outcome of its training; None of the bare base.
         evaluation: the scores by task; none of a run that diverged.
         layers: the norms of its patch by layer.
     """
 
-    commit: str | None = None
-    computed_with: Values | None = None
-    train: TrainResult | None = None
-    evaluation: dict[str, TaskResult] = Field(default_factory=dict)
+    evaluation: dict[str, TaskResult] = Field(default_factory=dict)  # type: ignore[assignment]  # narrower, and frozen
     layers: list[LayerSeries] = Field(default_factory=list)
 
     @property
     def summary(self) -> str:
         """Its scores in one line, or that it diverged."""
-        if self.train is not None and self.train.diverged_step is not None:
-            return f"diverged at step {self.train.diverged_step}"
+        if self.diverged_step is not None:
+            return f"diverged at step {self.diverged_step}"
         scores = self.evaluation.values()
         return ", ".join(f"{score.task} {score.primary} {score.metrics[score.primary]:.4g}" for score in scores)
 
 
-class Measurement(Record):
-    """``retention.json``, or ``rewind/<scale>/result.json``: what was measured of a saved patch besides its tasks.
-
-    Attributes:
-        commit: the commit of hfpatch that measured it.
-        tuning_loss: the loss at a scale on the text of tuning, nats per token.
-        evaluation: the scores by text; none of a run that diverged.
-    """
+class Measurement(Rewound, Record):
+    """``retention.json``, or ``rewind/<scale>/result.json``: what was measured of a saved patch besides its tasks."""
 
     commit: str | None = None
-    tuning_loss: Measured = None
-    evaluation: dict[str, TaskResult] = Field(default_factory=dict)
+    evaluation: dict[str, TaskResult] = Field(default_factory=dict)  # type: ignore[assignment]  # as in `RunResult`
 
 
 class PretrainingResult(Record):
