@@ -64,15 +64,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Findings:
-    """A list of findings; after the first dozen they are folded up as ``more {what}``.
-
-    ``compact`` sets them as lines of text, without boxes.
-    """
+    """A list of findings."""
 
     items: tuple[Finding, ...]
-    title: str = ""
-    what: str = "methods"
-    compact: bool = False
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,6 @@ _ENVIRONMENT = Environment(
 _ENVIRONMENT.filters |= {
     # a name may be broken after underscores, and before what is in brackets
     "breakable": lambda name: Markup(re.sub(r"_| (?=[\[(])", r"\g<0><wbr>", str(escape(name)))),
-    "capital": lambda text: text[:1].upper() + text[1:],
     "cell": lambda value: value if isinstance(value, Cell) else Cell((value,)),
     "download": _download,
     "drawn": lambda figure, prefix: Markup(inline(figure.svg, prefix + figure.name, str(escape(figure.title)))),

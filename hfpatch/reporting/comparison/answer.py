@@ -118,7 +118,7 @@ def sentences(results: ComparisonResults) -> Findings:
         for question, task in dict.fromkeys((each.question, each.task) for each in some):
             group = [each for each in some if (each.question, each.task) == (question, task)]
             items += _grouped(results, group, f"Exploratory, {task_text(task)}: ")
-    return Findings(tuple(items), compact=True)
+    return Findings(tuple(items))
 
 
 def answer(results: ComparisonResults) -> str:
