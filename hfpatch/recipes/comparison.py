@@ -21,7 +21,7 @@ from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.questions import QuestionSettings, check_questions, margins_of
 from hfpatch.recipes.retention import RetentionSettings, check_retention
 from hfpatch.recipes.sizes import NO_SIZE, SIZES
-from hfpatch.recipes.strict import Dtype, ExpandedPath, PathText, Section, explain, load_as, read_override
+from hfpatch.recipes.strict import Dtype, ExpandedPath, PathText, Section, check_once, explain, load_as, read_override
 from hfpatch.recipes.training import TrainingSettings, check_decay, check_held_out, check_loop
 from hfpatch.recipes.tuning import TuningSettings, Values, check_tuning, split_key, trial_changes, tuning_seed
 
@@ -183,8 +183,7 @@ class Recipe(Section):
                 raise ValueError(
                     f"rewind lists {scale:g}; list positive numbers beside 1, such as 0.5 (0 is the base, 1 the method)"
                 )
-        if len(set(self.rewind)) < len(self.rewind):
-            raise ValueError("rewind lists a number twice; name each once")
+        check_once("rewind", self.rewind)
         for key, value, why in (
             ("tuning", self.tuning, "whose text chooses among the scales"),
             ("retention", self.retention, "on whose text each scale is measured"),
@@ -380,12 +379,6 @@ def check_names(*names: str) -> None:
     """Refuse names that cannot name a folder."""
     if wrong := [name for name in names if not _FILE_NAME.fullmatch(name)]:
         raise HfpatchError(f"the name {wrong[0]!r} becomes a folder; use letters, digits, '_', '-' and '.' only")
-
-
-def check_once(key: str, values: Sequence[Any]) -> None:
-    """Refuse a list that holds a value twice."""
-    if twice := [value for value in values if values.count(value) > 1]:
-        raise HfpatchError(f"{key} lists {twice[0]!r} twice; name each once")
 
 
 def check_match(

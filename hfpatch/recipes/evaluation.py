@@ -19,8 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from hfpatch.errors import nearest
-from hfpatch.recipes.strict import SEED_LIMIT, ExpandedPath, Section
+from hfpatch.recipes.strict import SEED_LIMIT, ExpandedPath, Section, check_among
 
 
 def _limit(value: float) -> float:
@@ -89,9 +88,7 @@ class EvaluationSettings(Section):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> EvaluationSettings:
-        for task in self.cluster:
-            if task not in self.tasks:
-                raise ValueError(f"cluster names {task!r}, which is not among tasks{nearest(task, self.tasks)}")
+        check_among("cluster", self.cluster, [*self.tasks], "tasks")
         for seed in self.seed or ():
             if seed is not None and not 0 <= seed < SEED_LIMIT:
                 raise ValueError(f"seed contains {seed}; must be from 0 to 2**32 - 1")

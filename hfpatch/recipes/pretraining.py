@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.recipes.comparison import check_names, check_once
+from hfpatch.recipes.comparison import check_names
 from hfpatch.recipes.data import DataSettings, check_overlap
 from hfpatch.recipes.questions import HELD_OUT, MARGINS, Asked, QuestionSettings, check_questions
 from hfpatch.recipes.strict import (
@@ -18,6 +18,7 @@ from hfpatch.recipes.strict import (
     ExpandedPath,
     PathText,
     Section,
+    check_once,
     explain,
     find_recipe,
     load_as,

@@ -14,7 +14,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.pairs import at_budgets, loras_of
 from hfpatch.recipes.retention import task_of
-from hfpatch.recipes.strict import Section
+from hfpatch.recipes.strict import Section, check_among, check_once
 
 if TYPE_CHECKING:
     from hfpatch.recipes.comparison import Recipe
@@ -132,28 +132,21 @@ def check_questions(recipe: Recipe | StudyRecipe, tasks: Sequence[str] = (), tex
     if gain is not None and gain.on is not None and gain.on not in (*held_out, *tasks):
         hint = "; data.held_out takes documents for it" if gain.on == HELD_OUT else nearest(gain.on, tasks)
         raise HfpatchError(f"questions.gain.on is {gain.on!r}, which is not among evaluation.tasks{hint}")
-    for pair in (gain.pairs if gain is not None else None) or ():
-        if wrong := next((name for name in pair if name not in methods), None):
-            raise HfpatchError(
-                f"questions.gain.pairs names {wrong!r}, which is not among methods{nearest(wrong, methods)}"
-            )
+    pairs = (gain.pairs if gain is not None else None) or ()
+    for pair in pairs:
+        check_among("questions.gain.pairs", pair, methods, "methods")
         if pair[0] == pair[1] or pair[0] == recipe.baseline:
             raise HfpatchError(
                 f"questions.gain.pairs has {list(pair)}; name a trained method and another one to compare it with"
             )
-    if gain is not None and gain.pairs is not None and len(set(gain.pairs)) < len(gain.pairs):
-        raise HfpatchError("questions.gain.pairs lists a pair twice; name each once")
-    for key, names, choices in (
-        ("on", (keep.on if keep is not None else None) or (), [*texts, *map(task_of, texts), *tasks]),
-        ("methods", (keep.methods if keep is not None else None) or (), [m for m in methods if m != recipe.baseline]),
+    check_once("questions.gain.pairs", pairs)
+    trained = [name for name in methods if name != recipe.baseline]
+    for key, names, choices, what in (
+        ("on", keep and keep.on, [*texts, *map(task_of, texts), *tasks], "evaluation.tasks and retention.texts"),
+        ("methods", keep and keep.methods, trained, "the trained methods"),
     ):
-        if wrong := next((name for name in names if name not in choices), None):
-            lists = "evaluation.tasks and retention.texts" if key == "on" else "the trained methods"
-            raise HfpatchError(
-                f"questions.keep.{key} names {wrong!r}, which is not among {lists}{nearest(wrong, choices)}"
-            )
-        if len(set(names)) < len(names):
-            raise HfpatchError(f"questions.keep.{key} lists a name twice; name each once")
+        check_among(f"questions.keep.{key}", names or (), choices, what)
+        check_once(f"questions.keep.{key}", names or ())
     choices = [*MARGINS, *held_out, *texts, *tasks]
     if wrong := next((name for name in recipe.margin if name not in choices), None):
         more = f"{nearest(wrong, choices)}; name a task, a text of retention, {', '.join(MARGINS)}"

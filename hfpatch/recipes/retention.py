@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field, PositiveInt, ValidationError
 
-from hfpatch.errors import HfpatchError, nearest
+from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.sources import TextSource
-from hfpatch.recipes.strict import Section, explain
+from hfpatch.recipes.strict import Section, check_among, explain
 
 OWN_LANGUAGE = "base_language"
 """The name of the language that tinyworld's bases were trained on."""
@@ -70,7 +70,7 @@ def text_of(task: str) -> str:
 
 
 def check_retention(
-    settings: RetentionSettings | None, model: str, training: DataSettings, tasks: Collection[str]
+    settings: RetentionSettings | None, model: str, training: DataSettings, tasks: Sequence[str]
 ) -> None:
     """Refuse a mistake in ``retention``."""
     if settings is None:
@@ -91,11 +91,7 @@ def check_retention(
             raise HfpatchError(
                 f"retention.texts.{name}.source {source.source} is a token file, and documents are needed; use text"
             )
-    for task in settings.tasks or ():
-        if task not in tasks:
-            raise HfpatchError(
-                f"retention.tasks names {task!r}, which is not among evaluation.tasks{nearest(task, tasks)}"
-            )
+    check_among("retention.tasks", settings.tasks or (), tasks, "evaluation.tasks")
     try:
         settings.data(model, training)
     except ValidationError as error:

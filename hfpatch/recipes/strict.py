@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
@@ -382,6 +382,18 @@ def _meant(key: str, inner_model: type[BaseModel] | None, model: type[BaseModel]
 def _kind_of(value: object) -> str:
     names = {dict: "mapping", list: "list", str: "text", bool: "truth value", int: "number", float: "number"}
     return names.get(type(value), type(value).__name__)
+
+
+def check_once(key: str, values: Sequence[Any]) -> None:
+    """Refuse a list that holds a value twice."""
+    if twice := [value for value in values if values.count(value) > 1]:
+        raise HfpatchError(f"{key} lists {twice[0]!r} twice; name each once")
+
+
+def check_among(key: str, names: Iterable[str], choices: Sequence[str], what: str) -> None:
+    """Refuse a list of names that holds another one than those of ``what``."""
+    if wrong := next((name for name in names if name not in choices), None):
+        raise HfpatchError(f"{key} names {wrong!r}, which is not among {what}{nearest(wrong, choices)}")
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.data import DataSettings
-from hfpatch.recipes.strict import Section
+from hfpatch.recipes.strict import Section, check_once
 from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings, PretrainSettings, TrainingSettings
 
 Values: TypeAlias = dict[str, Any]
@@ -61,8 +61,7 @@ class TuningSettings(Section):
                 f"learning_rates lists {len(rates)} rate{'' if rates else 's'}, and tuning chooses between several; "
                 "list two at least, or set training.lr and leave tuning out"
             )
-        if twice := next((two for one, two in pairwise(rates) if two == one), None):
-            raise ValueError(f"learning_rates lists {twice} twice; name each once")
+        check_once("learning_rates", rates)
         if near := next((pair for pair in pairwise(rates) if pair[1] < _NEAR * pair[0]), None):
             raise ValueError(f"learning_rates lists {near[0]} and {near[1]}, which are nearly the same; leave one out")
         for key, values in self.grid.items():

@@ -60,7 +60,7 @@ def test_texts_are_read_as_the_training_text_is():
         ({"rewind": [0.5, 1], "retention": {}}, "rewind lists 1"),
         ({"rewind": [0, 0.5], "retention": {}}, "rewind lists 0"),
         ({"rewind": [-0.5], "retention": {}}, "rewind lists -0.5"),
-        ({"rewind": [0.5, 0.5], "retention": {}}, "rewind lists a number twice"),
+        ({"rewind": [0.5, 0.5], "retention": {}}, "rewind lists 0.5 twice"),
     ],
 )
 def test_contradictions_are_refused(sections, said):
