@@ -122,7 +122,7 @@ def _tree(folder: Path, root: Path) -> Contents:
             name = holder.get(keys[-1]) if isinstance(holder, dict) else None
             if isinstance(name, str) and shown_base(name) != name:
                 holder[keys[-1]] = shown_base(name)
-                files[relative.as_posix()] = (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+                files[relative.as_posix()] = (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
     return files
 
 

@@ -47,7 +47,7 @@ def without_paths(file: Path, paths: Sequence[str]) -> Path | bytes:
     if file.name in _VALUES:
         value = _VALUES[file.name](file)
         changed = _mapped(value, lambda text: cut_paths(text, paths))
-        written = write_yaml(changed) if file.suffix == ".yaml" else json.dumps(changed, indent=2, ensure_ascii=False)
+        written = write_yaml(changed) if file.suffix == ".yaml" else json.dumps(changed, indent=1, ensure_ascii=False)
         return file if changed == value else written.encode()
     text = file.read_text(encoding="utf-8")
     cut = cut_paths(text, paths)
