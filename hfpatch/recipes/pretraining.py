@@ -146,7 +146,7 @@ class StudyRecipe(_Pretraining):
             raise ValueError("tuning.at is of methods with budgets, which variants have not; leave it out")
 
         # Every run is a recipe, and sees the same batches as all others
-        schedules = [each.training.get("schedule") for each in self.variants.values()]
+        schedules = [variant.training.get("schedule") for variant in self.variants.values()]
         for name, variant in self.variants.items():
             given = variant.tuning or VariantTuning()
             if self.tuning is None and (given.learning_rates or given.grid):
@@ -205,11 +205,10 @@ class StudyRecipe(_Pretraining):
 
     def tuning_of(self, variant: str) -> TuningSettings | None:
         """Return the trials of a variant; None where it is not tuned."""
-        own = self.variants[variant].tuning
-        if self.tuning is None or own is None:
+        changes = self.variants[variant].tuning
+        if self.tuning is None or changes is None:
             return None
-        changed = own.model_dump(mode="json", exclude_none=True)
-        return TuningSettings.model_validate_json(json.dumps({**self.tuning.model_dump(mode="json"), **changed}))
+        return self.tuning.replaced(changes.model_dump(exclude_none=True))
 
     def asked(self) -> list[Asked]:
         """Return the primary question, if it is asked."""
@@ -221,8 +220,8 @@ class StudyRecipe(_Pretraining):
 
     def single(self, variant: str, values: Mapping[str, Any], seed: int, *, trial: bool = False) -> PretrainRecipe:
         """Return the recipe of one run, a final one or a trial of tuning, at the values of a trial."""
-        own = self.variants[variant]
-        training = self.training.model_dump(mode="json", exclude={"seeds"}) | own.training
+        changes = self.variants[variant]
+        training = self.training.model_dump(mode="json", exclude={"seeds"}) | changes.training
         for key, value in values.items():
             first, _, rest = key.partition(".")
             training[first] = {**training[first], rest: value} if rest else value
@@ -233,8 +232,8 @@ class StudyRecipe(_Pretraining):
                 {
                     **self.model_dump(mode="json", include={"data", "tokenizer", "data_dir"}),
                     "name": f"{self.name}-{variant}",
-                    "description": own.description,
-                    "architecture": self.architecture | own.architecture,
+                    "description": changes.description,
+                    "architecture": self.architecture | changes.architecture,
                     "training": training,
                     "seed": seed,
                 }

@@ -175,19 +175,19 @@ def _with_runs(
     """Return the plan of the units ``before``, which the first of the final ``runs`` need, and of these."""
     units, looks = list(before), recipe.training.looks
     for fewest, most in pairwise((0, *looks)) if looks else [(0, None)]:
-        own = []
+        of_seeds = []
         for run in [run for run in runs if most is None or fewest <= run.seed < most]:
             if part not in (None, run.variant):
                 continue
             trained = Unit("train", run, RunPaths(run.folder).training, needs)
             evaluated = Unit("evaluate", run, run.result, (trained,))
-            own += [trained, evaluated, *(_further(recipe, evaluated) if isinstance(recipe, Recipe) else ())]
-        units += own
+            of_seeds += [trained, evaluated, *(_further(recipe, evaluated) if isinstance(recipe, Recipe) else ())]
+        units += of_seeds
         if most is not None and part is None:  # the next seeds wait for it
             evaluations = [unit for unit in before if unit.action in ("evaluate", "check_baseline")]
-            units.append(Unit("look", planned_runs(recipe, out)[0], None, (*evaluations, *own), seeds=most))
+            units.append(Unit("look", planned_runs(recipe, out)[0], None, (*evaluations, *of_seeds), seeds=most))
             needs = (units[-1],)
-    planned = (*planned_runs(recipe, out), *(run for each in tuning for run in each.runs))
+    planned = (*planned_runs(recipe, out), *(run for trials in tuning for run in trials.runs))
     return Plan(recipe, out, planned, tuple(units), part, tuning)
 
 
@@ -263,15 +263,17 @@ def _plan_tuning(
     if recipe.tuning is None:
         return (), []
     trained = {name: recipe.methods[name] for name in recipe.trained}
-    tried = {name: own for name in map(recipe.tuned_at, trained) if (own := recipe.tuning_of(name)) is not None}
+    tried = {
+        name: settings for name in map(recipe.tuned_at, trained) if (settings := recipe.tuning_of(name)) is not None
+    }
     extend, refine, edges = recipe.tuning.extend, recipe.tuning.refine, tuple[Edge, Edge](("lowest", "highest"))
     enough = recipe.margins.get("nats_per_token", 0.0) / 2
     rounds: list[tuple[Edge | None, float | None, dict[str, list[float]]]]
-    rounds = [(None, None, {name: sorted(own.learning_rates) for name, own in tried.items()})]
+    rounds = [(None, None, {name: sorted(settings.learning_rates) for name, settings in tried.items()})]
     for edge, step in product(edges, range(extend)):
-        rounds.append((edge, None, {name: [own.extension(edge)[step]] for name, own in tried.items()}))
+        rounds.append((edge, None, {name: [settings.extension(edge)[step]] for name, settings in tried.items()}))
     for step in range(refine):
-        rounds.append((None, enough, {name: own.refinements()[step] for name, own in tried.items()}))
+        rounds.append((None, enough, {name: settings.refinements()[step] for name, settings in tried.items()}))
     made, units = [], list[Unit]()
     for edge, least, rates_of in rounds:
         runs, before = [], tuple(units) or needs

@@ -234,8 +234,8 @@ def _method(setup: ComparisonSetup, name: str, runs: Sequence[PlannedRun], costs
 
 
 def _variant(setup: StudySetup, name: str, runs: Sequence[PlannedRun]) -> Method:
-    recipe, own = setup.recipe, setup.recipe.variants[name]
-    architecture = recipe.architecture | own.architecture
+    recipe, changes = setup.recipe, setup.recipe.variants[name]
+    architecture = recipe.architecture | changes.architecture
     done = {run.seed: Run.model_validate(RunResult.read(run.result).to_json()) for run in runs if run.variant == name}
     folders = [run.folder for run in runs if run.variant == name and done[run.seed].diverged_step is None]
     total, non_embedding = setup.sizes[name]
@@ -244,10 +244,10 @@ def _variant(setup: StudySetup, name: str, runs: Sequence[PlannedRun]) -> Method
         runs=done,
         curve=mean_curve(RunPaths(folder).metrics for folder in folders),
         variant=Variant(
-            description=own.description,
+            description=changes.description,
             query=describe_paths(split_architecture(architecture)[0]),
             architecture=architecture,
-            training=own.training,
+            training=changes.training,
             diagnostics=_diagnostics(folders),
         ),
     )
@@ -255,10 +255,10 @@ def _variant(setup: StudySetup, name: str, runs: Sequence[PlannedRun]) -> Method
 
 def _diagnostics(folders: Sequence[Path]) -> list[Diagnostic]:
     """Return the means over runs of what f does in each layer, by step."""
-    found: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
+    by_place: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
     for folder in folders:
         for line in DiagnosticsFile(folder / "diagnostics.jsonl").values():
-            found.setdefault((line["step"], line["layer"], line["target"]), []).append(line)
+            by_place.setdefault((line["step"], line["layer"], line["target"]), []).append(line)
     return [
         Diagnostic(
             step=step,
@@ -266,7 +266,7 @@ def _diagnostics(folders: Sequence[Path]) -> list[Diagnostic]:
             target=target,
             **{name: fmean(line[name] for line in lines) for name in ("size", "cosine", "size_beside_x")},
         )
-        for (step, layer, target), lines in found.items()
+        for (step, layer, target), lines in by_place.items()
     ]
 
 

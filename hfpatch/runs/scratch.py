@@ -88,8 +88,8 @@ def set_up_study(recipe: StudyRecipe, tuning: Tuning, progress: Progress) -> Stu
         shared["tuning_text"] = splits.tuning.sha256
     sizes: dict[str, tuple[int, int]] = {}
     for name in recipe.variants:
-        own = recipe.tuning_of(name)
-        for values in own.combinations(name, {}) if own is not None else [{}]:
+        tuned = recipe.tuning_of(name)
+        for values in tuned.combinations(name, {}) if tuned is not None else [{}]:
             try:
                 sizes[name] = try_model(recipe.single(name, values, recipe.training.all_seeds[0]), tokenizer, splits)
             except HfpatchError as error:
