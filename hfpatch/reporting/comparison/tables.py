@@ -31,8 +31,8 @@ from hfpatch.reporting.numbers import (
 )
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.cautions import level_at
-from hfpatch.results.schema import ComparisonResults, Method
-from hfpatch.results.verdicts import QUESTIONS
+from hfpatch.results.schema import Comparison, ComparisonResults, Method
+from hfpatch.results.verdicts import QUESTIONS, Verdict
 
 _MOST_IN_MARKDOWN = 40  # verdicts; of more, Markdown has only differences that were found
 _VERDICTS = ("better", "worse", "same", "undecided", "not tested", "no verdict")
@@ -106,29 +106,10 @@ def difference_table(results: ComparisonResults) -> Table:
     long = len(decided) > _MOST_IN_MARKDOWN and any(each.is_found for each in decided)
     rows = []
     for verdict in decided:
-        plain, corrected = change_of(results, verdict), change_of(results, verdict, plain=False)
-        has_value, tested = verdict.n > 0, verdict.p_corrected is not None
-        keys = {"question": QUESTIONS[verdict.question], "task": verdict.task, "verdicts": verdict.tone}
-        keys["measure"] = metric_text(verdict.metric)
-        cells = (
-            Cell((verdict.method, verdict.other)),
-            Cell((verdict.task, keys["measure"])),
-            change_text(plain) if has_value else NOTHING,
-            interval(corrected.low, corrected.high, digits_for(corrected)) if tested else NOTHING,
-            Cell((p_text(verdict.p_corrected), p_text(verdict.p))) if tested else NOTHING,
-            Cell((verdict_text(results, verdict),), verdict.tone),
-        )
-        of_filters = {key: (value,) for key, value in keys.items()}
         told = verdict.role == "primary" or (verdict.other, verdict.task) == (results.baseline, results.first_task)
-        rows.append(Row(cells, keys=of_filters, page_only=long and (told or not verdict.is_found)))
+        rows.append(_difference_row(results, verdict, verdict.question, long and (told or not verdict.is_found)))
     absent = sum(row.page_only for row in rows)
-    for each in others:
-        keys = {"question": QUESTIONS[asked[each.method, each.reference]], "task": each.task, "verdicts": "no verdict"}
-        keys["measure"] = metric_text(each.metric)
-        names = Cell((each.method, each.reference)), Cell((each.task, keys["measure"]))
-        without = *names, change_text(change_of(results, each)), NOTHING, NOTHING, "no verdict"
-        of_filters = {key: (value,) for key, value in keys.items()}
-        rows.append(Row(without, faint=True, keys=of_filters, page_only=True))
+    rows += [_difference_row(results, each, asked[each.method, each.reference], True) for each in others]
     sizes = {each.question: each.family for each in decided if each.family}
     families = ", ".join(f"{QUESTIONS[question]} {size}" for question, size in sizes.items())
     left_out = [f"{absent} that the answer has or that are not decided"] * bool(absent)
@@ -158,6 +139,23 @@ def difference_table(results: ComparisonResults) -> Table:
             Filter("verdicts", "Verdict", _VERDICTS),
         ),
     )
+
+
+def _difference_row(results: ComparisonResults, one: Verdict | Comparison, question: str, page_only: bool) -> Row:
+    verdict, measure = one if isinstance(one, Verdict) else None, metric_text(one.metric)
+    other = one.other if isinstance(one, Verdict) else one.reference
+    corrected: str | Cell = NOTHING
+    p_values: str | Cell = NOTHING
+    if verdict is not None and verdict.p_corrected is not None:
+        change = change_of(results, verdict, plain=False)
+        corrected = interval(change.low, change.high, digits_for(change))
+        p_values = Cell((p_text(verdict.p_corrected), p_text(verdict.p)))
+    outcome = "no verdict" if verdict is None else Cell((verdict_text(results, verdict),), verdict.tone)
+    difference = change_text(change_of(results, one)) if one.n > 0 else NOTHING
+    cells = Cell((one.method, other)), Cell((one.task, measure)), difference, corrected, p_values, outcome
+    keys = {"question": QUESTIONS[question], "task": one.task, "measure": measure}
+    keys["verdicts"] = "no verdict" if verdict is None else verdict.tone
+    return Row(cells, faint=verdict is None, keys={key: (e,) for key, e in keys.items()}, page_only=page_only)
 
 
 def seed_table(results: ComparisonResults) -> Table:
