@@ -242,13 +242,6 @@ class Method(Part):
         return self.parameters.non_embedding or self.parameters.trainable
 
     @property
-    def held_out_losses(self) -> dict[int, float]:
-        """By seed, the loss of the saved patch on held-out text, in nats per token, of a run that did not diverge."""
-        scores = {seed: run.evaluation.get(HELD_OUT) for seed, run in self.runs.items()}
-        losses = {seed: score.metrics.get(NATS_PER_TOKEN) for seed, score in scores.items() if score is not None}
-        return {seed: loss for seed, loss in losses.items() if loss is not None}
-
-    @property
     def diverged(self) -> dict[int, int]:
         """The seeds that diverged and the step of each."""
         steps = {seed: run.diverged_step for seed, run in sorted(self.runs.items())}
@@ -692,7 +685,6 @@ class ComparisonResults(Tabular):
                         yield from (of_run | row for row in scores)
             case "methods":
                 for name, method in self.methods.items():
-                    held_out = list(method.held_out_losses.values())
                     trained = [run.train for run in method.runs.values() if run.train is not None]
                     yield {
                         "method": name,
@@ -701,7 +693,7 @@ class ComparisonResults(Tabular):
                         "matched_to": method.match.to if method.match is not None else None,
                         "seeds": len(method.runs),
                         "diverged": len(method.diverged),
-                        "held_out_loss": fmean(held_out) if held_out else None,
+                        "held_out_loss": self.mean(name, HELD_OUT, NATS_PER_TOKEN),
                         **{key: fmean(getattr(train, key) for train in trained) if trained else None for key in COST},
                     }
             case "verdicts" | "comparisons":
