@@ -281,7 +281,8 @@ def put_override(values: dict[str, Any], override: str, model: type[BaseModel]) 
     is_free = False  # whether the container is a mapping with free keys, from which null removes an entry
     for depth, key in enumerate(keys):
         at: Any = key
-        if section is not None and not isinstance(container, list) and key not in section.model_fields:
+        has_fields = not is_free and not isinstance(container, list)
+        if section is not None and has_fields and key not in section.model_fields:
             name = ".".join(keys[: depth + 1])
             raise HfpatchError(f"override {override!r}: unknown key {name!r}{_meant(key, section, model)}")
         if isinstance(container, list):
@@ -293,7 +294,7 @@ def put_override(values: dict[str, Any], override: str, model: type[BaseModel]) 
             at = int(key)
         elif not isinstance(container, dict):
             raise HfpatchError(f"override {override!r}: {key!r} lies below a {_kind_of(container)}, which has no keys")
-        elif section is not None and container.get(key) is None:
+        elif section is not None and has_fields and container.get(key) is None:
             container[key] = {}
         if depth == len(keys) - 1 and value is None and is_free:
             if key not in container:
@@ -301,19 +302,20 @@ def put_override(values: dict[str, Any], override: str, model: type[BaseModel]) 
             del container[key]
         elif depth == len(keys) - 1:
             container[at] = value
-            if section is not None and isinstance(container, dict) and value is not None:
+            if section is not None and has_fields and value is not None:
                 container.pop(getattr(section, "instead_of", {}).get(key), None)
         elif isinstance(container, dict) and key not in container:
             raise HfpatchError(f"override {override!r}: unknown key {key!r}{nearest(key, container)}")
         else:
-            inside = section_of(section, key) if section is not None and isinstance(at, str) else section
-            container = container[at]
-            is_free = section is not None and inside is None and isinstance(container, dict)
-            section = inside
+            container, is_free = container[at], False
+            if section is not None and has_fields:  # otherwise that of the items of a list or a mapping
+                is_mapping = get_origin(section.model_fields[key].annotation) is dict
+                section = section_of(section, key)
+                is_free = isinstance(container, dict) and (section is None or is_mapping)
 
 
 def section_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:
-    """Return the section class of a field, or of the items of its list; None where it is neither."""
+    """Return the section class of a field, or of the items of its list or mapping; None where it is neither."""
     annotation = model.model_fields[key].annotation
     options = [annotation, *get_args(annotation)]
     options += [get_args(option)[0] for option in options if get_origin(option) is Annotated]

@@ -48,6 +48,20 @@ def test_a_study_is_told_from_one_model_by_its_variants_and_written_back(write):
     assert isinstance(load_pretrain_or_study(write(PRETRAIN)), PretrainRecipe)
 
 
+def test_an_override_changes_adds_or_takes_out_a_variant(write):
+    changes = "variants.wide.training.lr=0.5", "variants.new={}", "variants.nonlinear=null"
+    variants = load_pretrain_or_study(write(STUDY), changes).variants
+    assert list(variants) == ["linear", "wide", "new"]
+    assert variants["wide"].training["lr"] == 0.5
+    for override, said in (
+        ("variants.wide.trainin.lr=1", "unknown key 'variants.wide.trainin' (did you mean 'training'?)"),
+        ("variants.wid.training.lr=1", "unknown key 'wid' (did you mean 'wide'?)"),
+    ):
+        with pytest.raises(HfpatchError) as caught:
+            load_pretrain_or_study(write(STUDY), [override])
+        assert said in str(caught.value)
+
+
 def test_the_runs_of_a_study(write):
     study = load_pretrain_or_study(write(STUDY))
     assert study.tuning_of("linear") == study.tuning
