@@ -110,85 +110,86 @@ def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
     return Merged(checks, union, names)
 
 
+_APART = "they are reported side by side; no table has both"
+_TRAINED = "a difference between methods of different runs may come from this"
+_RESPECTS: dict[str, tuple[bool | None, str]] = {
+    "Frozen model": (True, _APART),
+    "Its configuration and code": (None, _APART),
+    "Its tokenizer and chat template": (False, "prompts and training text are compared for themselves"),
+    "How it was loaded": (True, _APART),
+    "Its dtype": (True, _APART),
+    "Tasks and their documents": (True, _APART),
+    _HELD_OUT_CHECK: (False, "no table has it"),
+    "Prompts of the tasks": (None, _APART),
+    "Metrics and code of the tasks": (None, _APART),
+    "Evaluation settings": (False, "the prompts and their tokens are the same, so this changed no score"),
+    "Training text": (False, _TRAINED),
+    "Batch plans": (False, _TRAINED),
+    "Training settings": (False, _TRAINED),
+    "Tuning": (False, _TRAINED),
+    "Seeds": (False, "intervals rest on different seeds"),
+    "Commit": (False, "the code that measured differs"),
+    "Versions": (False, "a library may compute differently"),
+    "Computing code and numbers": (False, "scores may differ by rounding"),
+    "Device": (False, "tokens/s and memory cannot be compared between runs"),
+}
+"""Whether a difference decides (None: where all values are known), and what follows from it."""
+
+
 def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
-    apart = "they are reported side by side; no table has both"
-    trained = "a difference between methods of different runs may come from this"
-    slower = "tokens/s and memory cannot be compared between runs"
-    hashes = [_hash(each.model) for each in runs]
-    models = hashes if all(hashes) else [each.model.get("name") for each in runs]
-    tasks = [
-        "; ".join(
-            f"{name} {info.primary} n={info.n}{f' by {info.clusters.column}' if info.clusters else ''} "
-            f"{info.data_sha256[:8]}"
-            for name, info in sorted(each.tasks.items())
-            if name != HELD_OUT
-        )
-        for each in runs
-    ]
-    bases = [base_identity(each.model) for each in runs]
-    made = [_joint_hash([base[name] for name in ("base_buffers", "base_config", "base_code")]) for base in bases]
     shared = [task for task in runs[0].tasks if task != HELD_OUT and all(task in each.tasks for each in runs)]
-    prompts = [_of_tasks(each, shared, ("prompts_sha256", "tokens_sha256")) for each in runs]
-    scored = [_of_tasks(each, shared, ("task_sha256",)) for each in runs]
-    settings = [
-        evaluation_text({key: value for key, value in each.evaluation.items() if key not in FREE_SETTINGS})
-        or "defaults"
-        for each in runs
-    ]
-    plans = [
-        "; ".join(f"seed {seed} {str(plan.get('sha256'))[:8]}" for seed, plan in sorted(each.plan.items()))
-        for each in runs
-    ]
-    training = [settings_text({key: value for key, value in each.training.items() if key != "seeds"}) for each in runs]
-    tuned = []
-    for tuning in (each.tuning for each in runs):
-        rates = ", ".join(f"{rate:g}" for rate in tuning.learning_rates) if tuning else ""
-        tuned.append(f"{tuning.steps} steps with seed {tuning.seed} at each of {rates}" if tuning else "none")
-    settled = "the prompts and their tokens are the same, so this changed no score"
-    if len(set(prompts)) > 1:
-        settled = "the prompts or their tokens are not the same"
-    computed = []
-    for each in runs:
-        runs_scored = (run for method in each.methods.values() for run in method.runs.values() if run.evaluation)
-        codes = [run.computed_with for run in runs_scored]
-        hashes_of_run = {_joint_hash([repr(sorted(one.items()))])[:8] for one in codes if one}
-        computed.append(", ".join(sorted(hashes_of_run)) if all(codes) else "")
-    # the respect, its values, whether a difference decides (None: where all values are known), and what follows
-    rows: list[tuple[str, list[Any], bool | None, str]] = [
-        ("Frozen model", models, True, apart),
-        ("Its configuration and code", made, None, apart),
-        ("Its tokenizer and chat template", [base["tokenizer"] and base["tokenizer"][:16] for base in bases], False,
-         "prompts and training text are compared for themselves"),
-        ("How it was loaded", [settings_text(base["loading"]) or "defaults" for base in bases], True, apart),
-        ("Its dtype", [each.model.get("dtype") for each in runs], True, apart),
-        ("Tasks and their documents", tasks, True, apart),
-        ("Prompts of the tasks", prompts, None, apart),
-        ("Metrics and code of the tasks", scored, None, apart),
-        ("Evaluation settings", settings, False, settled),
-        ("Training text", [_hash(each.data) or settings_text(each.data) for each in runs], False, trained),
-        ("Batch plans", plans, False, trained),
-        ("Training settings", training, False, trained),
-        ("Tuning", tuned, False, trained),
-        ("Seeds", [", ".join(map(str, each.seeds)) for each in runs], False, "intervals rest on different seeds"),
-        ("Commit", [each.provenance.get("commit") for each in runs], False, "the code that measured differs"),
-        ("Versions", [settings_text(each.provenance.get("versions") or {}) for each in runs], False,
-         "a library may compute differently"),
-        ("Computing code and numbers", computed, False, "scores may differ by rounding"),
-        ("Device", [each.provenance.get("device") for each in runs], False, slower),
-    ]  # fmt: skip
-    held_out = [each.tasks.get(HELD_OUT) for each in runs]
-    if any(held_out):
-        documents = [f"n={info.n} {info.data_sha256[:8]}" if info else "none" for info in held_out]
-        rows.insert(6, (_HELD_OUT_CHECK, documents, False, "no table has it"))
-    checks = []
-    for what, values, decides, consequence in rows:
-        shown = tuple(str(value) if value else NOTHING for value in values)
+    values_of, checks = [_respects(each, shared) for each in runs], []
+    prompts = {values["Prompts of the tasks"] for values in values_of}
+    for what, (decides, consequence) in _RESPECTS.items():
+        if what == _HELD_OUT_CHECK and not any(HELD_OUT in each.tasks for each in runs):
+            continue
+        if what == "Evaluation settings" and len(prompts) > 1:
+            consequence = "the prompts or their tokens are not the same"
+        shown = tuple(str(values[what]) if values[what] else NOTHING for values in values_of)
         if NOTHING in shown:
             verdict, follows = UNKNOWN, f"whether they agree is not known; {consequence}"
         else:
             verdict, follows = (SAME, "") if len(set(shown)) == 1 else (DIFFERS, consequence)
         checks.append(Check(what, shown, verdict, verdict == DIFFERS if decides is None else decides, follows))
     return checks
+
+
+def _respects(results: ComparisonResults, shared: Sequence[str]) -> dict[str, Any]:
+    """Return the values of a run in all respects; ``shared`` are the tasks of all runs."""
+    base, tuning, held_out = base_identity(results.model), results.tuning, results.tasks.get(HELD_OUT)
+    tasks = []
+    for name, info in sorted(results.tasks.items()):
+        groups = f" by {info.clusters.column}" if info.clusters else ""
+        tasks += [f"{name} {info.primary} n={info.n}{groups} {info.data_sha256[:8]}"] * (name != HELD_OUT)
+    rates = ", ".join(f"{rate:g}" for rate in tuning.learning_rates) if tuning else ""
+    scored = (run for method in results.methods.values() for run in method.runs.values() if run.evaluation)
+    codes = [run.computed_with for run in scored]
+    hashes = {_joint_hash([repr(sorted(one.items()))])[:8] for one in codes if one}
+    plans = (f"seed {seed} {str(plan.get('sha256'))[:8]}" for seed, plan in sorted(results.plan.items()))
+    settings = {key: value for key, value in results.evaluation.items() if key not in FREE_SETTINGS}
+    return {
+        "Frozen model": _hash(results.model) or results.model.get("name"),
+        "Its configuration and code": _joint_hash(
+            [base[name] for name in ("base_buffers", "base_config", "base_code")]
+        ),
+        "Its tokenizer and chat template": base["tokenizer"] and base["tokenizer"][:16],
+        "How it was loaded": settings_text(base["loading"]) or "defaults",
+        "Its dtype": results.model.get("dtype"),
+        "Tasks and their documents": "; ".join(tasks),
+        _HELD_OUT_CHECK: f"n={held_out.n} {held_out.data_sha256[:8]}" if held_out else "none",
+        "Prompts of the tasks": _of_tasks(results, shared, ("prompts_sha256", "tokens_sha256")),
+        "Metrics and code of the tasks": _of_tasks(results, shared, ("task_sha256",)),
+        "Evaluation settings": evaluation_text(settings) or "defaults",
+        "Training text": _hash(results.data) or settings_text(results.data),
+        "Batch plans": "; ".join(plans),
+        "Training settings": settings_text({key: v for key, v in results.training.items() if key != "seeds"}),
+        "Tuning": f"{tuning.steps} steps with seed {tuning.seed} at each of {rates}" if tuning else "none",
+        "Seeds": ", ".join(map(str, results.seeds)),
+        "Commit": results.provenance.get("commit"),
+        "Versions": settings_text(results.provenance.get("versions") or {}),
+        "Computing code and numbers": ", ".join(sorted(hashes)) if all(codes) else "",
+        "Device": results.provenance.get("device"),
+    }
 
 
 def _joint_hash(values: Sequence[str | None]) -> str:
