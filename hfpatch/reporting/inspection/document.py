@@ -34,18 +34,7 @@ def inspection_document(inspection: Inspection, drawn: Iterable[tuple[str, str, 
     (added, without, training), linearised = _of_patch(inspection), _linear(inspection)
     relations, attention = _relations(inspection), _attention(inspection)
     notes = doc.Sentences(tuple(inspection.notes), title="What is not shown")
-    base, summary, text = inspection.base, inspection.summary, inspection.text
-    facts = [("Model", f"{base.name}, {base.model.config.model_type}, SHA-256 {base.sha256[:12]}")]
-    if base.gguf is not None:
-        facts.append(("Weights", gguf_text(base.gguf.facts)))
-    if inspection.patch is not None:
-        share = summary.added / max(summary.base, 1)
-        facts.append(("Patch", f"{inspection.patch}, {share:.2%} of the base's parameters"))
-    if text is not None:
-        sizes = f"{count(text.tokens)} tokens of {count(text.documents)} documents"
-        facts.append(("Measured on", f"{text.source}, {sizes}"))
-    counts = f"{count(summary.base)} of the base, {count(summary.added)} added, {count(summary.trainable)} trainable"
-    facts.append(("Parameters", counts))
+    base, summary, facts = inspection.base, inspection.summary, _facts(inspection)
     # the attention branches
     columns: Columns = {
         "family": lambda site: site.family,
@@ -87,6 +76,22 @@ def inspection_document(inspection: Inspection, drawn: Iterable[tuple[str, str, 
         parts=(doc.Part(tuple(section for section in sections if section.blocks)),),
         summary=(doc.Facts(tuple(facts)), *(table for table in tables if table.rows), notes),
     )
+
+
+def _facts(inspection: Inspection) -> list[doc.Fact]:
+    base, summary, text = inspection.base, inspection.summary, inspection.text
+    facts = [("Model", f"{base.name}, {base.model.config.model_type}, SHA-256 {base.sha256[:12]}")]
+    if base.gguf is not None:
+        facts.append(("Weights", gguf_text(base.gguf.facts)))
+    if inspection.patch is not None:
+        share = summary.added / max(summary.base, 1)
+        facts.append(("Patch", f"{inspection.patch}, {share:.2%} of the base's parameters"))
+    if text is not None:
+        sizes = f"{count(text.tokens)} tokens of {count(text.documents)} documents"
+        facts.append(("Measured on", f"{text.source}, {sizes}"))
+    counts = f"{count(summary.base)} of the base, {count(summary.added)} added, {count(summary.trainable)} trainable"
+    facts.append(("Parameters", counts))
+    return facts
 
 
 def _table(name: str, title: str, items: Iterable[Any], columns: Columns, caption: str) -> doc.Table:
