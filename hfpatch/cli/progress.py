@@ -215,7 +215,7 @@ class _Row:
         return (
             f"{self.action} {self.task}".strip(),
             f"{self.done:,} / {self.total:,}" if self.total else step,
-            f"{self.record.loss:.4f}" if self.record else "",
+            f"{self.record.loss:.4f}" if self.record and self.record.step else "",  # step 0 is an evaluation alone
         )
 
 

@@ -1,6 +1,7 @@
 """Times and preparations on the progress display."""
 
 import io
+import math
 
 from rich.console import Console
 
@@ -72,3 +73,13 @@ def test_a_mistake_that_shows_soon_is_the_only_line(capsys):
             timer = progress.preparation._timer
         timer.join()  # it was cancelled
         assert capsys.readouterr().err == ""
+
+
+def test_a_run_that_has_only_been_evaluated_has_no_loss_of_a_step():
+    table = TableProgress(Console(file=io.StringIO()))
+    table.placed("lora", "train", "here")
+    table.started("lora", 4)
+    table.stepped("lora", StepRecord(step=0, loss=math.nan, lr=0.0, tokens=0, seconds=0.0, eval_loss=2.0))
+    assert table.rows["lora"].cells() == ("train", "0 / 4", "")
+    table.stepped("lora", step(1))
+    assert table.rows["lora"].cells() == ("train", "1 / 4", "2.5000")
