@@ -154,30 +154,22 @@ class Parallel(Engine):
 
 
 class _Dispatch:
-    """One execution of a plan's units by workers: a unit is its number in the plan.
-
-    Attributes:
-        order: finds the units that are ready, as all that they need are complete; a failed one never is.
-        open: how many units are neither complete nor failed.
-        entries: the units in the queue, as they were last read.
-        seats: the slot of each worker, by the number that it alone has.
-        used: the workers that have begun a unit; others may still wait for devices.
-        starts: workers that ended without a unit, since one was begun.
-    """
+    """One execution of a plan's units by workers: a unit is its number in the plan, a worker how many came before."""
 
     def __init__(self, session: Session, workers: Processes | RayTasks, job: Job) -> None:
         self.session, self.progress, self.workers, self.job = session, session.progress, workers, job
         self.queue, self.units = Queue(job.queue), session.plan.units
-        self.open = len(self.units)
         index = {id(unit): number for number, unit in enumerate(self.units)}
-        self.order = TopologicalSorter({index[id(unit)]: [index[id(one)] for one in unit.needs] for unit in self.units})
+        needs = {index[id(unit)]: [index[id(needed)] for needed in unit.needs] for unit in self.units}
+        self.order = TopologicalSorter(needs)  # finds the units whose needs are complete
         self.order.prepare()
-        self.entries: dict[int, Entry] = {}
-        self.seats: dict[int, int] = {}
-        self.used: set[int] = set()
-        self.started = self.starts = 0
+        self.open = len(self.units)  # neither complete nor failed
         self.failures: list[str] = []
-        self.said: set[str] = set()
+        self.entries: dict[int, Entry] = {}  # of the units in the queue, as they were last read
+        self.slots: dict[int, int] = {}  # of each worker, which decides its GPUs
+        self.used: set[int] = set()  # workers that have begun a unit; others may still wait for devices
+        self.started = 0  # workers
+        self.starts = 0  # workers that ended without a unit since one was begun
         self.waiting_since = time.monotonic()
 
     def run(self) -> None:
@@ -202,11 +194,11 @@ class _Dispatch:
         finally:
             # End all workers; those at work may save a checkpoint first
             (self.queue.folder / "open").unlink(missing_ok=True)
-            deadline, leaving = time.monotonic() + GRACE_S, self.used & self.seats.keys()
+            deadline, leaving = time.monotonic() + GRACE_S, self.used & self.slots.keys()
             with suppress(Exception):  # Ray may be gone
                 while time.monotonic() < deadline and any(self.workers.ended(seat) is None for seat in leaving):
                     time.sleep(PAUSE_S)
-            for seat in self.seats:
+            for seat in self.slots:
                 self.workers.end(seat)
                 self._lose(seat, "it was ended")
 
@@ -237,19 +229,19 @@ class _Dispatch:
 
     def _tend(self) -> None:
         """Replace workers that have ended, and start more while there are units for them."""
-        for seat in list(self.seats):
+        for seat in list(self.slots):
             reason = self.workers.ended(seat)
             if reason is None:
                 continue
-            del self.seats[seat]
+            del self.slots[seat]
             self.workers.end(seat)
             self.starts += not self._lose(seat, reason)
             if self.starts >= TRIES:
                 raise HfpatchError(f"workers cannot be started ({reason})")
         most = min(self.workers.most, self.open) if self.workers.most else len(self.entries)
-        for slot in sorted(set(range(most)) - set(self.seats.values()))[: max(0, most - len(self.seats))]:
+        for slot in sorted(set(range(most)) - set(self.slots.values()))[: max(0, most - len(self.slots))]:
             self.workers.start(self.job, self.started, slot)
-            self.seats[self.started] = slot
+            self.slots[self.started] = slot
             self.started += 1
         if any(entry.node for entry in self.entries.values()):
             self.waiting_since = time.monotonic()
@@ -261,7 +253,7 @@ class _Dispatch:
         """Release the unit of a worker that has ended, so that another one begins it; return whether it had one."""
         for number in self.entries:
             entry = self.queue.read(number)
-            if entry is not None and entry.seat == seat and not entry.ended and entry.error is None:
+            if entry is not None and entry.seat == seat and not entry.ended and not entry.waits:
                 unit = self.units[number]
                 remove_lost(self.session.plan.out, unit.work_lock, entry.lock)
                 self.queue.write(number, entry.lost(unit.run.name, reason))
@@ -283,9 +275,7 @@ class _Dispatch:
                 shows = [StepRecord(**value) if event == "stepped" else value for value in arguments]
                 getattr(self.progress, event)(name, *shows)
         for text in entry.warnings:
-            if text not in self.said:
-                self.said.add(text)
-                warnings.warn(text, stacklevel=2)
+            warnings.warn(text, stacklevel=2)
         if entry.ended:
             del self.entries[number]
             (self.queue.folder / f"{number}.json").unlink()

@@ -20,15 +20,11 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Processes:
-    """So many processes of this machine, which share its cores and GPUs.
-
-    Attributes:
-        most: how many there may be.
-        threads: torch's threads of each process, known once it is connected.
-    """
+    """So many processes of this machine, which share its cores and GPUs."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        self.settings, self.most = settings, settings.jobs or 1
+        self.settings = settings
+        self.most = settings.jobs or 1  # how many workers there may be
         self.devices: list[str] = []
         self._started: dict[int, subprocess.Popen[bytes]] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="hfpatch-")

@@ -34,10 +34,6 @@ class RayTasks:
 
     Ray decides on which machines they are. Those for which no devices are free wait, and begin as soon as a machine
     joins.
-
-    Attributes:
-        most: how many there may be; None for as many as there are ready units.
-        threads: torch's threads of each process.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -47,7 +43,8 @@ class RayTasks:
         except ImportError as error:
             raise HfpatchError("--ray needs Ray, which is not installed; pip install 'hfpatch[ray]'") from error
         self.ray: ModuleType = ray
-        self.settings, self.most, self._joined = settings, settings.jobs, False
+        self.settings, self._joined = settings, False
+        self.most = settings.jobs  # how many workers there may be; None for one for every ready unit
         self.cpus = settings.cpus_per_run or settings.processes
         self.threads = max(1, self.cpus // settings.processes)
         self._tasks: dict[int, Any] = {}

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -52,27 +52,21 @@ _PACKAGE = str(Path(__file__).parents[2])
 
 
 class Entry(NamedTuple):
-    """A ready unit in the queue, and what became of it.
+    """A ready unit in the queue, and what became of it."""
 
-    Attributes:
-        begun: how many workers have begun it.
-        seat: the driver's number of the last of them.
-        node: its machine and process id.
-        lock: the token of its lock.
-        ended: whether the unit is complete or has failed; otherwise it waits for a worker, or one is at work on it.
-        error: why it failed, or why its last worker ended before it did.
-        events: the arguments of the last call of each method of `Progress`, but for the run.
-        warnings: hfpatch's own.
-    """
+    begun: int = 0  # how many workers have begun it
+    seat: int = -1  # the driver's number of the last of them
+    node: str = ""  # its machine and process id
+    lock: str = ""  # the token of its lock
+    ended: bool = False  # complete or failed
+    error: str | None = None  # why it failed, or why its last worker ended before it did
+    events: Mapping[str, Sequence[Any]] = {}  # the arguments of the last call of each method of `Progress`
+    warnings: Sequence[str] = ()  # hfpatch's own
 
-    begun: int = 0
-    seat: int = -1
-    node: str = ""
-    lock: str = ""
-    ended: bool = False
-    error: str | None = None
-    events: Mapping[str, Sequence[Any]] = {}
-    warnings: Sequence[str] = ()
+    @property
+    def waits(self) -> bool:
+        """Whether the unit waits for a worker; the driver sees which workers have ended."""
+        return not self.ended and (self.begun == 0 or self.error is not None)
 
     def lost(self, name: str, reason: str) -> Entry:
         """Return the entry after its worker has ended: the unit is begun again, at most `TRIES` times in all."""
@@ -92,9 +86,11 @@ class Queue:
         """Whether units may be begun; once the driver removes the file, workers end after saving what they train."""
         return (self.folder / "open").exists()
 
-    def numbers(self) -> list[int]:
-        """Return the units that wait for a worker or are at work, in the plan's order."""
-        return sorted(int(path.stem) for path in self.folder.glob("*.json"))
+    def waiting(self) -> Iterator[int]:
+        """Yield the units that wait for a worker, in the plan's order."""
+        for number in sorted(int(path.stem) for path in self.folder.glob("*.json")):
+            if (entry := self.read(number)) is not None and entry.waits:
+                yield number
 
     def read(self, number: int) -> Entry | None:
         """Return an entry; None once the driver has removed it."""
@@ -111,24 +107,14 @@ class Queue:
 
 @dataclass(frozen=True)
 class Job:
-    """One command, as its workers must know it.
-
-    Attributes:
-        session: the kind of session.
-        plan: the units; those of the queue are numbered by their order here.
-        queue: the queue's folder, which every worker sees under this path.
-        driver: the process with whose end workers on the same machine end.
-        folder: where the command was given, which relative paths start from.
-        threads: torch's threads for CPU work.
-        settings: the options of the command.
-    """
+    """One command, as its workers must know it."""
 
     session: type[Session]
-    plan: Plan
-    queue: Path
-    driver: Holder
-    folder: Path
-    threads: int
+    plan: Plan  # units of the queue are numbered by their order in it
+    queue: Path  # the queue's folder, which every worker sees under this path
+    driver: Holder  # the process with whose end workers on the same machine end
+    folder: Path  # where the command was given, which relative paths start from
+    threads: int  # torch's threads
     settings: EngineSettings
 
 
@@ -150,7 +136,7 @@ class Worker:
             except InUseError:
                 return False
             entry = self.queue.read(number)
-            if entry is None or entry.ended or entry.begun >= TRIES:
+            if entry is None or not entry.waits:
                 return False
             node = f"{socket.gethostname()}:{os.getpid()}"
             self.queue.write(number, Entry(begun=entry.begun + 1, seat=seat, node=node, lock=lock["token"]))
@@ -237,7 +223,7 @@ def work(job: Job, seat: int) -> None:
     with suppress(Terminated), sigterm_answered_by(leave):
         while not is_over():
             begin = time.monotonic()
-            if not any(worker.attempt(number, seat) for number in queue.numbers()):
+            if not any(worker.attempt(number, seat) for number in queue.waiting()):
                 pause(begin)
 
 
