@@ -19,13 +19,21 @@ _SPECIAL = {
 
 
 def csv_text(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table as CSV; None becomes an empty field, text that a spreadsheet takes for a formula gets a quote."""
+    """Return a table as CSV; None becomes an empty field, text that a spreadsheet takes for a formula gets a quote.
+
+    Numbers have ten digits: the further ones of a solver differ between processors.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(headings)
-    for row in rows:
-        writer.writerow([f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell for cell in row])
+    writer.writerows(map(_field, row) for row in rows)
     return text.getvalue()
+
+
+def _field(cell: object) -> object:
+    if isinstance(cell, str) and cell.startswith(_FORMULA):
+        return f"'{cell}"
+    return f"{cell:.10g}" if isinstance(cell, float) else cell
 
 
 def latex(table: Table, *, caption: str = "") -> str:
