@@ -141,7 +141,7 @@ class StudyRecipe(_Pretraining):
             raise ValueError("a study compares the loss on held-out text, and there is none; set data.held_out")
         if self.training.looks and self.questions.gain is None:
             raise ValueError("training.seeds.looks grows seeds until questions.gain is decided; ask it")
-        check_questions(self)
+        check_questions(self, of="variants", measures=("nats_per_token",))
         if self.tuning is not None and self.tuning.at != "every":
             raise ValueError("tuning.at is of methods with budgets, which variants have not; leave it out")
 

@@ -6,7 +6,7 @@ Two questions can be asked: ``gain``, is a method better than another one, by de
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -117,13 +117,22 @@ def margins_of(recipe: Recipe) -> dict[str, float]:
     return {name: value for name, value in {**defaults, **given}.items() if value is not None}
 
 
-def check_questions(recipe: Recipe | StudyRecipe, tasks: Sequence[str] = (), texts: Sequence[str] = ()) -> None:
+def check_questions(
+    recipe: Recipe | StudyRecipe,
+    tasks: Sequence[str] = (),
+    texts: Sequence[str] = (),
+    *,
+    of: str = "methods",
+    measures: Collection[str] = tuple(MARGINS),
+) -> None:
     """Refuse a mistake in ``questions`` or ``margin``.
 
     Args:
         recipe: the recipe.
         tasks: those of its evaluation.
         texts: those of ``retention``, by name.
+        of: the key of the recipe that names what is compared.
+        measures: those that may have a margin.
     """
     held_out = [HELD_OUT] if recipe.data.held_out is not None else []
     gain, keep = recipe.questions.gain, recipe.questions.keep
@@ -134,10 +143,11 @@ def check_questions(recipe: Recipe | StudyRecipe, tasks: Sequence[str] = (), tex
         raise HfpatchError(f"questions.gain.on is {gain.on!r}, which is not among evaluation.tasks{hint}")
     pairs = (gain.pairs if gain is not None else None) or ()
     for pair in pairs:
-        check_among("questions.gain.pairs", pair, methods, "methods")
+        check_among("questions.gain.pairs", pair, methods, of)
         if pair[0] == pair[1] or pair[0] == recipe.baseline:
             raise HfpatchError(
-                f"questions.gain.pairs has {list(pair)}; name a trained method and another one to compare it with"
+                f"questions.gain.pairs has {list(pair)}; name one of {of} but the baseline, and another one "
+                "to compare it with"
             )
     check_once("questions.gain.pairs", pairs)
     trained = [name for name in methods if name != recipe.baseline]
@@ -147,7 +157,7 @@ def check_questions(recipe: Recipe | StudyRecipe, tasks: Sequence[str] = (), tex
     ):
         check_among(f"questions.keep.{key}", names or (), choices, what)
         check_once(f"questions.keep.{key}", names or ())
-    choices = [*MARGINS, *held_out, *texts, *tasks]
+    choices = [*measures, *held_out, *texts, *tasks]
     if wrong := next((name for name in recipe.margin if name not in choices), None):
-        more = f"{nearest(wrong, choices)}; name a task, a text of retention, {', '.join(MARGINS)}"
+        more = f"{nearest(wrong, choices)}; there are {', '.join(choices)}"
         raise HfpatchError(f"margin.{wrong} is of no task and no measure{more}")

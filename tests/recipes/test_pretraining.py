@@ -125,7 +125,8 @@ def test_the_decay_of_a_study_is_that_of_its_runs_with_wsd(write, where):
         (STUDY, "min_lr_ratio: 0.01", "batch_size: 4", ["variants.nonlinear", "batch_size must be the same"]),
         (STUDY, "baseline:", "questions: {keep: {}}\nbaseline:", ["questions.keep"]),
         (STUDY, "baseline:", "margin: {accuracy2: 1}\nbaseline:", ["margin.accuracy2", "no measure"]),
-        (STUDY, "baseline:", "questions: {gain: {pairs: [[nonlinear, lin]]}}\nbaseline:", ["pairs names 'lin'"]),
+        (STUDY, "baseline:", "margin: {accuracy: 1}\nbaseline:", ["there are nats_per_token, held_out_text"]),
+        (STUDY, "baseline:", "questions: {gain: {pairs: [[nonlinear, lin]]}}\nbaseline:", ["'lin'", "among variants"]),
         (
             STUDY.replace("seeds: [0, 7]", "seeds: {looks: [2, 3]}"),
             "baseline:",

@@ -76,7 +76,7 @@ def test_margins_are_by_task_and_measure():
         ({"questions": {"gain": {"on": "held_out_text"}}}, "questions.gain.on is 'held_out_text'.*data.held_out takes"),
         ({"questions": {"gain": {"on": "wikitxt"}}}, "not among evaluation.tasks .did you mean 'wikitext'"),
         ({"questions": {"gain": {"pairs": [["pre", "lara"]]}}}, "names 'lara', which is not among methods"),
-        ({"questions": {"gain": {"pairs": [["baseline", "pre"]]}}}, "name a trained method and another one"),
+        ({"questions": {"gain": {"pairs": [["baseline", "pre"]]}}}, "name one of methods but the baseline"),
         ({"questions": {"gain": {"pairs": [["pre", "lora"], ["pre", "lora"]]}}}, "lists \\('pre', 'lora'\\) twice"),
         ({"questions": {"keep": {"on": ["old"]}}}, "questions.keep.on names 'old'"),
         ({"questions": {"keep": {"on": ["wikitext", "wikitext"]}}}, "lists 'wikitext' twice"),
