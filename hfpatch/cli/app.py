@@ -258,10 +258,11 @@ def inspect(
         print_document(inspection_document(inspection))
 
 
-# --num_fewshot, as lm-eval writes it, is --num-fewshot.
-app.command("eval", context_settings={"token_normalize_func": lambda name: name.replace("_", "-")})(
-    eval_options.command_of(evaluation.evaluate)
-)
+app.command(
+    "eval",
+    cls=eval_options.EvalCommand,
+    context_settings={"token_normalize_func": lambda name: name.replace("_", "-")},
+)(eval_options.command_of(evaluation.evaluate))
 app.command(cls=engines.EngineCommand)(pretraining.pretrain)
 app.command()(pretraining.tokenize)
 

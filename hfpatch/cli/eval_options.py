@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from hfpatch.cli import options
+from hfpatch.cli.help import CommandLineError
+from hfpatch.errors import HfpatchError
 
 _OUTPUT = "Output"
 
@@ -154,6 +157,40 @@ class EvalOptions:
     as_latex: Annotated[
         bool, typer.Option("--latex", help="Print the scores as a LaTeX table.", rich_help_panel=_OUTPUT)
     ] = False
+
+
+class EvalCommand(TyperCommand):
+    """A command that says what to write for an option of lm-eval that it does not have."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments; ``--num_fewshot``, as lm-eval writes it, is ``--num-fewshot``."""
+        try:
+            return list(super().parse_args(ctx, args))
+        except CommandLineError as error:
+            option = str(getattr(error, "option_name", ""))
+            key = option.removeprefix("--").replace("-", "_")
+            if not option.startswith("--") or key not in _LM_EVAL:
+                raise
+            where = f"write {_LM_EVAL[key]}" if _LM_EVAL[key] else "hfpatch lm_eval takes it"
+            raise HfpatchError(f"--{key}: is an option of lm-eval; {where}") from None
+
+
+_LM_EVAL = {
+    "model_args": "keys of a recipe, such as model.revision=main, and --patch DIR",
+    "gen_kwargs": "evaluation.gen_kwargs.KEY=VALUE, such as evaluation.gen_kwargs.temperature=0.8",
+    "seed": "evaluation.seed=[0, 1234, 1234, 1234]",
+    "apply_chat_template": "evaluation.apply_chat_template=true",
+    "system_instruction": "evaluation.system_instruction=TEXT",
+    "fewshot_as_multiturn": "evaluation.fewshot_as_multiturn=true",
+    "confirm_run_unsafe_code": "evaluation.confirm_run_unsafe_code=true",
+    "output_path": "--output DIR",
+    "use_cache": "--cache, which is the default",
+    "max_batch_size": "--token-budget N",
+    **dict.fromkeys(("cache_requests", "check_integrity", "config", "hf_hub_log_args", "metadata", "predict_only"), ""),
+    **dict.fromkeys(("samples", "show_config", "trackio_args", "verbosity", "wandb_args", "wandb_config_args"), ""),
+    "write_out": "",
+}
+"""What to write for each option of lm-eval that ``eval`` has not; nothing where there is nothing."""
 
 
 def command_of(run: Callable[[EvalOptions], None]) -> Callable[..., None]:

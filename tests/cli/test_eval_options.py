@@ -1,5 +1,8 @@
 """The options of ``eval``: what they set, and what is refused."""
 
+import argparse
+from dataclasses import fields
+
 import pytest
 
 from hfpatch.__main__ import main
@@ -64,6 +67,9 @@ MODEL = ("--model", "tinyworld/gpt2")
         ((*MODEL, "--device", "npu:7"), "device npu:7: not available here ("),
         ((*MODEL, "--device", "cpu", "--device_map", "auto"), "--device cpu: --device-map and --tp choose the devices"),
         ((*MODEL, "--log_samples"), "--log-samples: needs --output DIR"),
+        ((*MODEL, "--model_args", "dtype=float16"), "--model_args: is an option of lm-eval; write keys of a recipe"),
+        ((*MODEL, "--gen_kwargs=temperature=0"), "write evaluation.gen_kwargs.KEY=VALUE"),
+        ((*MODEL, "--predict_only"), "--predict_only: is an option of lm-eval; hfpatch lm_eval takes it"),
         ((*MODEL, "--output", "x.json"), "--output x.json: is a folder"),
         ((*MODEL, "--json", "--latex"), "--json and --latex: print one of them"),
         (
@@ -79,6 +85,21 @@ def test_what_cannot_be_done_is_one_line(capsys, words, message):
     assert line.startswith("hfpatch: error: ")
     assert message in line
     assert all("Loading weights" in bar for bar in bars if bar)
+
+
+def test_every_option_of_lm_eval_is_taken_or_named(capsys):
+    from lm_eval._cli.run import Run  # lm-eval's parser is private
+
+    parser = argparse.ArgumentParser()
+    Run(parser.add_subparsers())
+    (run,) = [action.choices["run"] for action in parser._actions if action.choices]
+    ours = {field.name for field in fields(EvalOptions)}
+    assert not [
+        name
+        for action in run._actions
+        for name in [max(action.option_strings, key=len).removeprefix("--")]
+        if name not in ours and main(["eval", f"--{name}"]) == 2 and "of lm-eval" not in capsys.readouterr().err
+    ]
 
 
 def test_an_unknown_task_of_lm_eval_is_one_line(capsys, tmp_path):
