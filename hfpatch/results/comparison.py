@@ -581,6 +581,19 @@ class ComparisonResults(Tabular):
         return self.baseline if self.study is None else None
 
     @property
+    def noun(self) -> str:
+        """What a sentence calls a method: a variant in a study."""
+        return "method" if self.study is None else "variant"
+
+    def seeds_asked(self, method: str) -> list[int]:
+        """Return the seeds that a method should have: with looks those that a look asked for, else all."""
+        if not self.looks:
+            return self.seeds
+        numbers = self.training["seeds"]["looks"]
+        grown = [after for look, after in zip(self.looks, numbers[1:], strict=False) if method in look.growing]
+        return list(range(max([numbers[0], *grown])))
+
+    @property
     def others(self) -> list[str]:
         """The methods beside the baseline."""
         return [name for name in self.methods if name != self.baseline]
@@ -595,6 +608,10 @@ class ComparisonResults(Tabular):
 
     def values(self, method: str, task: str, metric: str | None = None) -> list[float]:
         """Return a metric (the task's primary one if None) of every seed of a method, in the order of seeds."""
+        return list(self.by_seed(method, task, metric).values())
+
+    def by_seed(self, method: str, task: str, metric: str | None = None) -> dict[int, float]:
+        """Return a metric (the task's primary one if None) of a method by seed, ascending."""
         name = metric or self.tasks[task].primary
         runs = self.methods[method].runs if method in self.methods else {}
         outcomes = (runs[seed].evaluation.get(task) for seed in sorted(runs))

@@ -290,11 +290,13 @@ def headline_table(results: ComparisonResults) -> Table:
 
 def _losses(results: ComparisonResults, order: Sequence[str]) -> list[tuple[Column, Sequence[str | Cell]]]:
     """Return of models from scratch the loss, and the share of the baseline's that is saved."""
-    means = [results.mean(name, HELD_OUT, NATS_PER_TOKEN) for name in order]
-    losses = [NOTHING if mean is None else decimal(mean, 4) for mean in means]
-    saved = [NOTHING]  # of the baseline, which is the first
-    for mean in means[1:]:
-        saved.append(f"{signed(100 * (1 - mean / means[0]), 2)} %" if mean is not None and means[0] else NOTHING)
+    baseline, *variants = (results.by_seed(name, HELD_OUT, NATS_PER_TOKEN) for name in order)
+    losses = [decimal(fmean(each.values()), 4) if each else NOTHING for each in (baseline, *variants)]
+    saved = [NOTHING]
+    for variant in variants:  # over the seeds of both, as seeds differ by more than variants
+        shared = variant.keys() & baseline.keys()
+        ours, theirs = (sum(each[seed] for seed in shared) for each in (variant, baseline))
+        saved.append(f"{signed(100 * (1 - ours / theirs), 2)} %" if theirs else NOTHING)
     return [
         (Column("loss", (task_text(HELD_OUT), metric_text(NATS_PER_TOKEN)), number=True), losses),
         (Column("improvement", number=True, tip=_IMPROVEMENT), saved),
@@ -408,8 +410,8 @@ _LEGEND = (
     "is better. Alone: the plain 95 % interval excludes 0. × is over the LoRA that a method is compared with."
 )
 _LEGEND_OF_STUDY = (
-    "Losses are means over seeds, improvements shares of the baseline's, which are not tested. [Intervals] belong to "
-    "their outcomes, corrected for all pairs of the question; above 0 is better."
+    "Losses are means over seeds; improvements are shares of the baseline's loss with the same seeds, and not tested. "
+    "[Intervals] belong to their outcomes, corrected for all pairs of the question; above 0 is better."
 )
 
 

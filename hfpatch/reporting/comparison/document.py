@@ -268,7 +268,7 @@ def missing(results: ComparisonResults) -> Iterator[str]:
         if not method.runs:
             yield f"{name}: no run is finished."
             continue
-        for seed in results.seeds if method.parts or results.study else ():
+        for seed in results.seeds_asked(name) if method.parts or results.study else ():
             if seed not in method.runs:
                 yield f"{name}: no finished run with seed {seed}."
         for seed, run in sorted(method.runs.items()):

@@ -87,6 +87,34 @@ def test_the_document_has_its_sections_and_what_is_missing_is_named(results):
 
 def test_a_variant_that_diverged_has_no_loss(results):
     raw = study()
+def test_seeds_that_no_look_asked_for_are_neither_missing_nor_in_an_improvement():
+    raw = study()
+    raw["training"]["seeds"] = {"looks": [2, 3]}
+    raw["looks"] = [
+        {"seeds": 2, "part": 0.4, "comparisons": raw["comparisons"], "growing": ["identity"]},
+        {"seeds": 3, "part": 0.6, "comparisons": raw["comparisons"], "growing": []},
+    ]
+    for name in ("linear", "nonlinear"):
+        del raw["methods"][name]["runs"]["2"]
+    results = ComparisonResults.model_validate(raw)
+    assert "no finished run" not in str(document_of(results))
+    rows = {str(row.cells[0]): str(row.cells[2]) for row in headline_table(results).rows}
+    of_two = [sum(LOSSES[name][:2]) for name in ("identity", "linear")]
+    assert rows["identity"] == f"{100 * (1 - of_two[0] / of_two[1]):.2f} %".replace("-", "−")
+    del raw["methods"]["identity"]["runs"]["2"]
+    assert "identity: no finished run with seed 2." in str(document_of(ComparisonResults.model_validate(raw)))
+
+
+def test_a_study_speaks_of_variants(results):
+    raw = study()
+    raw["comparisons"] = [difference("nonlinear", 0.0), difference("identity", 0.0)]
+    raw["complete"] = False
+    said = markdown(document_of(ComparisonResults.model_validate(raw)))
+    assert "no variant is shown to be better" in said
+    assert "the same hfpatch pretrain with --resume" in said
+    assert not re.search(r"\bmethods?\b|\bLoRA", said, re.IGNORECASE)
+
+
     for run in raw["methods"]["identity"]["runs"].values():
         run["train"]["diverged_step"] = 7
         run["evaluation"] = {}
