@@ -92,8 +92,8 @@ def comparison_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults
         yield (
             f"Seeds grow until the primary pairs are decided, with looks after {listed(taken)} seeds; "
             f"{results.runs_saved} of {planned} planned trainings were not needed. A primary pair's outcome and "
-            "numbers are those of the look that decided it; its plain interval, and secondary tests of methods that "
-            "got more seeds, are not corrected for looks."
+            "numbers are those of the look that decided it; its plain interval, and secondary tests of "
+            f"{results.noun}s that got more seeds, are not corrected for looks."
         )
     points = results.retention.points if results.retention is not None else []
     yield from dependence_cautions(
@@ -291,7 +291,7 @@ def rates_sentence(results: ComparisonResults) -> str:
         # Of how many rates each method is at its best, and which are not, as all their trials diverged
         diverged = [name for name, choice in tuning.chosen.items() if not choice.is_tuned]
         if len(diverged) == len(tuning.chosen):
-            return "No method is tuned: all trials diverged." if diverged else ""
+            return f"No {results.noun} is tuned: all trials diverged." if diverged else ""
         counts = sorted({len(tuning.rates_of(name)) for name in tuning.chosen})
         trials = {name: choice.trials for name, choice in tuning.chosen.items()}
         more = ""
@@ -304,7 +304,7 @@ def rates_sentence(results: ComparisonResults) -> str:
         if any(choice.at is not None for choice in tuning.chosen.values()):
             middle = "; the rate of a method's middle budget serves all its budgets, which may favour that one"
         tried = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
-        return f"Each method{but} at its best of {tried} rates{more}{middle}{_rate_errors(results)}."
+        return f"Each {results.noun}{but} at its best of {tried} rates{more}{middle}{_rate_errors(results)}."
     if not results.training or not results.others:
         return ""
 
@@ -328,7 +328,7 @@ def rates_sentence(results: ComparisonResults) -> str:
         return f"One learning rate{shown and f' ({shown})'}, not tuned: another may change the result."
     if len(named) == 1:
         which = "the same rates" if "(" in shown else "one rate"
-        return f"All methods at {which}{shown and f' ({shown})'}, which may favour some."
+        return f"All {results.noun}s at {which}{shown and f' ({shown})'}, which may favour some."
     *first, (last, rest) = sorted(named.items(), key=lambda pair: len(pair[1]))
     clauses = [f"{listed(names)} at {rate}" for rate, names in first]
     clauses.append(f"{f'the other {len(rest)}' if len(rest) > 1 else rest[0]} at {last}")

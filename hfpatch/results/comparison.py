@@ -614,8 +614,8 @@ class ComparisonResults(Tabular):
         """Return a metric (the task's primary one if None) of a method by seed, ascending."""
         name = metric or self.tasks[task].primary
         runs = self.methods[method].runs if method in self.methods else {}
-        outcomes = (runs[seed].evaluation.get(task) for seed in sorted(runs))
-        return [outcome.metrics[name] for outcome in outcomes if outcome is not None and name in outcome.metrics]
+        outcomes = {seed: runs[seed].evaluation.get(task) for seed in sorted(runs)}
+        return {seed: one.metrics[name] for seed, one in outcomes.items() if one is not None and name in one.metrics}
 
     def mean(self, method: str, task: str, metric: str | None = None) -> float | None:
         """Return the mean over seeds of a metric (the task's primary one if None), or None where there is no value."""

@@ -61,7 +61,7 @@ _TONES: tuple[Tone, ...] = ("better", "worse", "same", "undecided", "not tested"
 def lead(results: ComparisonResults) -> str:
     """Return one or two sentences: what the first question found, and which method gains most."""
     if results.baseline is None or not results.others:
-        return "There is no method to compare with a baseline."
+        return f"There is no {results.noun} to compare with a baseline."
     if not results.comparisons:
         why = "No paired comparison was made" if results.complete else "The run is not complete; nothing is tested yet"
         return f"{why}, so nothing is decided."
@@ -79,13 +79,14 @@ def lead(results: ComparisonResults) -> str:
             f"On {task}, {listed([f'{each.method} beats {each.other}' for each in verdicts if each.tone == 'better'])}."
         )
     elif better := names["better"]:
-        said = f"On {task}, {names_text(better, results.others)} {'beat' if len(better) > 1 else 'beats'} {other}."
+        beat = "beat" if len(better) > 1 else "beats"
+        said = f"On {task}, {names_text(better, results.others, results.noun)} {beat} {other}."
     elif len(names["not tested"]) == len(verdicts):
         said = f"On {task} nothing was tested{_why(verdicts)}."
     elif len(names["worse"]) == len(verdicts) > 1:
-        said = f"On {task} every method that was asked about is worse than {other}."
+        said = f"On {task} every {results.noun} that was asked about is worse than {other}."
     else:
-        said = f"On {task} no method is shown to be better than {other}."
+        said = f"On {task} no {results.noun} is shown to be better than {other}."
     gains = {name: gain for name in results.others if (gain := _gain_on(results, name, verdicts[0].task)) is not None}
     most = max(gains, key=lambda name: gains[name].difference, default=None)
     if most is not None and other != results.baseline and len(gains) > 1:
@@ -192,7 +193,7 @@ def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str 
             if tone == "undecided" and seeds:
                 subject += f" (needs {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds)"
         if keeps or (len(group) > _MOST_SIZES and other != ANOTHER):
-            rest = names_text([each.method for each in group], results.others)
+            rest = names_text([each.method for each in group], results.others, results.noun)
         else:
             rest = ", ".join(_with_size(results, each, than if other == ANOTHER else "") for each in group)
         subject = subject if keeps or role else subject[:1].upper() + subject[1:]
@@ -212,12 +213,12 @@ def _why(verdicts: Iterable[Verdict]) -> str:
     return f" ({reasons})" if reasons else ""
 
 
-def names_text(names: Collection[str], every: Collection[str]) -> str:
+def names_text(names: Collection[str], every: Collection[str], noun: str = "method") -> str:
     """Return names, each once: ``every method``, ``all but lora``, and budgets of one method as ``lora (9k, 80k)``."""
     names = [name for name in every if name in names]
     rest = [name for name in every if name not in names]
     if len(names) > 1 and not rest:
-        return "every method"
+        return f"every {noun}"
     if len(names) > 2 * _MOST_LEFT_OUT and len(rest) <= _MOST_LEFT_OUT:
         return f"all but {listed(rest)}"
     families: dict[str, list[str]] = {}

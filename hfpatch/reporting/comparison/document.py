@@ -259,9 +259,10 @@ def _changed_documents(samples: Samples) -> doc.Section:
 def missing(results: ComparisonResults) -> Iterator[str]:
     """Name the runs, scores, curves and comparisons that are not there."""
     if not results.complete:
-        yield "The run is not complete: the same hfpatch compare with --resume finishes it."
+        command = "compare" if results.study is None else "pretrain"
+        yield f"The run is not complete: the same hfpatch {command} with --resume finishes it."
     if not results.methods:
-        yield "No method has a result."
+        yield f"No {results.noun} has a result."
     if not results.tasks:
         yield "No task has a result."
     for name, method in results.methods.items():

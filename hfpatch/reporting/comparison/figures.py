@@ -56,7 +56,7 @@ def draw(results: ComparisonResults, layers: Layers) -> dict[str, Figure]:
 def figure_block(name: str, svg: str, results: ComparisonResults, layers: Layers) -> doc.Figure:
     """Return a figure with its words and its data."""
     figure, others = FIGURES[name], len(results.others)
-    caption = f"{figure.caption} {figure.of_study if results.study else ''}".rstrip()
+    caption = figure.of_study if results.study and figure.of_study else figure.caption
     if others > MOST_METHODS and not figure.draws_all:
         caption += (
             f" Of {others} methods the {MOST_METHODS} are drawn whose differences to the baseline have the smallest p, "
@@ -290,7 +290,8 @@ FIGURES = {
         "has a panel of its own.",
         lambda results, _: training(results),
         _training_csv,
-        of_study="Here the middle panel has the share of the baseline's loss on held-out text that is saved by step.",
+        of_study="The training loss, mean over seeds, as a running mean; the loss on held-out text; and, between them, "
+        "the share of the baseline's that is saved.",
     ),
     "trials": Drawing(
         "Loss by two tuned values",

@@ -115,21 +115,22 @@ def difference_table(results: ComparisonResults) -> Table:
     left_out = [f"{absent} that the answer has or that are not decided"] * bool(absent)
     left_out += [f"{len(others)} by other measures, which have no verdict"] * bool(others)
     more = f" In Markdown are left out: {', and '.join(left_out)}; the page and figures/differences.csv have all."
+    minus = f"{results.noun.capitalize()} minus reference."
     metrics = [*(each.metric for each in decided), *(each.metric for each in others)]
     measures = tuple(dict.fromkeys(map(metric_text, metrics)))
     return Table(
         name="differences",
         title="Paired differences",
         columns=(
-            Column("method", ("against",)),
+            Column(results.noun, ("against",)),
             Column("task", ("measure",), tip="One measure decides a task; the others have no verdict."),
-            Column("difference", ("plain 95 % interval",), number=True, tip="Method minus reference."),
+            Column("difference", ("plain 95 % interval",), number=True, tip=minus),
             Column("corrected", number=True, tip="The interval of the verdict: all of a question cover together."),
             Column("p corrected", ("p alone",), number=True),
             Column("verdict"),
         ),
         rows=tuple(rows),
-        caption=f"Method minus reference. Tests of each question: {families}.{more if left_out else ''}",
+        caption=f"{minus} Tests of each question: {families}.{more if left_out else ''}",
         heading=False,
         search=True,
         filters=(

@@ -38,19 +38,19 @@ def tuning_sections(results: ComparisonResults, figures: Sequence[doc.Figure]) -
     rates, added = (listed([f"{rate:g}" for rate in values]) for values in (tuning.learning_rates, tuning.added))
     if tuning.added:
         were = "was" if len(tuning.added) == 1 else "were"
-        added = f" {added} {were} added for all methods, because the best rate of one was at the edge."
+        added = f" {added} {were} added for all {results.noun}s, because the best rate of one was at the edge."
     if tuning.refined:
-        added = f"{added or ''} Then every method was tried at rates between its best and its neighbours."
+        added = f"{added or ''} Then every {results.noun} was tried at rates between its best and its neighbours."
     trials = listed(sorted({count(each.trials) for each in tuning.chosen.values()})) if tuning.chosen else "no"
     plans = {trial.plan for trial in tuning.trials}
     batches = f"the same batches (SHA-256 {str(next(iter(plans)))[:16]}…)" if len(plans) == 1 else "several batch plans"
     sizes = map(tuning.text.get, ("documents", "tokens"))
     documents, tokens = (count(value) if isinstance(value, int) else NOTHING for value in sizes)
     how = (
-        f"Every method had {trials} trials: {count(tuning.steps)} steps on {batches} with seed {tuning.seed}, which no "
-        f"final run uses, at the learning rates {rates}.{added} The loss on {documents} documents ({tokens} tokens), "
-        "taken away from the training text and contained in no task, decided; a "
-        "trial that diverged counts as infinite."
+        f"Every {results.noun} had {trials} trials: {count(tuning.steps)} steps on {batches} with seed {tuning.seed}, "
+        f"which no final run uses, at the learning rates {rates}.{added} The loss on {documents} documents "
+        f"({tokens} tokens), taken away from the training text and contained in no task, decided; a trial that "
+        "diverged counts as infinite."
     )
     # the choice for each method
     chosen = []
@@ -60,7 +60,7 @@ def tuning_sections(results: ComparisonResults, figures: Sequence[doc.Figure]) -
         made = count(choice.trials) + (f" of {choice.at}" if choice.at is not None else "")
         rate, values = choice.values.get("lr"), _values(choice.values, without="lr")
         chosen.append((method, _shown(rate), values, loss, made, edge))
-    names = ("method", "learning rate", "other values", "held-out loss", "trials", "at the edge")
+    names = (results.noun, "learning rate", "other values", "held-out loss", "trials", "at the edge")
     table = replace(doc.Table.of("chosen", "Chosen rates", names, chosen), heading=False)
     yield doc.Section("tuning", "Tuning", (doc.Text(how), *figures, table))
 

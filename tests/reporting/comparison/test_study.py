@@ -1,6 +1,7 @@
 """A study of models from scratch is reported as a comparison, with the figures of what it has beside one."""
 
 import math
+import re
 
 import pytest
 from reporting.conftest import document_of, read_csv
@@ -11,6 +12,7 @@ from hfpatch.reporting.comparison.figures import FIGURES, draw, training
 from hfpatch.reporting.comparison.forest import forest_of
 from hfpatch.reporting.comparison.study import diagnostics, trial_maps
 from hfpatch.reporting.comparison.tables import method_table
+from hfpatch.reporting.markdown import markdown
 from hfpatch.results.schema import ComparisonResults
 
 pytestmark = pytest.mark.usefixtures("style")
@@ -85,8 +87,6 @@ def test_the_document_has_its_sections_and_what_is_missing_is_named(results):
     assert f"identity, seed 1: no result on {TEXT}." in absent
 
 
-def test_a_variant_that_diverged_has_no_loss(results):
-    raw = study()
 def test_seeds_that_no_look_asked_for_are_neither_missing_nor_in_an_improvement():
     raw = study()
     raw["training"]["seeds"] = {"looks": [2, 3]}
@@ -115,6 +115,8 @@ def test_a_study_speaks_of_variants(results):
     assert not re.search(r"\bmethods?\b|\bLoRA", said, re.IGNORECASE)
 
 
+def test_a_variant_that_diverged_has_no_loss(results):
+    raw = study()
     for run in raw["methods"]["identity"]["runs"].values():
         run["train"]["diverged_step"] = 7
         run["evaluation"] = {}
