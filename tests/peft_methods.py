@@ -181,18 +181,16 @@ def row_of(method, folder):
 
 HEADER = """# PEFT's methods
 
-What `hfpatch.patch` does with each method of PEFT {peft}. `make peft-methods` writes this page; a test compares it with
-what happens.
+What `hfpatch.patch` does with each method of PEFT {peft}, written by `make peft-methods`.
 
-- **alone**, **in a stack**: `yes` says that the method trains by plain AdamW, that all of what it trained is saved,
-  that loading it on another base gives equal logits, and that `unpatch` restores the base bit for bit: alone, and
-  before and after a `PreProjectionConfig(content_skip=True)`. `refused` says that `patch` raises an error of one line
-  and leaves the model as it was; `peft.get_peft_model` takes these methods.
+- **alone**, **in a stack** (before and after a `PreProjectionConfig(content_skip=True)`): `yes` says that the method
+  trains by plain AdamW, is saved whole, loads on another base with equal logits, and that `unpatch` restores the base
+  bit for bit; `refused` that `patch` raises an error and leaves the model as it was (use `peft.get_peft_model`).
 - **on Conv1D**: `patch` on GPT-2's projections; many of PEFT's layers take `torch.nn.Linear` alone.
 - **starts as the base**: whether PEFT's default initialisation leaves the logits as they were, to 1e-4.
-- **export**: how an [exported](export.md) model has the trained method: `part` computes it beside the base, bit for
-  bit; `merged` has it in the base's weights, by PEFT's own merge, with equal logits up to rounding.
-- **size**: the option that [`match`](recipes.md#matching-parameters) solves for in a recipe.
+- **export**: an [exported](export.md) model has the trained method as a `part`, bit for bit, or `merged` into the
+  weights by PEFT, to rounding.
+- **size**: the option that [`match`](recipes.md#matching-parameters) solves for.
 
 """
 
