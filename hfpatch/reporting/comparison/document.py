@@ -205,8 +205,10 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
     told = cautions(results)
     notes: list[doc.Block] = [doc.Sentences(told)] if told else []
     if not results.complete:
-        checked = "whether parameters match, updates survive and the base is sound is checked once a run is complete"
-        notes.append(doc.Text(f"Not checked yet: {checked}."))
+        checked = "parameters match, updates survive and the base is sound"
+        if results.study is not None:
+            checked = "parameters match and updates survive"
+        notes.append(doc.Text(f"Not checked yet: whether {checked} is checked once a run is complete."))
     if material.missing:
         notes.append(doc.Sentences(tuple(material.missing), "What is missing"))
     yield doc.Section("cautions", "Cautions", tuple(notes) or (doc.Text("None."),))
@@ -280,6 +282,10 @@ def missing(results: ComparisonResults) -> Iterator[str]:
     if results.tasks and len(results.methods) > 1 and not results.comparisons:
         yield "No paired comparison was made."
     names = results.methods.items()
-    without = [name for name, each in names if each.curve is None and any(run.train for run in each.runs.values())]
+    without = [
+        name
+        for name, each in names
+        if each.curve is None and not each.all_diverged and any(run.train for run in each.runs.values())
+    ]
     if without:
         yield f"{', '.join(without)}: no training curve (metrics.jsonl)."

@@ -54,10 +54,10 @@ def score_table(results: ComparisonResults) -> Table:
         for task, info in results.tasks.items():
             scale = scale_in(results, task, info.primary)
             text = score(results.mean(name, task), scale)
-            if name != results.baseline:
+            if name != results.base:
                 scores[task] = diverged_text(method.diverged) if method.diverged and text == NOTHING else text
                 continue
-            # seeds change nothing in a baseline, so its standard error over documents is that of its first run
+            # seeds change nothing in a base, so its standard error over documents is that of its first run
             scored = (run.evaluation[task] for _, run in sorted(method.runs.items()) if task in run.evaluation)
             errors = [score.stderr[info.primary] for score in scored if info.primary in score.stderr]
             if errors and scale is Scale.POINTS:
@@ -67,20 +67,22 @@ def score_table(results: ComparisonResults) -> Table:
             scores[task] = text
         rows.append(Row((name, *scores.values()), strong=name == results.baseline))
         narrow += [(task, Row((name, task, text))) for task, text in scores.items()]
+    error = "" if results.base is None else "; the baseline with its standard error over documents"
     by_task = tuple(row for task in results.tasks for other, row in narrow if other == task)
     return Table(
         name="main",
         title="Scores",
         columns=(
-            Column("method"),
+            Column(results.noun),
             *(_task(results, task) for task in results.tasks),
         ),
         rows=tuple(rows),
-        caption="The mean over seeds; the baseline with its standard error over documents. Differences and verdicts "
-        "are in the table of paired differences.",
+        caption=f"The mean over seeds{error}. Differences and verdicts are in the table of paired differences.",
         heading=False,
         search=True,
-        narrow=(Table("main", "Scores", (Column("method"), Column("task"), Column("value", number=True)), by_task),),
+        narrow=(
+            Table("main", "Scores", (Column(results.noun), Column("task"), Column("value", number=True)), by_task),
+        ),
     )
 
 
@@ -111,7 +113,7 @@ def difference_table(results: ComparisonResults) -> Table:
     absent = sum(row.page_only for row in rows)
     rows += [_difference_row(results, each, asked[each.method, each.reference], True) for each in others]
     sizes = {each.question: each.family for each in decided if each.family}
-    families = ", ".join(f"{QUESTIONS[question]} {size}" for question, size in sizes.items())
+    families = ", ".join(f"{_question(results, question)} {size}" for question, size in sizes.items())
     left_out = [f"{absent} that the answer has or that are not decided"] * bool(absent)
     left_out += [f"{len(others)} by other measures, which have no verdict"] * bool(others)
     more = f" In Markdown are left out: {', and '.join(left_out)}; the page and figures/differences.csv have all."
@@ -134,12 +136,16 @@ def difference_table(results: ComparisonResults) -> Table:
         heading=False,
         search=True,
         filters=(
-            Filter("question", "Question", tuple(dict.fromkeys(QUESTIONS[each.question] for each in decided))),
+            Filter("question", "Question", tuple(dict.fromkeys(_question(results, each.question) for each in decided))),
             Filter("measure", "Measure", measures),
             Filter("task", "Task", tuple(results.tasks)),
             Filter("verdicts", "Verdict", _VERDICTS),
         ),
     )
+
+
+def _question(results: ComparisonResults, question: str) -> str:
+    return "does it differ from the baseline?" if question == "base" and results.study else QUESTIONS[question]
 
 
 def _difference_row(results: ComparisonResults, one: Verdict | Comparison, question: str, page_only: bool) -> Row:
@@ -154,7 +160,7 @@ def _difference_row(results: ComparisonResults, one: Verdict | Comparison, quest
     outcome = "no verdict" if verdict is None else Cell((verdict_text(results, verdict),), verdict.tone)
     difference = change_text(change_of(results, one)) if one.n > 0 else NOTHING
     cells = Cell((one.method, other)), Cell((one.task, measure)), difference, corrected, p_values, outcome
-    keys = {"question": QUESTIONS[question], "task": one.task, "measure": measure}
+    keys = {"question": _question(results, question), "task": one.task, "measure": measure}
     keys["verdicts"] = "no verdict" if verdict is None else verdict.tone
     return Row(cells, faint=verdict is None, keys={key: (e,) for key, e in keys.items()}, page_only=page_only)
 
@@ -169,7 +175,7 @@ def seed_table(results: ComparisonResults) -> Table:
                 value = run.evaluation[task].metrics.get(info.primary) if task in run.evaluation else None
                 texts.append(score(value, scale_in(results, task, info.primary)))
             rows.append(Row((name, str(seed), *texts), page_only=True))
-    columns = (Column("method"), Column("seed", number=True), *(_task(results, task) for task in results.tasks))
+    columns = (Column(results.noun), Column("seed", number=True), *(_task(results, task) for task in results.tasks))
     return Table("seeds", "Each seed", columns, tuple(rows), folded=True)
 
 

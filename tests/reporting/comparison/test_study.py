@@ -4,9 +4,10 @@ import math
 import re
 
 import pytest
-from reporting.conftest import document_of, read_csv
+from reporting.conftest import document_of, read_csv, write_run
 from reporting.study_example import LOSSES, SIZES, STEPS, TEXT, curve, difference, study
 
+from hfpatch.reporting import write_report
 from hfpatch.reporting.comparison.answer import headline_table, lead, sentences
 from hfpatch.reporting.comparison.figures import FIGURES, draw, training
 from hfpatch.reporting.comparison.forest import forest_of
@@ -105,14 +106,16 @@ def test_seeds_that_no_look_asked_for_are_neither_missing_nor_in_an_improvement(
     assert "identity: no finished run with seed 2." in str(document_of(ComparisonResults.model_validate(raw)))
 
 
-def test_a_study_speaks_of_variants(results):
+def test_a_study_speaks_of_variants(tmp_path):
     raw = study()
     raw["comparisons"] = [difference("nonlinear", 0.0), difference("identity", 0.0)]
     raw["complete"] = False
     said = markdown(document_of(ComparisonResults.model_validate(raw)))
     assert "no variant is shown to be better" in said
     assert "the same hfpatch pretrain with --resume" in said
-    assert not re.search(r"\bmethods?\b|\bLoRA", said, re.IGNORECASE)
+    tables = write_report(write_run(tmp_path, raw, curves=False)).tex.read_text()
+    for text in (said, tables):
+        assert not re.search(r"\bmethods?\b|\bLoRA|\bthe base\b|\bfrozen\b", text, re.IGNORECASE)
 
 
 def test_a_variant_that_diverged_has_no_loss(results):
