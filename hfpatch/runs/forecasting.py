@@ -11,6 +11,7 @@ from typing import Any
 from hfpatch.errors import HfpatchError, listed
 from hfpatch.evaluation.power import ASSUMED, ASSUMED_OF_PAIRS
 from hfpatch.evaluation.sizing import Spread, TaskRequests, Timed
+from hfpatch.evaluation.stats import FEWEST_DOCUMENTS
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.results.decision import ALPHA, POWER
@@ -78,6 +79,9 @@ def forecast(
         if isinstance(setup, StudySetup):
             why = "there is no base whose documents vary; --like RUN takes the variances of an earlier study"
         warnings.append(f"What the primary questions can decide on {named} is not known: {why}.")
+    for task in dict.fromkeys(asked.task for asked in questions):
+        if (number := _units_of(measured, task, None)) < FEWEST_DOCUMENTS:
+            warnings.append(f"{task} has {number} documents; with fewer than {FEWEST_DOCUMENTS} nothing is tested.")
     if len(recipe.training.all_seeds) == 1 and questions:
         warnings.append("With one seed no primary question is decided.")
     first = [unit for unit in units if unit.run.seed in recipe.training.first_seeds or unit.run.point]

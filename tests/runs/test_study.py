@@ -160,8 +160,10 @@ def test_a_study_is_planned_with_a_step_of_each_variant_and_an_earlier_study_s_v
     (asked,) = planned.questions
     assert (asked.method, asked.other, asked.like, asked.seeds) == ("nonlinear", "linear", ("nonlinear", "linear"), 3)
     assert asked.difference > 0
-    (unknown,) = forecast(study(), seconds=0.0).questions
+    planned = forecast(study(data=STUDY["data"] | {"held_out": 19}), seconds=0.0)
+    (unknown,) = planned.questions
     assert unknown.difference is None
+    assert any("held_out_text has 19 documents; with fewer than 20" in said for said in planned.warnings)
 
 
 def test_a_study_that_gets_a_seed_and_is_interrupted_goes_on_where_it_stopped(straight, tmp_path, no_report):
