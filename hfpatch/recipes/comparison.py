@@ -332,6 +332,8 @@ def _rearranged(values: dict[str, Any]) -> dict[str, Any]:
         return with_points(values)
     labels, bare = {}, dict(methods)
     for name, parts in methods.items():
+    if "architecture" in values:
+        raise ValueError("has an architecture to train from scratch; use hfpatch pretrain")
         if isinstance(parts, list) and parts and isinstance(parts[0], dict) and "label" in parts[0]:
             labels[name] = parts[0]["label"]
             bare[name] = [{key: value for key, value in parts[0].items() if key != "label"}, *parts[1:]]

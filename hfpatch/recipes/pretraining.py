@@ -250,6 +250,8 @@ def load_pretrain_or_study(
     path: Path | str, overrides: Sequence[str] = (), *, trust_code: bool = False
 ) -> PretrainRecipe | StudyRecipe:
     """Read a pretraining recipe: a study if it has ``variants``, else one model; as `load_recipe` otherwise."""
+    if "methods" in read_yaml(find_recipe(Path(path))):
+        raise HfpatchError(f"{path}: compares methods on a base; use hfpatch compare")
     study = load_study(path, overrides, trust_code=trust_code)
     return load_as(path, overrides, PretrainRecipe, trust_code=trust_code) if study is None else study
 
