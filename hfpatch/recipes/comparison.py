@@ -316,24 +316,29 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, trust_code: 
         HfpatchError: for each mistake in a recipe, with the file, the key and the allowed values.
     """
     recipe = load_as(path, overrides, Recipe, trust_code=trust_code, rearranged=_rearranged)
-    for override in overrides if recipe.tuning is not None else ():
+    refuse_rate(overrides, is_tuned=recipe.tuning is not None)
+    return recipe
+
+
+def refuse_rate(overrides: Sequence[str], *, is_tuned: bool) -> None:
+    """Refuse an override of the learning rate where tuning chooses all rates."""
+    for override in overrides if is_tuned else ():
         if read_override(override)[0] == "training.lr":
             raise HfpatchError(
                 f"override {override!r}: this recipe tunes the rate, so it has no effect; set "
                 "tuning.learning_rates, or add tuning=null"
             )
-    return recipe
 
 
 def _rearranged(values: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe's values with the budgets as methods, and the label in a method's first part in ``labels``."""
+    if "architecture" in values:
+        raise ValueError("has an architecture to train from scratch; use hfpatch pretrain")
     methods, given = values.get("methods"), values.get("labels", {})
     if not isinstance(methods, dict) or not isinstance(given, dict):
         return with_points(values)
     labels, bare = {}, dict(methods)
     for name, parts in methods.items():
-    if "architecture" in values:
-        raise ValueError("has an architecture to train from scratch; use hfpatch pretrain")
         if isinstance(parts, list) and parts and isinstance(parts[0], dict) and "label" in parts[0]:
             labels[name] = parts[0]["label"]
             bare[name] = [{key: value for key, value in parts[0].items() if key != "label"}, *parts[1:]]

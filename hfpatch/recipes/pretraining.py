@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.recipes.comparison import check_names
+from hfpatch.recipes.comparison import check_names, refuse_rate
 from hfpatch.recipes.data import DataSettings, check_overlap
 from hfpatch.recipes.questions import HELD_OUT, MARGINS, Asked, QuestionSettings, check_questions
 from hfpatch.recipes.strict import (
@@ -260,4 +260,6 @@ def load_study(path: Path | str, overrides: Sequence[str] = (), *, trust_code: b
     """Read the recipe of a study, as `load_recipe`; None for one without ``variants``."""
     if "variants" not in read_yaml(find_recipe(Path(path))):
         return None
-    return load_as(path, overrides, StudyRecipe, trust_code=trust_code)
+    study = load_as(path, overrides, StudyRecipe, trust_code=trust_code)
+    refuse_rate(overrides, is_tuned=all(study.tuning_of(name) is not None for name in study.variants))
+    return study

@@ -3,6 +3,7 @@
 import pytest
 
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.comparison import load_recipe
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_or_study
 
 PRETRAIN = """\
@@ -60,6 +61,20 @@ def test_an_override_changes_adds_or_takes_out_a_variant(write):
         with pytest.raises(HfpatchError) as caught:
             load_pretrain_or_study(write(STUDY), [override])
         assert said in str(caught.value)
+
+
+def test_a_rate_that_tuning_replaces_is_refused(write):
+    assert load_pretrain_or_study(write(STUDY), ["training.lr=0.5"]).training.lr == 0.5  # of wide
+    with pytest.raises(HfpatchError, match="tunes the rate, so it has no effect"):
+        load_pretrain_or_study(write(STUDY.replace(", tuning: null", "")), ["training.lr=0.5"])
+
+
+def test_a_recipe_of_another_command_is_refused_with_its_name(write):
+    for text in (STUDY, PRETRAIN):
+        with pytest.raises(HfpatchError, match="use hfpatch pretrain"):
+            load_recipe(write(text))
+    with pytest.raises(HfpatchError, match="use hfpatch compare"):
+        load_pretrain_or_study("quickstart")
 
 
 def test_the_runs_of_a_study(write):
