@@ -17,8 +17,8 @@ _ACTIONS = {
 }
 _DECIDES = (
     "With the variances of an earlier run, or assumed ones, in 80 % of cases: the true difference that is found, and "
-    "the margin within which equal methods are found to be equivalent, or to be kept. Needed: what decides equal "
-    "methods within the recipe's margin in the shortest time, and the time of the pair's runs with it."
+    "the margin within which pairs that do not differ are found to be equivalent, or to be kept. Needed: what decides "
+    "such pairs within the recipe's margin in the shortest time, and the time of the pair's runs with it."
 )
 _CAPTION = (
     "The true difference from the base that these documents and seeds find in 80 % of cases, for a method that changes "
@@ -65,7 +65,10 @@ def _tables(forecast: Forecast) -> Iterator[Table]:
             difference = f"{signed(100 * (method.match.difference or 0), 1)} %"
             match = Cell((f"{method.match.to}: {method.match.words}", difference))
         rows.append((name, count(method.trainable), method.kind, match))
-    yield Table.of("methods", "Methods", ("method", "trains", "as fast as", "matched to"), rows)
+    if forecast.tasks:
+        yield Table.of("methods", "Methods", ("method", "trains", "as fast as", "matched to"), rows)
+    else:  # models from scratch have none, and are measured one by one
+        yield Table.of("methods", "Variants", ("variant", "parameters"), [row[:2] for row in rows])
     rows = [
         (
             kind if kind in (each.method, "base") else Cell((kind, f"on {each.method}")),
@@ -80,7 +83,7 @@ def _tables(forecast: Forecast) -> Iterator[Table]:
     yield Table.of("kinds", "Measured", ("kind", "a step", "memory", "an evaluation", "memory"), rows, caption)
     if forecast.questions:
         yield _question_table(forecast)
-    if forecast.tasks:  # models from scratch have none
+    if forecast.tasks:
         yield from _task_tables(forecast)
 
 

@@ -126,7 +126,8 @@ class Measured:
         tokens = [timed.tokens for timed in self.timed.values() if timed.tokens]
         steps = [kind.step_share for kind in self.kinds.values() if kind.step_share is not None]
         said = [f"{_range(tokens, '{:,}')} tokens of each task"] if tokens else []
-        said += [f"{_range(steps, '{:.0%}')} of a step of each kind of method"] if steps else []
+        one = "kind of method" if isinstance(self.setup, ComparisonSetup) else "variant"
+        said += [f"{_range(steps, '{:.0%}')} of a step of each {one}"] if steps else []
         return f"Measured were {' and '.join(said)}; the rest in proportion to its operations."
 
     def work(self, units: Iterable[Unit]) -> dict[str, Work]:

@@ -13,6 +13,8 @@ from tiny_runs import numbers as without_times
 from hfpatch.evaluation import compare_again
 from hfpatch.models import load_scratch
 from hfpatch.recipes.pretraining import StudyRecipe
+from hfpatch.reporting.forecast import forecast_document
+from hfpatch.reporting.markdown import markdown
 from hfpatch.results import load_results
 from hfpatch.runs import forecast, pretrain_study
 from hfpatch.runs.engines.driver import Engine
@@ -161,6 +163,9 @@ def test_a_study_is_planned_with_a_step_of_each_variant_and_an_earlier_study_s_v
     assert (asked.method, asked.other, asked.like, asked.seeds) == ("nonlinear", "linear", ("nonlinear", "linear"), 3)
     assert asked.difference > 0
     planned = forecast(study(data=STUDY["data"] | {"held_out": 19}), seconds=0.0)
+    shown = markdown(forecast_document(planned))
+    assert "| nonlinear |" in shown
+    assert "method" not in shown.lower()
     (unknown,) = planned.questions
     assert unknown.difference is None
     assert any("held_out_text has 19 documents; with fewer than 20" in said for said in planned.warnings)
