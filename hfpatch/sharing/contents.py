@@ -48,7 +48,8 @@ def contents(
         repo_id: where it goes, which the scores name as their source; None leaves them out.
 
     Raises:
-        HfpatchError: if the folder is none of these or has no such patch, or if a seed is given without a method.
+        HfpatchError: if the folder is none of these, a study or has no such patch, or if a seed is given without a
+            method.
     """
     if not (folder / "results.json").is_file():
         if method is not None or seed is not None:
@@ -62,6 +63,9 @@ def contents(
     if seed is not None and method is None:
         raise HfpatchError(f"--seed {seed}: is the seed of one method's patch; name the method with --method")
     results = load_results(folder)
+    if results.study is not None:
+        model = folder / "runs" / results.study.baseline / f"seed-{results.seeds[0]}" / "model"
+        raise HfpatchError(f"{folder}: holds a study, which has no patches; push one of its models, such as {model}")
     paths = paths_in(folder)
     report = {name: without_paths(folder / name, paths) for name in _REPORT if _is_own(folder / name, folder)}
     figures = {f"figures/{path.name}": path for path in sorted((folder / "figures").glob("*")) if _is_own(path, folder)}

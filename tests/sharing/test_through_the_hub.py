@@ -75,10 +75,11 @@ def test_base_data_patch_and_export_go_through_the_hub(hub, tmp_path):
     told = [patch["patch.json"], patch["README.md"], patch["pre_projection/adapter_config.json"], *export.values()]
     assert str(tmp_path).encode() not in b"".join(told)
 
-    scores = json.loads(patch["results.json"])["methods"]["pre_projection"]["runs"]["0"]["evaluation"]["last_word"]
+    results = json.loads(patch["results.json"])
+    scores = results["methods"]["pre_projection"]["runs"]["0"]["evaluation"]["last_word"]
     (entry,) = yaml.safe_load(patch[".eval_results/last_word.yaml"])
     assert entry["dataset"] == {"id": "me/texts", "task_id": "last_word"}
-    assert entry["value"] == scores["metrics"][scores["primary"]]
+    assert entry["value"] == scores["metrics"][results["tasks"]["last_word"]["primary"]]
     assert entry["source"]["url"] == f"{hub.address}/me/patch/blob/main/report.md"
     assert "0-shot, 6 documents, seed 0" in entry["notes"]
     hub_module = pytest.importorskip("huggingface_hub")
