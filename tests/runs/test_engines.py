@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -216,7 +217,10 @@ class Command:
         recipe.write_text(study.to_yaml())
         self.log = (out.parent / "log.txt").open("w+")
         command = [sys.executable, "-m", "hfpatch", "pretrain", recipe, "--out", out, *options]
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, start_new_session=True)
+        heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+        self.process = subprocess.Popen(
+            command, stdout=self.log, stderr=self.log, start_new_session=True, preexec_fn=heard
+        )
 
     @property
     def said(self):
