@@ -25,9 +25,10 @@ from hfpatch.support.files import write_text
 
 _READING = (
     "Each panel has one base model, one task with the same documents and prompts, and one metric; where the horizontal "
-    "axis is time or memory, one machine too. A gain is the difference to the base of its own run, turned so that up "
-    "is better, with its 95 % interval, the corrected one of a verdict; nothing was tested across runs. Verdicts "
-    "are those of the run's own list: one measure decides a task, by a paired test, corrected over its question.",
+    "axis is time or memory, one machine too. A gain is the difference to the base of its own run, or to a study's "
+    "baseline, turned so that up is better, with its 95 % interval, the corrected one of a verdict; nothing was tested "
+    "across runs. Verdicts are those of the run's own list: one measure decides a task, by a paired test, corrected "
+    "over its question.",
     "Blue circles are better, red diamonds worse, squares the same within the margin. Grey is no finding: hollow "
     "circles are undecided, crosses were not tested or are of a measure that decides nothing.",
     "The line is the Pareto front of what is shown: the methods that are better after correction and for which no "
