@@ -66,7 +66,8 @@ def test_a_budget_more_trains_only_what_is_new(two, read, tmp_path):
     before, after = load_results(two), load_results(out)
     for name, method in before.methods.items():
         assert after.methods[name].runs.keys() == method.runs.keys()
-        assert after.scores_of(after.methods[name].runs[0]) == before.scores_of(method.runs[0])
+        for seed, run in method.runs.items():
+            assert after.scores_of(after.methods[name].runs[seed]) == before.scores_of(run)
     assert after.complete
     assert {line.method: line.points for line in after.frontier.lines} == {
         "pre": ["pre@64", "pre@192", "pre@480"],
