@@ -1,4 +1,4 @@
-"""Documents that vary together though nobody has declared groups: a guard over the order of the text.
+"""Documents that vary together without declared groups: a guard over the order of the text.
 
 Lines of one article, or questions on one passage, share a part of their difference, and standard errors that take them
 as independent are too small. Neighbours in the text then have differences of one sign. With the residual of document i

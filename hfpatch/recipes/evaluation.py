@@ -98,7 +98,7 @@ class EvaluationSettings(Section):
 
     @model_serializer(mode="wrap")
     def _write(self, write: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202  pydantic reads the type as a schema
-        # Without the options of prompts that are not used, so that reports list those that are
+        # Without unused options of prompts, so that reports list the used ones
         values, fields = write(self), type(self).model_fields
         unused = {key for key in _PROMPTING if values.get(key) == fields[key].get_default(call_default_factory=True)}
         return {key: value for key, value in values.items() if key not in unused}

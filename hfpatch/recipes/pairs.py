@@ -144,7 +144,7 @@ def _anchors(methods: Mapping[str, Parts]) -> dict[str, set[str]]:
 
 
 def at_budgets(pair: tuple[str, str], methods: Mapping[str, Parts]) -> list[tuple[str, str]]:
-    """Return a pair of methods, or its budgets: those that both have, or all of one where the other has none."""
+    """Return a pair of methods at each budget: the common budgets, or all of one method where the other has none."""
     ours, theirs = ({budget_in(point): point for point in points_of(name, methods) or [name]} for name in pair)
     if "" in theirs or "" in ours:
         made = [(one, other) for one in ours.values() for other in theirs.values()]

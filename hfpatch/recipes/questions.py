@@ -129,10 +129,10 @@ def check_questions(
 
     Args:
         recipe: the recipe.
-        tasks: those of its evaluation.
-        texts: those of ``retention``, by name.
+        tasks: the tasks of its evaluation.
+        texts: the texts of ``retention``, by name.
         of: the key of the recipe that names what is compared.
-        measures: those that may have a margin.
+        measures: the measures that may have a margin.
     """
     held_out = [HELD_OUT] if recipe.data.held_out is not None else []
     gain, keep = recipe.questions.gain, recipe.questions.keep

@@ -14,7 +14,7 @@ Format: TypeAlias = Literal["text", "messages", "prompt_completion"]
 TOKEN_FILE = ".bin"
 EMBEDDED = "tinyworld/"
 _EMBEDDED_LIMIT = 1_000_000
-"""Documents of the embedded language that may be asked for; they are generated anew in every command."""
+"""The largest number of documents of the embedded language; every command generates them again."""
 COLUMNS: dict[Format, tuple[str, ...]] = {
     "text": ("text_column",),
     "messages": ("messages_column",),

@@ -250,7 +250,7 @@ def start_cautions(scores: Mapping[str, TaskResult]) -> Iterator[str]:
 
 
 def dependence_cautions(comparisons: Iterable[Comparison], tasks: Collection[str]) -> Iterator[str]:
-    """Yield a sentence for each task or text whose neighbouring documents vary together though nobody declared it.
+    """Yield a sentence for each task or text whose neighbouring documents vary together without declared groups.
 
     ``tasks`` are lm-eval's, all others texts.
     """

@@ -192,7 +192,7 @@ class Cost(Part):
     Attributes:
         steps_s: seconds of a step in each round; a round has one step of every method, on the same batch.
         memory_bytes: the peak memory of a step, the median over rounds; on a CPU the process's resident memory, None
-            where the system does not measure that anew.
+            where the system cannot reset that measurement.
         share: the share of a step's blocks that were run; ``steps_s`` are those of a whole step, in proportion.
         shared: whether other programs used the machine meanwhile; None where that is not known.
     """
@@ -488,7 +488,7 @@ class ComparisonResults(Tabular):
         return [with_rates(each, self.rate_errors, bits) for each in made]
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
-        """Return a copy; what was computed from the original is computed anew."""
+        """Return a copy, without the cached values of the original."""
         copy = super().model_copy(update=update, deep=deep)
         for computed in copy.__dict__.keys() - type(self).model_fields.keys():
             del copy.__dict__[computed]
@@ -586,7 +586,7 @@ class ComparisonResults(Tabular):
         return "method" if self.study is None else "variant"
 
     def seeds_asked(self, method: str) -> list[int]:
-        """Return the seeds that a method should have: with looks those that a look asked for, else all."""
+        """Return the seeds that a method should have: all, or with looks the seeds that a look asked for."""
         if not self.looks:
             return self.seeds
         numbers = self.training["seeds"]["looks"]

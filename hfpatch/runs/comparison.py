@@ -90,7 +90,7 @@ def train(
 ) -> list[Path]:
     """Train one method of a recipe with each of its seeds; `compare` with ``resume`` continues from there.
 
-    Where seeds grow, it is trained with those before the first look, and those that looks of `compare` asked for. Where
+    Where seeds grow, it is trained with the seeds before the first look and the ones that `compare` asked for. Where
     the recipe tunes, the method is tuned first, by its own trials alone. If `compare` later extends the rates for
     another method and this one then has a better rate, it says which runs to delete.
 

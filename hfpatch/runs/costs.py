@@ -49,7 +49,7 @@ def measure_costs(setup: ComparisonSetup, seconds: float) -> dict[str, Cost]:
         return step, max(0.0, time.perf_counter() - begun - least * step["own_s"])
 
     reset_peak_memory()
-    anew = peak_memory_bytes() <= 1.02 * resident_memory_bytes()
+    is_reset = peak_memory_bytes() <= 1.02 * resident_memory_bytes()
     with pinned_library(setup.matmul):
         # One block of each shows how many there is time for, two steps a turn
         first, beside = list[dict[str, Any]](), 0.0
@@ -67,7 +67,7 @@ def measure_costs(setup: ComparisonSetup, seconds: float) -> dict[str, Cost]:
     return {
         name: Cost(
             steps_s=[step["step_s"] for step in taken],
-            memory_bytes=int(median(step["training_memory_bytes"] for step in taken)) if anew else None,
+            memory_bytes=int(median(step["training_memory_bytes"] for step in taken)) if is_reset else None,
             share=taken[0]["step_share"],
             shared=shared,
         )

@@ -185,7 +185,7 @@ def pretrain_study(
                 with session.throttle:
                     executor.execute(session)
                 session.write_results(complete=variant is None)
-    state = start_processes()  # anew, as an engine that leaves the devices to its workers ends it
+    state = start_processes()  # again: an engine that leaves the devices to its workers resets it
     if state.is_main_process and variant is None:
         reporting.write_report(out)
     state.wait_for_everyone()

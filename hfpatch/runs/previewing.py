@@ -104,7 +104,7 @@ def preview(
         if unit.action not in MEASURING and unit.is_complete():
             taken = [record for record in MetricsFile(RunPaths(unit.run.folder).metrics).read() if record.step]
             of_step.setdefault(unit.run.variant, []).extend(record.seconds for record in taken)
-            if training_steps(plan.recipe, unit) is None:  # equal for all, but for those that end early
+            if training_steps(plan.recipe, unit) is None:  # equal for all runs but the ones that end early
                 of_epochs = max([of_epochs or 0, *(record.step for record in taken)])
     medians = {variant: statistics.median(found) for variant, found in of_step.items() if found}
     seconds: list[float | None] = []

@@ -287,7 +287,7 @@ def _remarks(
     if is_large:
         size += "; hfpatch.sized(config, model, parameters='1%') returns a configuration of any size"
     said = [(logging.WARNING if is_large else logging.INFO, size)]
-    if given is None and (others := left_out(model)):  # nobody has chosen what is left out
+    if given is None and (others := left_out(model)):  # what is left out was not chosen
         reasons = "; ".join(f"{what}: {why}" for what, why in others.items())
         said.append((logging.WARNING, f"{label}: left out: {reasons}"))
     if _HEADS.search(type(model).__name__) and config.task_type not in _TRAIN_HEADS:

@@ -129,7 +129,7 @@ def are_loras(results: ComparisonResults, names: Sequence[str]) -> bool:
 def forest_of(results: ComparisonResults) -> Forest | None:
     """Return the forest of the first question; None where nothing was measured for it."""
     verdicts, rows = asked(results), list[ForestRow]()
-    if verdicts and verdicts[0].role == "primary" and results.frontier is None:  # then those that are exploratory
+    if verdicts and verdicts[0].role == "primary" and results.frontier is None:  # exploratory pairs follow
         primary = {each.method for each in verdicts}
         verdicts += [each for each in against_controls(results, verdicts[0].task) if each.method not in primary]
     other = others_text(results, verdicts)

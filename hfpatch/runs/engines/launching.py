@@ -1,4 +1,4 @@
-"""New Python processes: workers, and those that share a unit which takes several devices."""
+"""Starts Python processes: workers, and the processes that share a unit on several devices."""
 
 from __future__ import annotations
 
