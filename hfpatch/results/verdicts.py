@@ -68,6 +68,7 @@ Pairs = Mapping[Question, Sequence[tuple[str, str]]]
 BETTER = ("better", "better by less than the margin")
 WORSE = ("worse", "worse by less than the margin", "lost", "lost by less than the margin")
 SAME = ("equivalent", "kept")
+_WITHIN = ("equivalent", BETTER[1], WORSE[1])  # the margin, of `gain`
 QUESTIONS: dict[str, str] = {
     "gain": "is it better?",
     "keep": "does it keep what the base could do?",
@@ -143,11 +144,12 @@ class Verdict(Part):
         metric: the measure that decides the task.
         difference: method minus other, in the metric's own unit; NaN where nothing was measured.
         low, high: ends of the plain 95 % interval, of this difference alone.
-        corrected_low, corrected_high: ends of the interval at ``level``, which belongs to the outcome: of ``keep`` that
-            at 2a, so that something is lost where it is below 0, and kept where it is above the margin's loss.
+        corrected_low, corrected_high: ends of the interval at ``level``, which belongs to the outcome: that at 2a of
+            ``keep`` and of a difference within the margin, so that the interval, too, is above the margin's loss or
+            within the margin; else that at a.
         p: two-sided p-value of no difference, by ``test``; None where nothing was tested.
         p_corrected: ``p`` corrected over the question and over looks, below 5 % where a sign is claimed: by Holm's
-            method, of primary pairs times α over ``level``.
+            method, of primary pairs times α over a, of ``keep`` over 2a.
         level: one minus the level of the corrected interval, of this pair alone.
         family: how many tests the question has, m.
         margin: the largest difference that does not matter; None where only signs are claimed.
@@ -324,16 +326,18 @@ def _decided(
     fields |= {**_measured(one), "margin": margin}
     if one.p is None:
         return Verdict(**fields)
-    tested = 2 * level if asked.question == "keep" else level  # `keep` is tested to one side
-    low, high = interval_at(one, tested)
-    fields |= {"corrected_low": low, "corrected_high": high, "level": tested}
+    of_margin = interval_at(one, 2 * level)
+    of_sign, tested = (of_margin, 2 * level) if asked.question == "keep" else (interval_at(one, level), level)
+    fields |= {"corrected_low": of_sign[0], "corrected_high": of_sign[1], "level": tested}
     fields["p_corrected"] = min(1.0, ALPHA / tested * one.p)
     if len(one.errors) < 2 or "not paired" in one.test:
         return Verdict(**fields | {"outcome": "undecided", "why": _FEW_SEEDS[one.seeds > 1]})
 
-    sides = [_turned(ends, one, fields["higher_is_better"]) for ends in ((low, high), interval_at(one, 2 * level))]
     size = margin or 0.0
-    outcome = decide_gain(sides[0], sides[1], size) if asked.question == "gain" else decide_keep(sides[1], size)
+    turned = [ends if fields["higher_is_better"] else (-ends[1], -ends[0]) for ends in (of_sign, of_margin)]
+    outcome = decide_gain(turned[0], turned[1], size) if asked.question == "gain" else decide_keep(turned[1], size)
+    if outcome in _WITHIN:
+        fields |= {"corrected_low": of_margin[0], "corrected_high": of_margin[1], "level": 2 * level}
     for name, wins in ((one.method, (*BETTER, *SAME)), (one.reference, (*WORSE, "equivalent"))):
         if (lost := diverged.get(name)) and outcome in wins:
             several = f"seeds {', '.join(map(str, sorted(lost)))}" if len(lost) > 1 else f"seed {next(iter(lost))}"
@@ -349,11 +353,6 @@ def _decided(
         fields["seeds_needed"] = design.seeds_for(*given, above=one.seeds)
         fields["documents_needed"] = design.documents_for(*given, above=units)
     return Verdict(**fields, outcome=outcome)
-
-
-def _turned(ends: tuple[float, float], one: Comparison, higher_is_better: bool) -> tuple[float, float]:
-    """Return an interval in which above 0 is better."""
-    return ends if higher_is_better else (-ends[1], -ends[0])
 
 
 def unit_of(one: Comparison) -> float:

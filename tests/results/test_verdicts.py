@@ -1,6 +1,7 @@
 """Verdicts against Holm's method and Student's intervals written out here, and by simulation."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -152,14 +153,29 @@ def primary(asked=GAIN, *made, margins={"bits_per_byte": 0.02}, **more):  # noqa
 
 def test_a_primary_pair_is_decided_at_its_part_of_the_level():
     one, two = primary(GAIN, paired("a", -0.05), paired("b", 0.001, error=0.002))
-    for each, error in ((one, 0.004), (two, 0.002)):
-        half = math.hypot(stats.t.ppf(1 - 0.05 / 4, 199) * 0.003, stats.t.ppf(1 - 0.05 / 4, 4) * error)
-        assert (each.level, each.family, each.role, each.margin) == (0.025, 2, "primary", 0.02)
-        assert each.corrected_high - each.difference == pytest.approx(half)
-        assert each.difference - each.corrected_low == pytest.approx(half)
-        assert each.p_corrected == min(1, 2 * each.p)
+    for verdict, error, level in ((one, 0.004, 0.025), (two, 0.002, 0.05)):
+        half = math.hypot(stats.t.ppf(1 - level / 2, 199) * 0.003, stats.t.ppf(1 - level / 2, 4) * error)
+        assert (verdict.level, verdict.family, verdict.role, verdict.margin) == (level, 2, "primary", 0.02)
+        assert verdict.corrected_high - verdict.difference == pytest.approx(half)
+        assert verdict.difference - verdict.corrected_low == pytest.approx(half)
+        assert verdict.p_corrected == min(1, 2 * verdict.p)
     assert (one.outcome, two.outcome) == ("better", "equivalent")
     assert one.seeds_needed is None
+
+
+def test_the_interval_of_a_pair_shows_its_outcome():
+    """Its interval excludes 0 where a sign is claimed, and the margin where that is."""
+    outcomes = set()
+    for difference, error in product(np.linspace(-0.03, 0.03, 31), (0.002, 0.009)):
+        (verdict, _) = primary(GAIN, paired("a", difference, error=error))
+        low, high, outcome = verdict.corrected_low, verdict.corrected_high, verdict.outcome
+        is_within = outcome == "equivalent" or "less than the margin" in outcome
+        assert (low > -0.02 and high < 0.02) == is_within
+        if outcome != "equivalent":
+            assert (low > 0 or high < 0) == verdict.is_found == (verdict.p_corrected < 0.05)
+        outcomes.add(outcome)
+    assert outcomes == {"better", "better by less than the margin", "equivalent", "undecided", "worse",
+                        "worse by less than the margin"}  # fmt: skip
 
 
 def test_an_undecided_pair_says_what_would_decide_it():

@@ -359,11 +359,11 @@ def test_grouped_lines_are_decided_by_hand(model_folder, tmp_path, no_report):
 
         assert verdict.difference == pytest.approx(difference)
         assert (verdict.low, verdict.high) == pytest.approx((difference - half(0.05), difference + half(0.05)))
-        assert (verdict.level, verdict.family) == (0.025, 2)
-        assert verdict.corrected_high - difference == pytest.approx(half(0.025))
         assert half(verdict.p) == pytest.approx(abs(difference))
         assert verdict.p_corrected == pytest.approx(min(1.0, 2 * verdict.p))
         is_sign, is_within = abs(difference) > half(0.025), abs(difference) + half(0.05) < 0.5
+        assert (verdict.level, verdict.family) == (0.05 if is_within else 0.025, 2)
+        assert verdict.corrected_high - difference == pytest.approx(half(verdict.level))
         sign = "better" if difference < 0 else "worse"
         expected = {(True, True): f"{sign} by less than the margin", (True, False): sign, (False, True): "equivalent"}
         assert verdict.outcome == expected.get((is_sign, is_within), "undecided")

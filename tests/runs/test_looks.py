@@ -84,7 +84,7 @@ def test_a_pair_keeps_the_outcome_and_interval_of_the_look_that_decided_it(grown
     results = load_results(grown[0])
     first, second = results.primary
     assert (second.outcome, second.seeds, second.looks) == ("equivalent", 2, True)
-    assert second.level == pytest.approx(ALPHA * (2 / 9) / 2)
+    assert second.level == pytest.approx(2 * ALPHA * (2 / 9) / 2)  # that of the test of equivalence
     assert (first.outcome, first.seeds) == ("worse", 4)
     assert first.level == pytest.approx(ALPHA * (4 / 9) / 2)
 
