@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 from hfpatch import load_patch, unpatch
 from hfpatch.__main__ import main
 from hfpatch.evaluation.scorer import Scorer
-from hfpatch.recipes.comparison import ModelSettings, Recipe
+from hfpatch.recipes.base import ModelSettings
+from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.runs import compare, evaluate, evaluate_models
 from hfpatch.support import ranks

@@ -20,7 +20,7 @@ from hfpatch.support.folders import cache_folder, eval_dir, is_writable
 from hfpatch.support.lazy import collection_paused
 
 if TYPE_CHECKING:
-    from hfpatch.recipes.comparison import ModelSettings
+    from hfpatch.recipes.base import ModelSettings
     from hfpatch.recipes.evaluation import EvaluationSettings
     from hfpatch.results.schema import EvaluationResults
 
@@ -121,7 +121,7 @@ def device_map_of(given: EvalOptions) -> str | None:
         return given.device_map
     if given.device_map is not None or given.tp:
         raise HfpatchError(f"--device {given.device}: --device-map and --tp choose the devices; leave one out")
-    from hfpatch.recipes.comparison import DEVICE
+    from hfpatch.recipes.base import DEVICE
 
     if not DEVICE.fullmatch(given.device):
         raise HfpatchError(f"--device {given.device}: must be cpu, cuda, cuda:1, mps or the like")

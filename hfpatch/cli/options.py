@@ -13,7 +13,8 @@ import typer
 from hfpatch.support.version import __version__
 
 if TYPE_CHECKING:
-    from hfpatch.recipes.comparison import ModelSettings, Recipe
+    from hfpatch.recipes.base import ModelSettings
+    from hfpatch.recipes.comparison import Recipe
 
 
 def _print_version(asked: bool) -> None:
@@ -108,7 +109,7 @@ def model_settings(
     name: str, revision: str | None, dtype: str, trust_remote_code: bool = False, **more: Any
 ) -> ModelSettings:
     """Return the options that choose a model as a recipe's section; ``more`` are other keys of it."""
-    from hfpatch.recipes.comparison import ModelSettings
+    from hfpatch.recipes.base import ModelSettings
     from hfpatch.recipes.strict import validate
 
     given = {"name": name, "revision": revision, "dtype": dtype, "trust_remote_code": trust_remote_code}

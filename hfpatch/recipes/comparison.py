@@ -7,128 +7,39 @@ other are errors of one line with the place. Reading one loads neither torch nor
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.recipes.budgets import Budget, budget_of, family_of, is_budget, points_of, with_points
+from hfpatch.recipes.base import ModelSettings
+from hfpatch.recipes.budgets import Budget, family_of, is_budget, points_of, with_points
+from hfpatch.recipes.compared import ComparedRecipe
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
-from hfpatch.recipes.questions import QuestionSettings, check_questions, margins_of
-from hfpatch.recipes.retention import RetentionSettings, check_retention
-from hfpatch.recipes.sizes import NO_SIZE, SIZES
-from hfpatch.recipes.strict import Dtype, ExpandedPath, PathText, Section, check_once, explain, load_as, read_override
+from hfpatch.recipes.methods import check_labels, check_methods
+from hfpatch.recipes.pairs import at_budgets, loras_of
+from hfpatch.recipes.questions import HELD_OUT, MARGINS, SAME_SIZE, TINYWORLD_MARGINS, Asked, QuestionSettings
+from hfpatch.recipes.retention import RetentionSettings, check_retention, task_of
+from hfpatch.recipes.sources import TextSource
+from hfpatch.recipes.strict import check_once, explain, load_as
 from hfpatch.recipes.training import TrainingSettings, check_decay, check_held_out, check_loop
-from hfpatch.recipes.tuning import TuningSettings, Values, check_tuning, split_key, trial_changes, tuning_seed
-
-PLACES = ("trust_remote_code", "device_map")
-"""Options of loading that decide no number."""
-_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
-DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?")
-_LONGEST_LABEL = 40
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+from hfpatch.recipes.tuning import TuningSettings, Values, check_tuning, refuse_rate, split_key, trial_changes
 
 
-class ModelSettings(Section):
-    """The base model, which is never trained."""
-
-    name: PathText = "tinyworld/gpt-neox"
-    """A hub id, a local folder, a GGUF file, ``tinyworld/gpt-neox`` or ``tinyworld/gpt2``."""
-    gguf_file: str | None = None
-    """A GGUF file of the hub repository or the folder ``name``, dequantised as it is loaded: the same as
-    ``name: ORG/REPO/FILE.gguf``."""
-    revision: str | None = None
-    """The hub revision; None takes the newest and records which one it was."""
-    dtype: Dtype = "float32"
-    """The dtype of the base; of a quantised one the dtype of its products."""
-    load_in_8bit: bool = False
-    """Quantise the linear layers of the base to 8 bits with bitsandbytes (LLM.int8)."""
-    load_in_4bit: bool = False
-    """Quantise them to 4 bits."""
-    bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
-    """The 4-bit numbers: NormalFloat, or floating point."""
-    bnb_4bit_use_double_quant: bool = False
-    """Quantise the scales of the 4-bit numbers too."""
-    attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None = (
-        None
-    )
-    """The implementation of attention; None leaves it to transformers."""
-    trust_remote_code: bool = False
-    """Run code that comes with the model or its tokenizer, such as an exported one's; read it before."""
-    device_map: str | dict[str, int | str] | None = None
-    """Where the modules of the base are: ``auto``, ``balanced``, ``sequential``, a device, or a device for each module;
-    None puts all on the device of the process."""
-
-    @model_validator(mode="after")
-    def _no_contradiction(self) -> ModelSettings:
-        if self.load_in_8bit and self.load_in_4bit:
-            raise ValueError("model.load_in_8bit and model.load_in_4bit are both on; choose one")
-        changed = [key for key in self.describe() if key.startswith("bnb_4bit_")]
-        if changed and not self.load_in_4bit:
-            raise ValueError(f"model.{changed[0]} is of 4-bit bases; set model.load_in_4bit, or leave it out")
-        if self.gguf_file is not None and not self.gguf_file.endswith(".gguf"):
-            raise ValueError(f"model.gguf_file is {self.gguf_file!r}, which is no .gguf file")
-        if self.gguf_file is not None and self.name.endswith(".gguf"):
-            raise ValueError(f"model.name {self.name} is a GGUF file already; leave model.gguf_file out")
-        if self.full_name.endswith(".gguf") and (self.load_in_8bit or self.load_in_4bit):
-            raise ValueError("model.load_in_8bit and model.load_in_4bit: a GGUF file is dequantised; leave them out")
-        place = self.device_map
-        if isinstance(place, str) and place not in _MAPS and not DEVICE.fullmatch(place):
-            raise ValueError(
-                f"model.device_map is {place!r}{nearest(place, [*_MAPS, 'cpu', 'cuda'])}; use {', '.join(_MAPS)}, a "
-                "device such as cuda:0, or a mapping"
-            )
-        return self
-
-    @property
-    def full_name(self) -> str:
-        """The name, with the GGUF file where there is one."""
-        return f"{self.name}/{self.gguf_file}" if self.gguf_file else self.name
-
-    @property
-    def loading(self) -> dict[str, Any]:
-        """All settings but the name, as `hfpatch.surgery.bases.load_base` takes them."""
-        return self.model_dump(exclude={"name"})
-
-    @property
-    def loading_text(self) -> str:
-        """What takes place while it is loaded, as progress shows it."""
-        bits = 8 if self.load_in_8bit else 4 if self.load_in_4bit else None
-        how = f" in {bits} bits" if bits else ", whose weights are dequantised" * self.full_name.endswith(".gguf")
-        return f"loading {self.full_name}{how}"
-
-    def describe(self) -> dict[str, Any]:
-        """Return the settings of loading that are not at their defaults, without name, revision and dtype."""
-        return self.model_dump(mode="json", exclude={"name", "revision", "dtype"}, exclude_defaults=True)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The settings that identify the model: not its devices, nor the consent to its code."""
-        settings = self.model_dump(mode="json", include={"name", "revision", "dtype"})
-        return settings | {key: value for key, value in self.describe().items() if key not in PLACES}
-
-
-class Recipe(Section):
+class Recipe(ComparedRecipe):
     """One comparison: a base, training text, evaluation tasks and the methods to compare."""
 
-    name: str
-    """Names the run; ``runs/<name>`` is where it goes unless ``--out`` says otherwise."""
-    description: str = ""
-    """One sentence for the report."""
+    data: DataSettings = DataSettings()
+    training: TrainingSettings = TrainingSettings()
+    baseline: str = "baseline"
+    """The method of no part that all others are compared with."""
     protocol: Literal["as_published", "as_it_should_be", "custom"] = "custom"
     """Which protocol the report states."""
     model: ModelSettings = ModelSettings()
     """The base model."""
-    data: DataSettings = DataSettings()
-    """The training text."""
-    training: TrainingSettings = TrainingSettings()
-    """The optimiser, its schedule and the seeds."""
-    tuning: TuningSettings | None = None
-    """The values that every method is tried at before its final runs; None trains all at ``training.lr``."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """The tasks."""
     retention: RetentionSettings | None = None
@@ -136,16 +47,6 @@ class Recipe(Section):
     rewind: tuple[float, ...] = ()
     """Numbers by which the change of every trained patch is multiplied, such as ``[0.25, 0.5, 0.75]``. Each is measured
     on held-out text and ``retention``, and the text of tuning chooses one of them or 1."""
-    questions: QuestionSettings = QuestionSettings()
-    """What the comparison is to decide: the primary questions."""
-    margin: dict[str, PositiveFloat | None] = Field(default_factory=dict)
-    """The differences that do not matter, by task or measure (``{nats_per_token: 0.02, lambada_openai: 0.07}``), in
-    their units. Without it: 0.02 ``nats_per_token``, 0.01 ``bits_per_byte`` (on tinyworld bases 0.005) and 0.01
-    ``accuracy``. null claims signs alone."""
-    data_dir: ExpandedPath | None = None
-    """A folder that holds local copies of hub data sets, relative to the working directory."""
-    baseline: str = "baseline"
-    """The method of no part that all others are compared with."""
     budgets: tuple[Budget, ...] = Field(default=(), exclude=True)
     """Numbers of parameters (``65_000``) or shares of the base's (``0.1%``): every method whose size is open is trained
     at each of them, as ``lora@65k``. ``budgets`` in a method's part are its own, ``[]`` for none."""
@@ -170,12 +71,13 @@ class Recipe(Section):
                 "training.seeds.looks grows seeds until the primary questions are decided; ask one in questions"
             )
         check_once("evaluation.tasks", tasks)
-        _check_methods(self)
+        check_methods(self.methods, self.baseline)
+        check_labels(self.labels, self.methods)
         if self.tuning is not None:
             check_tuning(self.tuning, training, data, trained)
             self.check_trials()
         check_retention(self.retention, self.model.name, data, tasks)
-        check_questions(self, tasks, list(self.retention.sources(self.model.name)) if self.retention else ())
+        self.check_questions(self.methods, tasks, list(self.texts))
 
         # Scales of patches
         for scale in self.rewind:
@@ -199,14 +101,47 @@ class Recipe(Section):
         return [name for name in self.methods if name != self.baseline]
 
     @property
-    def tuning_seed(self) -> int:
-        """The seed of all trials of tuning, which no final run uses."""
-        return tuning_seed(self.training.all_seeds)
+    def texts(self) -> dict[str, TextSource]:
+        """The texts of ``retention`` by name."""
+        return self.retention.sources(self.model.name) if self.retention is not None else {}
 
     @property
     def margins(self) -> dict[str, float]:
         """The margin of each measure and task that has one: those of the recipe, else the defaults."""
-        return margins_of(self)
+        defaults = TINYWORLD_MARGINS if self.model.name.startswith("tinyworld/") else MARGINS
+        given = {task_of(name) if name in self.texts else name: value for name, value in self.margin.items()}
+        return {name: value for name, value in {**defaults, **given}.items() if value is not None}
+
+    def asked(self, sizes: Mapping[str, int], tasks: Mapping[str, bool]) -> list[Asked]:
+        """Return the primary questions that have a pair and a task.
+
+        Args:
+            sizes: the trained parameters of each method.
+            tasks: whether each task scores whole texts.
+        """
+        gain, keep, questions = self.questions.gain, self.questions.keep, list[Asked]()
+        if gain is not None:
+            pairs = gain.pairs
+            if pairs is None:  # the first LoRA of each method's size
+                pairs = ()
+                for name in self.trained:
+                    loras = loras_of(self.methods, name)
+                    same = [lora for lora in loras if abs(sizes[lora] / sizes[name] - 1) <= SAME_SIZE]
+                    pairs += tuple((name, lora) for lora in same[:1])
+            held_out = [HELD_OUT] if self.data.held_out is not None else []
+            texts = [task for task, is_text in tasks.items() if is_text]
+            on = gain.on or next(iter([*held_out, *texts, *tasks]), None)
+            pairs = tuple(pair for named in pairs for pair in at_budgets(named, self.methods))
+            questions.append(Asked("gain", pairs, (on,) if on else ()))
+        if keep is not None:
+            on_all = tuple(task_of(name) if name in self.texts else name for name in keep.on or ())
+            if keep.on is None:
+                kept = () if self.retention is None else self.retention.tasks
+                on_all = (*map(task_of, self.texts), *(tasks if kept is None else kept))
+            methods = self.trained if keep.methods is None else keep.methods
+            pairs = tuple(pair for name in methods for pair in at_budgets((name, self.baseline), self.methods))
+            questions.append(Asked("keep", pairs, on_all))
+        return [question for question in questions if question.pairs and question.on]
 
     def tuning_of(self, method: str) -> TuningSettings | None:
         """Return the trials of a method; None where nothing is tuned."""
@@ -320,16 +255,6 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, trust_code: 
     return recipe
 
 
-def refuse_rate(overrides: Sequence[str], *, is_tuned: bool) -> None:
-    """Refuse an override of the learning rate where tuning chooses all rates."""
-    for override in overrides if is_tuned else ():
-        if read_override(override)[0] == "training.lr":
-            raise HfpatchError(
-                f"override {override!r}: this recipe tunes the rate, so it has no effect; set "
-                "tuning.learning_rates, or add tuning=null"
-            )
-
-
 def _rearranged(values: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe's values with the budgets as methods, and the label in a method's first part in ``labels``."""
     if "architecture" in values:
@@ -343,71 +268,3 @@ def _rearranged(values: dict[str, Any]) -> dict[str, Any]:
             labels[name] = parts[0]["label"]
             bare[name] = [{key: value for key, value in parts[0].items() if key != "label"}, *parts[1:]]
     return with_points({**values, "methods": bare, "labels": {**labels, **given}} if labels else values)
-
-
-def _check_methods(recipe: Recipe) -> None:
-    baseline, methods = recipe.baseline, recipe.methods
-    check_names(recipe.name, *map(family_of, methods))
-    for name, parts in methods.items():
-        if name != family_of(name) and name != f"{family_of(name)}@{budget_of(parts)}":
-            raise HfpatchError(f"the name {name!r}: what follows @ is the budget in match, as @10k is of match: 10000")
-    if baseline not in methods:
-        hint = nearest(baseline, methods) or f"; add '{baseline}: []'"
-        raise HfpatchError(f"baseline is {baseline!r}, which is not among methods{hint}")
-    if methods[baseline]:
-        raise HfpatchError(f"methods.{baseline} is the baseline and must be [], the unchanged model")
-    for name, parts in methods.items():
-        if not parts and name != baseline:
-            raise HfpatchError(
-                f"methods.{name} has no part, which makes it a second baseline; give it one or remove it"
-            )
-        for index, part in enumerate(parts):
-            where = f"methods.{name}.{index}"
-            if "type" not in part:
-                kinds = "pre_projection, lora, another method of hfpatch or PEFT, or module:Class"
-                raise HfpatchError(f"{where} has no type; write type: {kinds}")
-            check_match(where, name, part, methods)
-
-    # Labels
-    seen = {name: name for name in methods if name not in recipe.labels}
-    for name, label in recipe.labels.items():
-        if name not in methods:
-            raise HfpatchError(f"labels.{name} is of no method{nearest(name, methods)}")
-        if not label.strip() or not label.isprintable() or len(label) > _LONGEST_LABEL:
-            raise HfpatchError(f"labels.{name} is {label!r}; must be a line of 1 to {_LONGEST_LABEL} characters")
-        if label in seen:
-            raise HfpatchError(
-                f"labels.{name} is {label!r}, which {seen[label]} is called too; give each method its own"
-            )
-        seen[label] = name
-
-
-def check_names(*names: str) -> None:
-    """Refuse names that cannot name a folder."""
-    if wrong := [name for name in names if not _FILE_NAME.fullmatch(name)]:
-        raise HfpatchError(f"the name {wrong[0]!r} becomes a folder; use letters, digits, '_', '-' and '.' only")
-
-
-def check_match(
-    where: str, name: str, part: Mapping[str, Any], methods: Mapping[str, Sequence[Mapping[str, Any]]]
-) -> None:
-    """Refuse a mistake in ``match`` in a part of the method ``name``; ``where`` is the part."""
-    if "match" not in part:
-        return
-    target, others = part["match"], [other for other, parts in methods.items() if parts and other != name]
-    kind = part["type"]
-    if kind in NO_SIZE:
-        raise HfpatchError(f"{where}.match: {kind} has no size to solve for: it {NO_SIZE[kind]}; leave match out")
-    if kind in SIZES and SIZES[kind].key in part:  # other types cannot be injected and are refused for that
-        raise HfpatchError(f"{where} has both {SIZES[kind].key} and match; match finds {SIZES[kind].key}")
-    if is_budget(target):
-        return
-    if target not in methods:
-        raise HfpatchError(
-            f"{where}.match is {target!r}, which is not among methods{nearest(str(target), others)}, nor a number of "
-            "parameters, nor a share of the base's such as 0.1%"
-        )
-    if target not in others:
-        raise HfpatchError(f"{where}.match is {target!r}; a method can match neither itself nor the baseline")
-    if any("match" in other for other in methods[target]):
-        raise HfpatchError(f"{where}.match is {target!r}, which matches another method itself; match that one")

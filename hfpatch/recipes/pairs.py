@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from hfpatch.recipes.budgets import Parts, budget_in, budget_of, points_of
-
-if TYPE_CHECKING:
-    from hfpatch.recipes.comparison import Recipe
-    from hfpatch.recipes.pretraining import StudyRecipe
+from hfpatch.recipes.questions import QuestionSettings
 
 Question = Literal["base", "lora", "parts", "models", "retention"]
 """The question that a pair of methods answers; see :mod:`hfpatch.results.verdicts`."""
@@ -25,6 +22,22 @@ SAME_SIZE = (LINEAR_PRE_PROJECTION, LINEAR_QUERY)
 """The parts whose controls should have as many parameters as their method."""
 CONTROLS = (SKIP_ALONE, LINEAR_PRE_PROJECTION, LINEAR_QUERY, QUERY_TEMPERATURE)
 """The parts that a control keeps by its form alone, see :func:`kind_of`."""
+
+
+class Compared(Protocol):
+    """What of a recipe decides its pairs."""
+
+    @property
+    def methods(self) -> Mapping[str, Parts]:
+        """The parts of each method; none of variants that are trained from scratch."""
+
+    @property
+    def baseline(self) -> str:
+        """The method that all others are compared with."""
+
+    @property
+    def questions(self) -> QuestionSettings:
+        """The primary questions."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +77,8 @@ def controls_of(methods: Mapping[str, Parts]) -> dict[str, list[Control]]:
             if ours == "nonlinear_query" and kind == QUERY_TEMPERATURE and targets_of(parts) != {"value"}:
                 keeps = kind
             elif ours == "nonlinear_query" and kind == LINEAR_QUERY:
-                forms = [each[0].get("form", "preserving") for each in (other, parts)]
-                keeps = kind if forms[0] == forms[1] and targets_of(other) == targets_of(parts) else None
+                forms = {control[0].get("form", "preserving") for control in (other, parts)}
+                keeps = kind if len(forms) == 1 and targets_of(other) == targets_of(parts) else None
             elif ours == "pre_projection" and kind == LINEAR_PRE_PROJECTION and not other[0].get("content_skip"):
                 keeps = LINEAR_NO_SKIP if with_skip else kind
             elif with_skip and kind in (SKIP_ALONE, LINEAR_PRE_PROJECTION):
@@ -97,7 +110,7 @@ def kind_of(parts: Parts) -> str | None:
     return linear.get(kind, kind) if is_linear else kind
 
 
-def references(recipe: Recipe | StudyRecipe) -> dict[str, list[str]]:
+def references(recipe: Compared) -> dict[str, list[str]]:
     """Return the methods that each method is compared with: the baseline, then methods of its size, then its controls.
 
     Methods of its size are, in this order:
@@ -114,7 +127,7 @@ def references(recipe: Recipe | StudyRecipe) -> dict[str, list[str]]:
     anchors, compared = _anchors(methods), {}
     asked = [pair for named in (gain.pairs if gain is not None else None) or () for pair in at_budgets(named, methods)]
     for name, parts in methods.items():
-        others = loras_of(recipe, name)
+        others = loras_of(methods, name)
         if not is_lora(parts) and kind_of(parts) not in CONTROLS:
             others = [*(other for other in methods if name in anchors[other]), *others]
             if kind_of(parts) == "nonlinear_query":
@@ -130,9 +143,9 @@ def references(recipe: Recipe | StudyRecipe) -> dict[str, list[str]]:
     return compared
 
 
-def loras_of(recipe: Recipe | StudyRecipe, method: str) -> list[str]:
+def loras_of(methods: Mapping[str, Parts], method: str) -> list[str]:
     """Return the LoRAs of a method's match group, in the order of the recipe; none of a LoRA itself."""
-    methods, anchors = recipe.methods, _anchors(recipe.methods)
+    anchors = _anchors(methods)
     if is_lora(methods[method]):
         return []
     return [name for name, parts in methods.items() if is_lora(parts) and in_one_group(anchors, method, name)]
@@ -153,7 +166,7 @@ def at_budgets(pair: tuple[str, str], methods: Mapping[str, Parts]) -> list[tupl
     return [pair for pair in made if set(pair) <= methods.keys()]
 
 
-def left_out_of_pairs(whole: Recipe, some: Recipe) -> list[str]:
+def left_out_of_pairs(whole: Compared, some: Compared) -> list[str]:
     """Return a sentence for each method of ``some`` whose comparisons with others of ``whole`` cannot be made."""
     wanted, made = references(whole), references(some)
     absent = {name: [other for other in wanted[name] if other not in some.methods] for name in made}

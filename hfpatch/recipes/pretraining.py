@@ -10,14 +10,14 @@ from typing import Annotated, Any
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.recipes.comparison import check_names, refuse_rate
+from hfpatch.recipes.compared import ComparedRecipe, NamedRecipe
 from hfpatch.recipes.data import DataSettings, check_overlap
-from hfpatch.recipes.questions import HELD_OUT, MARGINS, Asked, QuestionSettings, check_questions
+from hfpatch.recipes.questions import HELD_OUT, MARGINS, Asked, QuestionSettings
 from hfpatch.recipes.strict import (
     SEED_LIMIT,
-    ExpandedPath,
     PathText,
     Section,
+    check_names,
     check_once,
     explain,
     find_recipe,
@@ -25,7 +25,7 @@ from hfpatch.recipes.strict import (
     read_yaml,
 )
 from hfpatch.recipes.training import PretrainSettings, StudySettings, check_decay, check_held_out, check_loop
-from hfpatch.recipes.tuning import TuningSettings, Values, check_tuning, point_name, trial_changes, tuning_seed
+from hfpatch.recipes.tuning import TuningSettings, Values, check_tuning, point_name, refuse_rate, trial_changes
 
 _SEED = Annotated[NonNegativeInt, Field(lt=SEED_LIMIT)]
 _SHARED = ("steps", "epochs", "batch_size")
@@ -46,24 +46,16 @@ class TokenizerSettings(Section):
         return self
 
 
-class _Pretraining(Section):
+class _Pretraining(NamedRecipe):
     """The keys of a single model and of a study."""
 
-    name: str
-    """Names the run; ``runs/<name>`` is where it goes unless ``--out`` says otherwise."""
-    description: str = ""
-    """One sentence."""
     architecture: dict[str, Any]
     """``model_type``, the keys of its configuration class, and ``query``, ``pre_projection``, ``biases``,
     ``mlp_width``, ``head_size``."""
     tokenizer: TokenizerSettings
     """The tokenizer."""
-    data: DataSettings
-    """The training text."""
     training: PretrainSettings = PretrainSettings()
     """The optimiser and its schedule."""
-    data_dir: ExpandedPath | None = None
-    """A folder that holds local copies of hub data sets, relative to the working directory."""
 
 
 class PretrainRecipe(_Pretraining):
@@ -76,7 +68,6 @@ class PretrainRecipe(_Pretraining):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> PretrainRecipe:
-        check_names(self.name)
         check_loop(self.training)
         check_held_out(self.training, measured=self.data.held_out is not None or self.evaluation_data is not None)
         check_decay(self.training)
@@ -114,26 +105,20 @@ class StudyQuestions(QuestionSettings):
     """Not asked: there is no pretrained base."""
 
 
-class StudyRecipe(_Pretraining):
+class StudyRecipe(_Pretraining, ComparedRecipe):
     """Variants of one model, each trained from scratch on the same batches with every seed."""
 
     training: StudySettings = StudySettings()
     """The optimiser, its schedule and the seeds."""
-    tuning: TuningSettings | None = None
-    """The values that every variant is tried at before its final runs; None trains all at ``training.lr``."""
     questions: StudyQuestions = StudyQuestions()
     """What the study is to decide. Without ``pairs``: is each variant better than the baseline on held-out text?"""
-    margin: dict[str, PositiveFloat | None] = Field(default_factory=dict)
-    """The difference that does not matter, ``{nats_per_token: 0.02}``; null claims signs alone."""
-    baseline: str
-    """The variant that all others are compared with."""
     variants: Annotated[dict[str, Variant], Field(min_length=2)]
     """The variants to compare, in the order of the reports."""
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> StudyRecipe:
         check_once("training.seeds", self.training.all_seeds)
-        check_names(self.name, *self.variants)
+        check_names(*self.variants)
         if self.baseline not in self.variants:
             hint = nearest(self.baseline, self.variants)
             raise ValueError(f"baseline is {self.baseline!r}, which is not among variants{hint}")
@@ -141,7 +126,7 @@ class StudyRecipe(_Pretraining):
             raise ValueError("a study compares the loss on held-out text, and there is none; set data.held_out")
         if self.training.looks and self.questions.gain is None:
             raise ValueError("training.seeds.looks grows seeds until questions.gain is decided; ask it")
-        check_questions(self, of="variants", measures=("nats_per_token",))
+        self.check_questions(self.variants, of="variants", measures=("nats_per_token",))
         if self.tuning is not None and self.tuning.at != "every":
             raise ValueError("tuning.at is of methods with budgets, which variants have not; leave it out")
 
@@ -193,11 +178,6 @@ class StudyRecipe(_Pretraining):
     def margins(self) -> dict[str, float]:
         """The margin of each measure and text that has one: those of the recipe, else the defaults."""
         return {name: value for name, value in {**MARGINS, **self.margin}.items() if value is not None}
-
-    @property
-    def tuning_seed(self) -> int:
-        """The seed of all trials of tuning, which no final run uses."""
-        return tuning_seed(self.training.all_seeds)
 
     def tuned_at(self, variant: str) -> str:
         """Return the variant whose trials choose a variant's values: itself."""

@@ -32,6 +32,7 @@ NO_OWN_RATE = (
 )
 """The hint where one of :data:`RATES` is given in a method."""
 
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
@@ -384,6 +385,12 @@ def _meant(key: str, inner_model: type[BaseModel] | None, model: type[BaseModel]
 def _kind_of(value: object) -> str:
     names = {dict: "mapping", list: "list", str: "text", bool: "truth value", int: "number", float: "number"}
     return names.get(type(value), type(value).__name__)
+
+
+def check_names(*names: str) -> None:
+    """Refuse names that cannot name a folder."""
+    if wrong := [name for name in names if not _FILE_NAME.fullmatch(name)]:
+        raise HfpatchError(f"the name {wrong[0]!r} becomes a folder; use letters, digits, '_', '-' and '.' only")
 
 
 def check_once(key: str, values: Sequence[Any]) -> None:

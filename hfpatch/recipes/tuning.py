@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.data import DataSettings
-from hfpatch.recipes.strict import Section, check_once
+from hfpatch.recipes.strict import Section, check_once, read_override
 from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings, PretrainSettings, TrainingSettings
 
 Values: TypeAlias = dict[str, Any]
@@ -135,6 +135,16 @@ def trial_changes(training: LoopSettings, tuning: TuningSettings) -> dict[str, A
     elif isinstance(training, TrainingSettings) and training.on_bad_loss == "stop":
         changes |= {"on_bad_loss": "record"}
     return changes
+
+
+def refuse_rate(overrides: Sequence[str], *, is_tuned: bool) -> None:
+    """Refuse an override of the learning rate where tuning chooses all rates."""
+    for override in overrides if is_tuned else ():
+        if read_override(override)[0] == "training.lr":
+            raise HfpatchError(
+                f"override {override!r}: this recipe tunes the rate, so it has no effect; set "
+                "tuning.learning_rates, or add tuning=null"
+            )
 
 
 def check_tuning(

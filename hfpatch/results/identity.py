@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hfpatch.recipes.comparison import PLACES
+from hfpatch.recipes.base import PLACES
 from hfpatch.results.parts import Task
 
 OF_BASE = {

@@ -8,7 +8,7 @@ from functools import partial
 from hfpatch.errors import HfpatchError
 from hfpatch.promises import CheckReport
 from hfpatch.promises import check as run_promises
-from hfpatch.recipes.comparison import ModelSettings
+from hfpatch.recipes.base import ModelSettings
 from hfpatch.runs.progress import Progress
 from hfpatch.surgery.bases import load_config
 from hfpatch.surgery.methods import Part, build_method, validate_methods

@@ -17,7 +17,7 @@ from hfpatch.evaluation.run import Storage
 from hfpatch.evaluation.run import evaluate as run_tasks
 from hfpatch.evaluation.sample_log import SampleLog
 from hfpatch.evaluation.selection import Selection, select
-from hfpatch.recipes.comparison import ModelSettings
+from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.strict import flatten
 from hfpatch.results.cautions import dependence_cautions, document_cautions, floor_cautions, tie_cautions

@@ -28,7 +28,7 @@ from hfpatch.surgery.bases import Base, hash_model_code, hash_tensors
 from hfpatch.training.checkpoint import stored_origins
 
 if TYPE_CHECKING:
-    from hfpatch.recipes.comparison import ModelSettings
+    from hfpatch.recipes.base import ModelSettings
 
 FILE = "identity.json"
 MATMUL = "matmul"

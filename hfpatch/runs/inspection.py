@@ -23,7 +23,7 @@ from hfpatch.analysis.text import batches_of, token_rows
 from hfpatch.data.corpora import documents
 from hfpatch.errors import HfpatchError
 from hfpatch.models.paths import query_paths_with_f
-from hfpatch.recipes.comparison import ModelSettings
+from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.data import DataSettings
 from hfpatch.sites import find_sites, survey
 from hfpatch.sites.heads import normed

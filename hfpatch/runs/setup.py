@@ -22,7 +22,7 @@ from hfpatch.nn.matmul import choose_library
 from hfpatch.recipes.budgets import TOLERANCE, budget_in, family_of
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
-from hfpatch.recipes.questions import Asked, asked
+from hfpatch.recipes.questions import Asked
 from hfpatch.recipes.training import with_steps
 from hfpatch.recipes.tuning import point_name, trial_changes
 from hfpatch.runs.identity import Identity, identify_base, identify_data, identify_training
@@ -136,7 +136,7 @@ class ComparisonSetup(Setup):
     @cached_property
     def questions(self) -> list[Asked]:
         """The primary questions of the comparison."""
-        return asked(self.recipe, {name: size.trainable for name, size in self.sizes.items()}, self.tasks)
+        return self.recipe.asked({name: size.trainable for name, size in self.sizes.items()}, self.tasks)
 
     def recipe_of(self, run: PlannedRun) -> Recipe:
         """Return the recipe of one run: a trial's with its values, a final run's with the chosen ones."""

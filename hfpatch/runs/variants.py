@@ -23,7 +23,7 @@ from hfpatch.evaluation.paper_tasks import TokenTask
 from hfpatch.evaluation.sample_log import FOLDER
 from hfpatch.evaluation.selection import template_arguments
 from hfpatch.nn.matmul import choose_library
-from hfpatch.recipes.comparison import ModelSettings
+from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.runs.identity import describe_base
 from hfpatch.runs.progress import Progress

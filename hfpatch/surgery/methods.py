@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.budgets import budget_text, is_budget
 from hfpatch.recipes.code import REFERENCE
-from hfpatch.recipes.comparison import check_match
+from hfpatch.recipes.methods import check_match
 from hfpatch.recipes.sizes import SIZES
 from hfpatch.recipes.strict import NO_OWN_RATE, RATES
 from hfpatch.sites import base_model, select_sites, survey

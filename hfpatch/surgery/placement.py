@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from hfpatch.errors import HfpatchError, first_line
-from hfpatch.recipes.comparison import DEVICE
+from hfpatch.recipes.base import DEVICE
 
 _OLDEST = (5, 17)  # the first transformers whose tensor parallelism keeps pieces as DTensors
 _HEADS = ("num_attention_heads", "num_key_value_heads")

@@ -19,7 +19,7 @@ from hfpatch import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.scorer.batching import BatchLimits, batches, units
 from hfpatch.evaluation.scorer.trees import TokenRequest, group
-from hfpatch.recipes.comparison import ModelSettings
+from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.runs import evaluate
 from hfpatch.support import ranks

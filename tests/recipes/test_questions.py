@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from hfpatch.recipes.comparison import Recipe, load_recipe
 from hfpatch.recipes.pairs import references
-from hfpatch.recipes.questions import Asked, asked, margins_of
+from hfpatch.recipes.questions import Asked
 
 MINIMAL = {
     "name": "small",
@@ -30,18 +30,18 @@ def read(**sections):
 
 def test_by_default_each_method_is_compared_with_the_lora_of_its_size_on_the_first_text():
     gain = Asked("gain", (("pre", "lora"),), ("wikitext",))
-    assert asked(read(), SIZES, TASKS) == [gain]  # the other LoRA is 2 % larger, the large one matched by none
-    assert asked(read(data={"held_out": 20}), SIZES, TASKS)[0].on == ("held_out_text",)
-    assert asked(read(), SIZES, {"hellaswag": False})[0].on == ("hellaswag",)
-    assert asked(read(), SIZES | {"lora": 1011}, TASKS) == []
+    assert read().asked(SIZES, TASKS) == [gain]  # the other LoRA is 2 % larger, the large one matched by none
+    assert read(data={"held_out": 20}).asked(SIZES, TASKS)[0].on == ("held_out_text",)
+    assert read().asked(SIZES, {"hellaswag": False})[0].on == ("hellaswag",)
+    assert read().asked(SIZES | {"lora": 1011}, TASKS) == []
 
 
 def test_by_default_what_retention_names_is_to_be_kept_by_all():
     text = {"old": {"source": "tinyworld/base"}}
-    (_, keep) = asked(read(retention={"texts": text}), SIZES, TASKS)
+    (_, keep) = read(retention={"texts": text}).asked(SIZES, TASKS)
     assert keep.pairs == tuple((name, "baseline") for name in ("pre", "linear", "large", "lora", "other"))
     assert keep.on == ("retention_old", "hellaswag", "wikitext")
-    (_, keep) = asked(read(retention={"texts": text, "tasks": ["hellaswag"]}), SIZES, TASKS)
+    (_, keep) = read(retention={"texts": text, "tasks": ["hellaswag"]}).asked(SIZES, TASKS)
     assert keep.on == ("retention_old", "hellaswag")
 
 
@@ -51,22 +51,22 @@ def test_what_a_recipe_asks_is_asked_and_compared():
         "keep": {"on": ["old", "wikitext"], "methods": ["pre"]},
     }
     recipe = read(questions=questions, retention={"texts": {"old": {"source": "tinyworld/base"}}})
-    assert asked(recipe, SIZES, TASKS) == [
+    assert recipe.asked(SIZES, TASKS) == [
         Asked("gain", (("large", "lora"), ("linear", "baseline")), ("hellaswag",)),
         Asked("keep", (("pre", "baseline"),), ("retention_old", "wikitext")),
     ]
     assert references(recipe)["large"] == ["baseline", "lora", "linear"]
     assert references(recipe)["linear"].count("baseline") == 1
-    assert asked(recipe.only(["pre", "lora"]), SIZES, TASKS) == [
+    assert recipe.only(["pre", "lora"]).asked(SIZES, TASKS) == [
         Asked("keep", (("pre", "baseline"),), ("retention_old", "wikitext"))
     ]
-    assert asked(read(questions={"gain": None, "keep": None}), SIZES, TASKS) == []
+    assert read(questions={"gain": None, "keep": None}).asked(SIZES, TASKS) == []
 
 
 def test_margins_are_by_task_and_measure():
-    assert margins_of(read()) == {"nats_per_token": 0.02, "bits_per_byte": 0.01, "accuracy": 0.01}
-    assert margins_of(read(model={"name": "tinyworld/gpt2"}))["bits_per_byte"] == 0.005
-    own = margins_of(read(margin={"bits_per_byte": None, "wikitext": 0.07}))
+    assert read().margins == {"nats_per_token": 0.02, "bits_per_byte": 0.01, "accuracy": 0.01}
+    assert read(model={"name": "tinyworld/gpt2"}).margins["bits_per_byte"] == 0.005
+    own = read(margin={"bits_per_byte": None, "wikitext": 0.07}).margins
     assert own == {"nats_per_token": 0.02, "accuracy": 0.01, "wikitext": 0.07}
 
 
@@ -98,9 +98,9 @@ def test_a_question_about_methods_with_budgets_is_asked_at_each(write):
     sizes = dict.fromkeys(recipe.methods, 1)
     pairs = (("pre@1k", "lora@1k"), ("pre@2k", "lora@2k"), ("pre@1k", "one"), ("pre@2k", "one"))
     keep = Asked("keep", (("pre@1k", "baseline"), ("pre@2k", "baseline")), ("wikitext",))
-    assert asked(recipe, sizes, {"wikitext": True}) == [Asked("gain", pairs, ("wikitext",)), keep]
+    assert recipe.asked(sizes, {"wikitext": True}) == [Asked("gain", pairs, ("wikitext",)), keep]
     assert references(recipe)["pre@1k"] == ["baseline", "lora@1k", "one"]
-    assert [each.pairs for each in asked(recipe.only(["pre@1k", "lora@1k"]), sizes, {"wikitext": True})] == [
+    assert [each.pairs for each in recipe.only(["pre@1k", "lora@1k"]).asked(sizes, {"wikitext": True})] == [
         (("pre@1k", "lora@1k"),),
         (("pre@1k", "baseline"),),
     ]

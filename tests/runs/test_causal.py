@@ -5,7 +5,7 @@ from tiny_runs import Nothing, refused, small_recipe
 from transformers import BertConfig, BertForMaskedLM
 
 from hfpatch.data.tokenizer import train_tokenizer
-from hfpatch.recipes.comparison import ModelSettings
+from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.runs import compare, evaluate, inspect, train
 from hfpatch.surgery.bases import require_causal

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import known_scores
-from hfpatch.recipes.comparison import ModelSettings
+from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results import load_results
 from hfpatch.runs import evaluate, evaluate_models, evaluation, variants

@@ -23,7 +23,8 @@ from hfpatch.evaluation import evaluate
 from hfpatch.evaluation.cache import model_key
 from hfpatch.evaluation.run import Storage
 from hfpatch.evaluation.selection import select
-from hfpatch.recipes.comparison import PLACES, ModelSettings, Recipe
+from hfpatch.recipes.base import PLACES, ModelSettings
+from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.training import TrainingSettings

@@ -12,7 +12,7 @@ from reporting.inspection.test_document import tables_of
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch, save_patch
 from hfpatch.__main__ import main
 from hfpatch.analysis.norms import skip_norms
-from hfpatch.recipes.comparison import ModelSettings
+from hfpatch.recipes.base import ModelSettings
 from hfpatch.reporting.inspection.document import inspection_document
 from hfpatch.reporting.inspection.figures import figures
 from hfpatch.runs import inspect, inspection

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from hfpatch.recipes.comparison import ModelSettings
+from hfpatch.recipes.base import ModelSettings
 from hfpatch.runs import Progress, variants
 from hfpatch.runs.variants import Models, short_names
 from hfpatch.surgery.placement import Placement
