@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from hfpatch.data.blocks import TokenBlocks
+from hfpatch.data.load import Splits
 from hfpatch.data.plan import PLAN, BatchPlan, read_plans, write_plans
 from hfpatch.data.tokenizer import identify_tokenizer
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.strict import validate
 from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings
 from hfpatch.results.identity import OF_BASE, OF_TASK, facts_of_base, task_identity
-from hfpatch.runs.records import Identity as Identity
-from hfpatch.runs.records import Measurement, Record, RunResult
+from hfpatch.runs.records import Identity, Measurement, Record, RunResult, Shared
 from hfpatch.support.cpu import MatmulLibrary
-from hfpatch.support.files import hash_values, read_json, write_json, write_text
+from hfpatch.support.files import hash_values, write_text
 from hfpatch.surgery.bases import Base, hash_model_code, hash_tensors
 from hfpatch.training.checkpoint import stored_origins
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from hfpatch.recipes.base import ModelSettings
 
 FILE = "identity.json"
-MATMUL = "matmul"
 NAMES = {
     **OF_BASE,
     "text": "training text",
@@ -55,38 +54,44 @@ def identify_base(base: Base) -> Identity:
     parameters, tensors = dict(model.named_parameters(remove_duplicate=False)), model.state_dict()
     configs = [base.model.config, *filter(None, [getattr(model, "generation_config", None)])]
     settings = [{k: v for k, v in each.to_diff_dict().items() if k not in _CONFIG_WITHOUT} for each in configs]
-    return {
-        "base_weights": base.sha256,
-        "base_buffers": hash_tensors({name: value for name, value in tensors.items() if name not in parameters}),
-        "base_config": hash_values(settings),
-        "base_code": hash_model_code(model),
-    }
+    return Identity(
+        base_weights=base.sha256,
+        base_buffers=hash_tensors({name: value for name, value in tensors.items() if name not in parameters}),
+        base_config=hash_values(settings),
+        base_code=hash_model_code(model),
+    )
 
 
 def describe_base(base: Base, settings: ModelSettings) -> dict[str, Any]:
     """Return the facts about an evaluated base that results have: its name, dtype, type and identity."""
-    loading = settings.describe()
+    loading, tokenizer = settings.describe(), identify_tokenizer(base.tokenizer)
     return {
         **base.facts,
         "dtype": settings.dtype,
         "model_type": base.model.config.model_type,
         **({"loading": loading} if loading else {}),
-        "identity": facts_of_base({**identify_base(base), "tokenizer": identify_tokenizer(base.tokenizer)}),
+        "identity": facts_of_base({**dict(identify_base(base)), "tokenizer": tokenizer}),
     }
 
 
-def identify_data(tokenizer: PreTrainedTokenizerBase, text: TokenBlocks, evaluation: TokenBlocks | None) -> Identity:
+def identify_data(tokenizer: PreTrainedTokenizerBase, splits: Splits) -> Identity:
     """Return the hashes of a tokenizer and of the token blocks: their content, whatever file they are from."""
-    return {
-        "tokenizer": identify_tokenizer(tokenizer),
-        "text": text.sha256,
-        "evaluation_text": evaluation.sha256 if evaluation else None,
-    }
+    of_tuning = {} if splits.tuning is None else {"tuning_text": splits.tuning.sha256}
+    return Identity(
+        tokenizer=identify_tokenizer(tokenizer),
+        text=splits.train.sha256,
+        evaluation_text=splits.held_out.sha256 if splits.held_out else None,
+        **of_tuning,
+    )
 
 
-def identify_training(settings: LoopSettings, plan: BatchPlan) -> Identity:
-    """Return the hashes of a batch plan and of the training settings that a resumed run must share."""
-    return {"plan": plan.sha256, "training": hash_values(settings.model_dump(mode="json", exclude=set(NOT_IDENTITY)))}
+def identify_training(shared: Identity, settings: LoopSettings, plan: BatchPlan, **of_run: str) -> Identity:
+    """Return ``shared`` with the hashes of a batch plan and of the settings that a resumed training must share.
+
+    ``of_run`` is what else the run has: its ``method``, or its ``architecture``.
+    """
+    training = hash_values(settings.model_dump(mode="json", exclude=set(NOT_IDENTITY)))
+    return shared.model_copy(update={**of_run, "plan": plan.sha256, "training": training})
 
 
 def check_shared(out: Path, shared: Identity, plans: Mapping[int, BatchPlan]) -> None:
@@ -96,7 +101,7 @@ def check_shared(out: Path, shared: Identity, plans: Mapping[int, BatchPlan]) ->
         HfpatchError: naming the file, what differs and both hashes; or if there are runs and no identity.
     """
     if (out / FILE).is_file():
-        _check(out / FILE, read_json(out / FILE), shared)
+        _check(out / FILE, Shared.read(out / FILE), shared)
     elif (out / "runs").is_dir() and any((out / "runs").iterdir()):
         _check(out, None, shared)
     stored = read_plans(out) if (out / PLAN).is_file() else plans
@@ -117,8 +122,8 @@ def check_run(folder: Path, identity: Identity) -> None:
     for path in (folder / name for name in _OUTCOMES):
         if path.is_file():
             _check(path, Record.read(path).identity, identity)
-    for path, stored in stored_origins(folder / "checkpoints"):
-        _check(path, stored, identity)
+    for path, origin in stored_origins(folder / "checkpoints"):
+        _check(path, validate(origin or {}, Identity, str(path)), identity)
 
 
 def check_measured(path: Path, identity: Identity) -> Measurement:
@@ -138,36 +143,34 @@ def check_seeds(method: Path, identity: Identity) -> None:
     Raises:
         HfpatchError: as `check_shared`.
     """
-    of_all_seeds = {name: value for name, value in identity.items() if name not in ("plan", "training")}
     for path in sorted(method.glob("seed-*/training.json")):
         stored = Record.read(path).identity
-        _check(path, stored, stored | of_all_seeds)
+        _check(path, stored, identity.model_copy(update={"plan": stored.plan, "training": stored.training}))
 
 
-def check_scores(result: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
+def check_scores(result: Path, tasks: Mapping[str, Mapping[str, str]]) -> None:
     """Refuse scores that are not of the documents, prompts and task definitions that evaluations have now.
 
     Args:
         result: the outcome of a run; it need not exist, or have scores.
-        found: the identity of each task now, see :func:`hfpatch.results.identity.task_identity`.
+        tasks: the identity of each task now, see :func:`hfpatch.results.identity.task_identity`.
 
     Raises:
         HfpatchError: naming the file, the task and what differs.
     """
     scores = RunResult.read(result).evaluation if result.is_file() else {}
-    for task, now in found.items():
+    for task, now in tasks.items():
         stored = task_identity(scores[task]) if task in scores else now
         for name in [key for key in OF_TASK if stored[key] != now.get(key)]:
             raise HfpatchError(
-                f"{result}: its scores on {task} are of other {OF_TASK[name]} {_shown(stored, now, name)}; "
+                f"{result}: its scores on {task} are of other {OF_TASK[name]} {_shown(stored[name], now.get(name))}; "
                 "restore what they were made with, or choose another --out"
             )
 
 
 def stored_library(out: Path) -> MatmulLibrary | None:
     """Return the library for matrix products that the runs of a folder were started with; None if there is none yet."""
-    stored: Any = read_json(out / FILE).get(MATMUL) if (out / FILE).is_file() else None
-    return cast("MatmulLibrary | None", stored)
+    return Shared.read(out / FILE).matmul if (out / FILE).is_file() else None
 
 
 def write_shared(
@@ -179,23 +182,23 @@ def write_shared(
     if plans and not (out / PLAN).is_file():
         write_plans(out, plans)
     if not (out / FILE).is_file():
-        write_json(out / FILE, {**shared, MATMUL: matmul} if matmul else shared)
+        Shared(**shared.to_json(), **({"matmul": matmul} if matmul else {})).write(out / FILE)
 
 
-def _check(path: Path, stored: Mapping[str, Any] | None, identity: Identity) -> None:
-    if not stored:
+def _check(path: Path, stored: Identity | None, identity: Identity) -> None:
+    if stored is None or not stored.model_fields_set:
         raise HfpatchError(
             f"{path}: has no hashes of the base and the text it was made with, so it cannot be resumed; choose another "
             "--out"
         )
     for key, name in NAMES.items():
-        if stored.get(key) != identity.get(key):
+        there, here = getattr(stored, key), getattr(identity, key)
+        if there != here:
             raise HfpatchError(
-                f"{path}: does not match the current {name} {_shown(stored, identity, key)}; restore what it was made "
-                "with, or choose another --out"
+                f"{path}: does not match the current {name} {_shown(there, here)}; restore what it was made with, or "
+                "choose another --out"
             )
 
 
-def _shown(stored: Mapping[str, Any], now: Mapping[str, Any], name: str) -> str:
-    there, here = (str(each.get(name) or "none")[:12] for each in (stored, now))
-    return f"(sha256 {there} there, {here} now)"
+def _shown(there: str | None, here: str | None) -> str:
+    return f"(sha256 {(there or 'none')[:12]} there, {(here or 'none')[:12]} now)"

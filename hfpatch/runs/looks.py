@@ -12,20 +12,14 @@ from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.results.verdicts import LookTaken
 from hfpatch.runs.plan import PlannedRun
-from hfpatch.support.files import read_json, write_json
+from hfpatch.runs.records import Looks
 
 FILE = "looks.json"
 
 
 def read_looks(out: Path) -> list[LookTaken]:
     """Return the looks that were taken in a run folder, in their order."""
-    file = out / FILE
-    return [LookTaken.model_validate(each) for each in read_json(file)["looks"]] if file.is_file() else []
-
-
-def write_looks(out: Path, taken: list[LookTaken]) -> None:
-    """Write the looks that were taken so far."""
-    write_json(out / FILE, {"looks": [each.to_json() for each in taken]})
+    return Looks.read(out / FILE).looks if (out / FILE).is_file() else []
 
 
 def is_wanted(recipe: Recipe | StudyRecipe, out: Path, run: PlannedRun) -> bool:
@@ -34,4 +28,4 @@ def is_wanted(recipe: Recipe | StudyRecipe, out: Path, run: PlannedRun) -> bool:
     if run.point or not training.looks or run.seed in training.first_seeds:
         return True
     before = max(seeds for seeds in training.looks if seeds <= run.seed)
-    return any(each.seeds == before and run.variant in each.growing for each in read_looks(out))
+    return any(look.seeds == before and run.variant in look.growing for look in read_looks(out))

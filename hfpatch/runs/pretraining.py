@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
-from hfpatch.data.load import Splits
-from hfpatch.data.plan import BatchPlan, draw_plans
+from hfpatch.data.plan import draw_plans
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.recipes.training import with_steps
 from hfpatch.runs.engines import make_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import changes, is_complete
-from hfpatch.runs.identity import Identity, identify_data
+from hfpatch.runs.identity import identify_data
 from hfpatch.runs.plan import PlannedRun, Unit, plan_pretraining, plan_study
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.records import PretrainingResult
+from hfpatch.runs.records import Identity, PretrainingResult
 from hfpatch.runs.scratch import identify_model, load_text, train_model, try_model
 from hfpatch.runs.session import Session, check_start, open_runs, resumed_clock
+from hfpatch.runs.setup import Inputs
 from hfpatch.runs.study import StudySession
 from hfpatch.support.files import read_json
 from hfpatch.support.paths import takes_text
@@ -32,30 +29,16 @@ from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.processes import start_processes
 
 
-@dataclass(frozen=True)
-class PretrainingSetup:
-    """The inputs of a single pretraining, checked before it begins.
+@dataclass(frozen=True, kw_only=True)
+class PretrainingSetup(Inputs):
+    """The inputs of a single pretraining, whose identity is all that it shares.
 
     Attributes:
-        recipe: the recipe.
-        tokenizer: its tokenizer.
-        splits: its text.
-        plans: its batch plan, by seed.
         size: the parameter counts: all, and those outside of embeddings and a head.
     """
 
     recipe: PretrainRecipe
-    tokenizer: PreTrainedTokenizerBase
-    splits: Splits
-    plans: Mapping[int, BatchPlan]
     size: tuple[int, int]
-    matmul: None = None  # the training chooses its library and keeps it in its checkpoints
-
-    @property
-    def shared(self) -> Identity:
-        """The identity of the run."""
-        shared = identify_data(self.tokenizer, self.splits.train, self.splits.held_out)
-        return identify_model(shared, self.recipe, self.plans[self.recipe.seed])
 
     def identify(self, run: PlannedRun) -> Identity:
         """Return the identity of the run."""
@@ -74,8 +57,15 @@ class PretrainingSession(Session):
         tokenizer, splits = load_text(recipe, self.progress)
         recipe = recipe.model_copy(update={"training": with_steps(recipe.training, len(splits.train))})
         plans, size = draw_plans(recipe.training, splits.train, [recipe.seed]), try_model(recipe, tokenizer, splits)
-        self.clock = resumed_clock(self.plan.out)
-        return PretrainingSetup(recipe, tokenizer, splits, plans, size)
+        return PretrainingSetup(
+            recipe=recipe,
+            tokenizer=tokenizer,
+            blocks=splits.train,
+            held_out=splits.held_out,
+            plans=plans,
+            shared=identify_model(identify_data(tokenizer, splits), recipe, plans[recipe.seed]),
+            size=size,
+        )
 
     def complete(self, unit: Unit) -> None:
         """Train the model, from its newest checkpoint where it has one, and write its folder."""
@@ -84,8 +74,8 @@ class PretrainingSession(Session):
         _, outcome = train_model(
             recipe,
             tokenizer=setup.tokenizer,
-            blocks=setup.splits.train,
-            held_out=setup.splits.held_out,
+            blocks=setup.blocks,
+            held_out=setup.held_out,
             plan=setup.plans[run.seed],
             folder=run.folder,
             origin=setup.shared,
@@ -94,7 +84,7 @@ class PretrainingSession(Session):
         result = PretrainingResult(
             identity=setup.shared,
             provenance=provenance(clock),
-            data=setup.splits.train.to_json(),
+            data=setup.blocks.to_json(),
             plan={"sha256": setup.plans[run.seed].sha256},
             parameters={"total": setup.size[0], "non_embedding": setup.size[1]},
             train=outcome,

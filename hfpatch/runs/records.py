@@ -1,21 +1,23 @@
-"""The JSON files of a run, typed: what its training, its evaluation and further measurements leave in its folder."""
+"""The JSON files of run folders, typed; ``results.json`` is in :mod:`hfpatch.results`.
+
+A file that cannot be read, or has another layout, is an `HfpatchError` that names the first thing that is wrong.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from hfpatch.recipes.strict import validate
 from hfpatch.results.parts import Part, TaskResult, TrainResult, Values
 from hfpatch.results.records import DocumentLosses
-from hfpatch.results.schema import Cost, LayerSeries, Rewound, Run
-from hfpatch.support.files import read_json, write_json
+from hfpatch.results.schema import Cost, LayerSeries, PrimaryQuestion, Rewound, Run
+from hfpatch.results.verdicts import LookTaken
+from hfpatch.support.cpu import MatmulLibrary
+from hfpatch.support.files import hash_values, read_json, write_json
 
-Identity: TypeAlias = dict[str, str | None]
-"""A SHA-256 by name, see :data:`hfpatch.runs.identity.NAMES`; None where there is no such thing."""
 AnyFile = TypeVar("AnyFile", bound="Stored")
 
 
@@ -24,11 +26,7 @@ class Stored(Part):
 
     @classmethod
     def read(cls: type[AnyFile], path: Path) -> AnyFile:
-        """Return the content of a file.
-
-        Raises:
-            HfpatchError: if it cannot be read, or has another layout; the message names the first thing that is wrong.
-        """
+        """Return the content of a file."""
         return validate(read_json(path), cls, str(path))
 
     def write(self, path: Path) -> None:
@@ -36,14 +34,103 @@ class Stored(Part):
         write_json(path, self.to_json())
 
 
+class Identity(Stored):
+    """The inputs of a run by their SHA-256, in the order in which they are compared; None where there is no such thing.
+
+    :data:`hfpatch.runs.identity.NAMES` says what each is.
+    """
+
+    base_weights: str | None = None
+    base_buffers: str | None = None
+    base_config: str | None = None
+    base_code: str | None = None
+    tokenizer: str | None = None
+    text: str | None = None
+    evaluation_text: str | None = None
+    tuning_text: str | None = None
+    method: str | None = None
+    architecture: str | None = None
+    plan: str | None = None
+    training: str | None = None
+    retention_text: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what was not given, here and where it is a part of other files."""
+        return {name: value for name, value in dump(self).items() if name in self.model_fields_set}
+
+
+class Shared(Identity):
+    """``identity.json``: what all runs of a folder share, with their library for matrix products."""
+
+    matmul: MatmulLibrary | None = None
+
+
+class Questions(Stored):
+    """``questions.json``: the primary questions of a comparison, as they were before its first result.
+
+    Attributes:
+        questions: the questions.
+        margin: the margins.
+        seeds: the seeds, which may grow, as may the documents.
+        documents: the limit of all tasks, and those of tasks with another one; a study has none.
+        later: whether there was a result already.
+        sha256: of everything else.
+    """
+
+    questions: list[PrimaryQuestion]
+    margin: dict[str, float]
+    seeds: list[int]
+    documents: tuple[int | float | None, dict[str, int | float]] | None = None
+    later: bool = False
+    sha256: str = ""
+
+    @property
+    def hash(self) -> str:
+        """What ``sha256`` is where nobody changed the file."""
+        return hash_values([self.model_dump(mode="json", exclude={"later", "sha256"}, exclude_unset=True), self.later])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the file's content, without what was not given."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+class Looks(Stored):
+    """``looks.json``: the looks that were taken in a run folder, in their order."""
+
+    looks: list[LookTaken] = Field(default_factory=list)
+
+
+class EvaluationIdentity(Stored):
+    """``evaluation.json``: what decides the scores in the folder of an evaluation.
+
+    Attributes:
+        model: the base.
+        variants: the hash of each patch by label; None for the bare base.
+        models: in their place each whole model, by label.
+        settings: the settings, without the limits.
+        limits: how many documents of each task are scored, which may grow; None is all.
+    """
+
+    model: Values = Field(default_factory=dict)
+    variants: dict[str, str | None] = Field(default_factory=dict)
+    models: dict[str, Values] = Field(default_factory=dict)
+    settings: Values = Field(default_factory=dict)
+    limits: dict[str, int | None] = Field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the file's content, without what was not given."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
 class Record(Stored):
     """A file of a run.
 
     Attributes:
-        identity: the hashes of what it was made with; empty where the file has none.
+        identity: what it was made with; empty where the file has none.
     """
 
-    identity: Identity = Field(default_factory=dict)
+    identity: Identity = Field(default_factory=Identity)
 
 
 class Losses(Stored):
@@ -62,11 +149,6 @@ class Trained(TrainResult, Record):
 
     losses: DocumentLosses | None = None
     commit: str | None = None
-
-    @classmethod
-    def of(cls, outcome: TrainResult, identity: Identity, more: Mapping[str, object]) -> Trained:
-        """Return the record of an outcome, with ``more`` of a trial in place of what the training measured."""
-        return cls.model_validate({**dict(outcome), **more, "identity": identity})
 
 
 class RunResult(Run, Record):

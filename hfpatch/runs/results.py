@@ -146,7 +146,7 @@ def _warnings(setup: Setup, out: Path, results: ComparisonResults) -> list[str]:
     """Return every caution of some results."""
     warnings = [f"{caution}." for caution in setup.cautions]
     warnings += [f"{name} is left out: {reason}." for name, reason in setup.left_out.items()]
-    warnings += growth_of(out, setup.recipe)
+    warnings += growth_of(out, setup)
     if results.complete and isinstance(setup, ComparisonSetup):
         model, plain = setup.recipe.model, setup.recipe.evaluation.plain
         of_base = results.scores_of(results.methods[setup.recipe.baseline].runs[0])
@@ -169,7 +169,7 @@ def _facts_of_base(setup: ComparisonSetup) -> dict[str, Any]:
             "model_type": setup.base.model.config.model_type,
             "parameters": setup.sizes[recipe.baseline].base,
             **({"loading": loading} if (loading := recipe.model.describe()) else {}),
-            "identity": facts_of_base(setup.shared),
+            "identity": facts_of_base(dict(setup.shared)),
         },
         "evaluation": recipe.evaluation.model_dump(mode="json"),
     }

@@ -48,9 +48,9 @@ def measure_further(unit: Unit, setup: ComparisonSetup, progress: Progress) -> s
         check_run(run.folder, setup.identify(run))  # code may have changed since, in another process
         training = RunPaths(run.folder).training
         diverged = training.is_file() and Trained.read(training).diverged_step is not None
-        found = {} if diverged else _measure(unit, setup, progress, ranks)
+        measured = Measurement() if diverged else _measure(unit, setup, progress, ranks)
         if ranks.is_first:
-            Measurement(commit=checkout_state()[0], identity=identity, **found).write(marker)
+            measured.model_copy(update={"commit": checkout_state()[0], "identity": identity}).write(marker)
         PartialState().wait_for_everyone()
     measured = check_measured(marker, identity)
     scores = measured.evaluation.items()
@@ -60,7 +60,7 @@ def measure_further(unit: Unit, setup: ComparisonSetup, progress: Progress) -> s
     return ", ".join(said) or "diverged"
 
 
-def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Ranks) -> dict[str, Any]:
+def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Ranks) -> Measurement:
     """Measure the texts of a unit, and write its records."""
     from hfpatch.evaluation.retention import held_out_result, retained_result
 
@@ -68,7 +68,7 @@ def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Rank
     assert unit.marker is not None
     folder = paths.evaluations if unit.action == "retain" else unit.marker.parent
     records = folder if ranks.is_first else None
-    found: dict[str, Any] = {}
+    tuning_loss: float | None = None
     scores: dict[str, TaskResult] = {}
 
     with setup.patched(run, paths.patch, scale=unit.scale) as model:
@@ -79,7 +79,7 @@ def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Rank
                 passes = _passes(setup, ranks)
                 if ranks.shares:
                     passes["add_up"] = lambda value: torch.stack(ranks.everyone(value.cpu())).sum(0)
-                found["tuning_loss"] = mean_loss(model, setup.tuning_text, **passes)
+                tuning_loss = mean_loss(model, setup.tuning_text, **passes)
         for name, blocks in setup.retained.items() if unit.action == "retain" or unit.scale != 1 else ():
             progress.evaluating(run.name, task_of(name))
             changes = by_document(document_changes, model, setup, blocks, ranks)
@@ -91,7 +91,7 @@ def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Rank
     if records is not None and scores:
         scored = RunResult.read(run.result).evaluation if unit.action == "retain" else ()
         write_values(records, [*scored, *scores])
-    return {**found, "evaluation": scores}
+    return Measurement(tuning_loss=tuning_loss, evaluation=scores)
 
 
 def by_document(

@@ -22,9 +22,10 @@ from hfpatch.recipes.training import with_steps
 from hfpatch.recipes.tuning import point_name, trial_changes
 from hfpatch.results.parts import TrainResult
 from hfpatch.runs.corpus import recipe_tokenizer
-from hfpatch.runs.identity import Identity, identify_data, identify_training
+from hfpatch.runs.identity import identify_data, identify_training
 from hfpatch.runs.plan import PlannedRun
 from hfpatch.runs.progress import Progress
+from hfpatch.runs.records import Identity
 from hfpatch.runs.setup import Setup
 from hfpatch.runs.tuning import Tuning
 from hfpatch.support.files import check_data_dir, hash_values
@@ -42,18 +43,11 @@ class StudySetup(Setup):
     """The inputs of a study of models from scratch.
 
     Attributes:
-        text_tokenizer: the tokenizer of all variants.
         sizes: the parameter counts of each variant: all, and those outside of embeddings and a head.
     """
 
     recipe: StudyRecipe
-    text_tokenizer: PreTrainedTokenizerBase
     sizes: Mapping[str, tuple[int, int]]
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of all variants."""
-        return self.text_tokenizer
 
     @cached_property
     def questions(self) -> list[Asked]:
@@ -67,8 +61,7 @@ class StudySetup(Setup):
 
     def identify(self, run: PlannedRun) -> Identity:
         """Return the identity of one run."""
-        recipe = self.single(run)
-        return identify_model(self.shared, recipe, self.plans[run.seed])
+        return identify_model(self.shared, self.single(run), self.plans[run.seed])
 
 
 def set_up_study(recipe: StudyRecipe, tuning: Tuning, progress: Progress) -> StudySetup:
@@ -81,11 +74,9 @@ def set_up_study(recipe: StudyRecipe, tuning: Tuning, progress: Progress) -> Stu
     tokenizer, splits = load_text(recipe, progress, tuning=trials.held_out if trials is not None else 0)
     recipe = recipe.model_copy(update={"training": with_steps(recipe.training, len(splits.train))})
     plans = draw_plans(recipe.training, splits.train, recipe.training.all_seeds)
-    shared = identify_data(tokenizer, splits.train, splits.held_out)
     if trials is not None and splits.tuning is not None:
         of_trials = recipe.training.replaced(trial_changes(recipe.training, trials))
         plans |= draw_plans(of_trials, splits.train, [recipe.tuning_seed])
-        shared["tuning_text"] = splits.tuning.sha256
     sizes: dict[str, tuple[int, int]] = {}
     for name in recipe.variants:
         tuned = recipe.tuning_of(name)
@@ -99,11 +90,11 @@ def set_up_study(recipe: StudyRecipe, tuning: Tuning, progress: Progress) -> Stu
         blocks=splits.train,
         held_out=splits.held_out,
         plans=plans,
-        shared=shared,
+        shared=identify_data(tokenizer, splits),
         tuning=replace(tuning, untrained=math.log(len(tokenizer))),
         tuning_text=splits.tuning,
         cautions=splits.cautions,
-        text_tokenizer=tokenizer,
+        tokenizer=tokenizer,
         sizes=sizes,
     )
 
@@ -143,7 +134,7 @@ def try_model(recipe: PretrainRecipe, tokenizer: PreTrainedTokenizerBase, splits
 
 def identify_model(shared: Identity, recipe: PretrainRecipe, plan: BatchPlan) -> Identity:
     """Return the identity of a run that trains a recipe's model."""
-    return {**shared, "architecture": hash_values(recipe.architecture), **identify_training(recipe.training, plan)}
+    return identify_training(shared, recipe.training, plan, architecture=hash_values(recipe.architecture))
 
 
 def train_model(
@@ -173,7 +164,7 @@ def train_model(
         run_dir=folder,
         resume=True,
         on_step=on_step,
-        origin=origin,
+        origin=origin.to_json(),
         save=save,
     )
     return model, outcome

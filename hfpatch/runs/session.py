@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from hfpatch.runs.folder import Changes, adds_documents, changes, check_folder, discard_failed_start, reopen
 from hfpatch.runs.identity import check_measured, check_run, check_scores, check_shared, stored_library, write_shared
 from hfpatch.runs.locks import hold, hold_shared
 from hfpatch.runs.plan import Plan, Unit
 from hfpatch.runs.progress import Progress
+from hfpatch.runs.setup import Inputs
 from hfpatch.support.cpu import pinned_library
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock
@@ -63,12 +63,11 @@ class Session(ABC):
         clock: gives results.json its times; None starts one.
 
     Attributes:
-        setup: the inputs that all runs share, which `set_up` loads: a `ComparisonSetup`, a `StudySetup` or a
-            `PretrainingSetup`. Its recipe is the plan's.
+        setup: the inputs that all runs share, which `set_up` loads. Their recipe is the plan's.
         throttle: writes results.json now and then while runs finish.
     """
 
-    setup: Any
+    setup: Inputs
 
     def __init__(self, plan: Plan, progress: Progress | None = None, clock: Clock | None = None) -> None:
         self.plan, self.progress, self.clock = plan, progress or Progress(), clock or Clock()
@@ -87,7 +86,7 @@ class Session(ABC):
         self.plan = replace(self.plan, recipe=self.setup.recipe)
 
     @abstractmethod
-    def load(self) -> Any:
+    def load(self) -> Inputs:
         """Return the inputs of the plan's recipe; called by `set_up`."""
 
     @abstractmethod

@@ -25,9 +25,11 @@ from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.questions import Asked
 from hfpatch.recipes.training import with_steps
 from hfpatch.recipes.tuning import point_name, trial_changes
-from hfpatch.runs.identity import Identity, identify_base, identify_data, identify_training
+from hfpatch.runs.folder import AnyRecipe
+from hfpatch.runs.identity import identify_base, identify_data, identify_training
 from hfpatch.runs.plan import PlannedRun
 from hfpatch.runs.progress import Progress
+from hfpatch.runs.records import Identity
 from hfpatch.runs.tuning import Tuning
 from hfpatch.support.code import hash_code
 from hfpatch.support.cpu import MatmulLibrary
@@ -47,17 +49,46 @@ _METHOD_WITHOUT = {"base_model_name_or_path", "revision", "inference_mode", "pef
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup(ABC):
-    """The inputs that all runs of a comparison share, checked before any of them.
+class Inputs(ABC):
+    """What all runs of a command share, checked before any of them.
 
     Attributes:
         recipe: the recipe.
+        tokenizer: the tokenizer of all texts.
         blocks: the training text.
         held_out: the text that the loss is measured on, if any.
         plans: the batch plan of each seed, that of tuning included.
         shared: the hashes of base, tokenizer and text.
         matmul: the library for matrix products of all runs; None where the base is not on the CPU, and in pretraining,
             where each run chooses its own and keeps it in its checkpoints.
+    """
+
+    recipe: AnyRecipe
+    tokenizer: PreTrainedTokenizerBase
+    blocks: TokenBlocks
+    held_out: TokenBlocks | None
+    plans: dict[int, BatchPlan]
+    shared: Identity
+    matmul: MatmulLibrary | None = None
+
+    @abstractmethod
+    def identify(self, run: PlannedRun) -> Identity:
+        """Return the identity of one run."""
+
+    def identify_retention(self, run: PlannedRun) -> Identity:
+        """Return the identity of what is measured of a run beside its tasks; that of the run by default."""
+        return self.identify(run)
+
+    def identify_scores(self) -> dict[str, dict[str, str]]:
+        """Return the hashes of each task and of its prompts, which are the same for all runs; none by default."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup(Inputs):
+    """What all runs of a comparison, or of a study, share.
+
+    Attributes:
         tuning: the trials; none where the recipe does not tune.
         tuning_text: the text that the loss of the trials is measured on.
         cautions: which documents of the training text are in the tasks, too.
@@ -66,11 +97,6 @@ class Setup(ABC):
     """
 
     recipe: Recipe | StudyRecipe
-    blocks: TokenBlocks
-    held_out: TokenBlocks | None
-    plans: dict[int, BatchPlan]
-    shared: Identity
-    matmul: MatmulLibrary | None = None
     tuning: Tuning = field(default_factory=Tuning)
     tuning_text: TokenBlocks | None = None
     cautions: tuple[str, ...] = ()
@@ -78,21 +104,8 @@ class Setup(ABC):
 
     @property
     @abstractmethod
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of all texts."""
-
-    @property
-    @abstractmethod
     def questions(self) -> list[Asked]:
         """The primary questions of the comparison."""
-
-    @abstractmethod
-    def identify(self, run: PlannedRun) -> Identity:
-        """Return the identity of one run."""
-
-    def identify_scores(self) -> dict[str, dict[str, str]]:
-        """Return the hashes of each task and of its prompts, which are the same for all methods; none by default."""
-        return {}
 
     @cached_property
     def held_out_documents(self) -> Documents:
@@ -128,11 +141,6 @@ class ComparisonSetup(Setup):
     retained: Mapping[str, TokenBlocks] = field(default_factory=dict)
     tasks: Mapping[str, bool] = field(default_factory=dict)
 
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The base's tokenizer."""
-        return self.base.tokenizer
-
     @cached_property
     def questions(self) -> list[Asked]:
         """The primary questions of the comparison."""
@@ -163,8 +171,7 @@ class ComparisonSetup(Setup):
         configs = [config.to_dict() for config in method.configs]
         kept = [{key: value for key, value in config.items() if key not in _METHOD_WITHOUT} for config in configs]
         of_method = hash_values([kept, hash_code(method.classes)])
-        training = identify_training(self.recipe_of(run).training, self.plans[run.seed])
-        return {**self.shared, "method": of_method, **training}
+        return identify_training(self.shared, self.recipe_of(run).training, self.plans[run.seed], method=of_method)
 
     @cached_property
     def retained_documents(self) -> dict[str, Documents]:
@@ -174,7 +181,7 @@ class ComparisonSetup(Setup):
     def identify_retention(self, run: PlannedRun) -> Identity:
         """Return the identity of one run's scores on the texts of ``retention``."""
         texts = hash_values({name: blocks.sha256 for name, blocks in self.retained.items()})
-        return {**self.identify(run), "retention_text": texts}
+        return self.identify(run).model_copy(update={"retention_text": texts})
 
     def identify_scores(self) -> dict[str, dict[str, str]]:
         """Return the hashes of each task and of its prompts."""
@@ -258,17 +265,17 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None, progress: Progress | No
     recipe = recipe.model_copy(update={"training": training})
     recipe.check_trials()  # the steps of epochs are known only now
     plans = draw_plans(recipe.training, splits.train, recipe.training.all_seeds)
-    shared = of_base | identify_data(base.tokenizer, splits.train, splits.held_out)
+    shared = of_base.model_copy(update=identify_data(base.tokenizer, splits).to_json())
     if recipe.tuning is not None and splits.tuning is not None:
         plans |= draw_plans(
             recipe.training.replaced(trial_changes(recipe.training, recipe.tuning)), splits.train, [recipe.tuning_seed]
         )
-        shared["tuning_text"] = splits.tuning.sha256
     if not cuts_tensors():  # sharded weights are placed shard by shard
         place_base(base, PartialState().device)
     return ComparisonSetup(
         recipe=recipe,
         base=base,
+        tokenizer=base.tokenizer,
         blocks=splits.train,
         held_out=splits.held_out,
         plans=plans,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from accelerate import PartialState
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -16,7 +15,7 @@ from hfpatch.results.records import write_values
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.identity import check_seeds
 from hfpatch.runs.plan import PlannedRun
-from hfpatch.runs.records import Trained
+from hfpatch.runs.records import RunResult
 from hfpatch.runs.retention import by_document
 from hfpatch.runs.scratch import StudySetup, set_up_study, train_model
 from hfpatch.runs.train_eval import TrainEvalSession
@@ -38,8 +37,7 @@ class StudySession(TrainEvalSession):
 
     def train(self, run: PlannedRun) -> None:
         """Train a variant from scratch, from its newest checkpoint where it has one."""
-        setup, paths, identity = self.setup, RunPaths(run.folder), self.setup.identify(run)
-        recipe, state = setup.single(run), PartialState()
+        setup, recipe, identity = self.setup, self.setup.single(run), self.setup.identify(run)
         if not run.point:
             check_seeds(run.folder.parent, identity)
         self.progress.started(run.name, recipe.training.steps)
@@ -54,12 +52,9 @@ class StudySession(TrainEvalSession):
             on_step=partial(self.progress.stepped, run.name),
             save=not run.point,
         )
-        trial = self.measure_trial(model, outcome) if run.point else {}
-        if state.is_main_process:
-            Trained.of(outcome, identity, trial).write(paths.training)
-        state.wait_for_everyone()
+        self.finish_training(run, model, outcome)
 
-    def score(self, run: PlannedRun) -> tuple[dict[str, Any], dict[str, Any]]:
+    def score(self, run: PlannedRun) -> RunResult:
         """Return the loss of a saved model on held-out text, and write that of each document."""
         from hfpatch.evaluation.cache import computed_with
         from hfpatch.evaluation.retention import held_out_result
@@ -73,7 +68,7 @@ class StudySession(TrainEvalSession):
         scores = {HELD_OUT: held_out_result(losses, setup.held_out_documents, records)}
         if records is not None:
             write_values(records, scores)
-        return scores, {"computed_with": computed_with(model)}
+        return RunResult(evaluation=scores, computed_with=computed_with(model))
 
 
 def load_model(folder: Path) -> PreTrainedModel:

@@ -9,7 +9,6 @@ import shutil
 import warnings
 from abc import abstractmethod
 from functools import partial
-from typing import Any
 
 import numpy as np
 from accelerate import PartialState
@@ -19,15 +18,16 @@ from hfpatch.errors import HfpatchError, listed
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.tuning import point_name
 from hfpatch.results.identity import task_identity
-from hfpatch.results.parts import HELD_OUT, TrainResult
+from hfpatch.results.parts import HELD_OUT, TaskResult, TrainResult
 from hfpatch.results.records import loss_of
 from hfpatch.results.series import patch_norms
 from hfpatch.runs.declared import declare
 from hfpatch.runs.folder import COSTS, Changes, RunPaths
 from hfpatch.runs.identity import check_run, check_scores, check_seeds
-from hfpatch.runs.looks import is_wanted, read_looks, write_looks
+from hfpatch.runs.looks import FILE as LOOKS
+from hfpatch.runs.looks import is_wanted, read_looks
 from hfpatch.runs.plan import MEASURING, PlannedRun, Unit
-from hfpatch.runs.records import Costs, Losses, RunResult, Trained
+from hfpatch.runs.records import Costs, Looks, Losses, RunResult, Trained
 from hfpatch.runs.retention import by_document, measure_further
 from hfpatch.runs.session import Session
 from hfpatch.runs.setup import ComparisonSetup, Setup, set_up
@@ -53,8 +53,8 @@ class TrainEvalSession(Session):
         """Train a method, or a variant, and save it unless it diverged or is a trial; write its outcome."""
 
     @abstractmethod
-    def score(self, run: PlannedRun) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the scores of the bare base or of what was saved, and the facts of how they were computed."""
+    def score(self, run: PlannedRun) -> RunResult:
+        """Return the scores of the bare base or of what was saved, and how they were computed."""
 
     def declare(self, added: Changes) -> None:
         """Write the questions, unless the folder has them."""
@@ -136,7 +136,7 @@ class TrainEvalSession(Session):
             return
         if PartialState().is_main_process:
             results, look = take_look(self.setup, out, self.clock, before, seeds)
-            write_looks(out, [*before, look])
+            Looks(looks=[*before, look]).write(out / LOOKS)
             outcomes: dict[str, list[str]] = {}
             for verdict in results.primary:
                 outcome = f"{verdict.outcome} ({verdict.why})" if verdict.why else verdict.outcome
@@ -178,16 +178,20 @@ class TrainEvalSession(Session):
                 stacklevel=2,
             )
 
-    def measure_trial(self, model: PreTrainedModel, outcome: TrainResult) -> dict[str, Any]:
-        """Return a trial's loss on the text of tuning, (documents, 2) nats and predicted tokens, and its commit."""
-        commit = {"commit": checkout_state()[0]}
-        if outcome.diverged_step is not None:
-            return commit
-        assert self.setup.tuning_text is not None
-        losses = by_document(document_losses, model, self.setup, self.setup.tuning_text, start_ranks())
-        if not np.isfinite(losses).all():
-            return {**commit, "diverged_step": outcome.steps}
-        return {**commit, "final_eval_loss": loss_of(losses.tolist()), "losses": losses.tolist()}
+    def finish_training(self, run: PlannedRun, model: PreTrainedModel, outcome: TrainResult) -> None:
+        """Write the outcome of a training; of a trial also its loss on the text of tuning, and its commit."""
+        trained = Trained(**dict(outcome), identity=self.setup.identify(run))
+        if run.point:
+            trained = trained.model_copy(update={"commit": checkout_state()[0]})
+            if trained.diverged_step is None:
+                assert self.setup.tuning_text is not None
+                losses = by_document(document_losses, model, self.setup, self.setup.tuning_text, start_ranks())
+                measured = {"final_eval_loss": loss_of(losses.tolist()), "losses": losses.tolist()}
+                diverged = {"diverged_step": outcome.steps}
+                trained = trained.model_copy(update=measured if np.isfinite(losses).all() else diverged)
+        if PartialState().is_main_process:
+            trained.write(RunPaths(run.folder).training)
+        PartialState().wait_for_everyone()
 
     def _evaluate(self, run: PlannedRun) -> None:
         """Evaluate the bare base or what was saved, and write the run's result; a run that diverged has no scores."""
@@ -195,20 +199,13 @@ class TrainEvalSession(Session):
         trained = Trained.read(paths.training) if paths.training.is_file() else None
         if trained is not None:
             check_run(run.folder, identity)  # code may have changed since, in another process
-        scores: dict[str, Any] = {}
-        computed: dict[str, Any] = {}
+        scored = RunResult()
         if trained is None or trained.diverged_step is None:
-            scores, computed = self.score(run)
+            scored = self.score(run)
             trained = trained and Trained.read(paths.training)  # where scores may show that it diverged
         if PartialState().is_main_process:
-            RunResult(
-                commit=checkout_state()[0],
-                identity=identity,
-                train=trained,
-                evaluation=scores,
-                layers=patch_norms(paths.patch),
-                **computed,
-            ).write(paths.result)
+            facts = {"commit": checkout_state()[0], "identity": identity, "train": trained}
+            scored.model_copy(update={**facts, "layers": patch_norms(paths.patch)}).write(paths.result)
         PartialState().wait_for_everyone()
 
 
@@ -250,9 +247,8 @@ class ComparisonSession(TrainEvalSession):
 
     def train(self, run: PlannedRun) -> None:
         """Train a method and save its patch, unless it diverged or is a trial; afterwards the base is as it was."""
-        setup, state, paths = self.setup, PartialState(), RunPaths(run.folder)
+        setup, identity = self.setup, self.setup.identify(run)
         settings = setup.recipe_of(run).training
-        identity = setup.identify(run)
         if not run.point:
             check_seeds(run.folder.parent, identity)
         self.progress.started(run.name, settings.steps)
@@ -267,17 +263,14 @@ class ComparisonSession(TrainEvalSession):
                 held_out=None if run.point else setup.held_out,
                 resume=True,
                 on_step=partial(self.progress.stepped, run.name),
-                origin=identity,
+                origin=identity.to_json(),
             )
-            trial = self.measure_trial(model, outcome) if run.point else {}
-            if state.is_main_process:
-                if outcome.diverged_step is None and not run.point:
-                    save_patch(model, paths.patch)
-                Trained.of(outcome, identity, trial).write(paths.training)
-            state.wait_for_everyone()
+            if PartialState().is_main_process and outcome.diverged_step is None and not run.point:
+                save_patch(model, RunPaths(run.folder).patch)
+            self.finish_training(run, model, outcome)
 
-    def score(self, run: PlannedRun) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the scores of the bare base or of a saved patch, and the facts of how they were computed.
+    def score(self, run: PlannedRun) -> RunResult:
+        """Return the scores of the bare base or of a saved patch, and how they were computed.
 
         A patch whose model gives a document no finite log-likelihood counts as diverged. (On several processes that is
         an error, as the others wait for its scores.)
@@ -298,10 +291,9 @@ class ComparisonSession(TrainEvalSession):
                 "comparisons; a lower learning rate may help",
                 stacklevel=2,
             )
-            return {}, {}
+            return RunResult()
 
-    def _score(self, run: PlannedRun) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the scores of the bare base or of a saved patch by task, and the facts of how they were computed."""
+    def _score(self, run: PlannedRun) -> RunResult:
         from hfpatch.evaluation.cache import computed_with
         from hfpatch.evaluation.retention import held_out_result
         from hfpatch.evaluation.run import Storage, evaluate
@@ -309,7 +301,7 @@ class ComparisonSession(TrainEvalSession):
 
         setup, progress, paths, ranks = self.setup, self.progress, RunPaths(run.folder), start_ranks()
         recipe = setup.recipe
-        scores: dict[str, Any] = {}
+        scores: dict[str, TaskResult] = {}
         with setup.patched(run, paths.patch) as model:
             model.eval()
             if run.variant == recipe.baseline and setup.tuning_text is not None:  # which bounds the losses of trials
@@ -336,7 +328,7 @@ class ComparisonSession(TrainEvalSession):
             )
             baseline, *_ = self.plan.runs
             check_scores(baseline.result, {task: task_identity(score) for task, score in scores.items()})
-            return scores, {"computed_with": computed_with(model)}
+            return RunResult(evaluation=scores, computed_with=computed_with(model))
 
     def _check_baseline(self, run: PlannedRun) -> None:
         """Stop if a metric allows no comparison, or the base's scores are not the published ones."""

@@ -191,7 +191,7 @@ def collect_tuning(
                 values=dict(outcome.run.point),
                 loss=outcome.loss,
                 diverged_step=outcome.trained.diverged_step,
-                plan=outcome.trained.identity["plan"],
+                plan=outcome.trained.identity.plan,
                 commit=outcome.trained.commit,
             )
             for outcome in outcomes

@@ -525,7 +525,7 @@ def test_the_cache_and_a_base_know_the_modelling_file(restored):
     def hashes():
         base = load_base(str(restored / "base"), trust_remote_code=True)
         assert type(base.model).__name__ == "Mine"
-        return identify_base(base)["base_code"], model_key(base.model, base.sha256)
+        return identify_base(base).base_code, model_key(base.model, base.sha256)
 
     before = hashes()
     assert hashes() == before

@@ -1,11 +1,29 @@
+import hashlib
+import json
 import math
 
+import numpy as np
 import pytest
 from own_tasks import task_result
 
+from hfpatch.data.plan import BatchPlan
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.training import TrainingSettings
 from hfpatch.results.parts import TrainResult
-from hfpatch.runs.records import Losses, Measurement, RunResult, Trained
+from hfpatch.results.schema import PrimaryQuestion
+from hfpatch.runs.identity import identify_training
+from hfpatch.runs.records import (
+    EvaluationIdentity,
+    Identity,
+    Looks,
+    Losses,
+    Measurement,
+    Questions,
+    Record,
+    RunResult,
+    Shared,
+    Trained,
+)
 
 SIZES = dict.fromkeys(("steps", "tokens", "peak_memory_bytes", "wall_s", "tokens_per_s"), 3)
 
@@ -17,6 +35,10 @@ SIZES = dict.fromkeys(("steps", "tokens", "peak_memory_bytes", "wall_s", "tokens
         Trained(**SIZES, final_loss=2.0, identity={"plan": "a", "text": None}, losses=[[2.5, 3.0]], commit="c0ffee"),
         RunResult(identity={"plan": "a"}, evaluation={"quiz": task_result("quiz", metrics={"acc": 0.5})}),
         Measurement(tuning_loss=1.5),
+        Shared(text="a", evaluation_text=None, matmul="mkl"),
+        Questions(questions=[], margin={"accuracy": 0.01}, seeds=[0], documents=(0.5, {"quiz": 3}), sha256="a"),
+        Looks(),
+        EvaluationIdentity(models={"one": {"name": "one"}}, limits={"quiz": None}),
     ],
 )
 def test_a_file_reads_as_what_was_written(tmp_path, record):
@@ -24,12 +46,29 @@ def test_a_file_reads_as_what_was_written(tmp_path, record):
     assert type(record).read(tmp_path / "file.json") == record
 
 
-def test_what_a_trial_measured_takes_the_place_of_what_its_training_did():
-    outcome = TrainResult(**SIZES, final_loss=2.0, final_eval_loss=9.0)
-    trained = Trained.of(outcome, {"plan": "a"}, {"final_eval_loss": 1.5, "commit": "c0ffee"})
-    assert (trained.final_eval_loss, trained.final_loss, trained.identity) == (1.5, 2.0, {"plan": "a"})
-    of_run = RunResult(train=trained).to_json()["train"]
-    assert of_run.keys() == TrainResult.model_fields.keys()  # neither its identity nor its losses again
+def test_files_of_folders_have_the_same_bytes_and_hash_as_ever():
+    """Else no run of an earlier commit could be resumed."""
+    shared = Shared(tokenizer="b", base_weights="a", text="c", evaluation_text=None)
+    assert json.dumps(shared.to_json()) == (
+        '{"base_weights": "a", "tokenizer": "b", "text": "c", "evaluation_text": null}'
+    )
+    identity = Record(identity=Identity(plan="a", architecture="b", training="c")).to_json()
+    assert json.dumps(identity) == '{"identity": {"architecture": "b", "plan": "a", "training": "c"}}'
+    gain = PrimaryQuestion(question="gain", pairs=[("pre", "lora")], on=["quiz"])
+    asked = Questions(questions=[gain], margin={"accuracy": 0.01}, seeds=[0, 1], documents=(40, {}), later=False)
+    written = {"questions": [{"question": "gain", "pairs": [["pre", "lora"]], "on": ["quiz"]}]}
+    written |= {"margin": {"accuracy": 0.01}, "seeds": [0, 1], "documents": [40, {}]}
+    assert json.dumps(asked.to_json()) == json.dumps({**written, "later": False})
+    assert asked.hash == hashlib.sha256(json.dumps([written, False], sort_keys=True).encode()).hexdigest()
+    plan = BatchPlan(np.arange(4).reshape(2, 2), blocks=4, seed=0)
+    trained = identify_training(Identity(text="t"), TrainingSettings(), plan, method="m")
+    assert trained.text == "t"
+    assert trained.training == "b4d6cd60693d9bb0f57ffecd5787e60add716f45c26141eb844eee4e0f08fd62"
+
+
+def test_a_result_repeats_neither_the_identity_nor_the_losses_of_its_training():
+    trained = Trained(**SIZES, final_loss=2.0, identity={"plan": "a"}, losses=[[2.5, 3.0]])
+    assert RunResult(train=trained).to_json()["train"].keys() == TrainResult.model_fields.keys()
 
 
 def test_a_run_in_a_line():

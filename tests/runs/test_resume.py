@@ -213,6 +213,6 @@ def test_buffers_are_part_of_a_base():
     names = []
     for value in (0.0, 0.0, 1.0):
         model.register_buffer("bias_of_the_router", torch.full((3,), value))
-        names.append(identify_base(Base("name", None, model, None, "weights")))
+        names.append(dict(identify_base(Base("name", None, model, None, "weights"))))
     assert names[0] == names[1]
     assert {key for key in names[0] if names[0][key] != names[2][key]} == {"base_buffers"}
