@@ -32,7 +32,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import scipy  # its parts are imported where they are first used
@@ -44,8 +43,8 @@ from hfpatch.evaluation.reading import Reader
 from hfpatch.evaluation.stats import FEWEST_DOCUMENTS, Estimate, Part, over_documents, over_seeds
 from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.pairs import is_lora
-from hfpatch.results import frontier as results_of
 from hfpatch.results.decision import ALPHA
+from hfpatch.results.frontier import Exchange, Frontier, FrontierLine
 from hfpatch.results.schema import ComparisonResults, TaskResult
 
 RESAMPLES = 999  # of which a standard error is known to 2 %
@@ -54,7 +53,7 @@ _GRID, _LEVELS = 128, 128  # points of a curve, and levels of gain: finer ones c
 
 
 @dataclass(frozen=True)
-class Frontier:
+class Sizes:
     """A method at several sizes.
 
     Attributes:
@@ -66,31 +65,7 @@ class Frontier:
     gains: Array
 
 
-@dataclass(frozen=True)
-class Rate:
-    """An exchange rate: ``value`` times the reference's parameters for equal gain, with the ends of its 95 % interval.
-
-    ``lowest`` and ``highest`` are the gains between which it is the mean.
-    """
-
-    value: float
-    low: float
-    high: float
-    lowest: float
-    highest: float
-
-
-class Unknown(NamedTuple):
-    """Why there is no exchange rate, and what it is more and less than, if anything."""
-
-    why: str
-    more_than: float | None = None
-    less_than: float | None = None
-
-
-def exchange_rate(
-    method: Frontier, reference: Frontier, weights: Array, groups: Groups | None = None
-) -> Rate | Unknown:
+def exchange_rate(method: Sizes, reference: Sizes, weights: Array, groups: Groups | None = None) -> Exchange:
     """Return the exchange rate of a method over a reference, or why there is none and its bounds.
 
     Args:
@@ -101,15 +76,16 @@ def exchange_rate(
     """
     both = np.concatenate([method.gains, reference.gains])
 
-    def unknown(why: str) -> Unknown:
-        return Unknown(why, *bounds(method, reference, weights, groups))
+    def unknown(why: str) -> Exchange:
+        more, less = bounds(method, reference, weights, groups)
+        return Exchange(why=why, more_than=more, less_than=less)
 
     if groups is not None:
         both = np.stack([[group_sums(one, groups) for one in seeds] for seeds in both])
         weights = group_sums(weights, groups)
     (seeds, documents), sizes = both.shape[1:], len(method.parameters)
     if documents < FEWEST_DOCUMENTS:
-        return Unknown("too few documents")
+        return Exchange(why="too few documents")
     logs = np.log(method.parameters), np.log(reference.parameters)
 
     def rates(gains: Array) -> tuple[Array, Array, Array]:
@@ -124,7 +100,7 @@ def exchange_rate(
         return areas, lowest, highest
 
     by_seed = both.sum(axis=2).T / weights.sum()
-    value, lowest, highest = (float(each[0]) for each in rates(by_seed.mean(axis=0)[None]))
+    value, lowest, highest = (float(row[0]) for row in rates(by_seed.mean(axis=0)[None]))
     if math.isnan(value):
         return unknown("they reach no common gain")
     drawn = np.random.default_rng(0).multinomial(documents, np.full(documents, 1 / documents), size=RESAMPLES)
@@ -137,22 +113,21 @@ def exchange_rate(
             chosen = np.random.default_rng(0).integers(0, seeds, size=(RESAMPLES, seeds))
         over_seeds = rates(by_seed[chosen].mean(axis=1))[0]
         draws.append((over_seeds, seeds, math.sqrt(seeds / (seeds - 1))))
-    if any(np.isnan(each).mean() > _MISSED for each, _, _ in draws):
+    if any(np.isnan(drawn_rates).mean() > _MISSED for drawn_rates, _, _ in draws):
         return unknown("whether they reach a common gain is not certain")
     parts = []
-    for each, count, correction in draws:
-        reached = each[~np.isnan(each)]
+    for drawn_rates, count, correction in draws:
+        reached = drawn_rates[~np.isnan(drawn_rates)]
         error = float(reached.std()) if len(reached) > 1 else math.inf
         parts.append(Part(error * correction, count - 1))
     low, high = Estimate(value, tuple(parts)).interval
     if high - low > max(log[-1] - log[0] for log in logs):
         return unknown("the interval is wider than the sizes are apart")
-    return Rate(math.exp(value), math.exp(low), math.exp(high), lowest, highest)
+    ends = {"rate": value, "low": low, "high": high}
+    return Exchange(**{name: math.exp(log) for name, log in ends.items()}, lowest=lowest, highest=highest)
 
 
-def bounds(
-    method: Frontier, reference: Frontier, weights: Array, groups: Groups | None
-) -> tuple[float | None, float | None]:
+def bounds(method: Sizes, reference: Sizes, weights: Array, groups: Groups | None) -> tuple[float | None, float | None]:
     """Return what the exchange rate is more, and less, than."""
     level = ALPHA / (len(method.parameters) * len(reference.parameters))
     more, less = list[float](), list[float]()
@@ -177,7 +152,7 @@ def exchange_rates(
     result: TaskResult,
     aggregation: Aggregation | None = None,
     dependent: Neighbours | None = None,
-) -> dict[str, Rate | Unknown]:
+) -> dict[str, Exchange]:
     """Return the exchange rate of each method over a reference, or why there is none, from the runs' records.
 
     It uses the seeds with which every size of the method and of the reference was trained.
@@ -193,31 +168,33 @@ def exchange_rates(
     """
     metric = metric_named(result.primary, higher_is_better=result.higher_is_better, aggregation=aggregation)
     if metric.aggregate is not None:
-        return {name: Unknown(f"{result.primary} is no mean of documents") for name in methods if name != reference}
-    reader, rates = Reader(), dict[str, Rate | Unknown]()
+        why = f"{result.primary} is no mean of documents"
+        return {name: Exchange(why=why) for name in methods if name != reference}
+    reader, rates = Reader(), dict[str, Exchange]()
     (base,) = records[baseline].values()
     for name in [name for name in methods if name != reference]:
         sizes = [
-            sorted((size, one) for one, size in methods[each].items() if one in records) for each in (name, reference)
+            sorted((size, one) for one, size in methods[family].items() if one in records)
+            for family in (name, reference)
         ]
         seeds_of = [set(records[one]) for side in sizes for _, one in side] if all(sizes) else [set()]
         seeds = sorted(set.intersection(*seeds_of))
         if not seeds or any(len(dict(side)) < len(side) for side in sizes):
-            rates[name] = Unknown("two of its budgets are one size" if seeds else "the two share no seed")
+            rates[name] = Exchange(why="two of its budgets are one size" if seeds else "the two share no seed")
             continue
         runs = [[[records[one][seed] for seed in seeds] for _, one in side] for side in sizes]
         read = reader.read_runs(result, metric, [base, *(path for side in runs for one in side for path in one)])
         terms = {path: metric.ratio_terms(values) for path, values in read.items()}
         sign = 1.0 if result.higher_is_better else -1.0
         ours, theirs = (
-            Frontier(
+            Sizes(
                 np.array([size for size, _ in side], dtype=np.float64),
                 sign * np.array([[terms[path][0] - terms[base][0] for path in one] for one in paths]),
             )
             for side, paths in zip(sizes, runs, strict=True)
         )
         if not (np.isfinite(ours.gains).all() and np.isfinite(theirs.gains).all()):
-            rates[name] = Unknown("not all values are finite")
+            rates[name] = Exchange(why="not all values are finite")
             continue
         weights, groups = terms[base][1], reader.read_groups(base, result)
         if dependent is not None:
@@ -230,7 +207,7 @@ def frontier_of(
     results: ComparisonResults,
     records: Mapping[str, Mapping[int, Path]],
     aggregations: Mapping[str, Mapping[str, Aggregation]],
-) -> results_of.Frontier | None:
+) -> Frontier | None:
     """Return the frontier of complete results, by the measure that decides the first task; None without budgets.
 
     The reference is the LoRA called ``lora``, or the first one, that has several budgets.
@@ -243,7 +220,7 @@ def frontier_of(
         return None
     loras = [f for f, sizes in families.items() if len(sizes) > 1 and is_lora(results.methods[next(iter(sizes))].parts)]
     reference = "lora" if "lora" in loras else next(iter(loras), None)
-    measure, rates = results.deciding[task], dict[str, Rate | Unknown]()
+    measure, rates = results.deciding[task], dict[str, Exchange]()
     if reference is not None and results.baseline is not None:
         result = results.scores_of(results.methods[results.baseline].runs[0])[task]
         chosen = result.model_copy(update={"primary": measure.metric, "higher_is_better": measure.higher_is_better})
@@ -259,19 +236,11 @@ def frontier_of(
             aggregation=of_task.get(measure.metric),
             dependent=in_runs,
         )
-    lines = []
-    for name, sizes in families.items():
-        rate, exchange = rates.get(name), None
-        if isinstance(rate, Unknown):
-            exchange = results_of.Exchange(**rate._asdict())
-        elif rate is not None:
-            exchange = results_of.Exchange(
-                rate=rate.value, low=rate.low, high=rate.high, lowest=rate.lowest, highest=rate.highest
-            )
-        lines.append(
-            results_of.FrontierLine(method=name, points=sorted(sizes, key=lambda name: sizes[name]), exchange=exchange)
-        )
-    return results_of.Frontier(task=task, metric=measure.metric, reference=reference, lines=lines)
+    lines = [
+        FrontierLine(method=name, points=sorted(sizes, key=lambda name: sizes[name]), exchange=rates.get(name))
+        for name, sizes in families.items()
+    ]
+    return Frontier(task=task, metric=measure.metric, reference=reference, lines=lines)
 
 
 def monotone(gains: Array) -> Array:

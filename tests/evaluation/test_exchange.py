@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from hfpatch.evaluation.exchange import Frontier, Rate, Unknown, bounds, exchange_rate, frontier, monotone
+from hfpatch.evaluation.exchange import Sizes, bounds, exchange_rate, frontier, monotone
+from hfpatch.results.frontier import Exchange
 
 SIZES = np.array([3e3, 12e3, 48e3, 192e3])
 SLOPE = 0.05
@@ -48,8 +49,8 @@ def test_a_frontier_goes_through_its_points_and_never_falls():
 def test_a_method_that_needs_so_many_times_the_parameters(times):
     weights = np.linspace(1, 3, 25)
     ours, theirs = (exact(along(SIZES, each)) * weights for each in (times, 1.0))
-    found = exchange_rate(Frontier(SIZES, ours), Frontier(SIZES, theirs), weights)
-    assert (found.value, found.low, found.high) == pytest.approx((times, times, times))
+    found = exchange_rate(Sizes(SIZES, ours), Sizes(SIZES, theirs), weights)
+    assert (found.rate, found.low, found.high) == pytest.approx((times, times, times))
     assert (found.lowest, found.highest) == pytest.approx(
         (SLOPE * math.log(3 / min(1, times)) if times < 1 else SLOPE * math.log(3), along(SIZES, max(times, 1))[-1])
     )
@@ -58,15 +59,15 @@ def test_a_method_that_needs_so_many_times_the_parameters(times):
 def test_the_mean_over_the_gains_that_both_reach():
     # x(γ) = γ log 10 of the reference, 2 γ log 10 of the method, γ from 0 to 0.5: the mean of γ log 10
     sizes = np.array([100.0, 1000.0])
-    found = exchange_rate(Frontier(sizes, exact([0, 0.5])), Frontier(sizes, exact([0, 1.0])), np.ones(25))
-    assert found.value == pytest.approx(10**0.25)
+    found = exchange_rate(Sizes(sizes, exact([0, 0.5])), Sizes(sizes, exact([0, 1.0])), np.ones(25))
+    assert found.rate == pytest.approx(10**0.25)
     assert (found.lowest, found.highest) == pytest.approx((0, 0.5))
 
 
 def test_a_method_of_one_size():
-    one, other = Frontier(np.array([500.0]), exact([0.5])), Frontier(np.array([100.0, 10_000.0]), exact([0, 1.0]))
+    one, other = Sizes(np.array([500.0]), exact([0.5])), Sizes(np.array([100.0, 10_000.0]), exact([0, 1.0]))
     found = exchange_rate(one, other, np.ones(25))
-    assert found.value == pytest.approx(500 / 1000)
+    assert found.rate == pytest.approx(500 / 1000)
     assert (found.lowest, found.highest) == pytest.approx((0.5, 0.5))
 
 
@@ -74,10 +75,10 @@ def test_the_error_over_seeds():
     # seeds that shift all gains of a method by δ change log ρ by -δ / slope: the error is sd(δ) / (slope √S)
     shifts = np.array([-0.01, 0.02, 0.005])
     ours = exact(along(SIZES), seeds=3) + shifts[None, :, None]
-    found = exchange_rate(Frontier(SIZES, ours), Frontier(SIZES, exact(along(SIZES), seeds=3)), np.ones(25))
+    found = exchange_rate(Sizes(SIZES, ours), Sizes(SIZES, exact(along(SIZES), seeds=3)), np.ones(25))
     reach = t.ppf(0.975, 2) * shifts.std(ddof=1) / SLOPE / math.sqrt(3)
     middle = -shifts.mean() / SLOPE
-    assert np.log([found.value, found.low, found.high]) == pytest.approx([middle, middle - reach, middle + reach], 1e-6)
+    assert np.log([found.rate, found.low, found.high]) == pytest.approx([middle, middle - reach, middle + reach], 1e-6)
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -87,7 +88,7 @@ def test_the_error_over_documents(grouped):
     groups = np.repeat(np.arange(many // 4), 4) if grouped else None
     ours = exact(along(SIZES), documents=many) + shifts
     theirs = exact(along(SIZES), documents=many)
-    found = exchange_rate(Frontier(SIZES, ours), Frontier(SIZES, theirs), np.ones(many), groups)
+    found = exchange_rate(Sizes(SIZES, ours), Sizes(SIZES, theirs), np.ones(many), groups)
     means = shifts.reshape(-1, 4).mean(axis=1) if grouped else shifts
     reach = t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / math.sqrt(len(means)) / SLOPE
     assert math.log(found.high / found.low) / 2 == pytest.approx(reach, rel=0.08)  # 999 draws
@@ -96,13 +97,14 @@ def test_the_error_over_documents(grouped):
 def test_without_a_rate_there_is_a_reason():
     low, high, ones = exact(along(SIZES)), exact(along(SIZES) + 1), np.ones(25)
     most = SIZES[-1] / SIZES[0]  # even at its largest size the one gains less than the other at its smallest
-    assert exchange_rate(Frontier(SIZES, low), Frontier(SIZES, high), ones) == ("they reach no common gain", most, None)
-    assert exchange_rate(Frontier(SIZES, high), Frontier(SIZES, low), ones).less_than == 1 / most
-    few = Frontier(SIZES, low[..., :10])
-    assert exchange_rate(few, few, ones[:10]) == ("too few documents", None, None)
+    expected = Exchange(why="they reach no common gain", more_than=most)
+    assert exchange_rate(Sizes(SIZES, low), Sizes(SIZES, high), ones) == expected
+    assert exchange_rate(Sizes(SIZES, high), Sizes(SIZES, low), ones).less_than == 1 / most
+    few = Sizes(SIZES, low[..., :10])
+    assert exchange_rate(few, few, ones[:10]) == Exchange(why="too few documents")
     wild = low + np.random.default_rng(0).normal(0, 20, size=low.shape)
-    found = exchange_rate(Frontier(SIZES, wild), Frontier(SIZES, low), ones)
-    assert (type(found), found.more_than, found.less_than) == (Unknown, None, None)
+    found = exchange_rate(Sizes(SIZES, wild), Sizes(SIZES, low), ones)
+    assert (found.rate, found.more_than, found.less_than) == (None, None, None)
 
 
 def saturating(sizes):
@@ -119,7 +121,7 @@ def simulated(gains, rng, seeds, *, of_seeds=0.005, of_documents=0.1, documents=
 
 def rates(truth, seeds, repeats):
     rng, weights = np.random.default_rng(1), np.ones(200)
-    pairs = ([Frontier(SIZES, simulated(each, rng, seeds)) for each in truth] for _ in range(repeats))
+    pairs = ([Sizes(SIZES, simulated(each, rng, seeds)) for each in truth] for _ in range(repeats))
     return [exchange_rate(*pair, weights) for pair in pairs]
 
 
@@ -128,11 +130,11 @@ def rates(truth, seeds, repeats):
 def test_intervals_cover_the_truth(times, seeds):
     truth = saturating(SIZES / times), saturating(SIZES)
     found = rates(truth, seeds, 80)
-    exact_rate = exchange_rate(Frontier(SIZES, exact(truth[0])), Frontier(SIZES, exact(truth[1])), np.ones(25))
-    assert exact_rate.value == pytest.approx(times, rel=0.02)  # what is left is the interpolation's
-    assert all(isinstance(each, Rate) for each in found)
-    assert sum(each.low <= exact_rate.value <= each.high for each in found) >= 0.92 * len(found)
-    assert np.median([each.value for each in found]) == pytest.approx(exact_rate.value, rel=0.05)
+    exact_rate = exchange_rate(Sizes(SIZES, exact(truth[0])), Sizes(SIZES, exact(truth[1])), np.ones(25))
+    assert exact_rate.rate == pytest.approx(times, rel=0.02)  # what is left is the interpolation's
+    assert all(each.rate is not None for each in found)
+    assert sum(each.low <= exact_rate.rate <= each.high for each in found) >= 0.92 * len(found)
+    assert np.median([each.rate for each in found]) == pytest.approx(exact_rate.rate, rel=0.05)
 
 
 @pytest.mark.parametrize("times", [0.2, 5.0])
@@ -140,7 +142,7 @@ def test_bounds_of_rates_that_are_not_known_hold(times):
     """A method that is worse, or better, by a factor at each size: both bounds are on the right side of it."""
     rng, weights, wrong, found = np.random.default_rng(2), np.ones(200), 0, 0
     for _ in range(150):
-        ours, theirs = (Frontier(SIZES, simulated(along(SIZES, each), rng, 3, of_seeds=0.01)) for each in (times, 1.0))
+        ours, theirs = (Sizes(SIZES, simulated(along(SIZES, each), rng, 3, of_seeds=0.01)) for each in (times, 1.0))
         more, less = bounds(ours, theirs, weights, None)
         found += more is not None or less is not None
         wrong += (more is not None and more > times) or (less is not None and less < times)
@@ -151,4 +153,4 @@ def test_bounds_of_rates_that_are_not_known_hold(times):
 @pytest.mark.slow
 def test_frontiers_that_do_not_rise_have_no_rate():
     flat = np.full(len(SIZES), 0.1)
-    assert sum(isinstance(each, Rate) for each in rates((flat, flat), 3, 60)) <= 3
+    assert sum(each.rate is not None for each in rates((flat, flat), 3, 60)) <= 3
