@@ -167,7 +167,7 @@ def run_task(scorer: HfpatchLM, name: str, selection: Selection) -> Answered:
         raise HfpatchError(f"task {name}: has no documents; its data or its filter is empty")
     try:
         asked: dict[str, Any] = {"limit": limit, "bootstrap_iters": 0, **prompting(settings)}
-        task.set_fewshot_seed(settings.task_options["fewshot_seed"])
+        task.set_fewshot_seed(settings.fewshot_seed)
         examples = others_as_examples(name, task, selection.clusters.get(name))
         with examples as few_shot, _scorable(scorer, name, task) as left_out:
             output: Mapping[str, Any] = run_lm_eval(scorer, {"tasks": {name: task}}, **asked)

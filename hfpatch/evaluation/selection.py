@@ -65,12 +65,11 @@ def select(settings: EvaluationSettings, data_dir: Path | None = None) -> Select
         HfpatchError: as `load_tasks`; if two names have a task in common, a task cannot be run with the settings, or
             its documents have no column of the name in ``cluster``.
     """
-    given: dict[str, Any] = settings.task_options
     tasks: dict[str, Any] = {}
     groups: dict[str, Any] = {}
     source: dict[str, str] = {}
     for name in settings.tasks:
-        named = load_named(name, data_dir=data_dir, **given)
+        named = load_named(name, settings, data_dir)
         for task in named.tasks:
             if source.setdefault(task, name) != name:
                 raise HfpatchError(f"task {task}: is asked for by {source[task]!r} and {name!r}; leave one out")

@@ -20,7 +20,7 @@ from hfpatch.data.readers import read_json_lines
 from hfpatch.errors import HfpatchError, first_line
 from hfpatch.evaluation.harness import files_by_content, quiet, templates_compiled_once
 from hfpatch.evaluation.index import TASKS, AddedFolder, entries_of, file_stamp
-from hfpatch.recipes.evaluation import FEWSHOT_SEED
+from hfpatch.recipes.evaluation import FEWSHOT_SEED, EvaluationSettings
 from hfpatch.recipes.strict import Section, read_yaml, validate
 from hfpatch.support.files import check_data_dir
 from hfpatch.support.folders import eval_dir
@@ -87,34 +87,29 @@ def load_tasks(
     Raises:
         HfpatchError: if a name is unknown, the data cannot be loaded, or a task file has an error.
     """
-    folders = {"data_dir": data_dir, "include_path": include_path}
-    given: dict[str, Any] = {name: None if folder is None else Path(folder) for name, folder in folders.items()}
-    given |= {"num_fewshot": num_fewshot}
-    given |= {"gen_kwargs": gen_kwargs, "fewshot_seed": fewshot_seed}
-    names = [names] if isinstance(names, str) else names
-    return {task: each for name in names for task, each in load_named(name, **given).tasks.items()}
+    settings = EvaluationSettings(
+        tasks=(names,) if isinstance(names, str) else tuple(names),
+        num_fewshot=num_fewshot,
+        include_path=None if include_path is None else Path(include_path),
+        gen_kwargs=dict(gen_kwargs or {}),
+        seed=(None, None, None, fewshot_seed),
+    )
+    loaded = [load_named(name, settings, None if data_dir is None else Path(data_dir)) for name in settings.tasks]
+    return {name: task for named in loaded for name, task in named.tasks.items()}
 
 
-def load_named(
-    name: str,
-    *,
-    data_dir: Path | None = None,
-    num_fewshot: int | None = None,
-    include_path: Path | None = None,
-    gen_kwargs: Mapping[str, Any] | None = None,
-    fewshot_seed: int = FEWSHOT_SEED,
-) -> Named:
-    """Return the tasks and the groups of one name; the options are those of `load_tasks`."""
+def load_named(name: str, settings: EvaluationSettings, data_dir: Path | None = None) -> Named:
+    """Return the tasks and the groups of one name, as the settings of an evaluation ask for them."""
     check_data_dir(data_dir)
     with quiet():
-        added = AddedFolder.at(include_path)
+        added = AddedFolder.at(settings.include_path)
         index = entries_of(name, added)
         local = {} if data_dir is None else {task: data for task, data in local_data().items() if task in index}
         alone = index[name] is not None and index[name].kind.name in TASKS
         used = [task for task in local if task not in added.index and (task == name or not alone)]
         files = [data_dir / file for task in used for file in local[task].data_files.values()] if data_dir else []
-        options = json.dumps(dict(gen_kwargs or {}), sort_keys=True)
-        asked = (name, data_dir if used else None, tuple(used), num_fewshot, added, options)
+        gen_kwargs = json.dumps(settings.gen_kwargs, sort_keys=True)
+        asked = (name, data_dir if used else None, tuple(used), settings.num_fewshot, added, gen_kwargs)
         named = _built.get(asked)
         if named is None or file_stamp(named.files) != tuple(named.files.values()):
             stamps = dict(zip(files, file_stamp(files), strict=False))  # of one that is missing, `_load` says so
@@ -126,7 +121,7 @@ def load_named(
         for task_name, task in named.tasks.items():
             for key, value in named.settings[task_name].items():
                 task.set_config(key, copy.deepcopy(value))
-            task.set_fewshot_seed(fewshot_seed)
+            task.set_fewshot_seed(settings.fewshot_seed)
     return named
 
 
@@ -290,7 +285,7 @@ def _prompts(task: Any, document: Mapping[str, Any]) -> list[str]:
         if task.OUTPUT_TYPE == "generate_until":
             answers = task.doc_to_target(document)
             between = task.config.target_delimiter
-            return [f"{prompt}{between}{each}" for each in (answers if isinstance(answers, list) else [answers])]
+            return [f"{prompt}{between}{answer}" for answer in (answers if isinstance(answers, list) else [answers])]
         if getattr(task, "multiple_input", False):
             prompt = task.doc_to_choice(document)
         made = task.construct_requests(document, prompt)
@@ -298,7 +293,7 @@ def _prompts(task: Any, document: Mapping[str, Any]) -> list[str]:
         return []
     requests = made if isinstance(made, list) else [made]
     given = [[argument for argument in request.arguments if isinstance(argument, str)] for request in requests]
-    return ["".join(each) for each in given if each[0]]  # acc_mutual_info also scores answers without the prompt
+    return ["".join(texts) for texts in given if texts[0]]  # acc_mutual_info also scores answers without the prompt
 
 
 def _texts(value: Any) -> Iterator[str]:

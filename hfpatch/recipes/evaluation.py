@@ -109,14 +109,9 @@ class EvaluationSettings(Section):
         return not self.apply_chat_template and self.system_instruction is None
 
     @property
-    def task_options(self) -> dict[str, Any]:
-        """The options that tasks are loaded with, besides their names and the data folder."""
-        return {
-            "num_fewshot": self.num_fewshot,
-            "include_path": self.include_path,
-            "gen_kwargs": self.gen_kwargs,
-            "fewshot_seed": FEWSHOT_SEED if self.seed is None else self.seed[3],
-        }
+    def fewshot_seed(self) -> int:
+        """The seed for choosing few-shot examples."""
+        return FEWSHOT_SEED if self.seed is None else self.seed[3]
 
     def limit_of(self, name: str, documents: int) -> int | None:
         """Return how many of a task's documents are scored; ``tasks`` names it, its group or its tag ``name``."""

@@ -232,7 +232,7 @@ def test_known_tasks_have_their_columns(grouped_task, monkeypatch):
     cases = (("quiz_one", {}, "passage"), ("quiz_one", {"quiz_one": None}, None), ("quiz", {}, None))
     for name, given, expected in cases:
         chosen = grouped_task(name=name)
-        tasks = load_tasks(chosen.tasks, **chosen.task_options)
+        tasks = load_tasks(chosen.tasks, include_path=chosen.include_path)
         assert clusters.cluster_columns(tasks, given).get(name) == expected
     monkeypatch.setitem(clusters.KNOWN_CLUSTERS, "quiz_*", "article")  # another task under a known one's name
     assert clusters.cluster_columns(tasks, {}) == {}

@@ -12,7 +12,7 @@ from own_tasks import read_record as records
 from own_tasks import write_task
 
 from hfpatch import NonlinearQueryConfig, patch
-from hfpatch.evaluation import HfpatchLM, evaluate, load_tasks
+from hfpatch.evaluation import HfpatchLM, evaluate
 from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.low_noise import low_noise_scores, low_noise_values, scored_bytes
 from hfpatch.evaluation.run import Storage
@@ -162,7 +162,7 @@ def test_nothing_more_is_scored_than_lm_eval_asks_for_and_answers_are_kept(score
     with pytest.MonkeyPatch.context() as patched, quiet():
         by_lm_eval = watch(patched)
         lm = HfpatchLM(taught, tokenizer=tokenizer)
-        for name, task in load_tasks(chosen.tasks, **chosen.task_options).items():
+        for name, task in select(chosen).tasks.items():
             found = lm_eval.evaluate(lm, {name: task}, bootstrap_iters=0)["results"][name]
             theirs = {key.removesuffix(",none"): value for key, value in found.items() if key.endswith(",none")}
             own = {key: value for key, value in results[name].metrics.items() if key in theirs}
@@ -186,7 +186,7 @@ def test_they_are_left_out_where_no_answer_is_known_to_be_right(scored):
 
 def test_an_impossible_answer_has_no_finite_value(scored):
     *_, chosen = scored
-    task = load_tasks(("choice",), **chosen.task_options)["choice"]
+    task = select(chosen).tasks["choice"]
     arguments = [("q", " a"), ("q", " b"), ("q", " c")]
     for logs, expected in {(-math.inf, -1.0, -2.0): (-math.inf, 0.0, -math.inf), (-math.inf,) * 3: None}.items():
         sample = {"doc_id": 5, "doc": ROWS[0], "target": 0, "arguments": arguments, "metrics": ["acc"]}

@@ -10,7 +10,7 @@ from own_tasks import read_record, task_result, write_record, write_task
 from scipy.stats import t as student
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import all_aggregations, check_comparable, compare, comparison, evaluate, load_tasks
+from hfpatch.evaluation import all_aggregations, check_comparable, compare, comparison, evaluate
 from hfpatch.evaluation.run import Storage
 from hfpatch.evaluation.selection import select
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -72,7 +72,7 @@ def scored(taught, tokenizer, support, tmp_path_factory):
         name: evaluate(model, tokenizer, select(chosen), storage=Storage(records=folder / name))
         for name, model in {"baseline": support.gpt_neox(), "taught": taught}.items()
     }
-    return folder, found, load_tasks(chosen.tasks, **chosen.task_options)
+    return folder, found, select(chosen).tasks
 
 
 def values(folder, task, metric):
@@ -161,6 +161,6 @@ def test_a_metric_that_records_cannot_give_again_is_refused_before_anything_is_c
     chosen = write_tasks(tmp_path, support, {"objects": (CLOZE, "objects", "!function own.last_of")})
     scores = evaluate(taught, tokenizer, select(chosen), storage=Storage(records=tmp_path))
     assert math.isfinite(scores["objects"].metrics["objects"])
-    aggregations = all_aggregations(load_tasks(chosen.tasks, **chosen.task_options))
+    aggregations = all_aggregations(select(chosen).tasks)
     with pytest.raises(HfpatchError, match="task objects: its metric objects does not follow from the documents'"):
         check_comparable(tmp_path, scores, aggregations)
