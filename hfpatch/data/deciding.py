@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from hfpatch.data.copies import LONG, Digester, Digests, Flags, Values
 from hfpatch.data.corpora import Corpus, filtered_documents
-from hfpatch.data.rows import count_groups
+from hfpatch.data.rows import number_groups
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
 
@@ -260,7 +260,7 @@ def tokenizer_documents(sources: Sequence[tuple[Corpus, DataSettings]]) -> Itera
                         "by data.min_characters, or set data.append_eos=true"
                     )
             nothing = np.zeros(len(digests), np.bool_)
-            groups = None if settings.group is None else count_groups(names)
+            groups = None if settings.group is None else number_groups(names)
             candidates.append(
                 Candidates(
                     settings.source,

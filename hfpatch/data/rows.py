@@ -160,8 +160,8 @@ class Rows:
         return _valid(text, where, next(iter(document)))
 
 
-def count_groups(names: Sequence[str | None]) -> npt.NDArray[np.int64]:
-    """Return the group of each document from its name; without one, a document is a group by itself."""
+def number_groups(names: Sequence[str | None]) -> npt.NDArray[np.int64]:
+    """Return the group of each document, counted from 0, from its name; without one, a document is one by itself."""
     numbers: dict[str | int, int] = {}
     keys = (index if name is None else name for index, name in enumerate(names))
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hfpatch.data.completions import tokenize_completions
 from hfpatch.data.copies import Digester, Digests
-from hfpatch.data.rows import Document, count_groups
+from hfpatch.data.rows import Document, number_groups
 from hfpatch.data.tokenizer import (
     Integers,
     TokenArray,
@@ -153,7 +153,7 @@ def write_token_file(
         tokenizer,
         np.concatenate(lengths),
         Digests.join(digests, list(map(len, lengths))),
-        count_groups([names[index] for index in kept]) if grouped else None,
+        number_groups([names[index] for index in kept]) if grouped else None,
         tokens=tokens,
         end_of_text=tokenizer.eos_token_id if settings.append_eos else None,
         **settings.model_dump(include={"source", "config", "split"}),

@@ -6,7 +6,7 @@ weights are summed, ``a_g = Σ aᵢ`` and ``c_g = Σ cᵢ`` over its documents (
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -61,13 +61,6 @@ def cluster_columns(tasks: Mapping[str, Any], given: Mapping[str, str | None]) -
             hint = nearest(str(column), columns) or f"; there are {', '.join(columns)}"
             raise HfpatchError(f"task {name}: its documents have no column {column!r} to be the cluster{hint}")
     return by_task
-
-
-def grouped(clusters: Sequence[str | None]) -> Groups:
-    """Return the group of each document from its group's name; None is a group of one."""
-    numbers: dict[object, int] = {}
-    names = ((index,) if name is None else name for index, name in enumerate(clusters))
-    return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
 
 
 def count_groups(groups: Groups) -> int:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from hfpatch.data.rows import number_groups
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.clusters import Groups, count_groups, grouped
+from hfpatch.evaluation.clusters import Groups, count_groups
 from hfpatch.evaluation.metrics import Metric
 from hfpatch.results.records import TaskValues, hash_documents, read_lines, read_values
 from hfpatch.results.schema import TaskResult
@@ -62,7 +63,7 @@ class Reader:
             return stored.groups
         if key not in self._groups:
             names = read_metric(run / f"{result.task}.jsonl", "cluster")[1]
-            groups = grouped([name if isinstance(name, str) else None for name in names])
+            groups = number_groups([name if isinstance(name, str) else None for name in names])
             self._groups[key] = groups if count_groups(groups) < len(groups) else None
         return self._groups[key]
 

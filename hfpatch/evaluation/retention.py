@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from hfpatch.data.documents import Documents
-from hfpatch.evaluation.clusters import count_groups, grouped
+from hfpatch.data.rows import number_groups
+from hfpatch.evaluation.clusters import count_groups
 from hfpatch.evaluation.comparison import Runs, compare, find_dependent
 from hfpatch.evaluation.metrics import Array, Metric, metric_named
 from hfpatch.evaluation.reading import Reader
@@ -83,7 +84,7 @@ def _text_result(
     group as its ``cluster``, and standard errors are those over groups.
     """
     hashes = [documents.hashes[index] for index in rows]
-    groups = None if documents.groups is None else grouped([f"{documents.groups[index]}" for index in rows])
+    groups = None if documents.groups is None else number_groups([f"{documents.groups[index]}" for index in rows])
     units = len(rows) if groups is None else count_groups(groups)
     if records_dir is not None:
         clusters: Any = [{}] * len(rows) if groups is None else [{"cluster": str(group)} for group in groups.tolist()]

@@ -20,9 +20,10 @@ from lm_eval.evaluator import evaluate as run_lm_eval
 from lm_eval.utils import handle_non_serializable
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hfpatch.data.rows import number_groups
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.cache import keep_findings, model_key, open_cache, read_findings
-from hfpatch.evaluation.clusters import count_groups, grouped
+from hfpatch.evaluation.clusters import count_groups
 from hfpatch.evaluation.examples import others_as_examples
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.low_noise import chance, low_noise_scores, low_noise_values, ties
@@ -241,7 +242,7 @@ def _score(scorer: HfpatchLM, name: str, selection: Selection, storage: Storage)
         storage.log.add(name, answered.output)
     metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}  # JSON has no other numbers
     metrics |= low_noise_scores(low_noise)
-    groups = grouped([record["cluster"] for record in records]) if cluster is not None else None
+    groups = number_groups([record["cluster"] for record in records]) if cluster is not None else None
     return TaskResult(
         task=name,
         n=len(records),

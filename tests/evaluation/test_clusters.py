@@ -12,6 +12,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from own_tasks import read_record, task_result, write_record, write_task
 from scipy.stats import t as student
 
+from hfpatch.data.rows import number_groups
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import TaskResult, clusters, compare, comparison, evaluate, index, load_tasks, stats
 from hfpatch.evaluation.run import Storage
@@ -53,7 +54,7 @@ def test_the_error_is_that_of_the_jackknife_over_groups():
     rng = np.random.default_rng(0)
     names = [str(name) for name in rng.integers(0, 7, size=40)]
     differences, weights = rng.normal(size=40), rng.integers(1, 9, size=40).astype(float)
-    groups = clusters.grouped(names)
+    groups = number_groups(names)
     error, count = by_hand(differences, weights, names)
     assert stats.over_documents(differences, weights, groups=groups) == pytest.approx((error, count - 1))
     # for groups of one size, the usual cluster-robust error
@@ -61,7 +62,7 @@ def test_the_error_is_that_of_the_jackknife_over_groups():
     sums = (terms - terms.mean()).reshape(12, 5).sum(axis=1)
     expected = math.sqrt(12 / 11 * (sums**2).sum()) / 60
     assert stats.over_documents(terms, weights, groups=groups).error == pytest.approx(expected)
-    assert clusters.grouped(["b", None, "b", None, "a"]).tolist() == [0, 1, 0, 2, 3]
+    assert number_groups(["b", None, "b", None, "a"]).tolist() == [0, 1, 0, 2, 3]
 
 
 def test_shares_have_one_group_gained_and_one_lost():
