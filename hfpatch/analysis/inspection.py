@@ -78,7 +78,7 @@ class Inspection:
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON values; NaN and infinite numbers are null."""
         differently = ("base", "patch", "sites", "summary", "linearised")
-        names = [each.name for each in fields(self) if each.name not in differently]
+        names = [entry.name for entry in fields(self) if entry.name not in differently]
         shares = ("layer", "explained", "explained_change", "fit_tokens")  # not the fitted matrices
         sites = [
             {"layer": site.layer, "family": site.family, "attention": site.path}
@@ -93,7 +93,7 @@ class Inspection:
             "sites": sites,
             "parameters": self.summary,
             **{name: getattr(self, name) for name in names},
-            "linearised": [{name: getattr(each, name) for name in shares} for each in self.linearised],
+            "linearised": [{name: getattr(layer, name) for name in shares} for layer in self.linearised],
         }
         return {name: _plain(value) for name, value in values.items()}
 

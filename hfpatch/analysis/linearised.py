@@ -2,7 +2,7 @@
 
 With a pre-projection or a nonlinear query, q(x) is not a matrix product. Its best linear approximation on text is the W
 that minimises E‖q(x) − xW − b‖² over the tokens' x, the attention's input before any patch. (For a Gaussian x that is
-also the mean Jacobian E[∂q/∂x], by Stein's lemma; the fit does not assume it.) Only the unknown part is fitted:
+also the mean Jacobian E[∂q/∂x], by Stein's lemma; the fit does not assume it.) Only the rest is fitted:
 q(x) − xW_0, where W_0 is the base's matrix with linear adapters added and the anchor of a nonlinear query at its weight
 in f = 0. So a linear patch, or a no-op, gives W_0 itself.
 
@@ -115,13 +115,13 @@ class _Affine:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer's site and rotation, the base's map, and the known part of the patched map (W_0)."""
+    """A layer's site and rotation, the base's map, and the linear part of the patched map (W_0)."""
 
     site: AttentionSite
     rotary: Rotary | None
     head_size: int
     base: _Affine
-    known: _Affine
+    linear: _Affine
 
 
 def _observe(model: nn.Module, batches: Iterable[Batch], observers: Sequence[_Moments | _Explained]) -> None:
@@ -152,13 +152,13 @@ def _observe(model: nn.Module, batches: Iterable[Batch], observers: Sequence[_Mo
 
 
 class _Moments:
-    """Moments for the regression of the unknown part on x, in fp64; their size is independent of the tokens."""
+    """Moments for the regression of the nonlinear part on x, in fp64; their size is independent of the tokens."""
 
     def __init__(self, layer: _Layer) -> None:
         self.layer, self.count = layer, 0
-        sides = (layer.known.weights.query, layer.known.weights.key)
-        self.known = torch.cat([side.movedim(0, 1).flatten(1) for side in sides], dim=1)  # (hidden, columns of both)
-        hidden, width = self.known.shape
+        sides = (layer.linear.weights.query, layer.linear.weights.key)
+        self.linear = torch.cat([side.movedim(0, 1).flatten(1) for side in sides], dim=1)  # (hidden, columns of both)
+        hidden, width = self.linear.shape
         self.x, self.r = torch.zeros(hidden).double(), torch.zeros(width).double()
         self.xx, self.xr = torch.zeros(hidden, hidden).double(), torch.zeros(hidden, width).double()
         self.rr = torch.zeros(width).double()
@@ -166,7 +166,7 @@ class _Moments:
     def add(self, tokens: Tokens, x: Tensor, query: Tensor, key: Tensor) -> None:
         counted = tokens.counted.cpu()
         x = x[counted]
-        r = torch.cat([query, key], dim=-1)[counted] - x @ self.known
+        r = torch.cat([query, key], dim=-1)[counted] - x @ self.linear
         self.count += len(x)
         self.x += x.sum(0)
         self.r += r.sum(0)
@@ -175,7 +175,7 @@ class _Moments:
         self.rr += r.pow(2).sum(0)
 
     def fitted(self) -> _Affine:
-        """Return the approximation: the known part plus a ridge regression of the rest, query and key each by its λ."""
+        """Return the linear part plus a ridge regression of the rest, query and key each with its λ."""
         hidden, count = len(self.x), self.count
         if count <= hidden:
             raise HfpatchError(
@@ -184,8 +184,8 @@ class _Moments:
         x, r = self.x / count, self.r / count
         xx, xr = self.xx - count * x[:, None] * x, self.xr - count * x[:, None] * r
         rr = self.rr - count * r.pow(2)
-        known, size = self.layer.known.weights, self.layer.head_size
-        columns = len(known.query) * size
+        linear, size = self.layer.linear.weights, self.layer.head_size
+        columns = len(linear.query) * size
         parts = (slice(None, columns), slice(columns, None))
 
         # (XᵀX + λI)⁻¹XᵀR for the λ of least generalised cross-validation score.
@@ -206,7 +206,7 @@ class _Moments:
 
         query, key = (split_heads(change[:, part], size) for part in parts)
         query_bias, key_bias = (split_heads((r - x @ change)[None, part], size) for part in parts)
-        weights = HeadWeights(known.layer, known.query + query, known.key + key)
+        weights = HeadWeights(linear.layer, linear.query + query, linear.key + key)
         return _Affine(weights, (query_bias, key_bias))
 
 

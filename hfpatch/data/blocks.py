@@ -488,7 +488,7 @@ def _stream_pieces(stream: TokenStream, size: int, added: int) -> tuple[Integers
 
 def _hash_arrays(*arrays: npt.NDArray[Any] | JoinedRows | None) -> str:
     digest = hashlib.sha256()
-    for array in (np.asarray(each) for each in arrays if each is not None):
+    for array in (np.asarray(given) for given in arrays if given is not None):
         digest.update(f"{array.dtype.str}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()

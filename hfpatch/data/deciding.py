@@ -85,7 +85,8 @@ def choose_documents(
     counts = [len(source.usable) for source in sources]
     firsts = np.cumsum([0, *counts])
     groups = [
-        np.arange(count) if each.groups is None else each.groups for each, count in zip(sources, counts, strict=True)
+        np.arange(count) if source.groups is None else source.groups
+        for source, count in zip(sources, counts, strict=True)
     ]
     every = np.concatenate([ids + first for ids, first in zip(groups, firsts, strict=False)])
     repeated = read_alike = np.zeros(len(every), np.bool_)

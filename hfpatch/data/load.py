@@ -140,17 +140,17 @@ def load_splits(
     copies, task_digests = digest_tasks(tasks or {}, Digester(tokenizer), with_ids=with_ids, cuts=cuts)
     decides = bool(tasks or tuning or settings.held_out)
     read = [_read_digests(text, parts, tokenizer) if decides else text.file.digests for text in texts]
-    candidates = [_candidates(*each, copies, cautions) for each in zip(texts, read, parts, shares, strict=True)]
+    candidates = [_candidates(*source, copies, cautions) for source in zip(texts, read, parts, shares, strict=True)]
     chosen, left_out = choose_documents(candidates, task_digests, seed=settings.seed, by_text=by_text)
     cautions += left_out
     for caution in cautions:
         warnings.warn(caution, stacklevel=2)
 
     # Blocks; in a mixture a source with a small weight may have no held-out documents.
-    laid_out = [_lay_out(*each, tokenizer) for each in zip(texts, parts, chosen, strict=True)]
+    laid_out = [_lay_out(*source, tokenizer) for source in zip(texts, parts, chosen, strict=True)]
     splits: dict[str, TokenBlocks] = {} if settings.mixture else laid_out[0]
     for name in vars(Chosen(NONE)) if settings.mixture else ():
-        given = [(each[name], weight) for each, weight in zip(laid_out, settings.weights, strict=True) if name in each]
+        given = [(made[name], weight) for made, weight in zip(laid_out, settings.weights, strict=True) if name in made]
         if given:
             splits[name] = join_blocks(*zip(*given, strict=True))
 
@@ -182,9 +182,9 @@ def _candidates(
     count = len(text.file)
     copied, counts = copies_of_tasks(read, count, tasks) if tasks else (np.zeros(count, np.bool_), {})
     if counts:
-        those = ", ".join(f"{name} {number}" for name, number in counts.items())
+        copies = ", ".join(f"{name} {number}" for name, number in counts.items())
         cautions.append(
-            f"data: {copied.sum()} of {count} documents of {settings.source} are in the tasks, too ({those}), and are "
+            f"data: {copied.sum()} of {count} documents of {settings.source} are in the tasks, too ({copies}), and are "
             "not trained on"
         )
     if tasks and settings.is_token_file and count == 1:
@@ -217,13 +217,13 @@ def _choose_measured(
 
     Documents are compared as they are read, cut to the blocks of either text.
     """
-    text, reading = _load_text(settings, tokenizer, data_dir, cache_dir), [settings, *(each for _, each, _ in used)]
+    text, reading = _load_text(settings, tokenizer, data_dir, cache_dir), [settings, *(other for _, other, _ in used)]
     digests = [
         _read_digests(other, reading, tokenizer).take(np.concatenate([getattr(chosen, use) for use in uses]))
         for other, _, chosen in used
     ]
     read, count = _read_digests(text, reading, tokenizer), len(text.file)
-    copied = read.among(Digests.join(digests, [len(each.file) for each, _, _ in used]), count)
+    copied = read.among(Digests.join(digests, [len(other.file) for other, _, _ in used]), count)
     shared = f"of {settings.source} are in the text that is trained or tuned on, too"
     if copied.all():
         raise HfpatchError(f"{key}: all {count} documents {shared}; evaluate on another text")

@@ -152,7 +152,7 @@ def _inputs_unrounded(model: PreTrainedModel) -> Iterator[None]:
         weight = dequantize_bnb_weight(module.weight, module.state).to(x.dtype)
         return F.linear(x, weight, None if module.bias is None else module.bias.to(x.dtype))
 
-    modules: list[Any] = [each for each in model.modules() if type(each._parameters.get("weight")).__name__ == _INT8]
+    modules: list[Any] = [part for part in model.modules() if type(part._parameters.get("weight")).__name__ == _INT8]
     changed = [module for module in modules if "forward" not in vars(module)]
     for module in changed:
         module.forward = partial(by_dequantised_weight, module)

@@ -104,9 +104,7 @@ class Rows:
             if name not in present:
                 listed = ", ".join(present) or "none"
                 formats = {"messages": {"messages"}, "prompt_completion": {"prompt", "completion"}}
-                meant = next(
-                    (f" or data.format={each}" for each, names in formats.items() if names <= set(present)), ""
-                )
+                meant = next((f" or data.format={kind}" for kind, keys in formats.items() if keys <= set(present)), "")
                 raise HfpatchError(
                     f"{where}: no column {name!r}{nearest(name, present)}; the columns are: {listed}; "
                     f"set data.{key}{meant}"

@@ -30,7 +30,7 @@ from hfpatch.surgery.bases import hash_model_code, hash_tensors, hash_weights
 FORMAT = 1
 COMPUTING = ("nn", "sites", "tuners", "methods", "models", "surgery", "evaluation/scorer", "evaluation/model.py")
 """The sources of hfpatch that compute log-likelihoods of given tokens."""
-_TRAINING_ATTRIBUTES = ("training", "gradient_checkpointing")
+_TRAINING = {"training", "gradient_checkpointing"}
 _REDUCED_PRECISION = (
     "allow_fp16_reduced_precision_reduction",
     "allow_bf16_reduced_precision_reduction",
@@ -181,8 +181,7 @@ def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
     modules = []
     for path, module in model.named_modules():
         public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-        counted = (each for each in public.items() if each[0] not in _TRAINING_ATTRIBUTES)
-        numbers = {name: value for name, value in counted if _is_numeric(value)}
+        numbers = {name: public[name] for name in public.keys() - _TRAINING if _is_numeric(public[name])}
         modules.append((path, type(module).__module__, type(module).__qualname__, numbers))
     adapters = None
     if "peft" in sys.modules:  # before its import no model has an adapter
@@ -248,7 +247,7 @@ def _hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
 
 def _is_numeric(value: Any) -> bool:
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_numeric(each) for key, each in value.items())
+        return all(isinstance(key, str) and _is_numeric(item) for key, item in value.items())
     if isinstance(value, list | tuple):
         return all(map(_is_numeric, value))
     return isinstance(value, bool | int | float)

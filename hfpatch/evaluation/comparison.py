@@ -139,7 +139,7 @@ def _pairs(
     records: Mapping[str, Runs], references: Mapping[str, Sequence[str]], baseline: str
 ) -> Iterator[tuple[str, str, _Pairing]]:
     """Yield each method with each of its references and their runs, as `compare` pairs them."""
-    for method, reference in [(method, each) for method, theirs in references.items() for each in theirs]:
+    for method, reference in [(method, other) for method, others in references.items() for other in others]:
         if not (records.get(method) and records.get(reference)):
             continue
         by_seed = (records[method], records[reference])

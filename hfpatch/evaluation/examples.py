@@ -66,7 +66,7 @@ def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iter
         more = 0
         try:
             drawn: Sequence[Any] = draw(n=n, eval_doc=asked if from_scored else eval_doc, **options)
-            while len(others := [each for each in drawn if each != asked and read(each) != as_read]) < n:
+            while len(others := [other for other in drawn if other != asked and read(other) != as_read]) < n:
                 more += n - len(others)  # in a split with another name, or again in the same one
                 drawn = draw(n=n + more, eval_doc=asked, **options)
         except (ValueError, AssertionError) as error:

@@ -77,13 +77,13 @@ class SharedGeneration:
 
     Attributes:
         loads: of each rank, the tokens that it may generate, an upper bound of the cost: texts may end before.
-        known: whether ``tokens`` has all batches.
-        tokens: of batches, by their place in the order.
+        complete: whether ``tokens`` has all batches.
+        tokens: of batches, by their index in the order.
         passed: the batches so far.
     """
 
     loads: list[int]
-    known: bool = False
+    complete: bool = False
     tokens: dict[int, list[list[int]]] = field(default_factory=dict)
     passed: int = 0
 
@@ -289,7 +289,7 @@ class HfpatchLM(HFLM):
             super().generate_until(requests, disable_tqdm=True)
             parts = self.ranks.everyone(self._generated.tokens)
             tokens = {index: rows for part in parts for index, rows in part.items()}
-            self._generated = SharedGeneration([], known=True, tokens=tokens)
+            self._generated = SharedGeneration([], complete=True, tokens=tokens)
             return cast("list[str]", super().generate_until(requests, disable_tqdm=True))
         finally:
             self._generated = None
@@ -300,7 +300,7 @@ class HfpatchLM(HFLM):
         if shared is None:
             return cast("Tensor", super()._model_generate(context, max_length, stop, **options))
         index, shared.passed = shared.passed, shared.passed + 1
-        if shared.known:
+        if shared.complete:
             return torch.tensor(shared.tokens[index])
         owner = shared.loads.index(min(shared.loads))
         shared.loads[owner] += len(context) * max_length

@@ -39,13 +39,13 @@ class Reader:
             if stored is not None and result.primary in stored.metrics:  # an array
                 read[run] = (stored.documents, stored.metrics[result.primary])
             else:
-                hashes, each = read_metric(run / f"{result.task}.jsonl", result.primary)
-                read[run] = (hash_documents(hashes), each)
+                hashes, numbers = read_metric(run / f"{result.task}.jsonl", result.primary)
+                read[run] = (hash_documents(hashes), numbers)
         first, (documents, values) = next(iter(read.items()))
         for run, (others, numbers) in read.items():
             same = others == documents
             if same and metric.weighted:
-                mine, theirs = (np.asarray(each, dtype=np.float64)[:, 1] for each in (numbers, values))
+                mine, theirs = (np.asarray(pairs, dtype=np.float64)[:, 1] for pairs in (numbers, values))
                 same = np.array_equal(mine, theirs)
             if not same:
                 raise HfpatchError(

@@ -58,7 +58,7 @@ class SampleLog:
         write_text(self.folder / f"samples_{task}_{self._date}.jsonl", "".join(lines))
         for part in _OF_TASKS:
             self._parts[part] |= output[part]
-        hashes = (each["doc_hash"] + each["prompt_hash"] + each["target_hash"] for each in samples)
+        hashes = (sample["doc_hash"] + sample["prompt_hash"] + sample["target_hash"] for sample in samples)
         self._hashes[task] = hash_string("".join(hashes))
 
     def close(self, scorer: HfpatchLM, selection: Selection, scores: Mapping[str, TaskResult]) -> None:

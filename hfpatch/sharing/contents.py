@@ -82,7 +82,7 @@ def contents(
             )
         number = next(iter(patches)) if seed is None else seed
         if number not in patches:
-            listed = ", ".join(f"seed-{each}" for each in patches)
+            listed = ", ".join(f"seed-{saved_seed}" for saved_seed in patches)
             raise HfpatchError(f"{folder}: {method} has no patch of seed {seed}; it has {listed}")
         scores = eval_results(results, method, number, repo_id) if repo_id is not None else {}
         return {**shared, **_tree(patches[number], folder), **scores}

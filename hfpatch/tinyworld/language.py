@@ -43,7 +43,7 @@ def document(split: Split, use: Use, seed: int, index: int) -> str:
     if rng.random() >= STYLES[split].question:
         return story.text()
     asked = rng.sample(ask(story), rng.randint(1, 2))
-    return "\n".join([story.text(), *(f"Question: {each.text}\nAnswer: {each.reply()}" for each in asked)])
+    return "\n".join([story.text(), *(f"Question: {question.text}\nAnswer: {question.reply()}" for question in asked)])
 
 
 def draw_story(split: Split, use: Use, seed: int, index: int) -> tuple[Story, Random]:

@@ -78,9 +78,9 @@ def tell(rng: Random, style: Style) -> Story:
 
     # Often somebody looks for an object and finds it where it was last, in somebody's hands or not
     held = [person.holds for person in world.people.values() if person.holds]
-    known = sorted({*held, *world.left})  # the objects whose place is known
-    if known and rng.random() < 0.6:
-        thing = rng.choice(known)
+    findable = sorted({*held, *world.left})
+    if findable and rng.random() < 0.6:
+        thing = rng.choice(findable)
         holder = next((person for person in world.people.values() if person.holds == thing), None)
         place = holder.place if holder else world.left[thing]
         who = rng.choice([name for name in world.people if not holder or name != holder.name])

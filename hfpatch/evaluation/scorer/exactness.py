@@ -121,9 +121,9 @@ def try_padding(model: Any, parts: Parts, shortest: int, longest: int) -> Paddin
     # what the configuration says
     obstacle, config = None, model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]  # one, or one for each type of layer
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one, or one for each type of layer
     changing = [kind for kind in kinds if kind.get("rope_type") in _CHANGING_ROPE]
-    originals = [each.get("original_max_position_embeddings") for each in changing]
+    originals = [kind.get("original_max_position_embeddings") for kind in changing]
     lengths = [*originals, config.max_position_embeddings] if changing else []
     if (keys := min(_limits(model, _SELECTED_KEYS), default=longest)) < longest:
         obstacle = f"its attention selects {keys} keys"

@@ -32,8 +32,8 @@ def score_positions(
         batches: the features (n, width) of scored positions and the targets that they predict.
         limits: how many logits may exist at once.
     """
-    features = torch.cat([each for each, _ in batches])
-    starts = np.cumsum([0, *(len(each) for each, _ in batches)])
+    features = torch.cat([rows for rows, _ in batches])
+    starts = np.cumsum([0, *(len(rows) for rows, _ in batches)])
     moved = [table + np.array([start, 0, 0]) for (_, table), start in zip(batches, starts, strict=False)]
     targets = np.concatenate(moved)
 
@@ -48,7 +48,7 @@ def score_positions(
         first, last = np.searchsorted(targets[:, 0], [start, start + step])
         rows, tokens = torch.from_numpy(targets[first:last, :2].T.copy()).to(features.device)
         results.append(log_probabilities(parts, features[start : start + step], rows - start, tokens, logits))
-    values, greedy = (torch.cat(each).cpu() for each in zip(*results, strict=True))
+    values, greedy = (torch.cat(column).cpu() for column in zip(*results, strict=True))
 
     # sums by request
     indices, at = np.unique(targets[:, 2], return_inverse=True)
@@ -86,9 +86,9 @@ def log_probabilities(
     rivals = torch.full_like(tokens, 2)
     for start, logits in parts.slices(features, numbers):
         peak = logits.amax(dim=-1)
-        (here,) = ((tokens >= start) & (tokens < start + logits.shape[1])).nonzero(as_tuple=True)
-        wanted[here] = logits[rows[here], tokens[here] - start]
-        near = here[_reaches(wanted[here], torch.maximum(peak, softmax.top)[rows[here]])]
+        (inside,) = ((tokens >= start) & (tokens < start + logits.shape[1])).nonzero(as_tuple=True)
+        wanted[inside] = logits[rows[inside], tokens[inside] - start]
+        near = inside[_reaches(wanted[inside], torch.maximum(peak, softmax.top)[rows[inside]])]
         rivals[near] = _reaches(logits[rows[near]], wanted[near, None]).sum(dim=-1)
         runner_up = torch.maximum(runner_up, torch.minimum(softmax.top, peak))
         softmax.add(logits, peak)
