@@ -230,27 +230,31 @@ def blocks_from_stream(
             f"begin with the tokenizer's start of a document ({len(start)} tokens)"
         )
     if with_owners:  # the documents one after the other: a view if they are so already
-        learned = None if stream.learned is None else gather(stream.learned, ranges)
-        stream = TokenStream(gather(stream.tokens, ranges), stream.lengths, learned)
+        masks = None if stream.learned is None else gather(stream.learned, ranges)
+        stream = TokenStream(gather(stream.tokens, ranges), stream.lengths, masks)
         owners = np.repeat(np.arange(len(stream.lengths), dtype=np.int32), stream.lengths)
+    learned: npt.NDArray[np.bool_] | None = None
     if settings.layout == "stream":
+        rows, owners, added = _cut_rows(stream, settings, owners, start, file)
+        sizes, offsets = np.broadcast_to(np.int32(size), len(rows)), np.arange(len(rows) + 1, dtype=np.int64)
         slices = "".join(f"[{begin}:{stop}]" for begin, stop in ranges)
-        identity = f"{sha256 or _hash_arrays(stream.tokens)} {slices}"
-        return _cut_blocks(stream, settings, revision, identity, owners, start, file)
-
-    pieces = _cut_documents(stream, settings, len(start))
-    offsets = np.arange(len(pieces) + 1, dtype=np.int64)
-    sizes = (pieces[:, 1] + pieces[:, 2]).astype(np.int32)
-    if settings.layout == "packed":
-        order, offsets = pack(pieces[:, 1] + pieces[:, 2], size)
-        pieces, sizes = pieces[order], sizes[order]
-    rows: TokenArray = _lay_out(stream.tokens, pieces, offsets, size, pad_token_id, file, start)
-    learned = None
-    if stream.learned is not None:
-        learned = _lay_out(stream.learned, pieces, offsets, size, False, file and file.with_suffix(".learned"))
-    if owners is not None:
-        owners = _lay_out(owners, pieces, offsets, size, -1, None)
-    added = pieces[:, 2].astype(np.int32) if pieces[:, 2].any() else None
+        begun = f" that begin with {[*start]}" if start else ""
+        identity = f"{sha256 or _hash_arrays(stream.tokens)} {slices} in blocks of {size}{begun}"
+        sha256 = hashlib.sha256(identity.encode()).hexdigest()
+    else:
+        pieces = _cut_documents(stream, settings, len(start))
+        offsets = np.arange(len(pieces) + 1, dtype=np.int64)
+        sizes = (pieces[:, 1] + pieces[:, 2]).astype(np.int32)
+        if settings.layout == "packed":
+            order, offsets = pack(pieces[:, 1] + pieces[:, 2], size)
+            pieces, sizes = pieces[order], sizes[order]
+        rows = _lay_out(stream.tokens, pieces, offsets, size, pad_token_id, file, start)
+        if stream.learned is not None:
+            learned = _lay_out(stream.learned, pieces, offsets, size, False, file and file.with_suffix(".learned"))
+        if owners is not None:
+            owners = _lay_out(owners, pieces, offsets, size, -1, None)
+        added = pieces[:, 2].astype(np.int32) if pieces[:, 2].any() else None
+        sha256 = _hash_arrays(rows, sizes, offsets, learned, added)
     return TokenBlocks(
         rows=rows,
         sizes=sizes,
@@ -259,7 +263,7 @@ def blocks_from_stream(
         documents=len(stream.lengths),
         source=settings.source,
         revision=revision,
-        sha256=_hash_arrays(rows, sizes, offsets, learned, added),
+        sha256=sha256,
         learned=learned,
         owners=owners,
         added=added,
@@ -396,53 +400,34 @@ def _lay_out(
     return np.memmap(file, dtype=tokens.dtype, mode="r", shape=(len(offsets) - 1, size))
 
 
-def _cut_blocks(
+def _cut_rows(
     stream: TokenStream,
     settings: DataSettings,
-    revision: str | None,
-    identity: str,
     owners: npt.NDArray[np.int32] | None,
     start: Sequence[int],
     file: Path | None,
-) -> TokenBlocks:
+) -> tuple[TokenArray | JoinedRows, npt.NDArray[np.int32] | None, npt.NDArray[np.int32] | None]:
     """Cut documents one after the other into consecutive rows; a rest shorter than a row is left out.
 
     The rows are views of the tokens, and copies where they cross a gap in the stream. With ``start`` all are copies,
-    in ``file`` if there is one. ``identity`` identifies the tokens, ``owners`` is the document of each token in a
-    stream without gaps.
+    in ``file`` if there is one. ``owners`` is the document of each token in a stream without gaps.
+
+    Returns the rows, the document of each of their tokens, and how many tokens each begins with that were added.
     """
-    size, total, ranges, added = settings.block_size, int(stream.lengths.sum()), stream.ranges(), None
-    rows: TokenArray | JoinedRows | None = None
+    size, total = settings.block_size, int(stream.lengths.sum())
     if start:
         pieces, offsets = _stream_pieces(stream, size, len(start))
-        count = len(offsets) - 1
-        if count:
-            rows = _lay_out(stream.tokens, pieces, offsets, size, 0, file, start)
-            added = pieces[offsets[:-1], 2].astype(np.int32)
+        if count := len(offsets) - 1:
             owners = None if owners is None else _lay_out(owners, pieces, offsets, size, -1, None)
-    else:
-        count = total // size
+            rows = _lay_out(stream.tokens, pieces, offsets, size, 0, file, start)
+            return rows, owners, pieces[offsets[:-1], 2].astype(np.int32)
+    elif count := total // size:
         owners = None if owners is None else owners[: count * size].reshape(count, size)
-        if count:
-            arrays = _stream_views(stream.tokens, ranges, size)
-            rows = arrays[0] if len(arrays) == 1 else JoinedRows(arrays)
-    if rows is None:
-        raise HfpatchError(
-            f"{settings.source}: the {total} tokens of {len(stream.lengths)} documents do not fill one block "
-            f"(data.block_size is {size}); use more text or a smaller data.block_size"
-        )
-    begun = f" that begin with {[*start]}" if start else ""
-    return TokenBlocks(
-        rows=rows,
-        sizes=np.broadcast_to(np.int32(size), count),
-        offsets=np.arange(count + 1, dtype=np.int64),
-        layout="stream",
-        documents=len(stream.lengths),
-        source=settings.source,
-        revision=revision,
-        sha256=hashlib.sha256(f"{identity} in blocks of {size}{begun}".encode()).hexdigest(),
-        owners=owners,
-        added=added,
+        views = _stream_views(stream.tokens, stream.ranges(), size)
+        return views[0] if len(views) == 1 else JoinedRows(views), owners, None
+    raise HfpatchError(
+        f"{settings.source}: the {total} tokens of {len(stream.lengths)} documents do not fill one block "
+        f"(data.block_size is {size}); use more text or a smaller data.block_size"
     )
 
 
