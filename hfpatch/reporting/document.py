@@ -21,6 +21,8 @@ MARKS: dict[Tone, str] = {
     "not tested": "×",
 }
 """The mark of each tone as a character, so that colour alone distinguishes none."""
+WORDS: dict[Tone, str] = {"same": "equivalent"}
+"""Tones in words, where these are not their names."""
 _NUMBERS = (NOTHING, MINUS, "+", *"0123456789")
 Fact = tuple[str, str]
 """A label and its value."""
@@ -44,10 +46,11 @@ class Facts:
 
 @dataclass(frozen=True)
 class Sentences:
-    """A list of sentences, such as warnings."""
+    """A list of sentences, such as warnings; of ``brief`` ones a terminal shows the beginnings of the first."""
 
     items: tuple[str, ...]
     title: str = ""
+    brief: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,16 @@ class Findings:
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its name, small lines below it, whether it holds numbers, which are aligned right, and a tooltip."""
+    """A column: its name, small lines below it, whether it holds numbers, which are aligned right, and a tooltip.
+
+    A terminal too narrow for a line a row leaves out the columns with a ``rank``, the highest first.
+    """
 
     name: str
     notes: tuple[str, ...] = ()
     number: bool = False
     tip: str = ""
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -134,7 +141,6 @@ class Table:
         search: whether rows can be searched.
         filters: choices that show some rows only.
         folded: whether a page shows it only when asked, unless it is short.
-        narrow: its tables for a terminal too narrow for this one.
     """
 
     name: str
@@ -146,7 +152,6 @@ class Table:
     search: bool = False
     filters: tuple[Filter, ...] = ()
     folded: bool = False
-    narrow: tuple[Table, ...] = ()
 
     @classmethod
     def of(

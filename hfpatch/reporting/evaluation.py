@@ -228,11 +228,7 @@ def score_table_of(sources: Mapping[str, EvaluationResults]) -> Table:
     headings = {"task": False, "version": False, "n-shot": True, "metric": False, "n": True}
     columns = [Column(heading, number=number) for heading, number in headings.items()]
     columns += [Column(label, number=True) for label in variants]
-    narrow = []
-    for index, (label, lines) in enumerate(cells.items()):
-        scores = [(line.task, line.metric, text) for line, text in lines.items()]
-        narrow.append(Table.of(f"scores-{index}", label, ("task", "metric", "score"), scores))
-    return Table("scores", "Scores", tuple(columns), tuple(rows), caption, narrow=tuple(narrow))
+    return Table("scores", "Scores", tuple(columns), tuple(rows), caption)
 
 
 def _cut_differently(sources: Mapping[str, EvaluationResults]) -> set[str]:

@@ -21,7 +21,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from hfpatch.reporting.document import Tone
+from hfpatch.reporting.document import WORDS, Tone
 from hfpatch.reporting.numbers import Change, Scale, signed
 from hfpatch.reporting.theme import BAND, BLUE, GREY, INK, MUTED, PAPER, VERMILLION, Style, shade, short, to_svg
 
@@ -36,7 +36,6 @@ TONES: dict[Tone, tuple[str, str, str]] = {  # colour, marker and the face of th
     "undecided": (GREY, "o", PAPER),
     "not tested": (GREY, "x", GREY),
 }
-WORDS: dict[str, str] = {"same": "equivalent"}  # of tones, in keys
 _SHADES = 48  # from 49 on, matplotlib turns a colour bar into a picture
 _DIVERGING = LinearSegmentedColormap.from_list("hfpatch", [VERMILLION, "#f4f4f4", BLUE], N=_SHADES)
 _RISING = LinearSegmentedColormap.from_list("hfpatch_rising", ["#f4f4f4", BLUE], N=_SHADES)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting.cards import write_patch_cards
-from hfpatch.reporting.comparison.answer import answer, headline_table, legend
+from hfpatch.reporting.comparison.answer import answer, headline_table
 from hfpatch.reporting.comparison.document import RunData, comparison_document, missing, read_material
 from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.comparison.forest import forest_figure
@@ -31,10 +31,6 @@ from hfpatch.results.folder import load_results
 from hfpatch.results.schema import ComparisonResults, EvaluationResults
 from hfpatch.support.files import atomic_file, printable, write_text
 
-_HEADLINE = (
-    "Gains are against the frozen base, in brackets the corrected intervals of their verdicts; × is the number "
-    "of trainable parameters over that of the LoRA named; – stands for what was not measured."
-)
 _RUN_FILES = ("results.json", "recipe.yaml")
 
 
@@ -181,8 +177,7 @@ def _write(out: Path, material: Sequence[RunData], checks: Sequence[Check], *, p
     tables = ["% needs \\usepackage{booktabs}\n"]
     for index, each in enumerate(material, 1):
         first, scores = headline_table(each.results), score_table(each.results)
-        marks = _HEADLINE if each.results.study is None else legend(each.results)
-        for table, words in ((first, f"{answer(each.results)} {marks}"), (scores, scores.caption)):
+        for table, words in ((first, f"{answer(each.results)} {first.caption}"), (scores, scores.caption)):
             table = replace(table, name=f"{table.name}-{index}" if len(material) > 1 else table.name)
             title = f"{each.title or each.results.name}: {table.title.lower()}."
             tables.append(latex(table, caption=" ".join(filter(None, (title, words, each.note)))))

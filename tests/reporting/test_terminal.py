@@ -1,10 +1,24 @@
-"""Tables in a terminal of 80 columns."""
+"""Tables and answers in a terminal of 80 columns."""
 
 import re
+from pathlib import Path
 
 import pytest
+from reporting.ten_methods import ten_methods
 
-from hfpatch.reporting.document import Column, Document, Row, Table
+from hfpatch.reporting.document import Column, Document, Row, Sentences, Table
+from hfpatch.reporting.forecast import forecast_document
+from hfpatch.reporting.report import document_of
+from hfpatch.results import load_results
+from hfpatch.results.forecast import Forecast
+
+RESULTS = Path(__file__).parents[2] / "results"
+FOLDERS = sorted(path.parent for path in RESULTS.glob("**/results.json"))
+
+
+def table(headings, *rows, ranks=()):
+    columns = [Column(name, rank=0 if i not in ranks else 1) for i, name in enumerate(headings)]
+    return Document("", (), summary=(Table("t", "t", tuple(columns), tuple(map(Row, rows)), heading=False),))
 
 
 @pytest.mark.parametrize("width", [80, 60])
@@ -12,11 +26,87 @@ from hfpatch.reporting.document import Column, Document, Row, Table
 @pytest.mark.parametrize("end", [8, 22, 70])
 def test_two_names_are_never_cut_to_the_same(printed, width, columns, end):
     names = [f"nonlinear_query_{'x' * end}{last}" for last in "ab"]
-    rows = tuple(Row((name, *["+0.0955 [0.0910, 0.1001]"] * columns)) for name in names)
-    headings = tuple(Column(f"task_{place}") for place in range(columns))
-    table = Table("t", "t", (Column("method"), *headings), rows)
-    lines = printed(Document("", (), summary=(table,)), width).splitlines()
+    rows = [(name, *["+0.0955 [0.0910, 0.1001]"] * columns) for name in names]
+    lines = printed(table(["method", *(f"task_{i}" for i in range(columns))], *rows), width).splitlines()
     assert max(map(len, lines)) <= width
-    rule = next(place for place, line in enumerate(lines) if line.startswith("──"))
-    end = re.match(r"\S+\s+", lines[rule - 1]).end()
-    assert "".join(line[:end].strip() for line in lines[rule + 1 :]) == "".join(names)
+    shown = re.sub(r"\S*\d\S*|─+|method|task_\d|\s", "", "\n".join(lines))
+    parts = shown.count("".join(names))
+    assert parts * len("".join(names)) == len(shown)  # the names, whole, before each part of the columns
+    assert parts == "".join(lines).count("method")
+    assert "".join(lines).count("+0.0955") == 2 * columns
+
+
+def test_columns_with_a_rank_are_left_out_and_named_where_a_row_would_need_more_lines(printed):
+    document = table(["method", "gain", "cost"], ("lora", "+0.1", "a measured cost"), ranks=[2])
+    assert "a measured cost" in printed(document, 40)
+    narrow = printed(document, 20)
+    assert "measured" not in narrow
+    assert re.search(r"do\s+not\s+fit:\s+cost", narrow)
+    assert "+0.1" in narrow
+
+
+def test_brief_sentences_have_a_line_each_and_a_number_for_the_others(printed):
+    sentences = tuple(f"{i} {'word ' * 40}" for i in range(9))
+    lines = printed(Document("", (), summary=(Sentences(sentences, brief=True),)), 80).splitlines()
+    assert [line[2] for line in lines] == ["0", "1", "2", "3", "4", "4"]  # and 4 more
+    assert max(map(len, lines)) <= 80
+    (whole,) = printed(Document("", (), summary=(Sentences(("short",), brief=True),)), 80).splitlines()
+    assert whole == "· short"
+
+
+def words_of(document):
+    """The words of tables: of headings, and of the cells of the columns that a terminal always shows."""
+    for content in (block for block in document.summary if isinstance(block, Table)):
+        for i, column in enumerate(content.columns):
+            if not column.rank:
+                cells = (row.cells[i] for row in content.rows)
+                yield from (word for cell in (column.name, *column.notes, *cells) for word in str(cell).split())
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.relative_to(RESULTS).as_posix())
+def test_a_committed_answer_is_short_and_breaks_no_word(printed, folder, width):
+    document = document_of(folder)
+    text = printed(document, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert set(words_of(document)) <= set(text.split())
+    if document.kind == "report":
+        more = max(0, len(load_results(folder).others) - 10)
+        assert len(text.splitlines()) <= 40 + more
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_plan_breaks_no_word(printed, width):
+    base, name, task = "linear_pre_projection", "pre_projection_skip", "lambada_openai"
+    question = {"method": name, "task": task, "seeds": 5, "documents": 1200, "metric": "nats_per_token"}
+    numbers = {"difference": 0.0123, "smallest_margin": 0.0234, "margin": 0.02, "seeds_needed": 12, "seconds": 7200}
+    kind = {"method": name, "step_s": 1.25, "training_memory_bytes": 2**31, "evaluation_s": {task: 125.0}}
+    planned = Forecast(
+        name="plan",
+        model={"name": "SmolLM2-135M-Instruct.Q4_1.gguf"},
+        seeds=[0, 1, 2],
+        methods={name: {"kind": "pre_projection", "trainable": 34_800_000}},
+        kinds={"pre_projection + lora": kind},
+        tasks={task: {"metric": "word_perplexity", "documents": 5153, "requests": 5153, "tokens": 1, "score": 0.51}},
+        work={"train": {"units": 65, "steps": 6500, "tokens": 123_456_789, "seconds": 9_000.0}},
+        questions=[
+            question | {"question": "gain", "other": base, "like": [name, base], "documents_needed": 4_800} | numbers,
+            question | {"question": "keep", "other": "baseline"},
+        ],
+        comparisons=12,
+    )
+    document = forecast_document(planned)
+    text = printed(document, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert set(words_of(document)) <= set(text.split())
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_ten_methods_are_answered_in_forty_lines(build, printed, tmp_path, width):
+    results = build(ten_methods(), curves=False)
+    lines = printed(document_of(tmp_path / "run"), width).splitlines()
+    assert len(lines) <= 40
+    first = next(index for index, line in enumerate(lines) if line.startswith("On tinyworld_text"))
+    shown = "\n".join(lines[first:])
+    assert all(shown.count(name) >= 2 for name in results.others)
+    assert all(mark in shown for mark in "●◆■○")

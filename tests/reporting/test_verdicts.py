@@ -143,7 +143,7 @@ def test_no_two_statements_disagree_in_any_rendering(tmp_path, printed, seed):
     shown = [[" ".join(cell) for cell in line] for line in headline]
     assert [[" ".join(cell) for cell in line] for line in html_rows(page, "headline")] == shown
     terminal = " ".join(re.sub(r"[│\s]+", " ", printed(document_of(folder), 400)).split())
-    tex = report.tex.read_text().replace("\\_", "_").replace("$-$", "−").replace("{[}", "[")
+    tex = report.tex.read_text().replace("\\_", "_").replace("$-$", "−").replace("{[}", "[").replace("--", "–")
     tex, card = tex.replace("$\\times$", "×").replace("\\%", "%"), run_card(results)
     assert all(line[-1] in rendered for line in shown for rendered in (terminal, tex, card))
 

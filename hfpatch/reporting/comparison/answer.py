@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import fmean
@@ -21,7 +21,7 @@ from hfpatch.reporting.comparison.forest import (
     forest_of,
     others_text,
 )
-from hfpatch.reporting.document import Cell, Column, Finding, Findings, Row, Table, Tone
+from hfpatch.reporting.document import MARKS, WORDS, Cell, Column, Finding, Findings, Row, Table, Tone
 from hfpatch.reporting.numbers import (
     MINUS,
     NOTHING,
@@ -55,7 +55,9 @@ _MOST_SIZES = 4  # of more pairs, a sentence has the range of their gains
 _MOST_LEFT_OUT = 3
 _FEW_SEEDS = 5
 _LONGEST_WHY = 40  # letters of a reason in a table; sentences have longer ones
+_EXPLORATORY, _TRIED = "†", "‡"  # beside an outcome in a terminal
 _TONES: tuple[Tone, ...] = ("better", "worse", "same", "undecided", "not tested")
+_Column = tuple[Column, Sequence[str | Cell]]  # a column and its cells
 
 
 def lead(results: ComparisonResults) -> str:
@@ -246,15 +248,19 @@ def tone_of(verdicts: Sequence[Verdict]) -> Tone:
     return next((tone for tone in tones if tone in said), "not tested")
 
 
-def headline_table(results: ComparisonResults) -> Table:
-    """Build the table of methods, by gain, the highest first; columns without values are left out."""
+def headline_table(results: ComparisonResults, *, terminal: bool = False) -> Table:
+    """Build the table of methods, by gain, the highest first; columns without values are left out.
+
+    For a ``terminal`` an outcome is a mark and numbers, the forest is drawn with characters, and the caption has the
+    units and the meaning of the marks.
+    """
     task = next((each.task for each in asked(results)), results.first_task)
     gains = {name: gain for name in results.others if task and (gain := _gain_on(results, name, task)) is not None}
     order = sorted(results.others, key=lambda name: -gains[name].difference if name in gains else math.inf)
     controls = {name: control_for(results, name) for name in order}
     others = {other for other in controls.values() if other is not None}
     shared = next(iter(others)) if len(others) == 1 else SIZE if are_loras(results, [*others]) else ""
-    columns: list[tuple[Column, Sequence[str | Cell]]] = [(Column("method"), order)]
+    columns: list[_Column] = [(Column("method"), order)]
     if task is not None and results.study is not None:
         order = [str(results.baseline), *order]
         controls |= {order[0]: None}
@@ -263,33 +269,58 @@ def headline_table(results: ComparisonResults) -> Table:
         units = [unit_text(results.deciding[task].metric, gain.scale) for gain in gains.values()]
         gain_cells = [signed_size(gains[name]) if name in gains else NOTHING for name in order]
         columns.append((Column("gain", (task_text(task), *units[:1]), number=True, tip=_GAIN), gain_cells))
+    if terminal and (forest := forest_of(results)) is not None:
+        limits = " to ".join(f"{end:.2g}".replace("-", MINUS) for end in forest.limits)
+        columns.append((Column("difference", (limits,), rank=6), [forest.strip(name) for name in order]))
     if task is not None:
-        cells = [_against(results, name, task, controls[name]) for name in order]
+        cells = [_against(results, name, task, controls[name], brief=terminal) for name in order]
         if not shared:  # each cell names its own
             cells = [_naming(controls[name], cell) for name, cell in zip(order, cells, strict=True)]
         columns.append((Column(f"against {shared}".rstrip(), tip=_AGAINST), cells))
     columns.append(_kept(results, order, task))
-    sizes = []
-    for name in order:
-        control = controls[name]
-        size, of_control = (results.methods[e].compared_size if e is not None else 0 for e in (name, control))
-        times = f" ({ratio(size / of_control)} ×)" if of_control else ""
-        sizes.append(short_count(size) + times)
-    notes = ("non-embedding",) if results.study is not None else ()
-    columns.append((Column("parameters", notes, number=True, tip=_SIZE), sizes))
-    columns += _costs(results, order, controls)
-    if results.study is not None:
-        seconds = []
-        for name in order:
-            trains = [run.train for run in results.methods[name].runs.values() if run.train is not None]
-            steps = [each.wall_s / each.steps for each in trains if each.steps]
-            seconds.append(significant(fmean(steps), 3) if steps else NOTHING)
-        columns.append((Column("s/step", number=True, tip="Seconds of a training step, the mean over seeds."), seconds))
+    columns += [*_sizes(results, order, controls), *_costs(results, order, controls)]
     rows = tuple(map(Row, zip(*(cells for _, cells in columns), strict=True)))
-    return Table("headline", "Headline", tuple(column for column, _ in columns), rows, heading=False).with_values()
+    shown, caption = tuple(column for column, _ in columns), _LEGEND if results.study is None else _LEGEND_OF_STUDY
+    table = Table("headline", "Headline", shown, rows, caption, heading=False).with_values()
+    table = _for_terminal(table) if terminal else table
+    is_shared = any(method.cost is not None and method.cost.shared for method in results.methods.values())
+    return replace(table, caption=f"{table.caption} {_SHARED}") if is_shared else table
 
 
-def _losses(results: ComparisonResults, order: Sequence[str]) -> list[tuple[Column, Sequence[str | Cell]]]:
+def _for_terminal(table: Table) -> Table:
+    """Return the table with the notes of its columns, and the meaning of its marks, in its caption."""
+    said = [f"{column.name}: {', '.join(column.notes)}" for column in table.columns if column.notes and not column.rank]
+    cells = [cell for row in table.rows for cell in row.cells if isinstance(cell, Cell)]
+    tones = dict.fromkeys(cell.tone for cell in cells)
+    said += [
+        "[corrected intervals]",
+        " ".join(f"{MARKS[tone]} {WORDS.get(tone, tone)}" for tone in MARKS if tone in tones),
+    ]
+    footnotes = {_EXPLORATORY: "exploratory", _TRIED: "at the rates tried"}
+    said += [f"{mark} {words}" for mark, words in footnotes.items() if any(mark in str(cell) for cell in cells)]
+    columns = tuple(replace(column, notes=column.notes if column.rank else ()) for column in table.columns)
+    return replace(table, columns=columns, caption=f"{'; '.join(filter(None, said))}.")
+
+
+def _sizes(results: ComparisonResults, order: Sequence[str], controls: Mapping[str, str | None]) -> list[_Column]:
+    """Return the columns of parameters, and how many times those of the control they are."""
+    sizes, ratios = [], list[str]()
+    for name in order:
+        size, other = results.methods[name].compared_size, controls[name]
+        of_control = results.methods[other].compared_size if other is not None else 0
+        sizes.append(short_count(size))
+        ratios.append(f"{ratio(size / of_control)} ×" if of_control else NOTHING)
+    notes = ("non-embedding",) if results.study is not None else ()
+    return [
+        (Column("params", notes, number=True, tip="Trainable parameters."), sizes),
+        (
+            Column("size", number=True, tip="Parameters over those of the method that it is compared with.", rank=2),
+            ratios,
+        ),
+    ]
+
+
+def _losses(results: ComparisonResults, order: Sequence[str]) -> list[_Column]:
     """Return of models from scratch the loss, and the share of the baseline's that is saved."""
     baseline, *variants = (results.by_seed(name, HELD_OUT, NATS_PER_TOKEN) for name in order)
     losses = [decimal(fmean(each.values()), 4) if each else NOTHING for each in (baseline, *variants)]
@@ -300,18 +331,20 @@ def _losses(results: ComparisonResults, order: Sequence[str]) -> list[tuple[Colu
         saved.append(f"{signed(100 * (1 - ours / theirs), 2)} %" if theirs else NOTHING)
     return [
         (Column("loss", (task_text(HELD_OUT), metric_text(NATS_PER_TOKEN)), number=True), losses),
-        (Column("improvement", number=True, tip=_IMPROVEMENT), saved),
+        (Column("improvement", number=True, tip=_IMPROVEMENT, rank=2), saved),
     ]
 
 
 _IMPROVEMENT = "The share of the baseline's loss that is saved; above 0 is better. The next column has its test."
-_SIZE = "Trainable parameters, and how many times those of the method that it is compared with."
 _GAIN = "The difference to the base, above 0 is better. Gains of different methods are compared in the next column."
 _AGAINST = "The paired difference with the interval of its outcome, above 0 is better."
 
 
-def _against(results: ComparisonResults, name: str, task: str, control: str | None) -> str | Cell:
-    """Return the outcome of a method against its control: with its numbers, primary or exploratory."""
+def _against(results: ComparisonResults, name: str, task: str, control: str | None, *, brief: bool) -> str | Cell:
+    """Return the outcome of a method against its control: with its numbers, primary or exploratory.
+
+    Of a ``brief`` one the mark of the cell says the outcome.
+    """
     method = results.methods[name]
     if not method.runs:
         return "not finished"
@@ -324,6 +357,12 @@ def _against(results: ComparisonResults, name: str, task: str, control: str | No
     notes = [] if verdict.role == "primary" else ["exploratory"]
     if method.diverged and not verdict.why:
         notes.append(f"{len(method.diverged)} of {len(method.runs)} seeds diverged")
+    if gain is not None and brief:
+        ends = _ends(gain, digits_for(gain)) if math.isfinite(gain.high - gain.low) else ""
+        marks = _EXPLORATORY * (verdict.role != "primary") + _TRIED * bool(verdict.at_rates_tried)
+        needs = needs_text(verdict) if verdict.tone == "undecided" else ""
+        parts = signed_size(gain), ends * (verdict.tone != "not tested") + marks, f"({needs})" * bool(needs)
+        return Cell((" ".join(filter(None, parts)),), verdict.tone)
     if verdict.tone == "not tested" and gain is not None:  # the sentences say why
         return Cell((f"not tested, {signed_size(gain)}",), verdict.tone)
     numbers = ""
@@ -377,18 +416,19 @@ def _kept(results: ComparisonResults, order: Sequence[str], task: str | None) ->
         cells.append(Cell((words,), "worse" if lost else tone_of(verdicts)))
     title = f"keeps {task_text(tasks[0])}" if len(tasks) == 1 else "keeps" if keep else "on other tasks"
     notes = (f"within {margins[0]}",) if len(tasks) == 1 and margins[0] else ()
-    return Column(title, notes, tip=_KEPT if keep else _OTHERS), cells
+    return Column(title, notes, tip=_KEPT if keep else _OTHERS, rank=0 if keep else 1), cells
 
 
 _KEPT = "The second question: is what the base could do kept?"
 _OTHERS = "Exploratory. Alone: its plain 95 % interval excludes 0, and the corrected test does not."
 
 
-def _costs(
-    results: ComparisonResults, order: Sequence[str], controls: dict[str, str | None]
-) -> list[tuple[Column, list[str | Cell]]]:
-    """Return the columns of cost: time of a step and peak memory over those of the control, and merging."""
-    times, memory, folds = list[str | Cell](), list[str | Cell](), list[str | Cell]()
+def _costs(results: ComparisonResults, order: Sequence[str], controls: Mapping[str, str | None]) -> list[_Column]:
+    """Return the columns of cost: time of a step and peak memory over those of the control, and merging.
+
+    Of a study, whose steps were not measured side by side, the seconds of a step, the mean over seeds.
+    """
+    times, memory, folds, seconds = list[str](), list[str](), list[str](), list[str]()
     for name in order:
         cost, control = results.methods[name].cost, controls[name]
         other = results.methods[control].cost if control is not None else None
@@ -397,10 +437,14 @@ def _costs(
         times.append(f"{ratio(cost.steps_over(other))} ×{mark}" if cost and other else NOTHING)
         memory.append(NOTHING if over is None else f"{ratio(over)} ×")
         folds.append({True: "yes", False: "no", None: NOTHING}[results.methods[name].merges])
+        trains = [run.train for run in results.methods[name].runs.values() if run.train is not None]
+        steps = [each.wall_s / each.steps for each in trains if each.steps]
+        seconds.append(significant(fmean(steps), 3) if steps and results.study is not None else NOTHING)
     return [
-        (Column("step time", number=True, tip=_TIME), times),
-        (Column("memory", number=True, tip=_MEMORY), memory),
-        (Column("folds", tip="Whether it can be merged into the base's weights."), folds),
+        (Column("step time", number=True, tip=_TIME, rank=3), times),
+        (Column("memory", number=True, tip=_MEMORY, rank=4), memory),
+        (Column("folds", tip="Whether it can be merged into the base's weights.", rank=5), folds),
+        (Column("s/step", number=True, tip="Seconds of a training step, the mean over seeds.", rank=5), seconds),
     ]
 
 
@@ -414,40 +458,13 @@ _LEGEND_OF_STUDY = (
     "Losses are means over seeds; improvements are shares of the baseline's loss with the same seeds, and not tested. "
     "[Intervals] belong to their outcomes, corrected for all pairs of the question; above 0 is better."
 )
-
-
-def legend(results: ComparisonResults) -> str:
-    """Return how to read the table of methods, and what is to be known of its questions and costs."""
-    shared = any(method.cost is not None and method.cost.shared for method in results.methods.values())
-    said = [] if results.frontier is not None else [_LEGEND if results.study is None else _LEGEND_OF_STUDY]
-    said += ["*: other programs used the machine meanwhile."] if shared else []
-    return " ".join([*said, *filter(None, [changed_text(results)])])
+_SHARED = "*: other programs used the machine meanwhile."
 
 
 def changed_text(results: ComparisonResults) -> str:
     """Return which questions were asked when results existed already; nothing where none was."""
     changed = dict.fromkeys(f"{each.question}: {each.changed}" for each in results.primary if each.changed)
     return f"Questions, {'; '.join(changed)}." if changed else ""
-
-
-def terminal_table(results: ComparisonResults) -> Table:
-    """Build the table of methods with the forest as characters, and its parts for narrow terminals."""
-    table, forest = headline_table(results), forest_of(results)
-    if forest is None:
-        return table
-    strip = Column("difference", (" to ".join(f"{end:.2g}".replace("-", MINUS) for end in forest.limits),))
-    drawn = [forest.strip(str(row.cells[0])) for row in table.rows]
-    at = next((i for i, column in enumerate(table.columns) if column.name.startswith("against")), 1)
-    columns = (*table.columns[:at], strip, *table.columns[at:])
-    rows = tuple(
-        replace(row, cells=(*row.cells[:at], characters, *row.cells[at:]))
-        for row, characters in zip(table.rows, drawn, strict=True)
-    )
-    whole = replace(table, columns=columns, rows=rows)
-    of_pairs = [0, at, *(at + 1 for column in columns if column.name.startswith("against"))]
-    tested = tuple(row for row in rows if row.cells[at])
-    of_methods = [index for index in range(len(columns)) if index == 0 or index not in of_pairs]
-    return replace(whole, narrow=(replace(whole, rows=tested).only(of_pairs), whole.only(of_methods)))
 
 
 def uncovered(results: ComparisonResults) -> Iterator[str]:

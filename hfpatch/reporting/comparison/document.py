@@ -13,9 +13,7 @@ from hfpatch.reporting.comparison.answer import (
     changed_text,
     headline_table,
     lead,
-    legend,
     sentences,
-    terminal_table,
     uncovered,
 )
 from hfpatch.reporting.comparison.attribution import attribution
@@ -169,14 +167,19 @@ def of_what(results: Sequence[ComparisonResults]) -> doc.Fact:
 def _summary(material: RunData) -> tuple[doc.Block, ...]:
     """Return what a terminal shows; the answer comes last, where a reader looks."""
     results = material.results
-    tables = [budget_table(results)] if results.frontier is not None else [terminal_table(results)]
+    table = headline_table(results, terminal=True) if results.frontier is None else budget_table(results)
     return (
-        doc.Sentences((*cautions(results), *material.missing)),
+        doc.Sentences((*material.missing, *cautions(results)), brief=True),
         doc.Text(lead(results), "headline"),
         sentences(results),
-        *(table for table in tables if table.rows),
-        *([doc.Text(said, "caption")] if (said := changed_text(results)) else []),
+        *([table] if table.rows else []),
+        *_changed(results),
     )
+
+
+def _changed(results: ComparisonResults) -> Iterator[doc.Text]:
+    if said := changed_text(results):
+        yield doc.Text(said, "caption")
 
 
 def cautions(results: ComparisonResults) -> tuple[str, ...]:
@@ -198,8 +201,7 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
     blocks += figures("differences")
     methods = headline_table(results)
     table = methods if results.frontier is None else budget_table(results)
-    if table.rows:
-        blocks += [table, doc.Text(legend(results), "caption")]
+    blocks += [*([table] if table.rows else []), *_changed(results)]
     yield doc.Section("answer", "Answer", tuple(blocks))
     yield from compared
     told = cautions(results)

@@ -59,7 +59,7 @@ def answers_table(results: ComparisonResults) -> Table:
 
 def retention_table(results: ComparisonResults) -> Table:
     """Build the table of gain and forgetting of every method at every scale of its patch."""
-    rows, short, retention = [], [], results.retention or Retention()
+    rows, retention = [], results.retention or Retention()
     for point in retention.points:
         chosen = retention.chosen(point.method) == point.scale
         for task in retention.texts:
@@ -77,10 +77,6 @@ def retention_table(results: ComparisonResults) -> Table:
             )
             others = point.scale != 1 and not chosen
             rows.append(Row(cells, faint=others, page_only=others))
-            short.append(Row((Cell((point.method, f"at {cells[1]}, {cells[2]}")), cells[3], cells[5], cells[-1])))
-    gain, kl = ("gain", ("held-out text", "nats per token")), ("KL", ("nats per token",))
-    verdicts = Column("verdict", ("bits per byte",))
-    narrow = Column("method", ("scale, text",)), Column(*gain, number=True), Column(*kl, number=True), verdicts
     caption = (
         "Method minus base on the same tokens, with plain 95 % intervals. Verdicts are corrected over the question."
     )
@@ -93,17 +89,16 @@ def retention_table(results: ComparisonResults) -> Table:
             Column("method"),
             Column("scale", ("of its patch",), number=True),
             Column("text"),
-            Column(*gain, number=True),
+            Column("gain", ("held-out text", "nats per token"), number=True),
             Column("bits per byte", ("lower is better",), number=True),
-            Column(*kl, number=True, tip="KL(base ‖ method), mean over tokens."),
+            Column("KL", ("nats per token",), number=True, tip="KL(base ‖ method), mean over tokens."),
             Column("top-1 agreement", ("points",), number=True, tip="Of the share of tokens, 100 % in the base."),
             Column("forgetting", ("nats per token",), number=True, tip="Rise of the mean loss, as PEFT records it."),
-            verdicts,
+            Column("verdict", ("bits per byte",)),
         ),
         rows=tuple(rows),
         caption=caption,
         heading=False,
-        narrow=(Table("retention", "Learning and forgetting", narrow, tuple(short)),),
     )
 
 

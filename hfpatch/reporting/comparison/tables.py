@@ -48,7 +48,7 @@ _RESULTS = (*_SCORES, *_OF_PAIR, "groups", "grouped_by")
 
 def score_table(results: ComparisonResults) -> Table:
     """Build the table of methods and tasks: the mean over seeds of each primary metric."""
-    rows, narrow = [], []
+    rows = []
     for name, method in results.methods.items():
         scores = {}
         for task, info in results.tasks.items():
@@ -66,23 +66,15 @@ def score_table(results: ComparisonResults) -> Table:
                 text = f"{text} ± {significant(errors[0], 2)}"
             scores[task] = text
         rows.append(Row((name, *scores.values()), strong=name == results.baseline))
-        narrow += [(task, Row((name, task, text))) for task, text in scores.items()]
     error = "" if results.base is None else "; the baseline with its standard error over documents"
-    by_task = tuple(row for task in results.tasks for other, row in narrow if other == task)
     return Table(
         name="main",
         title="Scores",
-        columns=(
-            Column(results.noun),
-            *(_task(results, task) for task in results.tasks),
-        ),
+        columns=(Column(results.noun), *(_task(results, task) for task in results.tasks)),
         rows=tuple(rows),
         caption=f"The mean over seeds{error}. Differences and verdicts are in the table of paired differences.",
         heading=False,
         search=True,
-        narrow=(
-            Table("main", "Scores", (Column(results.noun), Column("task"), Column("value", number=True)), by_task),
-        ),
     )
 
 

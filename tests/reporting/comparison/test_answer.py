@@ -1,8 +1,6 @@
 import re
 
 import pytest
-from reporting.conftest import document_of
-from reporting.ten_methods import ten_methods
 from scipy import stats
 
 from hfpatch.reporting.comparison.answer import (
@@ -11,7 +9,6 @@ from hfpatch.reporting.comparison.answer import (
     lead,
     names_text,
     sentences,
-    terminal_table,
     uncovered,
 )
 from hfpatch.reporting.comparison.forest import control_for, forest_of
@@ -123,9 +120,16 @@ def test_the_table_has_gain_difference_size_and_no_empty_column(results):
             "gain": "+12.0 %",
             "against lora": "better by 7.4 % [4.4, 10.4], exploratory",
             "on other tasks": "better: cloze",
-            "parameters": "80k (0.98 ×)",
+            "params": "80k",
+            "size": "0.98 ×",
         },
-        "lora": {"gain": "+5.0 %", "against lora": "is a LoRA", "on other tasks": "not decided", "parameters": "81.9k"},
+        "lora": {
+            "gain": "+5.0 %",
+            "against lora": "is a LoRA",
+            "on other tasks": "not decided",
+            "params": "81.9k",
+            "size": "–",
+        },
     }
     gain = headline_table(results).columns[1]
     assert gain.notes == (TEXT, "% of word perplexity")
@@ -151,7 +155,10 @@ def test_plain_differences_stand_beside_what_the_corrected_test_does_not_decide(
 
 
 def test_a_terminal_has_the_forest_as_characters(results):
-    table = terminal_table(results)
+    table = headline_table(results, terminal=True)
+    assert [column.name for column in table.columns] == [
+        "method", "gain", "difference", "against lora", "on other tasks", "params", "size"
+    ]  # fmt: skip
     strips = {str(row.cells[0]): str(row.cells[2]) for row in table.rows}
     assert strips["lora"] == ""
     assert "●" in strips[SKIP]
@@ -159,19 +166,8 @@ def test_a_terminal_has_the_forest_as_characters(results):
     found = forest_of(results)
     left, right = found.limits
     assert round((7.37 - left) / (right - left) * (len(strips[SKIP]) - 1)) == strips[SKIP].index("●")
-    assert [column.name for column in table.narrow[0].columns] == ["method", "difference", "against lora"]
-
-
-@pytest.mark.parametrize("width", [100, 120])
-def test_ten_methods_are_answered_in_forty_lines(build, printed, width):
-    results = build(ten_methods(), curves=False)
-    lines = printed(document_of(results), width).rstrip().splitlines()
-    first = next(place for place, line in enumerate(lines) if line.startswith(f"On {TEXT}"))
-    assert len(lines) - first <= 40  # what comes before are cautions
-    shown = "\n".join(lines[first:])
-    assert all(shown.count(name) >= 2 for name in results.others)
-    for mark in "●◆■○":
-        assert mark in shown
+    assert [str(row.cells[3]).replace("\u00a0", " ") for row in table.rows] == ["+7.4 % [4.4, 10.4]†", "is a LoRA"]
+    assert [row.cells[3].tone for row in table.rows[:1]] == ["better"]
 
 
 def test_names_of_methods_and_their_budgets_are_short():

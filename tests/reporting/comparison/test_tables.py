@@ -26,8 +26,6 @@ def test_scores_are_means_with_cost_and_the_baseline_has_its_standard_error(resu
     assert found["baseline"] == ["40.0 ± 2.0 %", "50.0 ± 2.0 %", "20.00 ± 0.020"]
     assert found[SKIP] == ["45.0 %", "51.5 %", "17.60"]
     assert [row.cells[0] for row in table.rows if row.strong] == ["baseline"]
-    assert len(table.narrow[0].rows) == 9
-    assert table.narrow[0].rows[1].cells == (SKIP, "tinyworld_cloze", "45.0 %")
     for run in raw["methods"]["lora"]["runs"].values():
         del run["evaluation"]["tinyworld_cloze"]
     assert rows(score_table(build(raw | {"comparisons": []})))["lora"][0] == "–"
