@@ -73,6 +73,7 @@ def pages(tmp_path_factory):
         "run": write_report(run).html,
         "hostile": write_report(bad).html,
         "quickstart": write_report(root / "quickstart").html,
+        "zoo": write_report(root / "results" / "zoo").html,
         "joint": write_joint_report([run, other], root / "joint").html,
         "side": write_joint_report([run, root / "quickstart"], root / "side").html,
         "study": write_report(write_study(root / "study")).html,
@@ -337,15 +338,15 @@ def test_figures_and_the_paired_table_fit_a_page_of_1280(visit):
         assert not page.locator(f"#{name} .scroll").first.evaluate(wide), name
 
 
-@pytest.mark.parametrize("name", ["quickstart", "ten methods"])
-def test_the_answer_is_on_the_first_screen(visit, name):
+@pytest.mark.parametrize(("name", "methods"), [("quickstart", 10), ("ten methods", 10), ("zoo", 16)])
+def test_the_answer_is_on_the_first_screen(visit, name, methods):
     page = visit(name)
     answer = page.locator("section.answer")
     for selector in (".headline", ".sentences", "figure", "#headline"):
         box = answer.locator(selector).first.bounding_box()
         assert 0 < box["y"] < box["y"] + box["height"] <= 900, selector
         assert box["x"] + box["width"] <= 1280, selector
-    assert page.locator("#headline tbody tr").count() == 10
+    assert page.locator("#headline tbody tr").count() == methods
     assert page.evaluate("scrollY") == 0
     folded = page.locator("#protocol details")
     assert folded.get_attribute("open") is None

@@ -20,6 +20,11 @@ from hfpatch.results.verdicts import Verdict
 SIZE = "the LoRA of its size"
 ANOTHER = "another method"
 _WIDTH, _LETTER, _TICK = 5.4, 0.075, 0.6  # inches: of the figure, of a letter of a name, from tick to tick
+_ROW, _LOW_ROW, _FEW_ROWS = (
+    0.205,
+    0.17,
+    8,
+)  # inches of a row, and of one of more rows, so that the first screen holds all
 _LINE, _PLAIN, _CENTRE, _BAND = "─", "━", "│", "·"
 
 
@@ -184,7 +189,7 @@ def forest_figure(results: ComparisonResults, *, title: bool = False) -> Figure 
     exploratory = [row for row in forest.rows if row.verdict.role != "primary"]
     rows = [*primary, *([None] if primary and exploratory else []), *exploratory]
     names = ["exploratory" if row is None else row.name for row in rows]
-    height = (1.15 if title else 0.9) + 0.205 * len(rows)
+    height = (1.15 if title else 0.9) + (_ROW if len(rows) <= _FEW_ROWS else _LOW_ROW) * len(rows)
     figure, (ax,) = plots.panels(1, columns=1, width=_WIDTH, height=height, title=shown if title else "")
     drawn = {y: plots.Interval(row.gain, row.verdict.tone, plain=row.plain) for y, row in enumerate(rows) if row}
     plots.forest(ax, names, drawn, limits=forest.limits, margin=forest.margin)
