@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from hfpatch.analysis.movement import Movement, RunRecord
 from hfpatch.analysis.norms import LayerSize, QuerySize, SkipNorm
 from hfpatch.analysis.relation import HeadRelation
 from hfpatch.sites import AttentionSite
+from hfpatch.support.files import json_value
 from hfpatch.surgery.bases import Base
 from hfpatch.surgery.patch import PatchSummary
 
@@ -95,15 +94,4 @@ class Inspection:
             **{name: getattr(self, name) for name in names},
             "linearised": [{name: getattr(layer, name) for name in shares} for layer in self.linearised],
         }
-        return {name: _plain(value) for name, value in values.items()}
-
-
-def _plain(value: Any) -> Any:
-    """Return JSON values: dataclasses as mappings, keys as text, NaN and infinities as null."""
-    if hasattr(value, "__dataclass_fields__"):
-        value = asdict(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return {name: json_value(value) for name, value in values.items()}

@@ -36,7 +36,7 @@ from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.records import hash_documents, write_values
 from hfpatch.results.schema import Clusters, FewShot, LeftOut, TaskResult
 from hfpatch.support.code import hash_code
-from hfpatch.support.files import hash_values, write_text
+from hfpatch.support.files import hash_values, json_value, write_text
 from hfpatch.support.modes import evaluating
 from hfpatch.support.ranks import Ranks, ended_together
 
@@ -276,9 +276,9 @@ def _records(
             identity["cluster"] = None if value is None else hash_values(value)[:16]
         record = records.setdefault(sample["doc_id"], identity)
         suffix = "" if sample["filter"] == "none" else f",{sample['filter']}"
-        record.update({f"{metric}{suffix}": _finite(sample[metric]) for metric in sample["metrics"]})
+        record.update({f"{metric}{suffix}": json_value(sample[metric]) for metric in sample["metrics"]})
     for number, record in records.items():
-        record.update({key: _finite(value) for key, value in low_noise.get(number, {}).items()})
+        record.update({key: json_value(value) for key, value in low_noise.get(number, {}).items()})
     return [records[number] for number in sorted(records)]
 
 
@@ -317,12 +317,3 @@ def hash_task(task: Any, seed: Any = None) -> str:
     return hash_code(
         [("class", type(task)), *config.items(), *used, ("filters", *vars(task).get("_filters", ())), (drawn,)]
     )
-
-
-def _finite(value: Any) -> Any:
-    """Return a metric's value for JSON: None for a number that is not finite, at any depth."""
-    if hasattr(value, "tolist"):  # NumPy's numbers and arrays
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -159,6 +160,19 @@ def sha256_file(path: Path) -> str:
         while size := stream.readinto(buffer):
             digest.update(buffer[:size])
     return digest.hexdigest()
+
+
+def json_value(value: Any) -> Any:
+    """Return a value as JSON has it: NumPy's as numbers, dataclasses as mappings, keys as text, NaN and ∞ as null."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def hash_values(values: Any) -> str:
