@@ -20,7 +20,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings, Layout
 from hfpatch.support.files import clear_about_writing
 
-IGNORE = -100
+IGNORE = -100  # the label that the losses of PyTorch and transformers leave out
 Mask: TypeAlias = npt.NDArray[np.bool_]
 _CHUNK_TOKENS = 1 << 20  # laid out at once; the rest may be on disk
 

@@ -27,7 +27,7 @@ from hfpatch.support.files import hash_values, read_json, sha256_file, write_jso
 from hfpatch.support.provenance import installed_versions
 from hfpatch.surgery.bases import hash_model_code, hash_tensors, hash_weights
 
-FORMAT = 1
+FORMAT = 1  # to be raised where what a line means changes: files of another one are begun again
 COMPUTING = ("nn", "sites", "tuners", "methods", "models", "surgery", "evaluation/scorer", "evaluation/model.py")
 """The sources of hfpatch that compute log-likelihoods of given tokens."""
 _TRAINING = {"training", "gradient_checkpointing"}
