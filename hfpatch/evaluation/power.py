@@ -25,7 +25,7 @@ from hfpatch.evaluation.stats import FEWEST_DOCUMENTS, Estimate, Part
 from hfpatch.results.decision import ALPHA, POWER, Design
 
 MOST_DOCUMENTS = 10**8  # beyond these, "no number" is the more useful answer
-MOST_SEEDS = 1000
+MOST_SEEDS = 1000  # likewise
 _POINTS = 400  # of the distribution of the estimated variance over seeds
 
 
@@ -67,10 +67,14 @@ class Differences:
     shift: float = 0.0
     accuracy: bool = False
 
+    def _variances(self, variance: float, documents: int, seeds: int) -> tuple[float, float]:
+        """Return e₂², over documents, and e₁², over seeds, from σ²."""
+        of_documents = variance * (self.shared + (1 - self.shared) / seeds) / documents
+        return of_documents, (variance * (1 - self.shared) / documents + self.shift**2) / seeds
+
     def design(self, documents: int, seeds: int) -> Design:
         """Return the errors of a comparison with so many documents and seeds, at least two."""
-        of_documents = self.sd**2 * (self.shared + (1 - self.shared) / seeds) / documents
-        of_seeds = (self.sd**2 * (1 - self.shared) / documents + self.shift**2) / seeds
+        of_documents, of_seeds = self._variances(self.sd**2, documents, seeds)
         return Design((math.sqrt(of_documents), documents - 1), (math.sqrt(of_seeds), seeds - 1))
 
     def power(self, effect: float, documents: int, seeds: int, *, alpha: float = ALPHA) -> float:
@@ -86,12 +90,11 @@ class Differences:
             rejected = binom.cdf(most, changed, gained) + binom.cdf(most, changed, 1 - gained)
             return float((weights * rejected).sum() / weights.sum())
         variance = max(self.sd**2, abs(effect)) - effect**2 if self.accuracy else self.sd**2
-        of_documents = variance * (self.shared + (1 - self.shared) / seeds) / documents
-        of_seeds = (variance * (1 - self.shared) / documents + self.shift**2) / seeds
-        power = of_documents
+        of_documents, of_seeds = self._variances(variance, documents, seeds)
+        tested = of_documents
         if self.accuracy:  # one document gained and one lost are added
-            power = (of_documents * documents**2 + 2) / ((documents + 1) * (documents + 2))
-        parts: tuple[Part, ...] = (Part(np.sqrt(power), documents - 1),)
+            tested = (of_documents * documents**2 + 2) / ((documents + 1) * (documents + 2))
+        parts: tuple[Part, ...] = (Part(np.sqrt(tested), documents - 1),)
         if seeds > 1:
             quantiles = chi2.ppf((np.arange(_POINTS) + 0.5) / _POINTS, seeds - 1) / (seeds - 1)
             parts += (Part(np.sqrt(of_seeds * quantiles), seeds - 1),)
