@@ -61,10 +61,9 @@ def _differences(
     results: ComparisonResults, records: Mapping[str, Runs], before: Sequence[Comparison]
 ) -> tuple[list[Comparison], Retention | None]:
     """Return the differences of all pairs and what changed on retained texts; what cannot be computed is ``before``."""
-    baseline, references = results.base or "", dict[str, list[str]]()
+    baseline, references = results.base or "", dict[str, dict[str, None]]()
     for comparison in results.comparisons:
-        others = references.setdefault(comparison.method, [])
-        others += [] if comparison.reference in others else [comparison.reference]
+        references.setdefault(comparison.method, {})[comparison.reference] = None
     methods = [results.methods[name] for name in (results.baseline or "", *results.methods)]
     scored = (run for method in methods for run in method.runs.values() if run.evaluation)
     scores = next(map(results.scores_of, scored), {})
@@ -73,8 +72,8 @@ def _differences(
     if results.retention is None:
         return list(made.values()), None
     kept = task_results(results.retention.scored, results.methods[baseline].runs[0].retention or {})
-    texts: dict[str, Any] = {"texts": kept, "held_out": scores.get(HELD_OUT)}
-    points = compare_points(results.retention.points, records, **texts, baseline=baseline)
+    held_out = scores.get(HELD_OUT)
+    points = compare_points(results.retention.points, records, texts=kept, held_out=held_out, baseline=baseline)
     return list(made.values()), results.retention.model_copy(update={"points": points})
 
 

@@ -83,7 +83,7 @@ def compare(
     records: Mapping[str, Runs],
     *,
     tasks: Mapping[str, TaskResult],
-    references: Mapping[str, Sequence[str]],
+    references: Mapping[str, Collection[str]],
     baseline: str = "baseline",
     aggregations: Mapping[str, Mapping[str, Aggregation]] | None = None,
     without_low_noise: Collection[str] = (),
@@ -136,7 +136,7 @@ def compare(
 
 
 def _pairs(
-    records: Mapping[str, Runs], references: Mapping[str, Sequence[str]], baseline: str
+    records: Mapping[str, Runs], references: Mapping[str, Collection[str]], baseline: str
 ) -> Iterator[tuple[str, str, _Pairing]]:
     """Yield each method with each of its references and their runs, as `compare` pairs them."""
     for method, reference in [(method, other) for method, others in references.items() for other in others]:
@@ -158,7 +158,7 @@ def find_dependent(
     records: Mapping[str, Runs],
     *,
     tasks: Mapping[str, TaskResult],
-    references: Mapping[str, Sequence[str]],
+    references: Mapping[str, Collection[str]],
     baseline: str = "baseline",
     aggregations: Mapping[str, Mapping[str, Aggregation]] | None = None,
     without_low_noise: Collection[str] = (),

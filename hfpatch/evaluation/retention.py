@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,28 +142,26 @@ def compare_points(
         baseline: the method that is the base.
     """
     # One answer for each text, from all points
-    named = [point_name(point.method, point.scale) for point in points]
-    asked_of: Any = {"references": {name: [baseline] for name in named}, "baseline": baseline}
+    references = {point_name(point.method, point.scale): [baseline] for point in points}
     in_bits = {task: result.model_copy(update={"primary": BITS_PER_BYTE}) for task, result in texts.items()}
     on_new = {} if held_out is None else {held_out.task: held_out}
-    dependent = find_dependent(records, tasks=in_bits, **asked_of)
-    dependent |= find_dependent(records, tasks=on_new, **asked_of)
+    dependent = find_dependent(records, tasks=in_bits | on_new, references=references, baseline=baseline)
 
     compared = []
     for point in points:
         name = point_name(point.method, point.scale)
         if not records.get(name):
             continue
-        against: Any = {"references": {name: [baseline]}, "baseline": baseline, "dependent": dependent}
+        changes = partial(compare, records, references={name: [baseline]}, baseline=baseline, dependent=dependent)
         made: list[Comparison] = []
         for metric, higher in RETENTION.items():
             asked = {
                 task: result.model_copy(update={"primary": metric, "higher_is_better": higher})
                 for task, result in texts.items()
             }
-            made += compare(records, tasks=asked, **against, without_low_noise=texts)
-        if held_out is not None and point.scale != 1:
-            made += compare(records, tasks={held_out.task: held_out}, **against)
+            made += changes(tasks=asked, without_low_noise=texts)
+        if point.scale != 1:
+            made += changes(tasks=on_new)
         comparisons = [one.model_copy(update={"method": point.method}) for one in made]
         compared.append(point.model_copy(update={"comparisons": comparisons}))
     return compared
