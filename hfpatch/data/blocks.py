@@ -8,20 +8,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from hfpatch.data.packing import Integers, pack, split_pieces
-from hfpatch.data.tokenizer import TokenArray, TokenStream, gather
+from hfpatch.data.copies import Flags
+from hfpatch.data.packing import pack, split_pieces
+from hfpatch.data.tokenizer import Integers, TokenArray, TokenStream, gather
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings, Layout
 from hfpatch.support.files import clear_about_writing
 
 IGNORE = -100  # the label that the losses of PyTorch and transformers leave out
-Mask: TypeAlias = npt.NDArray[np.bool_]
 _CHUNK_TOKENS = 1 << 20  # laid out at once; the rest may be on disk
 
 
@@ -108,7 +108,7 @@ class TokenBlocks:
     source: str
     revision: str | None
     sha256: str
-    learned: Mask | JoinedRows | None = None
+    learned: Flags | JoinedRows | None = None
     parts: tuple[Part, ...] = ()
     owners: npt.NDArray[np.int32] | None = None
     groups: npt.NDArray[np.int32] | None = None
@@ -188,11 +188,11 @@ class TokenBlocks:
     def _pieces(self, index: int) -> slice:
         return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
 
-    def _predicted(self, index: int) -> Mask:
+    def _predicted(self, index: int) -> Flags:
         """Return (block_size,) which tokens of a row are predicted."""
         pieces = self._pieces(index)
         ends = np.cumsum(self.sizes[pieces])
-        predicted: Mask = np.arange(self.block_size) < ends[-1]
+        predicted: Flags = np.arange(self.block_size) < ends[-1]
         if self.learned is not None:
             predicted &= np.asarray(self.learned[index])
         predicted[ends - self.sizes[pieces]] = False
@@ -352,13 +352,13 @@ def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> Toke
     )
 
 
-def has_something_to_learn(stream: TokenStream, size: int) -> Mask:
+def has_something_to_learn(stream: TokenStream, size: int) -> Flags:
     """Return (documents,) which have a learned token among the first ``size``, apart from the very first."""
     if stream.learned is None:
         return stream.lengths > 1
     counts = np.concatenate([[0], np.cumsum(stream.learned, dtype=np.int64)])
     starts = stream.begins
-    learns: Mask = counts[starts + np.minimum(stream.lengths, size)] > counts[starts + 1]
+    learns: Flags = counts[starts + np.minimum(stream.lengths, size)] > counts[starts + 1]
     return learns
 
 

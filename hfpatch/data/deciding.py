@@ -10,17 +10,16 @@ from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hfpatch.data.copies import LONG, Digester, Digests, Flags, Values
 from hfpatch.data.corpora import Corpus, filtered_documents
 from hfpatch.data.rows import number_groups
+from hfpatch.data.tokenizer import Integers
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
 
-Indices = npt.NDArray[np.int64]
 NOTHING: Values = np.empty(0, np.uint64)
-NONE: Indices = np.empty(0, np.int64)
+NONE: Integers = np.empty(0, np.int64)
 RUN = 4
 """Documents that are drawn together, as neighbours in the text."""
 
@@ -53,7 +52,7 @@ class Candidates:
     tasks: Flags
     held_out: int = 0
     tuning: int = 0
-    groups: Indices | None = None
+    groups: Integers | None = None
     read: Digests | None = None
 
 
@@ -61,9 +60,9 @@ class Candidates:
 class Chosen:
     """The documents of one source to train on, to hold out, and to tune on: ascending indices."""
 
-    train: Indices
-    held_out: Indices = field(default_factory=lambda: NONE)
-    tuning: Indices = field(default_factory=lambda: NONE)
+    train: Integers
+    held_out: Integers = field(default_factory=lambda: NONE)
+    tuning: Integers = field(default_factory=lambda: NONE)
 
 
 def choose_documents(
@@ -103,7 +102,7 @@ def choose_documents(
 
 
 def _choose(
-    source: Candidates, groups: Indices, good: Flags, alike: Flags, excluded: Values, seed: int, notes: list[str]
+    source: Candidates, groups: Integers, good: Flags, alike: Flags, excluded: Values, seed: int, notes: list[str]
 ) -> Chosen:
     """Choose the documents of one source, and add a sentence to ``notes`` for each use that leaves some out.
 
@@ -112,7 +111,7 @@ def _choose(
     count = len(groups)
     in_tasks = np.isin(np.arange(count), source.digests.documents[np.isin(source.digests.values, excluded)])
     unit, total = ("documents", count) if source.groups is None else ("groups", len(np.unique(groups)))
-    taken, chosen = np.zeros(count, np.bool_), list[Indices]()
+    taken, chosen = np.zeros(count, np.bool_), list[Integers]()
     for key, wanted, before, also in (
         ("data.held_out", source.held_out, 0, ""),
         ("tuning.held_out", source.tuning, source.held_out, " and in none of the tasks"),
@@ -154,13 +153,13 @@ def _choose(
     return Chosen(train, *chosen)
 
 
-def in_order(groups: Indices) -> Indices:
+def in_order(groups: Integers) -> Integers:
     """Return each group once, in the order of their first documents."""
     _, firsts = np.unique(groups, return_index=True)
     return groups[np.sort(firsts)]
 
 
-def draw(indices: Indices, count: int, *, seed: Sequence[int], run: int = RUN) -> Indices:
+def draw(indices: Integers, count: int, *, seed: Sequence[int], run: int = RUN) -> Integers:
     """Draw ``count`` of ``indices`` over their whole length, in runs of neighbours.
 
     The indices are cut into as many equal strata as there are runs, and one run is at a random place in each. Runs show
@@ -175,7 +174,7 @@ def draw(indices: Indices, count: int, *, seed: Sequence[int], run: int = RUN) -
         low + int(generator.integers(high - low - size + 1))
         for size, (low, high) in zip(sizes, pairwise(bounds), strict=True)
     ]
-    chosen: Indices = indices[
+    chosen: Integers = indices[
         np.concatenate([np.arange(start, start + size) for start, size in zip(starts, sizes, strict=True)])
     ]
     return chosen

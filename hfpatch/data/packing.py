@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hfpatch.data.tokenizer import Integers
 from hfpatch.support.modes import evaluating
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Integers: TypeAlias = npt.NDArray[np.int64]
 _CHUNK = 1 << 16  # pieces at once as numbers of Python
 _SHORT = 5  # tokens of a probe's short document
 _SHORTEST_ROW, _ENOUGH = 12, 64  # tokens of a probe's row: two documents fit, and crossing shows in short rows

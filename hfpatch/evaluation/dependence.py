@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from hfpatch.evaluation.metrics import Array
 
 LEVEL = 0.01
 """The p-value up to which there is an alarm."""
