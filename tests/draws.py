@@ -3,11 +3,11 @@
 import numpy as np
 
 
-def drawn(places, count, *, use=0, seed=0):
-    """Return which of ``places`` are held out (use 0), tuned on (1) or measured (2): runs of four, one in a stratum."""
+def drawn(places, count, *, use=0, seed=0, run=4):
+    """Return which of ``places`` are held out (use 0), tuned on (1) or measured (2): one run in each stratum."""
     generator, found, low = np.random.default_rng([seed, use]), [], 0
-    for first in range(0, count, 4):
-        size = min(4, count - first)
+    for first in range(0, count, run):
+        size = min(run, count - first)
         high = len(places) * (first + size) // count
         start = low + int(generator.integers(high - low - size + 1))
         found, low = [*found, *list(places)[start : start + size]], high

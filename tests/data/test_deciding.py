@@ -464,8 +464,8 @@ def test_groups_are_whole_in_every_use_and_what_others_have_too_is_left_out(tmp_
         splits = load_splits(settings, tokenizer, tuning=3)
     again = load_splits(settings, tokenizer, tuning=3, cache_dir=tmp_path / "cache")
     cached = load_splits(settings, tokenizer, tuning=3, cache_dir=tmp_path / "cache")
-    held_out = drawn_groups(range(20), 4, seed=1)
-    tuning = drawn_groups([number for number in range(20) if number not in held_out], 3, use=1, seed=1)
+    held_out = drawn(range(20), 4, seed=1, run=1)
+    tuning = drawn([number for number in range(20) if number not in held_out], 3, use=1, seed=1, run=1)
     rest = [number for number in range(20) if number not in (*held_out, *tuning)]
     for name, numbers in (("held_out", held_out), ("tuning", tuning), ("train", rest)):
         blocks = getattr(splits, name)
@@ -488,16 +488,6 @@ def test_groups_are_whole_in_every_use_and_what_others_have_too_is_left_out(tmp_
     for (name, count), text in zip(counts.items(), said, strict=True):
         left_out = count + sum({7, 8} & set(held_out if name == "held_out" else tuning) != set() for _ in range(1))
         assert f" {left_out} of " in text
-
-
-def drawn_groups(groups, count, **given):
-    """Return which groups are chosen: one in each stratum."""
-    groups = list(groups)
-    generator, found = np.random.default_rng([given.get("seed", 0), given.get("use", 0)]), []
-    for place in range(count):
-        low, high = len(groups) * place // count, len(groups) * (place + 1) // count
-        found.append(groups[low + int(generator.integers(high - low))])
-    return found
 
 
 @pytest.mark.parametrize("kind", ["messages", "mixture", "token_file", "splits"])
@@ -552,7 +542,7 @@ def test_a_tokenizer_is_not_trained_on_held_out_groups(tmp_path, tokenizer):
     source = write_rows(tmp_path / "a.jsonl", [{"text": line} for line in lines])
     settings = DataSettings(source=source, group="wikitext", layout="padded", block_size=96, held_out=3)
     found = list(tokenizer_documents([(open_corpus(settings), settings)]))
-    kept = drawn_groups(range(9), 3)
+    kept = drawn(range(9), 3, run=1)
     assert found == [line for number in range(9) if number not in kept for line in article(number, range(3))]
 
 
