@@ -1,9 +1,11 @@
 import json
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from hfpatch.data.tokenizer import train_tokenizer
+from hfpatch.data.tokenizer import END_OF_TEXT, train_tokenizer
 
 TEXTS = [
     "Anna walked to the mill and left the blue lamp there.",
@@ -28,6 +30,17 @@ def text_file(tmp_path, texts):
     path = tmp_path / "a.txt"
     path.write_text("\n\n".join(texts))
     return path
+
+
+def with_start(tokenizer, start=END_OF_TEXT, template="{0} $A"):
+    """Return a tokenizer that writes each text by a template with a start token, as Llama's does; None writes none."""
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.add_special_tokens([start])
+    if template is not None:
+        special = [(start, backend.token_to_id(start))]
+        backend.post_processor = TemplateProcessing(single=template.format(start), special_tokens=special)
+    made = {"bos_token": start, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
+    return type(tokenizer)(tokenizer_object=backend, **made)
 
 
 def write_rows(path, rows):

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from data.conftest import write_rows
+from data.conftest import with_start, write_rows
 from draws import drawn, without
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
-from tokenizers.processors import TemplateProcessing
 
 from hfpatch.data.blocks import IGNORE
 from hfpatch.data.copies import Digester, Digests
@@ -50,10 +49,7 @@ def chat(tokenizer):
 
 def with_template(tokenizer, begun=False):
     """Return a tokenizer with a chat template; documents may begin with the token that ends them."""
-    backend, end = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()), "<|endoftext|>"
-    if begun:
-        backend.post_processor = TemplateProcessing(single=f"{end} $A", special_tokens=[(end, 0)])
-    made = type(tokenizer)(tokenizer_object=backend, bos_token=end, eos_token=end, pad_token=end)
+    made = with_start(tokenizer, template="{0} $A" if begun else None)
     made.chat_template = TEMPLATE
     return made
 

@@ -10,11 +10,9 @@ import forked
 import numpy as np
 import pytest
 import torch
-from data.conftest import stream_rows, write_rows
+from data.conftest import stream_rows, with_start, write_rows
 from draws import drawn, without
 from launched import free_port
-from tokenizers import Tokenizer
-from tokenizers.processors import TemplateProcessing
 
 import hfpatch.data.load
 import hfpatch.support.files
@@ -114,13 +112,7 @@ def test_a_stream_is_kept_once_whatever_the_blocks(tmp_path, text_file, tokenize
 @pytest.mark.parametrize("begun", [False, True])
 def test_every_row_begins_as_a_document_does(tmp_path, tokenizer, texts, layout, begun):
     """Of training, held-out, tuning and retained text, cached or not; without a start token rows are as they were."""
-    chosen = tokenizer
-    if begun:
-        backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        backend.add_special_tokens(["<bos>"])
-        template = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", backend.token_to_id("<bos>"))])
-        backend.post_processor = template
-        chosen = type(tokenizer)(tokenizer_object=backend, bos_token="<bos>", eos_token="<|endoftext|>")
+    chosen = with_start(tokenizer, "<bos>") if begun else tokenizer
     source = write_rows(tmp_path / "a.jsonl", [{"text": f"{n} {text}"} for n in range(3) for text in texts])
     other = write_rows(tmp_path / "b.jsonl", [{"text": f"Again: {text}"} for text in texts])
     settings = DataSettings(source=source, block_size=9, layout=layout, held_out=2)

@@ -1,7 +1,8 @@
 import pytest
+from data.conftest import with_start
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoTokenizer
 
@@ -36,12 +37,7 @@ def test_the_same_text_gives_the_same_tokenizer_also_after_saving(tokenizer, tex
     texts=st.lists(st.text(alphabet="the mil<|endoftext|>", max_size=30), min_size=1, max_size=5), first=st.booleans()
 )
 def test_tokenising_is_calling_the_tokenizer(tokenizer, texts, first):
-    chosen = tokenizer
-    if first:  # with its special token in front of each text, as Llama's does
-        backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        template = processors.TemplateProcessing(single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, 0)])
-        backend.post_processor = template
-        chosen = type(tokenizer)(tokenizer_object=backend, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
+    chosen = with_start(tokenizer) if first else tokenizer
     chosen(["the mill", "x"], truncation=True, max_length=2, padding=True)  # must not matter afterwards
     rows = [row if row and row[-1] == 0 else [*row, 0] for row in chosen(["mill", *texts])["input_ids"]]
     chosen(["the mill", "x"], truncation=True, max_length=2, padding=True)
@@ -55,13 +51,6 @@ def test_tokenising_is_calling_the_tokenizer(tokenizer, texts, first):
     ("template", "expected"), [(None, []), ("{0} $A", [0]), ("$A {0}", []), ("{0} {0} $A {0}", [0, 0])]
 )
 def test_what_begins_a_document_is_what_the_tokenizer_puts_before_its_text(tokenizer, template, expected):
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    if template is not None:
-        single = template.format(END_OF_TEXT)
-        backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=[(END_OF_TEXT, 0)])
-    assert start_of_document(type(tokenizer)(tokenizer_object=backend, eos_token=END_OF_TEXT)) == expected
     words = Tokenizer(WordLevel({END_OF_TEXT: 0, "mill": 1}))  # it has no letters
-    words.add_special_tokens([END_OF_TEXT])
-    if template is not None:
-        words.post_processor = backend.post_processor
-    assert start_of_document(type(tokenizer)(tokenizer_object=words, eos_token=END_OF_TEXT)) == expected
+    for one in (tokenizer, type(tokenizer)(tokenizer_object=words, eos_token=END_OF_TEXT)):
+        assert start_of_document(with_start(one, template=template)) == expected
