@@ -28,6 +28,16 @@ def forgotten():
             registry.update(known)
 
 
+def installed(folder, group, module, text, **entries):
+    """Write a module, and the entry points of its package: by name, what each names in the module."""
+    info = folder / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    lines = [f"{name} = {module}:{what}\n" for name, what in entries.items()]
+    (info / "entry_points.txt").write_text("".join([f"[{group}]\n", *lines]))
+    (folder / f"{module}.py").write_text(text)
+
+
 def low_rank(site, seed, outputs):
     """Return W_A, drawn, and W_B, zero."""
     parts = nn.ModuleDict({"a": nn.Linear(site.hidden_size, 2, bias=False), "b": nn.Linear(2, outputs, bias=False)})

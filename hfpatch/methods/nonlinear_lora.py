@@ -41,9 +41,7 @@ class NonlinearLoraConfig(MethodConfig):
     """
 
     rank: int = field(default=8, metadata={"help": "Inner width."})
-    alpha: float | None = field(
-        default=None, metadata={"help": "Numerator of the factor alpha / rank; None takes twice the rank."}
-    )
+    alpha: float | None = field(default=None, metadata={"help": "Numerator of alpha / rank; None: twice the rank."})
     activation: str = field(default="gelu", metadata={"help": "gelu, relu, relu2, silu or identity."})
     dropout: float = field(default=0.0, metadata={"help": "Probability of dropping an entry of x."})
     targets: tuple[str, ...] = field(

@@ -66,10 +66,10 @@ class ValueResidualConfig(MethodConfig):
 
     def refusal_after(self, first: AttentionSite, site: AttentionSite) -> str | None:
         """Return why the value of ``first`` cannot be added to that of a site."""
-        lists = [each.block_path.rpartition(".")[0] for each in (first, site)]
+        lists = [s.block_path.rpartition(".")[0] for s in (first, site)]
         if lists[0] != lists[1]:
             return f"the value of layer {first.layer} is of another list of blocks, {lists[0]}, not {lists[1]}"
-        widths = [each.projections["value"].columns.size for each in (first, site)]
+        widths = [s.projections["value"].columns.size for s in (first, site)]
         if widths[0] != widths[1]:
             return f"its value has {widths[1]} columns, that of layer {first.layer}, which would be added, {widths[0]}"
         return None

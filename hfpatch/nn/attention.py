@@ -40,8 +40,8 @@ def causal_attention(
         (batch, heads, seq, width of the values), in the dtype of the query.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    found = _CausalAttention.apply(query, key, value, scale, window or key.shape[2])  # type: ignore[no-untyped-call]  # torch has no type for it
-    return cast("Tensor", found)
+    result = _CausalAttention.apply(query, key, value, scale, window or key.shape[2])  # type: ignore[no-untyped-call]  # torch has no type for it
+    return cast("Tensor", result)
 
 
 class _CausalAttention(torch.autograd.Function):
@@ -56,8 +56,8 @@ class _CausalAttention(torch.autograd.Function):
         q, k, v = query.float(), key.float(), value.float()
         out = query.new_empty(*query.shape[:-1], value.shape[-1])
         sums = q.new_empty(query.shape[:-1])  # their logarithms L, (batch, heads, seq)
-        for own, group, block in _blocks(query, key):
-            queries, keys, values = q[own][:, block] * scale, k[group], v[group].t()
+        for heads, group, block in _blocks(query, key):
+            queries, keys, values = q[heads][:, block] * scale, k[group], v[group].t()
             rows = queries.flatten(0, 1)
             attended = total = None
             for tile in _tiles(block, window):
@@ -74,8 +74,8 @@ class _CausalAttention(torch.autograd.Function):
                     total = both
             assert attended is not None
             assert total is not None
-            out[own][:, block] = attended.view(*queries.shape[:2], -1)
-            sums[own][:, block] = total.view(queries.shape[:2])
+            out[heads][:, block] = attended.view(*queries.shape[:2], -1)
+            sums[heads][:, block] = total.view(queries.shape[:2])
         ctx.save_for_backward(query, key, value, out, sums)
         ctx.scale, ctx.window = scale, window
         return out
@@ -84,22 +84,22 @@ class _CausalAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         with torch.autocast("cpu", enabled=False):
-            grad, query, key, value, out, sums = (each.float() for each in (*outer, *ctx.saved_tensors))
+            grad, query, key, value, out, sums = (tensor.float() for tensor in (*outer, *ctx.saved_tensors))
             means = (grad * out).sum(-1)  # (G ⊙ O) 1, (batch, heads, seq)
-            by_query, by_key, by_value = (torch.zeros_like(each) for each in (query, key, value))
-            for own, group, block in _blocks(query, key):
-                queries, keys, values = query[own][:, block], key[group], value[group]
-                rows, by_out = queries.flatten(0, 1) * ctx.scale, grad[own][:, block].flatten(0, 1)
-                total, mean = (each[own][:, block].reshape(-1, 1) for each in (sums, means))
-                found = torch.zeros_like(rows)
+            by_query, by_key, by_value = (torch.zeros_like(tensor) for tensor in (query, key, value))
+            for heads, group, block in _blocks(query, key):
+                queries, keys, values = query[heads][:, block], key[group], value[group]
+                rows, by_out = queries.flatten(0, 1) * ctx.scale, grad[heads][:, block].flatten(0, 1)
+                total, mean = (tensor[heads][:, block].reshape(-1, 1) for tensor in (sums, means))
+                gradient = torch.zeros_like(rows)
                 for tile in _tiles(block, ctx.window):
                     weights = _logits(rows, keys, tile, block, ctx.window).sub_(total).exp_()
                     by_value[group][tile] += linear(weights.t(), by_out.t())
                     weights.mul_(linear(by_out, values[tile]).sub_(mean))  # dS
-                    found += linear(weights, keys[tile].t())
+                    gradient += linear(weights, keys[tile].t())
                     by_key[group][tile] += linear(weights.t(), rows.t())
-                by_query[own][:, block] = found.mul_(ctx.scale).view_as(queries)
-        return *(each.to(outer[0].dtype) for each in (by_query, by_key, by_value)), None, None
+                by_query[heads][:, block] = gradient.mul_(ctx.scale).view_as(queries)
+        return *(tensor.to(outer[0].dtype) for tensor in (by_query, by_key, by_value)), None, None
 
 
 def _blocks(query: Tensor, key: Tensor) -> Iterator[tuple[tuple[int, slice], tuple[int, int], slice]]:
@@ -108,8 +108,8 @@ def _blocks(query: Tensor, key: Tensor) -> Iterator[tuple[tuple[int, slice], tup
     size = _QUERIES if shared <= _MANY_HEADS else _QUERIES // 2
     for row, group in itertools.product(range(query.shape[0]), range(key.shape[1])):
         for start in range(0, length, size):
-            own = slice(group * shared, (group + 1) * shared)
-            yield (row, own), (row, group), slice(start, min(length, start + size))
+            heads = slice(group * shared, (group + 1) * shared)
+            yield (row, heads), (row, group), slice(start, min(length, start + size))
 
 
 def _tiles(block: slice, window: int) -> Iterator[slice]:

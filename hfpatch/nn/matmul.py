@@ -172,5 +172,5 @@ def has_own_forward(module: nn.Module) -> bool:
 
 def _is_plain(module: nn.Module, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)) -> bool:
     kind = type(module)
-    known = kind is nn.Linear or (kind.__name__, kind.__module__) == ("Conv1D", "transformers.pytorch_utils")
-    return known and not has_own_forward(module) and _takes(dtypes, cast("Tensor", module.weight))
+    is_linear = kind is nn.Linear or (kind.__name__, kind.__module__) == ("Conv1D", "transformers.pytorch_utils")
+    return is_linear and not has_own_forward(module) and _takes(dtypes, cast("Tensor", module.weight))

@@ -123,8 +123,8 @@ class MixedProjection(nn.Module):
         Returns:
             M ``(inputs, groups·width)`` and b ``(groups·width,)``.
         """
-        found = next((p for p in self.parameters() if p.is_floating_point()), torch.empty(0))
-        identity = torch.eye(self.in_features, dtype=found.dtype, device=found.device)
+        example = next((p for p in self.parameters() if p.is_floating_point()), torch.empty(0))
+        identity = torch.eye(self.in_features, dtype=example.dtype, device=example.device)
         images = []
         for x in (torch.zeros_like(identity[:1]), identity):
             values: dict[str, Tensor] = {}
@@ -146,10 +146,10 @@ class MixedProjection(nn.Module):
         maps: dict[str, Any] = {name: path.f for name, path in self.paths.items()}
         matrices = [shared_inside(self.rest)] if self.rest is not None else self._partners
         wanted = [*matrices, *(shared_inside(f.up) for f in maps.values())]
-        found = [each for each in wanted if each is not None and each.weight.device == x.device]
-        if len(found) < len(wanted):
+        present = [partner for partner in wanted if partner is not None and partner.weight.device == x.device]
+        if len(present) < len(wanted):
             return None
-        joined = found[: len(matrices)]
+        joined = present[: len(matrices)]
         ups: list[Tensor] = [  # g ⊙ W_1, (rank, inputs)
             f.up.weight * f.norm_in.weight if isinstance(f.norm_in, nn.RMSNorm) else f.up.weight for f in maps.values()
         ]

@@ -109,10 +109,8 @@ class NonlinearProjection(nn.Module):
             product: ``(batch, seq, rank)``.
         """
         if isinstance(self.norm_in, nn.RMSNorm):
-            length = torch.linalg.vector_norm(
-                x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32)
-            )
-            inverse_rms = torch.rsqrt(length.square() / x.shape[-1] + NORM_EPSILON)  # (batch, seq, 1), in fp32 at least
+            norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+            inverse_rms = torch.rsqrt(norm.square() / x.shape[-1] + NORM_EPSILON)  # (batch, seq, 1), in fp32 at least
             product = (product * inverse_rms).to(product.dtype)  # rounded once
         inner = shared_inside(self.up)
         if inner is not None and inner is not self.up:  # an adapter adds its own term

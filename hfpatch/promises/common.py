@@ -158,9 +158,9 @@ def compared(
     """
     plain = one()
     with rounded_at_random(model):
-        explained = [UNITS * each for each in differences(plain, one())]
+        explained = [UNITS * difference for difference in differences(plain, one())]
     pairs = [Apart(*pair) for other in others for pair in zip(differences(plain, other()), explained, strict=True)]
-    return max(pairs, key=lambda each: each.difference / max(each.rounding, TINY))
+    return max(pairs, key=lambda apart: apart.difference / max(apart.rounding, TINY))
 
 
 def leak(model: Any, inputs: Inputs, name: str) -> Apart:

@@ -69,9 +69,7 @@ def example_inputs(model: Any, sites: Sequence[AttentionSite]) -> Inputs:
     if reached and not unmade and not failed:  # an attention that nothing calls is a verdict
         return max(reached, key=lambda pair: pair[0])[1]
     why = next(iter((*failed[::-1], *unmade)), "its forward takes none that check can make")
-    raise HfpatchError(
-        f"no inputs for {type(model).__name__}: {why}; give its forward's, hfpatch.check(model, inputs={{...}})"
-    )
+    raise HfpatchError(f"no inputs for {type(model).__name__}: {why}; call hfpatch.check(model, inputs={{...}})")
 
 
 def checked_inputs(model: Any, inputs: Inputs) -> Inputs:
@@ -205,14 +203,14 @@ def _with_tokens(model: Any, name: str, make: Maker, rows: int = BATCH, **furthe
     values, tokens, config = make(model.config).to(model.device), example_tokens(model)[:rows], text_config(model)
     if isinstance(end := getattr(config, "eos_token_id", None), int) and end < config.vocab_size:
         tokens[:, -1] = end  # where text is pooled
-    ids = (getattr(model.config, each, None) for each in ("image_token_id", "image_token_index"))
-    image = next((each for each in ids if isinstance(each, int)), None)
+    ids = (getattr(model.config, key, None) for key in ("image_token_id", "image_token_index"))
+    image = next((token for token in ids if isinstance(token, int)), None)
     if image is not None:
         with torch.no_grad():
             features: Any = model.get_image_features(values, **further)
         features = getattr(features, "pooler_output", features)
         images = features if isinstance(features, list | tuple) else [features]
-        count = sum(each.numel() for each in images) // images[0].shape[-1] // rows
+        count = sum(part.numel() for part in images) // images[0].shape[-1] // rows
         tokens[tokens == image] = 3 if image != 3 else 4
         tokens = torch.cat((tokens.new_full((rows, count), image), tokens), 1)
         kinds = ("mm_token_type_ids", "token_type_ids")  # 1: of an image

@@ -179,7 +179,7 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
                         apart = ((a.float() - b.float()).flatten() - wanted).abs().max() / wanted.abs().max()
                         size = float(a.abs().max() + b.abs().max()) / float(wanted.abs().max())
                         rounding = UNITS * torch.finfo(a.dtype).eps * max(1.0, size)
-                        nearest = min(nearest, Apart(float(apart), rounding), key=lambda each: each.difference)
+                        nearest = min(nearest, Apart(float(apart), rounding), key=lambda pair: pair.difference)
         return nearest
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -51,9 +51,7 @@ def anatomy(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
         logits(model, inputs)
     if wrong:
         return False, f"{wrong[0]} is no output projection: it reads more than the values that the softmax weights"
-    skipped = {
-        path: model.get_submodule(path) for layer, path in enumerate(surveyed.blocks) if layer in surveyed.skipped
-    }
+    skipped = {path: model.get_submodule(path) for path in map(surveyed.blocks.__getitem__, surveyed.skipped)}
     with SoftmaxMode(skipped) as mode:
         logits(model, inputs)
     for path, scores in mode.scores.items():

@@ -90,12 +90,12 @@ def survey(model: nn.Module) -> Survey:
         raise HfpatchError(f"{type(base).__name__} has {problem}; {how_to_declare(base.config.model_type)}")
     others: list[AttentionSite] = []
     other_blocks: list[str] = []
-    for one in every:
-        if one.path not in (*(each.path for each in main), *failed):
+    for item in every:
+        if item.path not in (*(part.path for part in main), *failed):
             try:
-                more, _, named = _read(base, [one], len(blocks) + len(other_blocks))
+                more, _, named = _read(base, [item], len(blocks) + len(other_blocks))
             except HfpatchError as error:
-                failed[one.path] = str(error)
+                failed[item.path] = str(error)
             else:
                 others, other_blocks = [*others, *more], [*other_blocks, *named]
     paths = [site.path for site in (*sites, *others)] + [blocks[layer] for layer in skipped]
@@ -119,17 +119,17 @@ def _main_lists(
         for path in paths:
             submodule(tower, path, of=f"family {family.name!r}")
         return [_BlockList(joined(prefix, path), family, text_config(base)) for path in paths], {}
-    inside = [replace(one, config=text_config(base)) for one in every if prefix and one.path.startswith(f"{prefix}.")]
+    inside = [item for item in every if prefix and item.path.startswith(f"{prefix}.")]
     if inside and _is_language_model(base, inside[0], prefix):
-        return inside, {}
+        return [replace(item, config=text_config(base)) for item in inside], {}
     readable: list[_BlockList] = []
     failed: dict[str, str] = {}
-    for one in every:
+    for item in every:
         try:
-            _read(base, [one], 0)
-            readable.append(one)
+            _read(base, [item], 0)
+            readable.append(item)
         except HfpatchError as error:
-            failed[one.path] = str(error)
+            failed[item.path] = str(error)
             if len(every) == 1:
                 raise
     return readable, failed
@@ -253,9 +253,7 @@ def select_sites(
         chosen = [site for site in surveyed.sites if refusal(site) is None]
         if not chosen:
             why = f"no layer of this model can be changed: {refusal(surveyed.sites[0])}"
-            hint = (
-                f"; target_modules can name other towers, such as {surveyed.others[0].path}" if surveyed.others else ""
-            )
+            hint = f"; target_modules can name other towers, as {surveyed.others[0].path}" if surveyed.others else ""
             raise HfpatchError(why + hint)
         return chosen
     wanted = [layers] if isinstance(layers, int) else sorted(set(layers))
@@ -265,12 +263,9 @@ def select_sites(
         reason = surveyed.skipped.get(layer) or reasons.get(layer)
         if reason is not None:
             raise HfpatchError(f"layers_to_transform: layer {layer} cannot be changed: {reason}")
-    missing = [layer for layer in wanted if layer not in reasons]
-    if missing:
-        count = len(reasons) + len(surveyed.skipped)
-        raise HfpatchError(
-            f"layers_to_transform: layers {missing} do not exist; this model has layers 0 to {count - 1}"
-        )
+    if missing := [layer for layer in wanted if layer not in reasons]:
+        last = len(reasons) + len(surveyed.skipped) - 1
+        raise HfpatchError(f"layers_to_transform: layers {missing} do not exist; this model has layers 0 to {last}")
     return [site for site in surveyed.sites if site.layer in wanted]
 
 

@@ -93,20 +93,18 @@ def register_family(family: Family) -> None:
     Raises:
         HfpatchError: if one of its model types is covered already.
     """
-    for model_type in family.model_types:
+    for kind in family.model_types:
         if family.tower is not None:
-            if any(other.tower == family.tower for other in TOWERS.get(model_type, ())):
-                raise HfpatchError(f"tower {family.tower!r} of model type {model_type!r} is declared already")
-        elif model_type in DECLARED:
-            raise HfpatchError(
-                f"model type {model_type!r} is declared already, by family {DECLARED[model_type].name!r}"
-            )
-        if model_type in WITHOUT_ATTENTION:
-            raise HfpatchError(f"model type {model_type!r} is declared already: {WITHOUT_ATTENTION[model_type]}")
+            if any(other.tower == family.tower for other in TOWERS.get(kind, ())):
+                raise HfpatchError(f"tower {family.tower!r} of model type {kind!r} is declared already")
+        elif kind in DECLARED:
+            raise HfpatchError(f"model type {kind!r} is declared already, by family {DECLARED[kind].name!r}")
+        if kind in WITHOUT_ATTENTION:
+            raise HfpatchError(f"model type {kind!r} is declared already: {WITHOUT_ATTENTION[kind]}")
     if family.tower is None:
         DECLARED.update(dict.fromkeys(family.model_types, family))
     else:
-        TOWERS.update({model_type: (*TOWERS.get(model_type, ()), family) for model_type in family.model_types})
+        TOWERS.update({kind: (*TOWERS.get(kind, ()), family) for kind in family.model_types})
 
 
 @functools.cache

@@ -136,7 +136,7 @@ class _Reader:
 
     def call(self, function: Callable[..., Any], at: str, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
         """Follow a function: a method of the module at a path, or a plain one; return what it returns."""
-        if self.depth > 8:
+        if self.depth > 8:  # a function that calls itself would be followed without end
             raise Unclear("calls are nested too deeply")
         plain = inspect.unwrap(getattr(function, "__func__", function))
         tree = _definition(plain)

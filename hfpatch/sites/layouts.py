@@ -214,7 +214,5 @@ def divide(total: int, parts: int, path: str) -> int:
         HfpatchError: if it is not a whole number, so that the declared layout cannot be right.
     """
     if total % parts:
-        raise HfpatchError(
-            f"{path}: {total} columns do not divide into {parts} equal parts; the declared layout is wrong"
-        )
+        raise HfpatchError(f"{path}: {total} columns do not divide into {parts} equal parts; the layout is wrong")
     return total // parts

@@ -18,7 +18,7 @@ SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "logits_mup_wid
 which Granite divides."""
 
 _PROBE_TOKENS = 5
-_PROBE_RANGE = 60.0
+_PROBE_RANGE = 60.0  # of logits: twice the largest cap in use, Gemma's 30, so that each shows
 
 
 class Tail(NamedTuple):
@@ -79,7 +79,7 @@ def find_lm_head(model: Any) -> LMHead | None:
     numbers = [float(value) for value in values if isinstance(value, int | float) and value > 0]
     scales = dict.fromkeys([1.0, *numbers, *(1 / number for number in numbers)])
     caps = [None, float(cap)] if cap else [None]
-    tails = [Tail(scale, each) for scale in scales for each in caps]
+    tails = [Tail(scale, candidate) for scale in scales for candidate in caps]
 
     # The logits, and the head's output z from which one of the tails should compute them
     peak = _PROBE_RANGE / min(tail.scale for tail in tails)
@@ -101,7 +101,7 @@ def find_lm_head(model: Any) -> LMHead | None:
         handle.remove()
     if len(factors) != 2 or z.shape != logits.shape:  # the head is called once, at all positions
         return None
-    tail = min(tails, key=lambda each: float((each(z) - logits).abs().max()))
+    tail = min(tails, key=lambda candidate: float((candidate(z) - logits).abs().max()))
     return LMHead(body, head, tail) if close(tail(z), logits, z.dtype) else None
 
 

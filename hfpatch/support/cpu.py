@@ -35,7 +35,7 @@ Shapes: TypeAlias = tuple[tuple[int, int], ...]
 VARIABLE = "HFPATCH_MATMUL"
 _OF_FP32, _OF_BF16 = ("mkl", "onednn"), ("bf16", "fp32")
 _GAIN = 1.1  # below that, oneDNN is not worth another rounding
-_ROWS = 256
+_ROWS = 256  # tokens of a timed product, at most
 _MOST_OPERATIONS = 2e8  # of one timed product: some milliseconds
 _REPEATS = 6  # of which the fastest counts
 _RESOLUTION = 1e-6  # of a clock that can time a product: that of threads has 16 ms on Windows
@@ -121,9 +121,7 @@ def pinned_library(library: MatmulLibrary | None) -> Iterator[None]:
     asked = os.environ.get(VARIABLE, "auto")
     same_kind = library in _OF_FP32 if asked in _OF_FP32 else library in _OF_BF16
     if library is not None and asked not in ("auto", library) and same_kind:
-        raise HfpatchError(
-            f"{VARIABLE} is {asked!r}, but the run was begun with {library}; unset it or start a new run"
-        )
+        raise HfpatchError(f"{VARIABLE} is {asked!r}, but the run was begun with {library}; unset it or start again")
     token = _pinned.set(library if library is None else check_library(library, "the run"))
     try:
         yield

@@ -27,7 +27,7 @@ def describe_package(package: str, path: tuple[str, ...]) -> tuple[str, ...]:
         package: the name that is imported.
         path: ``sys.path``.
     """
-    owners = [each for each in distributions(path=list(path)) if _has(each, package)]
+    owners = [owner for owner in distributions(path=list(path)) if _has(owner, package)]
     if not owners:
         return tuple(f"{package} {name} {digest}" for name, digest in _loose_files(package))
     lines: dict[str, list[str]] = {}
@@ -40,7 +40,7 @@ def describe_package(package: str, path: tuple[str, ...]) -> tuple[str, ...]:
             wanted = re.match(r"[\w.-]+", required)
             if wanted is not None and "extra ==" not in required:
                 owners += list(distributions(name=wanted[0], path=list(path)))[:1]
-    return tuple(line for each in lines.values() for line in each)
+    return tuple(line for described in lines.values() for line in described)
 
 
 def _has(distribution: Distribution, package: str) -> bool:

@@ -27,9 +27,7 @@ def takes_text(function: Callable[_P, _R]) -> Callable[_P, _R]:
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         given = signature.bind(*args, **kwargs)
         if isinstance(recipe := given.arguments.get("recipe"), str | Path):
-            raise HfpatchError(
-                f"recipe {str(recipe)!r}: {function.__name__} takes a recipe and no path; read it with load_recipe"
-            )
+            raise HfpatchError(f"recipe '{recipe}': {function.__name__} takes a recipe and no path; use load_recipe")
         for name in paths:
             if name in given.arguments:
                 given.arguments[name] = _as_path(given.arguments[name])

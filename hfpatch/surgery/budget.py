@@ -209,14 +209,12 @@ def match_size(
         return counted[value]
 
     smallest = size.smallest(part)
-    widths, counted[smallest] = trial(
-        [build(smallest)], look=lambda twin: (adapted_widths(twin), patch_summary(twin).added)
-    )
+    widths, counted[smallest] = trial([build(smallest)], look=lambda m: (adapted_widths(m), patch_summary(m).added))
     sizes = [value for run in size.runs(part, widths) if run for value in nearest_sizes(run, count, budget)]
     fitting = [value for value in sizes if count(value)]
     if not fitting:
         raise HfpatchError(f"no {size.key} fits the modules that it adapts; name others in target_modules")
-    value = min(fitting, key=lambda each: (abs(count(each) - budget), count(each)))
+    value = min(fitting, key=lambda candidate: (abs(count(candidate) - budget), count(candidate)))
     return value, count(value)
 
 

@@ -168,12 +168,10 @@ def _read_config(folder: Path, part: Adapter | None = None) -> PeftConfig:
             "install its package"
         )
     try:
-        arguments = inspect.signature(KNOWN[kind]).parameters
+        options = {key: values[key] for key in inspect.signature(KNOWN[kind]).parameters if key in values}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            KNOWN[kind](
-                **{key: value for key, value in values.items() if key in arguments}
-            )  # else PEFT retries forever
+            KNOWN[kind](**options)  # PEFT itself would try wrong values again without end
         config: PeftConfig = PeftConfig.from_pretrained(str(folder))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise HfpatchError(f"{folder / CONFIG}: not an adapter configuration ({error})") from error
@@ -212,9 +210,7 @@ def _fill(model: nn.Module, name: str, tensors: dict[str, Tensor], folder: Path)
     ):
         if keys:
             more = f" (and {len(keys) - 1} more)" if len(keys) > 1 else ""
-            raise HfpatchError(
-                f"{folder / TENSORS}: tensor {min(keys)!r} {problem}{more}; the adapter is not for this model"
-            )
+            raise HfpatchError(f"{folder / TENSORS}: tensor {min(keys)!r} {problem}{more}; it is not for this model")
     filling = {}
     for nested, key, tensor in adapter_tensors(model, name, keep_vars=True):
         filling[nested] = tensors[key]

@@ -108,9 +108,7 @@ def read_gguf(path: Path) -> GgufFile:
     if importlib.util.find_spec("gguf") is None:
         raise HfpatchError(f"{path.name}: GGUF files need the package gguf; pip install 'hfpatch[gguf]'")
     if shard := _SHARD.search(path.name):
-        raise HfpatchError(
-            f"{path}: is one of {int(shard[1])} parts; make one file of them: llama-gguf-split --merge FIRST OUT"
-        )
+        raise HfpatchError(f"{path}: is one of {int(shard[1])} parts; join them: llama-gguf-split --merge FIRST OUT")
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
     try:
@@ -118,7 +116,7 @@ def read_gguf(path: Path) -> GgufFile:
             # The metadata, and name, shape, type and offset of each tensor
             if data[:4] != b"GGUF":
                 raise ValueError("it does not begin with GGUF")
-            header, metadata, tensors = _Header(data, place=4), dict[str, Any](), []
+            header, metadata, tensors = _Header(data, offset=4), dict[str, Any](), []
             version = header.number("<I")
             if version not in (2, 3):
                 raise ValueError(f"version {version} of the format")
@@ -134,7 +132,7 @@ def read_gguf(path: Path) -> GgufFile:
 
             # Where they end
             alignment = int(metadata.get("general.alignment", _ALIGNMENT))
-            start, sizes, by_kind = -(-header.place // alignment) * alignment, {}, Counter[str]()
+            start, sizes, by_kind = -(-header.offset // alignment) * alignment, {}, Counter[str]()
             for name, shape, number, offset in tensors:
                 kind = GGMLQuantizationType(number)
                 block, length = GGML_QUANT_SIZES[kind]
@@ -156,7 +154,7 @@ class _Header:
     """A reader of the header of a GGUF file that skips lists, such as the tokenizer's."""
 
     data: mmap.mmap
-    place: int
+    offset: int
 
     def value(self, kind: int) -> Any:
         """Return a value of the metadata; None for a list, which is skipped."""
@@ -166,23 +164,23 @@ class _Header:
             return self.number(_FORMATS[kind])
         kind, count = self.number("<I"), self.number("<Q")
         if kind in _FORMATS:
-            self.place += count * struct.calcsize(_FORMATS[kind])
+            self.offset += count * struct.calcsize(_FORMATS[kind])
         else:
             for _ in range(count):
                 self.value(kind)
         return None
 
     def number(self, layout: str) -> Any:
-        number = struct.unpack_from(layout, self.data, self.place)[0]
-        self.place += struct.calcsize(layout)
+        number = struct.unpack_from(layout, self.data, self.offset)[0]
+        self.offset += struct.calcsize(layout)
         return number
 
     def string(self) -> str:
         length = self.number("<Q")
-        text = self.data[self.place : self.place + length]
+        text = self.data[self.offset : self.offset + length]
         if len(text) < length:
             raise ValueError("it ends within its header")
-        self.place += length
+        self.offset += length
         return text.decode()
 
 

@@ -197,10 +197,8 @@ def target_names(
     names = [name for name, module in linear if module is not head]
     if shorthand == "mlp" or layers is not None:
         surveyed = survey(model)
-        chosen = (
-            range(len(surveyed.blocks)) if layers is None else {site.layer for site in select_sites(surveyed, layers)}
-        )
-        blocks = [surveyed.blocks[index] for index in chosen]
+        sites = [] if layers is None else select_sites(surveyed, layers)
+        blocks = surveyed.blocks if layers is None else [surveyed.blocks[index] for index in {s.layer for s in sites}]
         names = [name for name in names if any(name.startswith(f"{block}.") for block in blocks)]
         if shorthand == "mlp":
             # Blocks without attention may have another mixer there: of these, only modules whose names are also beside
@@ -238,9 +236,7 @@ def method_classes() -> dict[str, Any]:
 def _known(where: str, part: Part) -> Part:
     """Return a part whose type is one of :func:`method_classes`; ``package.module:Class`` is imported."""
     if not isinstance(part, Mapping) or "type" not in part:
-        raise HfpatchError(
-            f"{where}: a part is a mapping with a 'type', such as {{type: pre_projection}}; got {part!r}"
-        )
+        raise HfpatchError(f"{where}: a part is a mapping with a 'type', as {{type: pre_projection}}; got {part!r}")
     kind = part["type"]
     try:
         if isinstance(kind, str) and REFERENCE.fullmatch(kind):

@@ -82,9 +82,7 @@ def tensor_parallel_plan(config: Any, processes: int) -> Any:
     for name in _HEADS:
         heads = getattr(text, name, None)
         if isinstance(heads, int) and heads % processes:
-            raise HfpatchError(
-                f"--tp: {processes} processes cannot share {heads} heads ({name}); start a number that divides them"
-            )
+            raise HfpatchError(f"--tp: {processes} processes cannot share {heads} heads ({name}); choose a divisor")
     from transformers.distributed import DistributedConfig
 
     return DistributedConfig(tp_plan="auto", tp_size=processes)

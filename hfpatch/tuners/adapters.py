@@ -65,12 +65,12 @@ def adapter_state(model: nn.Module) -> dict[str, Tensor]:
 
 def base_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that the model had before any adapter, by the name that they had then; tied ones once."""
-    found: dict[nn.Parameter, str] = {}
+    names: dict[nn.Parameter, str] = {}
     for at, module in base_modules(model):
         for key, parameter in module._parameters.items():
             if parameter is not None:
-                found.setdefault(parameter, f"{at}.{key}" if at else key)
-    return {name: parameter for parameter, name in found.items()}
+                names.setdefault(parameter, f"{at}.{key}" if at else key)
+    return {name: parameter for parameter, name in names.items()}
 
 
 def base_modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -150,10 +150,10 @@ def activate_adapters(model: nn.Module, names: list[str]) -> None:
     """
     for path, module in model.named_modules():
         if isinstance(module, _ONE_ADAPTER):
-            own = [name for name in names if name in module._get_available_adapters()]
-            if len(own) > 1:
-                raise HfpatchError(f"{path}: {' and '.join(own)} both replace this module; leave it to one of them")
-            module.set_adapter(own)
+            held = [name for name in names if name in module._get_available_adapters()]
+            if len(held) > 1:
+                raise HfpatchError(f"{path}: {' and '.join(held)} both replace this module; leave it to one of them")
+            module.set_adapter(held)
         elif isinstance(module, BaseTunerLayer):
             module.set_adapter(names)
 

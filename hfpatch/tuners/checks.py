@@ -42,9 +42,9 @@ def require_fitting(model: nn.Module, configs: Sequence[PeftConfig]) -> None:
     for config in configs:
         require_injectable(config, alone=len(configs) == 1)
         for option in ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern", "alpha_pattern"):
-            given = getattr(config, option, None) or ()
-            is_name = option.endswith("modules") and not isinstance(given, str)  # a list of these has no patterns
-            for pattern in [given] if isinstance(given, str) else () if is_name else given:
+            patterns = getattr(config, option, None) or ()
+            is_name = option.endswith("modules") and not isinstance(patterns, str)  # a list of these has no patterns
+            for pattern in [patterns] if isinstance(patterns, str) else () if is_name else patterns:
                 require_pattern(f"{method_name(config)}: {option}", str(pattern))
         if not isinstance(config, MethodConfig):  # these check themselves against each layer
             with refusing_wrong_values(config):
@@ -113,9 +113,7 @@ def require_injectable(config: PeftConfig, *, alone: bool = True) -> None:
     if need:
         raise HfpatchError(f"{kind.lower()} {need}, so it cannot be injected; use peft.get_peft_model")
     if not alone and getattr(config, "trainable_token_indices", None) is not None:
-        raise HfpatchError(
-            "trainable_token_indices works alone, not in a stack; give the stack a TrainableTokensConfig of its own"
-        )
+        raise HfpatchError("trainable_token_indices works alone, not in a stack; add a TrainableTokensConfig instead")
 
 
 def _require_matches(model: nn.Module, config: PeftConfig) -> None:
@@ -124,8 +122,8 @@ def _require_matches(model: nn.Module, config: PeftConfig) -> None:
         return
     names = [name for name, _ in model.named_modules() if name]
     for option in ("target_modules", "exclude_modules", "modules_to_save"):
-        given = getattr(config, option, None) or []
-        for wanted in () if isinstance(given, str) else sorted(given):
+        named = getattr(config, option, None) or []
+        for wanted in () if isinstance(named, str) else sorted(named):
             if not any(f".{name}".endswith(f".{wanted}") for name in names):
                 raise HfpatchError(f"{option}: no module of this model is called {wanted!r}")
     for option in ("rank_pattern", "alpha_pattern"):
@@ -159,14 +157,12 @@ def require_sound(model: nn.Module, adapters: Sequence[str]) -> None:
     base = base_parameters(model)
     of_base = set(base.values())
     for name, parameter in model.named_parameters():
-        found = [part for part in name.split(".") if part in adapters]
-        if len(found) > (parameter not in of_base):
-            require_adapter_name(found[0], (), found)
+        matches = [part for part in name.split(".") if part in adapters]
+        if len(matches) > (parameter not in of_base):
+            require_adapter_name(matches[0], (), matches)
     trained = [name for name, parameter in base.items() if parameter.requires_grad]
     if trained:
-        raise HfpatchError(
-            f"a configuration trains {len(trained)} parameters of the base, such as {trained[0]}, {_MUST_STAY}"
-        )
+        raise HfpatchError(f"a part trains {len(trained)} parameters of the base, such as {trained[0]}, {_MUST_STAY}")
     empty = [name for name, parameter in adapter_parameters(model).items() if parameter.is_meta]
     if empty and any(hasattr(module, "_hf_hook") for module in model.modules()):  # a model on meta has no values either
         raise HfpatchError(

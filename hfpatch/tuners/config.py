@@ -17,9 +17,7 @@ from hfpatch.tuners.hooks import PLACES, MethodSite
 from hfpatch.tuners.options import fitting
 
 _FRONT = "---\nlibrary_name: peft\ntags: [hfpatch]\n---\n\n# PEFT adapter of hfpatch\n"
-_OURS = (
-    "The method is one of hfpatch, which registers it with PEFT: `pip install hfpatch`, and import it before loading."
-)
+_OURS = "The method is part of hfpatch: `pip install hfpatch`, and import it before loading."
 _THEIRS = """\
 The method is defined in the module `{module}`, with hfpatch, which registers it with PEFT: install both, and import the
 module before loading."""

@@ -50,25 +50,26 @@ def require_registrable(cls: Any, spec: MethodSpec) -> None:
         raise HfpatchError(f"{where}: {cls!r} is no dataclass below hfpatch.MethodConfig; put @dataclass under @method")
     if spec.prefix in spec.child:  # transformers takes the first match for the adapter's place
         raise HfpatchError(f"{where}: child={spec.child!r} must not contain the prefix {spec.prefix!r}")
-    if spec.size is not None and spec.size not in {field.name for field in dataclasses.fields(cls)}:
+    options = {field.name: field for field in dataclasses.fields(cls)}
+    if spec.size is not None and spec.size not in options:
         raise HfpatchError(f"{where}: size={spec.size!r} is none of its options")
 
     # Its options: no name may have another meaning, and every type can be checked and saved as JSON
     inherited = set(dir(MethodConfig)) | {field.name for field in dataclasses.fields(PeftConfig)} | {"spec"}
-    own = {name for kind in cls.__mro__ if kind not in MethodConfig.__mro__ for name in inspect.get_annotations(kind)}
-    for name in sorted(own):
+    classes = [kind for kind in cls.__mro__ if kind not in MethodConfig.__mro__]
+    declared = {name for kind in classes for name in inspect.get_annotations(kind)}
+    for name in sorted(declared):
         meaning = "is a place" if name in PLACES else "is a key of a recipe's part" if name in _PART_KEYS else ""
         if not meaning and name in inherited - _SHARED:
             meaning = "means something to every method"
         if meaning:
             raise HfpatchError(f"{where}: an option cannot be called {name!r}, which {meaning}; choose another name")
-    for each in dataclasses.fields(cls):
-        if each.name in own and not each.init:
-            raise HfpatchError(
-                f"{where}: {each.name!r} is a field with init=False, which cannot be loaded again; assign it in "
-                "__post_init__ without declaring it"
-            )
-    if passed := own & set(inspect.signature(cls).parameters) - {each.name for each in dataclasses.fields(cls)}:
+    if not_loaded := [name for name, option in options.items() if name in declared and not option.init]:
+        raise HfpatchError(
+            f"{where}: {not_loaded[0]!r} is a field with init=False, which cannot be loaded again; assign it in "
+            "__post_init__ without declaring it"
+        )
+    if passed := declared & set(inspect.signature(cls).parameters) - options.keys():
         raise HfpatchError(f"{where}: {min(passed)!r} is an InitVar, which cannot be saved; make it an option")
     try:
         for name, hint in option_types(cls).items():
@@ -85,11 +86,11 @@ def require_registrable(cls: Any, spec: MethodSpec) -> None:
         function, arguments = getattr(cls, name), _ARGUMENTS[name]
         if not isinstance(function, types.FunctionType):
             raise HfpatchError(f"{where}: {name} must be a function, {name}(self, {arguments})")
-        found = inspect.signature(function)
+        signature = inspect.signature(function)
         try:
-            found.bind("self", *arguments.split(", "))
+            signature.bind("self", *arguments.split(", "))
         except TypeError:
-            raise HfpatchError(f"{where}: {name}{found} must take (self, {arguments})") from None
+            raise HfpatchError(f"{where}: {name}{signature} must take (self, {arguments})") from None
     for name, function in vars(cls).items():
         hint = "" if name in _ARGUMENTS else nearest(name, PLACES, cutoff=0.8)
         if hint and isinstance(function, types.FunctionType) and "parts" in inspect.signature(function).parameters:
@@ -149,16 +150,12 @@ def require_parts(config: MethodConfig, sites: Sequence[MethodSite]) -> set[str]
         if not config.spec.shares and not parameters:
             raise HfpatchError(f"{where} must return an nn.ModuleDict with parameters; {list(parts)} have none")
         if frozen := [name for name, parameter in parameters.items() if not parameter.requires_grad]:
-            raise HfpatchError(
-                f"{where}: {frozen[0]} requires no gradient, and PEFT trains every parameter; use a buffer"
-            )
+            raise HfpatchError(f"{where}: {frozen[0]} requires no gradient, but PEFT trains every one; use a buffer")
         has_parameters |= bool(parameters)
         names.update(parts)
     if not has_parameters:
         layers = "the only layer" if len(sites) == 1 else f"any of the {len(sites)} layers"
-        raise HfpatchError(
-            f"{config.spec.name} has no parameters in {layers} that it would change; it needs others beside"
-        )
+        raise HfpatchError(f"{config.spec.name} has no parameters in {layers} that it would change; it needs others")
     return names
 
 
@@ -189,10 +186,10 @@ def require_usable(config: MethodConfig, names: Iterable[str]) -> None:
         HfpatchError: naming the method, and the places or a parameter.
     """
     places: Any = config.acts_at()
-    known = [place for place in PLACES if hasattr(config, place)]
+    defined = [place for place in PLACES if hasattr(config, place)]
     wrong = isinstance(places, str) or not isinstance(places, Collection)  # an iterator would be used up
-    if wrong or not places or not set(places) <= set(known):
-        raise HfpatchError(f"{config.spec.name}: acts_at() must return some of {tuple(known)}, not {places!r}")
+    if wrong or not places or not set(places) <= set(defined):
+        raise HfpatchError(f"{config.spec.name}: acts_at() must return some of {tuple(defined)}, not {places!r}")
     prefix = config.spec.prefix  # PEFT would take such a tensor for the adapter's
     taken = [name for name in names if prefix in name and f".{config.spec.child}." not in f".{name}"]
     if taken:

@@ -37,7 +37,7 @@ class ForwardPass:
 
     def values(self) -> dict[tuple[str, str], Any]:
         """Return all values by adapter and name."""
-        return {(adapter, name): each for adapter, shared in self.shared.items() for name, each in shared.items()}
+        return {(adapter, name): value for adapter, shared in self.shared.items() for name, value in shared.items()}
 
 
 @dataclass(eq=False)
@@ -71,7 +71,7 @@ class SharingModule(HookedModule):
         """
         self._around = (around,)
         inside = around.get_submodule(path).named_modules(prefix=path)
-        self._checkpointed = ["", *(each for each, module in inside if hasattr(module, "gradient_checkpointing"))]
+        self._checkpointed = ["", *(name for name, module in inside if hasattr(module, "gradient_checkpointing"))]
         self._hooks.append(around.register_forward_pre_hook(self._begin_pass))
         self._hooks.append(around.register_forward_hook(_end_pass, always_call=True))
 
@@ -115,27 +115,27 @@ class SharingCheckpoint:
         """Return ``compute(*args)``, checkpointed."""
         if not PASSES.stack:
             return self.function(compute, *args, **options)
-        found = PASSES.stack[-1].values()
-        names = tuple(found)
+        values = PASSES.stack[-1].values()
+        names = tuple(values)
         new: tuple[tuple[str, str], ...]
         structure: TreeSpec
 
         def run(*inputs: Any) -> tuple[Any, ...]:
             nonlocal new, structure
-            given = dict(zip(names, inputs[len(args) :], strict=True))
+            entering = dict(zip(names, inputs[len(args) :], strict=True))
             inside = ForwardPass(object())
-            for (adapter, name), value in given.items():
+            for (adapter, name), value in entering.items():
                 inside.shared.setdefault(adapter, Shared())[name] = value
             PASSES.stack.append(inside)
             try:
                 leaves, structure = tree_flatten(compute(*inputs[: len(args)]))
-                made = {name: each for name, each in inside.values().items() if each is not given.get(name)}
+                made = {name: value for name, value in inside.values().items() if value is not entering.get(name)}
             finally:
                 _end_pass(inside.owner)
             new = tuple(made)
             return *leaves, *made.values()
 
-        results = self.function(run, *args, *found.values(), **options)
+        results = self.function(run, *args, *values.values(), **options)
         count = len(results) - len(new)
         for (adapter, name), value in zip(new, results[count:], strict=True):
             PASSES.stack[-1].shared.setdefault(adapter, Shared())[name] = value

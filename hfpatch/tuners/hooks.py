@@ -120,7 +120,7 @@ class MethodSite:
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> MethodSite:
         """Return the site that :func:`dataclasses.asdict` made these values of."""
-        columns = {target: Columns(**each) for target, each in values["columns"].items()}
+        columns = {target: Columns(**numbers) for target, numbers in values["columns"].items()}
         heads = None if values["heads"] is None else QueryHeads(**values["heads"])
         return cls(**{**values, "columns": columns, "heads": heads})
 
@@ -160,10 +160,10 @@ class Combined:
     combine: Callable[[Tensor, Tensor], Tensor]
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.method, name)
+        member = getattr(self.method, name)
         if name not in PLACES:
-            return found
-        return lambda parts, value, *others: self.combine(value, found(parts, value, *others))
+            return member
+        return lambda parts, value, *others: self.combine(value, member(parts, value, *others))
 
     def takes_autocast(self) -> bool:
         """Return False: what combines may round again."""
@@ -260,9 +260,9 @@ class ActingModule(SharingModule):
         # A method sees the branch as it joins the residual stream; the block's factor is undone afterwards
         factor = self.site.exit_factor if place == "left" else 1
         for method, parts, site in self.acting(place):
-            given = value if factor == 1 else value * factor
-            changed = apply_method(method, place, parts, given, *read, site=site)
-            value = changed if factor == 1 else value + (changed - given) / factor
+            as_added = value if factor == 1 else value * factor
+            changed = apply_method(method, place, parts, as_added, *read, site=site)
+            value = changed if factor == 1 else value + (changed - as_added) / factor
         return value
 
     def in_call(self, site: MethodSite, method: Any, name: str, place: str) -> MethodSite:
@@ -272,8 +272,8 @@ class ActingModule(SharingModule):
             return site
         row = CALLS.look(self, "row") or Row()
         slot = f"{site.name}, {type(method).__name__} {name}, {place}"
-        given = {name: getattr(site, name) for name in _OF_SITE}  # torch 2.11 does not compile vars()
-        return SiteInCall(**given, row=row, slot=slot, most=most, asked=[])
+        values = {name: getattr(site, name) for name in _OF_SITE}  # torch 2.11 does not compile vars()
+        return SiteInCall(**values, row=row, slot=slot, most=most, asked=[])
 
     def act_on(self, modules: Modules) -> None:
         """Register the hooks.
@@ -380,14 +380,12 @@ class ActingModule(SharingModule):
 
         # Of the columns of all processes, those of others zero
         weight: Any = getattr(module, "weight", None)
-        sharded = [(dim, place) for dim, place in enumerate(getattr(weight, "placements", ())) if place.is_shard()]
+        sharded = {dim: shard for dim, shard in enumerate(getattr(weight, "placements", ())) if shard.is_shard()}
         start, width = 0, output.shape[-1]
         if sharded and width != weight.shape[0]:
-            ((dim, place),) = sharded
-            if hasattr(place, "split_factor"):
-                raise HfpatchError(
-                    "tensor parallelism packs the columns of this model's query projection; evaluate it without --tp"
-                )
+            ((dim, placement),) = sharded.items()
+            if hasattr(placement, "split_factor"):
+                raise HfpatchError("tensor parallelism packs the columns of this model's query; run it without --tp")
             start = weight.device_mesh.get_local_rank(dim) * width
             output = F.pad(output, (start, weight.shape[0] - start - width))
 

@@ -136,7 +136,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
                 config, site = self.configs[name], self.sites[name]
                 method = self.scaled(name)
                 if rows is not None:
-                    method = Combined(method, partial(_in_rows, [each == name for each in rows]))
+                    method = Combined(method, partial(_in_rows, [adapter == name for adapter in rows]))
                 yield method, self.parts(name), self.in_call(site, config, name, place) if self.reads_rows else site
 
     def scaled(self, adapter_name: str) -> Any:

@@ -53,32 +53,32 @@ class Remembering:
         before = length_of(self)
         super().crop(tokens_to_remove)  # type: ignore[misc]  # of the cache that this is mixed into
         removed = -tokens_to_remove if before is None else before - (length_of(self) or 0)
-        for each in self.kept.values():
-            left = max(0, each.values.shape[1] - removed)
-            if left < min(each.steps, each.seen - removed):
+        for kept in self.kept.values():
+            left = max(0, kept.values.shape[1] - removed)
+            if left < min(kept.steps, kept.seen - removed):
                 raise HfpatchError(
-                    f"a cache cannot take back {removed} tokens: a method looks back {each.steps} positions, of which "
+                    f"a cache cannot take back {removed} tokens: a method looks back {kept.steps} positions, of which "
                     f"only {left} are kept; start again with an empty cache"
                 )
-            each.values, each.seen = each.values[:, :left], each.seen - removed
+            kept.values, kept.seen = kept.values[:, :left], kept.seen - removed
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorder the rows for beam search."""
         super().reorder_cache(beam_idx)  # type: ignore[misc]  # of the cache that this is mixed into
-        for each in self.kept.values():
-            each.values = each.values.index_select(0, beam_idx.to(each.values.device))
+        for kept in self.kept.values():
+            kept.values = kept.values.index_select(0, beam_idx.to(kept.values.device))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row."""
         super().batch_repeat_interleave(repeats)  # type: ignore[misc]  # of the cache that this is mixed into
-        for each in self.kept.values():
-            each.values = each.values.repeat_interleave(repeats, dim=0)
+        for kept in self.kept.values():
+            kept.values = kept.values.repeat_interleave(repeats, dim=0)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some rows."""
         super().batch_select_indices(indices)  # type: ignore[misc]  # of the cache that this is mixed into
-        for each in self.kept.values():
-            each.values = each.values[indices.to(each.values.device)]
+        for kept in self.kept.values():
+            kept.values = kept.values[indices.to(kept.values.device)]
 
 
 def length_of(layer: Any) -> int | None:
@@ -126,7 +126,7 @@ class Row:
             raise HfpatchError(f"{slot}: earlier values are those of (batch, {length}, width), not of {shape}")
         before = value[:, :0] if self.layer is None else self._kept(slot, value, steps)
         wide = F.pad(torch.cat([before, value], 1), (0, 0, steps - before.shape[1], 0))
-        found = []
+        shifts = []
         for back in range(1, steps + 1):
             shifted, allowed = wide[:, steps - back : steps - back + length], None  # allowed: (batch or 1, seq)
             if self.positions is not None and length > back:
@@ -136,8 +136,8 @@ class Row:
                 read = self.mask.diagonal(self.mask.shape[-1] - length - back, dim1=1, dim2=2)
                 read = F.pad(read, (length - read.shape[1], 0), value=False)
                 allowed = read if allowed is None else allowed & read
-            found.append(shifted if allowed is None else shifted.masked_fill(~allowed[..., None], 0))
-        return tuple(found)
+            shifts.append(shifted if allowed is None else shifted.masked_fill(~allowed[..., None], 0))
+        return tuple(shifts)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no type for it
     def _kept(self, slot: str, value: Tensor, steps: int) -> Tensor:
@@ -167,15 +167,15 @@ def row_of(names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwa
     Raises:
         HfpatchError: if they do not say which positions belong together, or the cache cannot keep further values.
     """
-    given = {**dict(zip(names[: len(args)], args, strict=True)), **kwargs}
+    arguments = {**dict(zip(names[: len(args)], args, strict=True)), **kwargs}
     length = hidden_argument(args, kwargs).shape[1]
     kind = known_attention(module)
-    positions = given.get("position_ids")
+    positions = arguments.get("position_ids")
     if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] != length:
         positions = None
 
     # The mask, as True where a query reads a key
-    mask = given.get("attention_mask")
+    mask = arguments.get("attention_mask")
     if mask is not None:
         # Eager attention adds its mask to the scores; booleans may mean either there
         if not isinstance(mask, Tensor) or mask.dim() not in (2, 4) or (kind == "eager" and mask.dtype == torch.bool):
@@ -189,9 +189,9 @@ def row_of(names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwa
         mask = mask.expand(-1, length, -1)
 
     # The cache, of which this attention uses one layer
-    caches = (value for value in given.values() if hasattr(value, "get_seq_length") and hasattr(value, "update"))
+    caches = (value for value in arguments.values() if hasattr(value, "get_seq_length") and hasattr(value, "update"))
     cache: Any = next(caches, None)
-    layer = None if cache is None else _layer(module, cache, given.get("layer_idx"))
+    layer = None if cache is None else _layer(module, cache, arguments.get("layer_idx"))
     if layer is None and mask is not None and mask.shape[-1] != length:
         raise cannot_look_back(module, "its keys of earlier calls are in no cache of transformers; set use_cache=False")
     return Row(length, positions, mask, layer, past=length_of(layer))
@@ -223,9 +223,7 @@ def _layer(module: nn.Module, cache: Any, index: int | None) -> Any:
         layers.append(cache.layer_class_to_replicate())
     if len(layers) <= index or not hasattr(layers[index], "batch_select_indices"):
         held = type(layers[index]).__name__ if len(layers) > index else "nothing"
-        raise cannot_look_back(
-            module, f"{type(cache).__name__} has a {held}, which keeps no further values; use a DynamicCache"
-        )
+        raise cannot_look_back(module, f"{type(cache).__name__} has a {held}, which keeps no values; use DynamicCache")
     layer: Any = layers[index]
     if not isinstance(layer, Remembering):  # one that keeps values takes its place, and shares all that there is
         stock: Any = type(layer)

@@ -26,8 +26,8 @@ from hfpatch.tuners.places import output_projection
 
 Acting = tuple[MethodConfig, Parts, MethodSite]
 """An adapter at a site: its method, its parts, and the site."""
-_ROWS = 3
-_ROUNDING = 1e-12
+_ROWS = 3  # of a probe: whether a module computes the product with its matrix alone
+_ROUNDING = 1e-12  # of fp64; a matrix that is read smaller is zero
 
 
 @torch.no_grad()
@@ -50,25 +50,25 @@ def merged_weights(site: AttentionSite, acting: Sequence[Acting]) -> list[tuple[
         for config, parts, method in acting
     ]
     for target in PROJECTED:
-        for each in double:
-            merge.projected(target, *each)
+        for adapter in double:
+            merge.projected(target, *adapter)
     for place in ("output", "left"):
-        for each in double:
-            merge.at_output(place, *each)
-    for each in reversed(double):  # the last adapter stands right before the matrix
-        merge.at_output("mixed", *each)
-    for each in reversed(double):
-        merge.entered(*each)
-    found: list[tuple[nn.Parameter, Tensor]] = []
+        for adapter in double:
+            merge.at_output(place, *adapter)
+    for adapter in reversed(double):  # the last adapter stands right before the matrix
+        merge.at_output("mixed", *adapter)
+    for adapter in reversed(double):
+        merge.entered(*adapter)
+    values: list[tuple[nn.Parameter, Tensor]] = []
     for matrix in merge.matrices.values():
         module = matrix.module
         weight = matrix.weight if hasattr(module, "nx") else matrix.weight.T
-        found.append((module.weight, weight.to(module.weight.dtype)))
+        values.append((module.weight, weight.to(module.weight.dtype)))
         if isinstance(getattr(module, "bias", None), nn.Parameter):
-            found.append((module.bias, matrix.bias.to(module.bias.dtype)))
+            values.append((module.bias, matrix.bias.to(module.bias.dtype)))
         elif matrix.bias.isfinite().all() and matrix.bias.any():
             raise HfpatchError(f"{matrix.path} has no bias, which the adapter's constant term would be merged into")
-    return found
+    return values
 
 
 def _cannot(config: MethodConfig, site: AttentionSite, why: str) -> HfpatchError:
@@ -123,13 +123,13 @@ class _Merge:
                 raise _cannot(config, site, f"it acts behind {heads.norm}, whose weight all heads share")
             projection, columns = site.projections[target], site.projections[target].columns
             matrix = self._matrix(joined(site.path, projection.path), site.projection_module(target))
-            (own, read), constant = _affine(change, columns.size, site.hidden_size, like=matrix)
-            if read.any() and projection.source is not None:
+            (by_value, by_read), constant = _affine(change, columns.size, site.hidden_size, like=matrix)
+            if by_read.any() and projection.source is not None:
                 why = f"it reads what enters the attention, and {projection.path} a low-rank image of it"
                 raise _cannot(config, site, why)
-            weight = _times(columns.read(matrix.weight), own)
-            matrix.weight = columns.write(matrix.weight, weight + read if read.any() else weight)
-            matrix.bias = columns.write(matrix.bias, columns.read(matrix.bias) @ own + constant)
+            weight = _times(columns.read(matrix.weight), by_value)
+            matrix.weight = columns.write(matrix.weight, weight + by_read if by_read.any() else weight)
+            matrix.bias = columns.write(matrix.bias, columns.read(matrix.bias) @ by_value + constant)
 
     def at_output(self, place: str, config: Any, parts: Parts, method: MethodSite) -> None:
         """Merge the change of the output projection's result (``output``), or input (``mixed``), or of the branch.
@@ -142,35 +142,35 @@ class _Merge:
         if place not in config.acts_at():
             return
         if (module := output_projection(site)) is None:
-            raise _cannot(config, site, "the attention has no output projection of its own")
+            raise _cannot(config, site, "the attention has no output projection of its by_value")
         matrix = self._matrix(site.output_path, module)
         if place == "left" and site.exit is not site.attention and unwrapped(site.exit) is not module:
             raise _cannot(config, site, f"{site.exit_path} comes between the output projection and the residual stream")
         inputs, outputs = matrix.weight.shape
         if place == "output":
-            (own, read), constant = _affine(
+            (by_value, by_read), constant = _affine(
                 lambda o, a: config.output(parts, o, a, method), outputs, inputs, like=matrix
             )
-            matrix.weight = _times(matrix.weight, own) + read
-            matrix.bias = matrix.bias @ own + constant
+            matrix.weight = _times(matrix.weight, by_value) + by_read
+            matrix.bias = matrix.bias @ by_value + constant
         elif place == "left":
-            (own, read), constant = _affine(
+            (by_value, by_read), constant = _affine(
                 lambda o, x: o + (config.left(parts, o * factor, x, method) - o * factor) / factor,
                 outputs,
                 site.hidden_size,
                 like=matrix,
             )
-            if read.any():
+            if by_read.any():
                 raise _cannot(config, site, "no matrix leads from what enters the attention to the residual stream")
-            matrix.weight, matrix.bias = _times(matrix.weight, own), matrix.bias @ own + constant
+            matrix.weight, matrix.bias = _times(matrix.weight, by_value), matrix.bias @ by_value + constant
         else:
-            (own, read), constant = _affine(
+            (by_value, by_read), constant = _affine(
                 lambda a, x: config.mixed(parts, a, x, method), inputs, site.hidden_size, like=matrix
             )
-            if read.any():
-                raise _cannot(config, site, "the output projection does not read what enters the attention")
+            if by_read.any():
+                raise _cannot(config, site, "the output projection does not by_read what enters the attention")
             matrix.bias = matrix.bias + constant @ matrix.weight
-            matrix.weight = own @ matrix.weight
+            matrix.weight = by_value @ matrix.weight
 
     def entered(self, config: Any, parts: Parts, method: MethodSite) -> None:
         """Merge the change of the attention's input into all projections that read it.
@@ -202,10 +202,10 @@ class _Merge:
                     "value, so what enters the attention cannot be changed by their weights"
                 )
         matrices = [self._matrix(path, module) for path, module in readers.items()]
-        (own,), constant = _affine(lambda x: config.entered(parts, x, method), site.hidden_size, like=matrices[0])
+        (by_value,), constant = _affine(lambda x: config.entered(parts, x, method), site.hidden_size, like=matrices[0])
         for matrix in matrices:
             matrix.bias = matrix.bias + constant @ matrix.weight
-            matrix.weight = own @ matrix.weight
+            matrix.weight = by_value @ matrix.weight
 
     def _matrix(self, path: str, module: nn.Module) -> _Matrix:
         """Return the matrix of a linear projection, as far as adapters are merged.
@@ -245,9 +245,9 @@ def _affine(act: Callable[..., Tensor], *widths: int, like: _Matrix) -> tuple[li
     constant = act(*zeros)[0, 0]
     matrices = []
     for index, width in enumerate(widths):
-        given = [zero.expand(1, width, -1) for zero in zeros]
-        given[index] = torch.eye(width, dtype=torch.float64, device=constant.device)[None]
-        matrix = act(*given)[0] - constant
+        vectors = [zero.expand(1, width, -1) for zero in zeros]
+        vectors[index] = torch.eye(width, dtype=torch.float64, device=constant.device)[None]
+        matrix = act(*vectors)[0] - constant
         is_zero = matrix.abs().max() <= _ROUNDING * max(1.0, float(constant.abs().max()))
         matrices.append(torch.zeros_like(matrix) if is_zero else matrix)
     return matrices, constant

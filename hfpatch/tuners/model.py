@@ -25,7 +25,7 @@ from hfpatch.tuners.naming import FILLED_IN, chosen_modules, named_sites, shorte
 from hfpatch.tuners.places import method_site, refused_at
 from hfpatch.tuners.quantised import keep_unpacked
 
-_LARGE, _LARGE_SHARE = 10_000_000, 0.05
+_LARGE, _LARGE_SHARE = 10_000_000, 0.05  # from both on a size is a warning: a large share of a tiny model is cheap
 _logger = logging.getLogger(__name__)
 _LOGGED: set[str] = set()  # each message is logged once in a process
 _GENERATES = "prepare_inputs_for_generation"
@@ -98,8 +98,8 @@ class MethodModel(BaseTuner):
                 _logger.log(level, line)
 
     def _check_target_module_exists(self, peft_config: Any, key: str) -> Any:  # type: ignore[override]  # PEFT's is static
-        found = check_target_module_exists(peft_config, key)
-        return found if isinstance(found, _ExcludedModule) else key in self._sites
+        match = check_target_module_exists(peft_config, key)
+        return match if isinstance(match, _ExcludedModule) else key in self._sites
 
     def _create_and_replace(
         self,
@@ -151,9 +151,9 @@ class MethodModel(BaseTuner):
         layers = self._layers()
         if any(layer.merged for layer in layers):
             raise HfpatchError("adapter_names cannot be given while adapters are merged; call unmerge_adapter() first")
-        known = {"__base__"}.union(*(layer.configs for layer in layers))
-        if unknown := sorted({*names} - known):
-            raise HfpatchError(f"adapter_names: there is no adapter {unknown[0]!r}{nearest(unknown[0], known)}")
+        adapters = {"__base__"}.union(*(layer.configs for layer in layers))
+        if unknown := sorted({*names} - adapters):
+            raise HfpatchError(f"adapter_names: there is no adapter {unknown[0]!r}{nearest(unknown[0], adapters)}")
         beams = kwargs.get("num_beams")
         rows = [name for name in names for _ in range(beams if isinstance(beams, int) else 1)]
         handles = [
@@ -226,13 +226,13 @@ def changed_sites(model: nn.Module, config: MethodConfig) -> list[AttentionSite]
     Raises:
         HfpatchError: if a layer or module that it names does not exist or does not take the method, or none is left.
     """
-    found = survey(model)
+    surveyed = survey(model)
     if chosen_modules(config) is not None:  # they may name attentions of any tower
-        found = found.with_others()
-    sites = named_sites(found.sites, config, body=_body_name(model))
-    layers, named = wanted_layers(found.sites, config), {site.name for site in sites}
+        surveyed = surveyed.with_others()
+    sites = named_sites(surveyed.sites, config, body=_body_name(model))
+    layers, named = wanted_layers(surveyed.sites, config), {site.name for site in sites}
     refused = _refused(sites, config, sites, layers)
-    chosen = select_sites(found, layers, refusal=lambda site: refused.get(site.name))
+    chosen = select_sites(surveyed, layers, refusal=lambda site: refused.get(site.name))
     if not (chosen := [site for site in chosen if site.name in named]):
         why = refused.get(sites[0].name) if sites else None
         why = why or "target_modules, exclude_modules and modules_to_save leave none"
@@ -267,14 +267,14 @@ def _sites_in(state_dict: dict[str, Tensor], model: nn.Module, config: MethodCon
 
 def unreached_layers(model: nn.Module, config: MethodConfig) -> dict[int, str]:
     """Return the blocks that a configuration for all layers leaves out: index of the block -> reason."""
-    found = survey(model)
-    every = found.with_others() if chosen_modules(config) is not None else found
+    surveyed = survey(model)
+    every = surveyed.with_others() if chosen_modules(config) is not None else surveyed
     named = named_sites(every.sites, config, body=_body_name(model))
     towers = {site.around_path for site in named}
     refused = _refused(every.sites, config, named, wanted_layers(every.sites, config))
     changed = [site for site in every.sites if site.around_path in towers]
     reasons = {site.layer: refused[site.name] for site in changed if site.name in refused}
-    return dict(sorted({**found.skipped, **reasons}.items()))
+    return dict(sorted({**surveyed.skipped, **reasons}.items()))
 
 
 def _remarks(
@@ -292,17 +292,10 @@ def _remarks(
         said.append((logging.WARNING, f"{label}: left out: {reasons}"))
     if _HEADS.search(type(model).__name__) and config.task_type not in _TRAIN_HEADS:
         body, kept = getattr(model, "base_model_prefix", ""), config.modules_to_save or ()
-        heads = [
-            name for name, module in model.named_children() if name != body and any(True for _ in module.parameters())
-        ]
+        heads = [name for name, module in model.named_children() if name != body and [*module.parameters()]]
         if frozen := [name for name in heads if name not in kept]:
-            said.append(
-                (
-                    logging.WARNING,
-                    f"{label}: {', '.join(frozen)} stays frozen; if it is random, train it: "
-                    f"modules_to_save={heads}, or PEFT's task_type",
-                )
-            )
+            advice = f"if it is random, train it: modules_to_save={heads}, or PEFT's task_type"
+            said.append((logging.WARNING, f"{label}: {', '.join(frozen)} stays frozen; {advice}"))
     return said
 
 
@@ -311,9 +304,9 @@ def left_out(model: nn.Module) -> dict[str, str]:
 
     Blocks of a tower that is changed are in :func:`unreached_layers`.
     """
-    found = survey(model)
+    surveyed = survey(model)
     by_tower: dict[str, list[AttentionSite]] = {}
-    for site in (*found.sites, *found.others):
+    for site in (*surveyed.sites, *surveyed.others):
         by_tower.setdefault(site.around_path, []).append(site)
     rows = {
         tower or "the model": f"{len(sites)} self-attentions, such as {sites[0].path}, which target_modules can name"
@@ -321,7 +314,7 @@ def left_out(model: nn.Module) -> dict[str, str]:
         if not any(isinstance(child, MethodLayer) for site in sites for child in site.host.children())
     }
     by_kind: dict[str, list[str]] = {}
-    for path, kind in found.unknown.items():
+    for path, kind in surveyed.unknown.items():
         by_kind.setdefault(kind, []).append(path)
     never = "which cannot be changed"
     return rows | {kind: f"{len(paths)}, such as {paths[0]}, {never}" for kind, paths in by_kind.items()}

@@ -61,7 +61,7 @@ def named_sites(sites: Sequence[AttentionSite], config: MethodConfig, *, body: s
     if targets is not None and not isinstance(targets, str):
         ends = [f".{path}" for path in paths]
         inside = {name: any(end.endswith(f".{name}") for end in ends) for name in targets}
-        targets = {name if known else name.removeprefix(f"{body}.") for name, known in inside.items()}
+        targets = {name if is_known else name.removeprefix(f"{body}.") for name, is_known in inside.items()}
     for option, given in (("target_modules", targets), ("exclude_modules", config.exclude_modules)):
         for name in [given] if isinstance(given, str) else sorted(given or ()):
             is_one = require_pattern(option, name if isinstance(given, str) else rf"(.*\.)?{re.escape(name)}")
@@ -101,12 +101,12 @@ def wanted_layers(sites: Sequence[AttentionSite], config: MethodConfig) -> set[i
     names = [pattern] if isinstance(pattern, str) else pattern
     for name in names:
         require_pattern("layers_pattern", name)
-    found: dict[int, set[int]] = {}
+    by_index: dict[int, set[int]] = {}
     for site in sites:
         for match in (re.match(rf"(?:^|.*?\.){name}\.(?P<index>\d+)$", site.block_path) for name in names):
             if match is not None:
-                found.setdefault(int(match["index"]), set()).add(site.layer)
-    if missing := sorted(wanted - found.keys()):
-        held = f"which has layers {min(found)} to {max(found)}" if found else "which no list of this model is called"
-        raise HfpatchError(f"layers_to_transform: layers {missing} are not in layers_pattern={pattern!r}, {held}")
-    return set().union(*(found[index] for index in wanted))
+                by_index.setdefault(int(match["index"]), set()).add(site.layer)
+    if missing := sorted(wanted - by_index.keys()):
+        where = f"has layers {min(by_index)} to {max(by_index)}" if by_index else "no list of this model is called"
+        raise HfpatchError(f"layers_to_transform: {missing} are not in layers_pattern={pattern!r}, which {where}")
+    return set().union(*(by_index[index] for index in wanted))

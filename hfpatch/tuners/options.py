@@ -59,11 +59,11 @@ def fitting(name: str, value: Any, hint: Any) -> Any:
         if (
             container in (list, tuple, set)
             and isinstance(value, list | tuple | set)
-            and all(_fits(each, items[0]) for each in value)
+            and all(_fits(item, items[0]) for item in value)
         ):
             return container(sorted(value) if isinstance(value, set) else value)
-        if container is dict and isinstance(value, dict) and all(_fits(each, items[0]) for each in value):
-            return {key: fitting(f"{name}[{key!r}]", each, items[1]) for key, each in value.items()}
+        if container is dict and isinstance(value, dict) and all(_fits(item, items[0]) for item in value):
+            return {key: fitting(f"{name}[{key!r}]", item, items[1]) for key, item in value.items()}
     choices = [str(item) for kind in kinds if typing.get_origin(kind) is Literal for item in typing.get_args(kind)]
     meant = nearest(str(value), choices) if choices else ""
     raise HfpatchError(f"{name}={value!r} must be {' or '.join(map(_described, kinds))}{meant}")

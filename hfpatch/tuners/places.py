@@ -35,31 +35,31 @@ def method_site(site: AttentionSite) -> MethodSite:
 
 def modules_at(site: AttentionSite, places: Iterable[str], method: type[MethodConfig]) -> dict[str, list[nn.Module]]:
     """Return the modules that :meth:`hfpatch.tuners.hooks.ActingModule.act_on` needs for a method at places."""
-    found: dict[str, list[nn.Module]] = {}
+    modules: dict[str, list[nn.Module]] = {}
     for place in places:
         if place == "entered":
-            found |= {"entries": list(site.entries)} if site.norm is None else {"norm": [site.norm]}
+            modules |= {"entries": list(site.entries)} if site.norm is None else {"norm": [site.norm]}
         elif place == "heads" and site.heads is not None and site.heads.norm is not None:
-            found["query_norm"] = [site.inner_module(site.heads.norm)]
+            modules["query_norm"] = [site.inner_module(site.heads.norm)]
         elif place in PROJECTED or (place == "heads" and site.heads is not None):
             target = "query" if place == "heads" else place
             if target in site.projections:
-                found[target] = [site.projection_module(target)]
+                modules[target] = [site.projection_module(target)]
                 if (source := site.projections[target].source) is not None:
-                    found |= {f"{target}_source": [site.inner_module(source)], "attention": [site.attention]}
+                    modules |= {f"{target}_source": [site.inner_module(source)], "attention": [site.attention]}
         elif place == "mixed" and (output := output_projection(site)) is not None:
             first = next(iter(site.projections.values()))  # it is called with x before the output projection is
             reader = site.inner_module(first.source or first.path)
-            found |= {"mixed": [output], "reader": [reader], "attention": [site.attention]}
+            modules |= {"mixed": [output], "reader": [reader], "attention": [site.attention]}
         elif place == "output" and (output := output_projection(site)) is not None:
-            found["output"] = [output]
+            modules["output"] = [output]
         elif place == "left":
-            found |= {"exit": [site.exit]} | ({} if site.exit is site.attention else {"first": [site.entries[0]]})
+            modules |= {"exit": [site.exit]} | ({} if site.exit is site.attention else {"first": [site.entries[0]]})
         elif place == "stream":
-            found["block"] = [site.block]
+            modules["block"] = [site.block]
     if method.steps_back is not MethodConfig.steps_back:  # whose arguments say how far a token may look back
-        found["row"] = [site.attention]
-    return found
+        modules["row"] = [site.attention]
+    return modules
 
 
 def refused_at(site: AttentionSite, config: MethodConfig) -> str | None:

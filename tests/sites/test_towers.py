@@ -11,7 +11,6 @@ from transformers import AutoModel, BartConfig, BertConfig, CLIPConfig, ViTConfi
 import hfpatch
 from hfpatch import HfpatchError, PreProjectionConfig
 from hfpatch.sites import Family, find_sites, register_family, separate, survey
-from hfpatch.sites import family as registry
 from hfpatch.tuners import model as tuner
 from hfpatch.twins import shrink
 
@@ -51,10 +50,8 @@ def test_the_default_is_the_language_model_and_what_is_left_out_is_said(caplog, 
 
 def test_a_model_without_a_language_model_is_changed_as_a_whole():
     model = hfpatch.patch(tiny(CLIPConfig()), PreProjectionConfig(content_skip=True))
-    assert {path.split(".")[0] for path in tensors_of(model, "preproj", "pre_projection")} == {
-        "text_model",
-        "vision_model",
-    }
+    towers = {path.split(".")[0] for path in tensors_of(model, "preproj", "pre_projection")}
+    assert towers == {"text_model", "vision_model"}
     assert not hfpatch.patch_summary(model).left_out
     assert not hfpatch.patch_summary(hfpatch.patch(tiny(ViTConfig()), PreProjectionConfig())).left_out
     assert not hfpatch.patch_summary(hfpatch.patch(tiny(BertConfig()), PreProjectionConfig())).left_out
@@ -72,13 +69,6 @@ def test_the_towers_do_not_change_the_draws_of_the_language_model():
 def test_cross_attention_is_no_target():
     with pytest.raises(HfpatchError, match="names no attention of this model"):
         hfpatch.patch(tiny(BartConfig()), PreProjectionConfig(target_modules=r"decoder\..*encoder_attn"))
-
-
-@pytest.fixture
-def declarations(monkeypatch):
-    """Let a test declare families that are forgotten again."""
-    monkeypatch.setattr(registry, "DECLARED", dict(registry.DECLARED))
-    monkeypatch.setattr(registry, "TOWERS", dict(registry.TOWERS))
 
 
 def test_a_declared_tower_is_read_as_it_is_declared(declarations):

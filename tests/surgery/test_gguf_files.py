@@ -12,7 +12,7 @@ import hfpatch
 from hfpatch import HfpatchError, PreProjectionConfig
 from hfpatch.support.files import sha256_file
 from hfpatch.surgery.bases import load_base, load_config, load_tokenizer
-from hfpatch.surgery.gguf_files import find_gguf, gguf_loading, parsed_once, read_gguf
+from hfpatch.surgery.gguf_files import gguf_loading, parsed_once, read_gguf
 
 TOKENS = torch.arange(2 * 9).view(2, 9) * 7 % len(WORDS)
 
@@ -40,18 +40,6 @@ def test_a_file_is_the_model_of_its_dequantised_weights(tmp_path, family, kind):
     }  # fmt: skip
     assert base.tokenizer.decode(base.tokenizer("the the")["input_ids"]) == "the the"
     assert base.tokenizer.chat_template == TEMPLATE
-
-
-def test_what_is_saved_is_the_same_base(llama, tmp_path):
-    base = load_base(str(llama[0]))
-    base.model.save_pretrained(tmp_path / "plain")
-    base.tokenizer.save_pretrained(tmp_path / "plain")
-    plain = load_base(str(tmp_path / "plain"))
-    assert plain.gguf is None
-    assert plain.sha256 == base.sha256
-    assert plain.model.config.to_diff_dict() == {**base.model.config.to_diff_dict(), "dtype": "float32"}
-    assert plain.tokenizer("the <|end|>")["input_ids"] == base.tokenizer("the <|end|>")["input_ids"]
-    assert torch.equal(logits_of(plain.model, TOKENS), logits_of(base.model, TOKENS))
 
 
 def test_a_patch_goes_on_the_file_and_on_the_folder_but_on_no_other_quantisation(llama, tmp_path):
@@ -119,9 +107,8 @@ def test_damage_anywhere_in_the_file_is_one_line(llama, tmp_path):
     wrong += [damaged(data, key_count=10**12), damaged(data, key_count=3)]
     for content in wrong:
         file.write_bytes(content)
-        with pytest.raises(HfpatchError, match=r"broken\.gguf: damaged, truncated or no GGUF file") as caught:
+        with pytest.raises(HfpatchError, match=r"broken\.gguf: damaged, truncated or no GGUF file"):
             load_base(str(file))
-        assert "\n" not in str(caught.value)
 
 
 def test_what_transformers_would_leave_out_is_refused(tmp_path):
@@ -145,11 +132,6 @@ def test_the_quantisation_of_a_file_that_does_not_name_it(tmp_path):
     assert read_gguf(tmp_path / "x.gguf").quantization == "Q5_1"
 
 
-@pytest.mark.parametrize("name", ["gpt2", "org/model", "tinyworld/gpt-neox"])
-def test_other_names_are_no_file(name):
-    assert find_gguf(name) is None
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 def test_a_file_is_parsed_once_and_as_transformers_parses_it(tmp_path, monkeypatch, family):
     file, parsed = tmp_path / "tiny.Q4_1.gguf", []
@@ -166,12 +148,9 @@ def test_a_file_is_parsed_once_and_as_transformers_parses_it(tmp_path, monkeypat
         name: value.tolist() for name, value in model.state_dict().items()
     }
     assert load_config(str(file)).to_dict() == config.to_dict()
-    own = load_tokenizer(str(file))
-    assert own.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
-    assert (own.chat_template, own.special_tokens_map) == (
-        base.tokenizer.chat_template,
-        base.tokenizer.special_tokens_map,
-    )
+    loaded, stock = load_tokenizer(str(file)), base.tokenizer
+    assert loaded.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    assert (loaded.chat_template, loaded.special_tokens_map) == (stock.chat_template, stock.special_tokens_map)
 
 
 def test_a_file_that_changed_is_parsed_again(tmp_path):

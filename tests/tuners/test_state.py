@@ -90,11 +90,9 @@ def test_a_projection_that_is_called_by_itself_leaves_nothing(case):
     """As servers call them, which look at one module after the other before they run the model."""
     model = patched(case, across=False)
     site = hfpatch.find_sites(model)[0]
-    projections = [
-        site.inner_module(path) for each in site.projections.values() for path in (each.source, each.path) if path
-    ]
+    paths = {path: None for projection in site.projections.values() for path in (projection.source, projection.path)}
     with watching(model) as living:
-        for module in dict.fromkeys(projections):
+        for module in (site.inner_module(path) for path in paths if path):
             module(torch.randn(1, 3, next(module.parameters()).shape[-1]))
             assert not living()
 
