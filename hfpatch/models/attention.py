@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -83,41 +84,51 @@ def read_mask(mask: Tensor) -> tuple[list[list[int]], int | None] | None:
     return lengths, window if window < max(map(max, lengths)) else None
 
 
+def _attend(
+    stock: _Attention,
+    is_sdpa: bool,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    window: int | None,
+    **options: Any,
+) -> Tensor:
+    """Attention under a mask that is causal within the window, or any mask without one."""
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
+    in_fp32 = dtype == torch.float32
+    if dtype == torch.bfloat16:
+        trains = torch.is_grad_enabled() and query.requires_grad
+        in_fp32 = not _HAS_AMX or (trains and query.shape[2] < _SHORTEST_WITH_AMX)
+    # rows without a mask that are causal, with nothing that a model may add to their logits
+    is_causal = options.get("is_causal")
+    is_known = (
+        (mask is None or window is not None)
+        and not torch.compiler.is_compiling()
+        and query.device.type == "cpu"
+        and query.shape[2] == key.shape[2]
+        and not options.get("dropout")
+        and all(options.get(name) is None for name in ("position_bias", "cache", "softcap"))
+        and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    )
+    if in_fp32 and is_known and is_sdpa:
+        shortest = _SHORTEST if query.shape[1] > key.shape[1] else _SHORTEST_ALONE
+        with torch.autocast("cpu", enabled=False):
+            if (query.shape[2] >= shortest or window is not None) and active_library() != "mkl":
+                q, k, v = query.to(dtype), key.to(dtype), value.to(dtype)
+                return causal_attention(q, k, v, options.get("scaling"), window).transpose(1, 2)
+            output: Tensor = stock(module, query.float(), key.float(), value.float(), mask, **options)[0]
+            return output.to(dtype)
+    return stock(module, query, key, value, mask, **options)[0]
+
+
 def _fast(stock: _Attention) -> _Attention:
     """Return an attention function of transformers' interface that divides its work by document and by block."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    attend = partial(_attend, stock, stock is sdpa_attention_forward)
     seen: deque[tuple[Tensor, tuple[list[list[int]], int | None] | None]] = deque(maxlen=2)  # layers share masks
-
-    def causal(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, window: int | None, **options: Any
-    ) -> Tensor:
-        """Attention under a mask that is causal within the window, or any mask without one."""
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
-        in_fp32 = dtype == torch.float32
-        if dtype == torch.bfloat16:
-            trains = torch.is_grad_enabled() and query.requires_grad
-            in_fp32 = not _HAS_AMX or (trains and query.shape[2] < _SHORTEST_WITH_AMX)
-        # rows without a mask that are causal, with nothing that a model may add to their logits
-        is_causal = options.get("is_causal")
-        is_known = (
-            (mask is None or window is not None)
-            and not torch.compiler.is_compiling()
-            and query.device.type == "cpu"
-            and query.shape[2] == key.shape[2]
-            and not options.get("dropout")
-            and all(options.get(name) is None for name in ("position_bias", "cache", "softcap"))
-            and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        )
-        if in_fp32 and is_known and stock is sdpa_attention_forward:
-            shortest = _SHORTEST if query.shape[1] > key.shape[1] else _SHORTEST_ALONE
-            with torch.autocast("cpu", enabled=False):
-                if (query.shape[2] >= shortest or window is not None) and active_library() != "mkl":
-                    q, k, v = query.to(dtype), key.to(dtype), value.to(dtype)
-                    return causal_attention(q, k, v, options.get("scaling"), window).transpose(1, 2)
-                output: Tensor = stock(module, query.float(), key.float(), value.float(), mask, **options)[0]
-                return output.to(dtype)
-        return stock(module, query, key, value, mask, **options)[0]
 
     def attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
@@ -133,9 +144,9 @@ def _fast(stock: _Attention) -> _Attention:
         ):  # attention depends on the mask alone
             if all(mask is not attention_mask for mask, _ in seen):
                 seen.append((attention_mask, read_mask(attention_mask)))
-            layout = next(each for mask, each in seen if mask is attention_mask)
+            layout = next(cached for mask, cached in seen if mask is attention_mask)
         if layout is None or attention_mask is None:
-            return causal(module, query, key, value, attention_mask, None, **options), None
+            return attend(module, query, key, value, attention_mask, None, **options), None
         lengths, window = layout
         options["is_causal"] = True  # as the mask is, whatever the module says
         rows = []
@@ -146,7 +157,7 @@ def _fast(stock: _Attention) -> _Attention:
                 q, k, v = (states[row : row + 1, :, at] for states in (query, key, value))
                 is_cut = window is not None and size > window
                 mask = attention_mask[row : row + 1, :, at, at] if is_cut else None
-                parts.append(causal(module, q, k, v, mask, window if is_cut else None, **options))
+                parts.append(attend(module, q, k, v, mask, window if is_cut else None, **options))
             rows.append(torch.cat(parts, 1))
         return torch.cat(rows), None  # (batch, seq, heads, head size)
 

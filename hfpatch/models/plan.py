@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -72,12 +73,22 @@ def make_plan(outline: Any, settings: ScratchSettings, *, head_size: int | None,
             UserWarning,
             stacklevel=1,
         )
+    readers = _hidden_activations(outline, sites) if settings.query.source == "mlp" else {}
+    for site in sites:
+        plan["projections"] += _projections(site, settings.query, readers.get(site.name))
+    return plan
 
-    # The down-projection of the MLP before each site, where f reads that
-    readers: dict[str, str] = {}
-    if settings.query.source == "mlp" and len(sites) < 2:
+
+def _hidden_activations(outline: Any, sites: Sequence[AttentionSite]) -> dict[str, str]:
+    """Return, by site, the down-projection of the MLP before it, whose input f reads.
+
+    Raises:
+        HfpatchError: if there is none, or it is too narrow.
+    """
+    if len(sites) < 2:
         raise HfpatchError("architecture.query.source: mlp needs two blocks at least; the first one has none before it")
-    for before, site in pairwise(sites) if settings.query.source == "mlp" else ():
+    readers = {}
+    for before, site in pairwise(sites):
         block = before.block_path
         name = next((name for name in DOWN_PROJECTIONS if has_module(outline, f"{block}.{name}")), None)
         if name is None:
@@ -91,9 +102,7 @@ def make_plan(outline: Any, settings: ScratchSettings, *, head_size: int | None,
                 f"architecture.query.source: mlp needs an MLP at least d={site.hidden_size} wide; {block} has {inner}"
             )
         readers[site.name] = f"{block}.{name}"
-    for site in sites:
-        plan["projections"] += _projections(site, settings.query, readers.get(site.name))
-    return plan
+    return readers
 
 
 def _pre_projection(site: AttentionSite, settings: PreProjectionSettings) -> Plan:

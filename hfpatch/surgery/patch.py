@@ -9,7 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from peft import PeftConfig, PeftModel, inject_adapter_in_model
@@ -88,21 +88,7 @@ def patch(
     try:
         require_fitting(model, configs)
         for name, part in zip(names, configs, strict=True):
-            if isinstance(part, MethodConfig) and seed is not None:
-                part.seed = seed
-            drawn = drawn_as(name, part)
-            with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-                torch.manual_seed(seeded_generator(seed or 0, drawn).initial_seed() if drawn else seed or 0)
-                warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")  # it is intended
-                # Some tuners read every configuration of the model as if it were one of their own: they see only those
-                before = stack(model)
-                same_type = {n: c for n, c in before.items() if c.peft_type == part.peft_type}
-                model.peft_config = same_type  # type: ignore[assignment]  # PEFT puts a mapping there
-                part.base_model_name_or_path = model.name_or_path
-                model._hf_peft_config_loaded = True  # type: ignore[assignment]  # transformers' flag
-                with refusing_wrong_values(part):
-                    inject_adapter_in_model(part, model, name)  # add_adapter would then deactivate the other adapters
-                model.peft_config = {**before, name: part}  # type: ignore[assignment]  # PEFT puts a mapping there
+            _add_part(model, name, part, seed)
         activate_adapters(model, list(stack(model)))
         upcast_adapters(model)
         require_sound(model, names)
@@ -118,6 +104,24 @@ def patch(
                 child.train(parent.training)
     enable_checkpoints(model)
     return model
+
+
+def _add_part(model: Any, name: str, part: PeftConfig, seed: int | None) -> None:
+    """Put one adapter on a model, with initial values that the seed and the name decide."""
+    if isinstance(part, MethodConfig) and seed is not None:
+        part.seed = seed
+    drawn = drawn_as(name, part)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        torch.manual_seed(seeded_generator(seed or 0, drawn).initial_seed() if drawn else seed or 0)
+        warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")  # it is intended
+        # Some tuners read every configuration of the model as if it were one of their own: they see only those
+        before = stack(model)
+        model.peft_config = {n: c for n, c in before.items() if c.peft_type == part.peft_type}
+        part.base_model_name_or_path = model.name_or_path
+        model._hf_peft_config_loaded = True  # transformers' flag
+        with refusing_wrong_values(part):
+            inject_adapter_in_model(part, model, name)  # add_adapter would then deactivate the other adapters
+        model.peft_config = {**before, name: part}
 
 
 def unpatch(model: Model) -> Model:
@@ -232,6 +236,4 @@ def require_plain(model: nn.Module) -> None:
             "the model is wrapped in a PeftModel; pass model.get_base_model(), or use PEFT's own add_adapter / unload"
         )
     if not hasattr(model, "add_adapter"):
-        raise HfpatchError(
-            f"{type(model).__name__} is not a transformers model, so adapters cannot be injected into it"
-        )
+        raise HfpatchError(f"{type(model).__name__} is not a transformers model, so it takes no adapters")

@@ -75,19 +75,18 @@ def method(
         called, inside = label or name.replace("_", " "), child or f"hfpatch_{name}"
         spec = MethodSpec(name, called, _kind(name.upper()), prefix or f"{name}_", inside, size, shares)
         require_registrable(cls, spec)
-        other = _CONFIGS.get(spec.kind)
-        if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise HfpatchError(
-                f"method {name!r} is {other.__module__}.{other.__qualname__} already; choose another name"
-            )
-        for theirs in filter(None, (getattr(known, "spec", None) for known in _CONFIGS.values())):
+        held = _CONFIGS.get(spec.kind)
+        if held is not None and (held.__module__, held.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise HfpatchError(f"method {name!r} is {held.__module__}.{held.__qualname__} already; choose another name")
+        for theirs in filter(None, (getattr(config, "spec", None) for config in _CONFIGS.values())):
             if theirs.kind != spec.kind and theirs.child == inside:
                 raise HfpatchError(
                     f"method {name!r}: its layer would be called {inside!r}, as that of {theirs.name} is; choose "
                     "another name, or give @hfpatch.method another child"
                 )
-        for place in (each for each in PLACES if hasattr(cls, each)):
-            setattr(cls, place, checked(getattr(cls, place), f"{cls.__name__}.{place}"))
+        for place in PLACES:
+            if hasattr(cls, place):
+                setattr(cls, place, checked(getattr(cls, place), f"{cls.__name__}.{place}"))
         cls.spec = spec
         try:
             with warnings.catch_warnings():
@@ -97,25 +96,29 @@ def method(
             is_initialised = True
         if not is_initialised:
             raise HfpatchError(f"method {name!r}: __post_init__ must call super().__post_init__() first")
-        home = {"__module__": cls.__module__, "__doc__": f"The part of PEFT's interface that {cls.__name__} fills."}
-        layer = type("Layer", (MethodLayer,), {**home, "__qualname__": f"{cls.__qualname__}.Layer", "method": cls})
-        tuner = {**home, "__qualname__": f"{cls.__qualname__}.Model", "prefix": spec.prefix, "tuner_layer_cls": layer}
-        made: Any = cls
-        made.Layer, made.Model = layer, type("Model", (MethodModel,), tuner)  # where pickle looks them up
-        kind: Any = spec.kind
-        _CONFIGS[kind] = cls
-        PEFT_TYPE_TO_TUNER_MAPPING[kind] = made.Model
-        PEFT_TYPE_TO_PREFIX_MAPPING[kind] = spec.prefix
+        _tell_peft(cls, spec)
         register_size(name, size)
         return cls
 
     return register
 
 
+def _tell_peft(cls: Any, spec: MethodSpec) -> None:
+    """Make the tuner of a method, and write it where PEFT looks for it."""
+    home = {"__module__": cls.__module__, "__doc__": f"The part of PEFT's interface that {cls.__name__} fills."}
+    layer = type("Layer", (MethodLayer,), {**home, "__qualname__": f"{cls.__qualname__}.Layer", "method": cls})
+    tuner = {**home, "__qualname__": f"{cls.__qualname__}.Model", "prefix": spec.prefix, "tuner_layer_cls": layer}
+    cls.Layer, cls.Model = layer, type("Model", (MethodModel,), tuner)  # where pickle looks them up
+    kind: Any = spec.kind
+    _CONFIGS[kind] = cls
+    PEFT_TYPE_TO_TUNER_MAPPING[kind] = cls.Model
+    PEFT_TYPE_TO_PREFIX_MAPPING[kind] = spec.prefix
+
+
 def _kind(value: str) -> Any:
     """Return the member that PEFT's mappings know by this value, or a new one."""
-    known = (kind for kind in _CONFIGS if isinstance(kind, MethodType) and kind == value)
-    return next(known, None) or MethodType("MethodType", {value: value})[value]  # type: ignore[call-overload]  # an enum made at run time
+    members = (kind for kind in _CONFIGS if isinstance(kind, MethodType) and kind == value)
+    return next(members, None) or MethodType("MethodType", {value: value})[value]  # type: ignore[call-overload]  # an enum made at run time
 
 
 @functools.cache
@@ -146,16 +149,14 @@ def require_loaded(name: str) -> None:
         del _BROKEN[name]
 
 
-def require_method(found: object, where: str, *, name: str | None = None) -> type[MethodConfig]:
-    """Return ``found`` if it is a method, with the name ``name`` if that is given.
+def require_method(cls: object, where: str, *, name: str | None = None) -> type[MethodConfig]:
+    """Return ``cls`` if it is a method, with the name ``name`` if that is given.
 
     Raises:
         HfpatchError: if it is not; the message begins with ``where``.
     """
-    if not (isinstance(found, type) and issubclass(found, MethodConfig) and "spec" in vars(found)):
-        raise HfpatchError(
-            f"{where} is no method: put @hfpatch.method(...) above a dataclass below hfpatch.MethodConfig"
-        )
-    if name not in (None, found.spec.name):
-        raise HfpatchError(f"{where} must be called {found.spec.name!r}, as its method is")
-    return found
+    if not (isinstance(cls, type) and issubclass(cls, MethodConfig) and "spec" in vars(cls)):
+        raise HfpatchError(f"{where} is no method: put @hfpatch.method(...) on a dataclass below hfpatch.MethodConfig")
+    if name not in (None, cls.spec.name):
+        raise HfpatchError(f"{where} must be called {cls.spec.name!r}, as its method is")
+    return cls
