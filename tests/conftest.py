@@ -21,6 +21,8 @@ import hypothesis
 import pytest
 import torch
 
+from hfpatch.errors import HfpatchError
+
 gc.disable()  # while everything is imported; `pytest_collection_finish` enables it
 os.fsync = lambda file: None  # no file of a test has to survive the machine; those that need it are processes
 # How long an example takes depends on the machine; 50 of them instead of 100 keep `make test` within its minutes.
@@ -37,6 +39,15 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a plugin may have i
 logging.getLogger("torch.__trace").propagate = False  # pytest would record each of its many lines
 for device in (torch.cuda, torch.xpu, torch.mtia):  # each keeps the stack of every seed until it is used
     device.traceback = SimpleNamespace(format_stack=list)
+
+
+def _in_one_line(self, *words):
+    """Check every error that a test meets: its message is one line."""
+    assert "\n" not in "".join(map(str, words)), words
+    super(HfpatchError, self).__init__(*words)
+
+
+HfpatchError.__init__ = _in_one_line
 
 
 def pytest_collection_modifyitems(items):

@@ -7,12 +7,6 @@ from scipy import stats
 ROOT = Path(__file__).parents[1]
 
 
-def test_every_file_that_the_guide_names_is_there():
-    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    named = re.findall(r"`((?:hfpatch|tests|docs|benchmarks|examples)/[^`<: ]+)`", guide)
-    assert [name for name in named if not (ROOT / name).exists()] == []
-
-
 def test_no_mean_depends_on_the_version_of_python():
     """``sum`` rounds floats otherwise since Python 3.12; `statistics.fmean` and `math.fsum` are exact everywhere."""
     mean = re.compile(r"\bsum\(([a-z_]+)\) / len\(\1\)")

@@ -39,14 +39,6 @@ def test_signatures_of_the_design(name):
     assert (found[:2] == expected[:2]) if expected[-1] is ... else (found == expected)
 
 
-@pytest.mark.parametrize("module", ["nn", "sites", "tuners"])
-def test_packages_list_what_they_have(module):
-    package = importlib.import_module(f"hfpatch.{module}")
-    assert len(package.__all__) == len(set(package.__all__))
-    for name in package.__all__:
-        assert hasattr(package, name)
-
-
 def code_shown():
     """Yield the file and the Python of every page, notebook and example."""
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:

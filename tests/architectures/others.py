@@ -143,9 +143,8 @@ def outputs(model, tower):
     """Return every tensor of floats that the part of the model with the tower returns, as one vector."""
     with frozen(model):
         found = model.get_submodule(tower.at)(**tower.inputs)
-    return torch.cat(
-        [value.flatten() for value in found.to_tuple() if torch.is_tensor(value) and value.is_floating_point()]
-    )
+    floats = [value for value in found.to_tuple() if torch.is_tensor(value) and value.is_floating_point()]
+    return torch.cat([value.flatten() for value in floats])
 
 
 def paths(model, tower):

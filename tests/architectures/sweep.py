@@ -262,7 +262,6 @@ def is_refused(case, config):
     assert anatomy(model) == before, "a refused patch leaves something"
     assert torch.equal(logits_of(model, tokens), logits_of(make(case), tokens)), "a refused patch changes the model"
     assert len(str(raised.value)) > 20
-    assert "\n" not in str(raised.value)
     return str(raised.value)
 
 

@@ -10,9 +10,7 @@ from families import close, perturb
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 
-CASES = [
-    pytest.param(kind, tower, id=f"{kind}-{index}") for kind, each in TOWERS.items() for index, tower in enumerate(each)
-]
+CASES = [pytest.param(kind, tower, id=f"{kind}-{i}") for kind in TOWERS for i, tower in enumerate(TOWERS[kind])]
 
 
 def naming(tower):

@@ -31,11 +31,8 @@ def agrees_with_its_cache(model, tokens):
 
 def promises(case, folder):
     """Return in words which promises hold, and whether the export computes the same elsewhere."""
-    methods = [
-        "pre-projection" if refusal(case, "content skip") else "content skip",
-        "nonlinear query",
-        "query temperature",
-    ]
+    pre = "pre-projection" if refusal(case, "content skip") else "content skip"
+    methods = [pre, "nonlinear query", "query temperature"]
     model = hfpatch.patch(make(case), [configuration(method) for method in methods if not refusal(case, method)])
     perturb(model, std=0.1)
     tokens = tokens_for(model)

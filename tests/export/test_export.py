@@ -1,7 +1,6 @@
 """What an export holds, and what is refused; what it computes elsewhere is in tests/architectures and tests/methods."""
 
 import pytest
-import torch
 from families import make_model, perturb
 from peft import BeftConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -12,24 +11,17 @@ from hfpatch.export import export_patch
 from hfpatch.surgery.bases import locate
 
 
-def write_base(case, dtype, folder):
-    make_model(case, dtype).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(locate("tinyworld/gpt-neox")[0]).save_pretrained(folder)
-    return folder
-
-
-def write_patch(base, dtype, folder, configs):
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype).eval()
-    hfpatch.patch(model, configs(model))
+def write_patch(case, folder, config):
+    """Write a base and its patch."""
+    make_model(case).save_pretrained(folder / "base")
+    AutoTokenizer.from_pretrained(locate("tinyworld/gpt-neox")[0]).save_pretrained(folder / "base")
+    model = hfpatch.patch(AutoModelForCausalLM.from_pretrained(folder / "base", dtype="float32").eval(), config)
     perturb(model, std=0.2)
-    hfpatch.save_patch(model, folder)
-    return model
+    hfpatch.save_patch(model, folder / "patch")
 
 
 def test_the_file_states_its_source_and_nothing_of_this_machine(tmp_path):
-    base = write_base("gpt2", torch.float32, tmp_path / "base")
-    parts = [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(rank=3)]
-    write_patch(base, torch.float32, tmp_path / "patch", lambda _: parts)
+    write_patch("gpt2", tmp_path, [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(rank=3)])
     folder = export_patch(tmp_path / "patch", tmp_path / "export").directory
     assert len({file.stat().st_mode for file in folder.iterdir() if file.is_file()}) == 1  # others read all of it
     source = (folder / "modeling_hfpatch.py").read_text()
@@ -41,11 +33,9 @@ def test_the_file_states_its_source_and_nothing_of_this_machine(tmp_path):
 
 
 def test_a_method_of_peft_that_cannot_be_merged_is_refused(tmp_path):
-    base = write_base("llama", torch.float32, tmp_path / "base")
-    write_patch(base, torch.float32, tmp_path / "patch", lambda _: BeftConfig(target_modules=["q_proj"]))
-    with pytest.raises(HfpatchError, match=r"a beft adapter .* cannot merge it") as error:
+    write_patch("llama", tmp_path, BeftConfig(target_modules=["q_proj"]))
+    with pytest.raises(HfpatchError, match=r"a beft adapter .* cannot merge it"):
         export_patch(tmp_path / "patch", tmp_path / "export")
-    assert "\n" not in str(error.value)
     assert not (tmp_path / "export").exists()
 
 

@@ -31,11 +31,8 @@ from hfpatch.export.write import write_model
 from hfpatch.surgery.bases import locate
 
 TOKENS = make_tokens(2, 7)
-STACK = [
-    PreProjectionConfig(content_skip=True),
-    NonlinearQueryConfig(rank=3),
-    LoraConfig(r=2, target_modules=["q_proj"]),
-]
+LORA = LoraConfig(r=2, target_modules=["q_proj"])
+STACK = [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(rank=3), LORA]
 
 
 @pytest.fixture(scope="module")

@@ -71,21 +71,6 @@ def test_what_cuda_refuses_is_refused(mix):
             torch.randn(3, generator=torch.Generator())
 
 
-def test_what_cuda_takes_is_taken():
-    with simulated_device():
-        x, y = torch.ones(3).to("cuda").requires_grad_(), torch.ones(3)
-        (x * torch.tensor(2.0) * 2)[torch.tensor([0])].sum().backward()
-        assert x.grad.device == x.cpu().to(x).device == torch.zeros_like(x).device == x.new_ones(2).device == CUDA
-        assert x.grad.tolist() == [4, 0, 0]
-        assert y.copy_(x.detach()).device == x.cpu().device == x.to("cpu", torch.float64).device == CPU
-        with torch.device("cuda"):
-            assert torch.nn.Linear(2, 2).weight.device == CUDA
-        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2)).to("cuda")
-        model(x[None]).sum().backward()
-        assert {value.grad.device for value in model.parameters()} == {CUDA}
-    assert x.device == CPU
-
-
 OTHERS = [
     methods.CanonConfig, methods.LoReFTConfig, methods.NonlinearLoraConfig, methods.OutputGateConfig,
     methods.ParallelAdapterConfig, methods.QueryTemperatureConfig, methods.ValueResidualConfig,
@@ -204,9 +189,8 @@ def accelerate_on_device(monkeypatch):
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_run_trains_evaluates_and_resumes_on_the_device(tmp_path, accelerate_on_device, monkeypatch, resumed):
-    family, name, dtype = (
-        ("gpt_neox", "content_skip", torch.float32) if resumed else ("llama", "lora_stack", torch.bfloat16)
-    )
+    family, name = ("gpt_neox", "content_skip") if resumed else ("llama", "lora_stack")
+    dtype = torch.float32 if resumed else torch.bfloat16
     settings = TrainingSettings(
         steps=2, batch_size=2, micro_batch_size=1, warmup_steps=1, lr=1e-2, evaluate_every=1, save_every=1,
         gradient_checkpointing=resumed,

@@ -16,12 +16,10 @@ RANK = 3
 
 
 @pytest.mark.parametrize("at", ["branch", "stream"])
-@pytest.mark.parametrize(
-    ("config", "count"), [(ParallelAdapterConfig, 2 * HIDDEN * RANK), (LoReFTConfig, 2 * HIDDEN * RANK + RANK)]
-)
-def test_counts(config, count, at):
+@pytest.mark.parametrize(("config", "biases"), [(ParallelAdapterConfig, 0), (LoReFTConfig, RANK)])
+def test_counts(config, biases, at):
     model = hfpatch.patch(make_model("gpt_neox"), config(rank=RANK, at=at))
-    assert hfpatch.patch_summary(model).added == LAYERS * count
+    assert hfpatch.patch_summary(model).added == LAYERS * (2 * HIDDEN * RANK + biases)
 
 
 def test_the_stream_behind_a_layer_is_what_the_next_one_reads():
@@ -88,7 +86,6 @@ def test_a_subspace_has_no_more_dimensions_than_the_stream():
 )
 def test_where_there_is_no_place(case, config, message):
     model = make(case)
-    with pytest.raises(HfpatchError, match=message) as error:
+    with pytest.raises(HfpatchError, match=message):
         hfpatch.patch(model, config)
-    assert "\n" not in str(error.value)
     assert not hasattr(model, "peft_config")

@@ -15,14 +15,12 @@ from families import logits_of, make_tokens
 from in_step import in_step
 from models.test_build import ATTENTIONS, build, config_of, projection
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from hfpatch.errors import HfpatchError
 from hfpatch.models import build_scratch, load_scratch, register_scratch
 from hfpatch.nn.calls import CALLS
 from hfpatch.recipes.models import ScratchSettings
-from hfpatch.surgery.bases import load_base
-from hfpatch.tinyworld import checkpoint
 
 PATHS = {
     "identity": {"path": "identity"},
@@ -225,13 +223,6 @@ def test_quantised_loading(tmp_path, path, bits):
     plain, found = (logits_of(m, make_tokens()).float() for m in (model, quantised))
     error = float((found - plain).norm() / plain.norm())
     assert 0 < error < (0.05 if bits == 4 else 0.1), error  # bitsandbytes computes in 16 bits
-
-
-def test_the_base_of_a_comparison_may_be_such_a_model(folders, tmp_path):
-    _, model = folders["gpt_neox", "weight"]
-    model.save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(checkpoint("gpt-neox")).save_pretrained(tmp_path)
-    assert torch.equal(logits_of(load_base(str(tmp_path)).model, make_tokens()), logits_of(model, make_tokens()))
 
 
 def test_a_missing_tensor_and_another_folder_are_errors(folders, tmp_path):

@@ -102,10 +102,7 @@ LLAMA = {
         ({"path": "nonlinear"}, 512 * 256 + 256 * 512 + 2 * 512),
         ({"path": "nonlinear", "anchor": "weight"}, 512 * 512 + 512 * 256 + 256 * 512 + 2 * 512),
         # keys are g·k = 128 wide
-        (
-            {"path": "nonlinear", "anchor": "weight", "targets": ["key"], "rank": 64},
-            512 * 512 + 512 * 64 + 64 * 128 + 512 + 128,
-        ),
+        ({"anchor": "weight", "targets": ["key"], "rank": 64}, 512 * 512 + 512 * 64 + 64 * 128 + 512 + 128),
     ],
 )
 def test_non_embedding_counts_with_grouped_queries_and_experts(query, of_query, experts):

@@ -117,9 +117,8 @@ def test_skip_value(dtype, tolerance):
     module = ContentSkip(hidden_size=D).to(dtype)
     module.skip.weight.data = torch.randn(D, D, dtype=dtype)
     branch, x = torch.randn(2, 2, 5, D, dtype=dtype)
-    torch.testing.assert_close(
-        module(branch, x), branch + x @ module.skip.weight.T, rtol=tolerance, atol=10 * tolerance
-    )
+    expected = branch + x @ module.skip.weight.T
+    torch.testing.assert_close(module(branch, x), expected, rtol=tolerance, atol=10 * tolerance)
 
 
 def test_skip_init_statistics_and_shape():

@@ -39,11 +39,8 @@ class Block(nn.Module):
     def __init__(self, attention=Attention):
         super().__init__()
         self.attention, self.output, self.norm, self.mlp = attention(), Output(), nn.LayerNorm(4), nn.Linear(4, 4)
-        self.gain, self.drop_path, self.layers = (
-            nn.Parameter(torch.ones(4)),
-            nn.Identity(),
-            nn.ModuleList([nn.Linear(4, 4)]),
-        )
+        self.gain, self.drop_path = nn.Parameter(torch.ones(4)), nn.Identity()
+        self.layers = nn.ModuleList([nn.Linear(4, 4)])
 
 
 class PreNorm(Block):

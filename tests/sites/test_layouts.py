@@ -3,11 +3,10 @@ import types
 import pytest
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from hfpatch.errors import HfpatchError
-from hfpatch.sites import concatenated, features, per_head, separate, submodule
-from hfpatch.sites.layouts import grouped_columns, head_counts
+from hfpatch.sites import concatenated, per_head, separate, submodule
+from hfpatch.sites.layouts import grouped_columns
 
 
 def attention(**widths):
@@ -44,19 +43,6 @@ def test_layouts():
 def test_a_layout_that_does_not_divide_the_columns_is_refused(layout, heads):
     with pytest.raises(HfpatchError, match=r"qkv: \d+ columns do not divide into \d+ equal parts"):
         layout(attention(qkv=16), config(*heads))
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [(config(8), (8, 8)), (config(8, 2), (8, 2)), (types.SimpleNamespace(num_attention_heads=3), (3, 3))],
-)
-def test_head_counts(given, expected):
-    assert head_counts(given) == expected
-
-
-def test_features_of_linear_and_conv1d():
-    assert features(nn.Linear(3, 5)) == (3, 5)
-    assert features(Conv1D(5, 3)) == (3, 5)
 
 
 def test_submodule_names_the_step_that_is_missing():

@@ -27,9 +27,8 @@ def test_a_file_holds_its_licence_and_source_and_each_name_once_and_in_use(kind)
     body = ast.parse(source).body
     imported = [alias.asname or alias.name for node in body if isinstance(node, ast.Import) for alias in node.names]
     modules = [node for node in body if isinstance(node, ast.ImportFrom)]
-    assert not [
-        name for name in [*imported, *(node.module for node in modules)] if name.startswith(("hfpatch", "peft"))
-    ]
+    homes = [*imported, *(node.module for node in modules)]
+    assert not [name for name in homes if name.startswith(("hfpatch", "peft"))]
     imported += [alias.name for node in modules if node.module != "__future__" for alias in node.names]
     defined = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     assert len(defined) == len(set(defined)) > 20

@@ -55,9 +55,9 @@ def test_a_folder(checkpoint):
     assert not base.model.training
     assert base.sha256 == hash_weights(make_model("gpt_neox"))
     assert base.tokenizer.pad_token == "w2"
-    for dtype in ("float32", "bfloat16", "float16"):
-        model = load_base(str(checkpoint), dtype=dtype).model
-        assert {p.dtype for p in model.parameters()} == {getattr(torch, dtype)}
+    for dtype in ("float32", torch.bfloat16, "float16"):
+        model = load_base(checkpoint, dtype=dtype).model
+        assert {f"{p.dtype}" for p in model.parameters()} == {f"torch.{dtype}".replace("torch.torch", "torch")}
 
 
 def test_a_padding_token_that_is_there_is_kept_and_a_tokenizer_may_be_alone(tmp_path, checkpoint):
@@ -97,18 +97,29 @@ def test_a_model_in_the_cache_of_the_hub(hub_cache, no_network):
 
 
 @pytest.mark.parametrize(
-    ("name", "revision"), [("some/other", None), ("some/model", "v2"), ("gpt9", None), ("two words/x", None)]
+    ("name", "revision"), [("some/other", None), ("some/model", "v2"), ("gpt9", None), ("a b/x", None)]
 )
 def test_a_model_that_is_not_there_while_offline(hub_cache, no_network, name, revision):
-    with pytest.raises(HfpatchError, match=f"model '{name}' cannot be loaded: ") as error:
+    with pytest.raises(HfpatchError, match=f"model '{name}' cannot be loaded: "):
         load_base(name, revision=revision)
-    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/no/where", "a/b/c", "~/models/x"])
-def test_a_folder_that_does_not_exist(name):
-    with pytest.raises(HfpatchError, match=r"model folder .* does not exist"):
-        load_base(name)
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        *((name, {}, r"model folder .* does not exist") for name in ("./nowhere", "/no/where", "a/b/c", "~/models/x")),
+        *(
+            ("{saved}", {"device_map": at}, r"device (npu:7|77): not available")
+            for at in ("npu:7", {"": "npu:7"}, {"": 77})
+        ),
+        ("{saved}", {"dtype": torch.int8}, "dtype='int8' is not one of"),
+        ("some/model", {"dtype": "floating16"}, r"dtype='floating16' is not one of .*did you mean 'float16'"),
+        ("{empty}", {}, "has no config.json"),
+    ],
+)
+def test_what_cannot_be_loaded(name, options, message, checkpoint, tmp_path):
+    with pytest.raises(HfpatchError, match=message):
+        load_base(name.format(saved=checkpoint, empty=tmp_path), **options)
 
 
 @pytest.mark.parametrize("name", ["tinyworld/gpt-neox", ""])
@@ -126,41 +137,21 @@ def test_a_model_without_a_name(name, checkpoint, monkeypatch):
             load(name)
 
 
-@pytest.mark.parametrize("device_map", ["npu:7", {"": "npu:7"}, {"": 77}])
-def test_a_device_that_is_not_there(device_map, checkpoint):
-    with pytest.raises(HfpatchError, match=r"device (npu:7|77): not available here"):
-        load_base(checkpoint, device_map=device_map)
-
-
-def test_a_dtype_of_torch_and_a_path(checkpoint):
-    base = load_base(checkpoint, dtype=torch.bfloat16)
-    assert (base.model.dtype, base.name) == (torch.bfloat16, str(checkpoint))
-    with pytest.raises(HfpatchError, match="dtype='int8' is not one of"):
-        load_base(checkpoint, dtype=torch.int8)
-
-
-def test_an_unknown_dtype_and_a_folder_without_a_model(tmp_path):
-    with pytest.raises(HfpatchError, match=r"has no config.json"):
-        load_base(str(tmp_path))
-    with pytest.raises(HfpatchError, match=r"dtype='floating16' is not one of .*did you mean 'float16'"):
-        load_base("some/model", dtype="floating16")
-
-
 @pytest.mark.parametrize(
     ("file", "text"),
     [
         ("config.json", "{"),
         ("config.json", "{}"),
-        *(("model.safetensors", x) for x in ("xx", None)),
+        ("model.safetensors", "xx"),
+        ("model.safetensors", None),
         ("tokenizer.json", None),
     ],
 )
 def test_a_folder_with_a_broken_or_missing_file(checkpoint, tmp_path, file, text):
     folder = shutil.copytree(checkpoint, tmp_path / "c")
     (folder / file).unlink() if text is None else (folder / file).write_text(text)
-    with pytest.raises(HfpatchError, match="cannot be loaded") as error:
+    with pytest.raises(HfpatchError, match="cannot be loaded"):
         load_base(str(folder))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -173,9 +164,8 @@ def test_a_folder_with_a_broken_or_missing_file(checkpoint, tmp_path, file, text
     ],
 )
 def test_a_tokenizer_that_is_not_there(hub_cache, no_network, tmp_path_factory, name, message):
-    with pytest.raises(HfpatchError, match=message) as error:
+    with pytest.raises(HfpatchError, match=message):
         load_tokenizer(name.format(empty=tmp_path_factory.mktemp("empty")))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("identify", [hash_weights, fingerprint])
@@ -219,13 +209,6 @@ def test_the_hash_sees_every_weight():
         before = changed
 
 
-def test_the_fingerprint_tells_models_apart():
-    prints = {case: fingerprint(make_model(case)) for case in FAMILIES}
-    assert len({mark[kind] for mark in prints.values() for kind in HASHES}) == 3 * len(FAMILIES)
-    assert all(difference(prints["llama"], make_model(case)) for case in FAMILIES if case != "llama")
-
-
-HASHES = ("exact", "bfloat16", "float16")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 

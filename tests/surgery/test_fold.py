@@ -122,9 +122,7 @@ def test_a_stack_of_linear_methods_is_folded_in_the_order_in_which_it_acts(case)
 
 def test_a_temperature_multiplies_its_heads_and_a_lora_adds_its_product():
     model = patched(make_model("llama"), QueryTemperatureConfig(), NonlinearLoraConfig(rank=3, activation="identity"))
-    tensors = {
-        name.split(".self_attn.")[-1]: p.detach().clone() for name, p in model.named_parameters() if ".0." in name
-    }
+    tensors = {n.split(".self_attn.")[-1]: p.detach().clone() for n, p in model.named_parameters() if ".0." in n}
     tau = tensors["hfpatch_scale.temperature_query.query_temperature.weight"]
     parts = {n.split(".")[1].removeprefix("nonlinear_lora_"): t for n, t in tensors.items() if "nonlinear_lora_" in n}
     weights = {name: tensors[f"{name}_proj.weight"] for name in "qv"}
@@ -132,12 +130,6 @@ def test_a_temperature_multiplies_its_heads_and_a_lora_adds_its_product():
     changed = weights["q"] * (1 + tau).repeat_interleave(8)[:, None] + 2 * parts["query_up"] @ parts["query_down"]
     torch.testing.assert_close(attention.q_proj.weight, changed)
     torch.testing.assert_close(attention.v_proj.weight, weights["v"] + 2 * parts["value_up"] @ parts["value_down"])
-
-
-def test_a_folded_model_is_saved_and_loaded_by_transformers(tmp_path):
-    model, tokens = patched(make_model("llama")), make_tokens()
-    hfpatch.fold(model).save_pretrained(tmp_path)
-    assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(tmp_path), tokens), logits_of(model, tokens))
 
 
 def test_the_weights_keep_the_dtype_of_the_base():
@@ -199,9 +191,8 @@ def as_it_is(model):
 def test_what_cannot_be_folded_is_refused_before_anything_is_changed(change, configs, message):
     model = patched(change(make_model("llama")), *configs)
     before = state_of(model)
-    with pytest.raises(HfpatchError, match=message) as error:
+    with pytest.raises(HfpatchError, match=message):
         hfpatch.fold(model)
-    assert "\n" not in str(error.value)
     assert_as_it_was(model, before)
 
 

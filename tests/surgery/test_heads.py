@@ -62,14 +62,8 @@ def test_a_patch_moves_between_heads(kind, target_modules, folder, tmp_path):
     classes = [lm, AutoModel, AutoModelForSequenceClassification]
     for made_on in classes if kind == "llama" else classes[:1]:
         model = loaded(made_on, base)
-        named = None
-        if target_modules == "some":
-            named = [hfpatch.find_sites(model)[1].path]
-        parts = [
-            PreProjectionConfig(content_skip=True, target_modules=named),
-            NonlinearQueryConfig(target_modules=named),
-        ]
-        hfpatch.patch(model, parts)
+        named = {"target_modules": [hfpatch.find_sites(model)[1].path] if target_modules == "some" else None}
+        hfpatch.patch(model, [PreProjectionConfig(content_skip=True, **named), NonlinearQueryConfig(**named)])
         perturb(model, std=0.1)
         expected = hidden(model)
         hfpatch.save_patch(model, tmp_path / "patch")

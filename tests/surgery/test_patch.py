@@ -9,12 +9,10 @@ import torch
 from families import (
     FAMILIES,
     FEW,
-    PLACES,
     assert_as_it_was,
     logits_of,
     make_model,
     make_tokens,
-    model_type,
     perturb,
     state_of,
 )  # fmt: skip
@@ -23,7 +21,7 @@ from peft_methods import OPTIONS
 from torch import nn
 
 import hfpatch
-from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch import HfpatchError, NonlinearLoraConfig, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.surgery.budget import attention_modules
 from hfpatch.tuners.adapters import stack
 
@@ -64,9 +62,7 @@ def test_every_pair_in_every_order_and_a_stack_on_every_family(case, pair, tmp_p
     assert torch.equal(logits_of(model, tokens), base) == ("literal" not in pair)
 
     added = {name for name, p in model.named_parameters() if p.requires_grad}
-    assert added == {
-        name for name, _ in model.named_parameters() if name.replace(".base_layer", "") not in before["state"]
-    }
+    assert added == {n for n, _ in model.named_parameters() if n.replace(".base_layer", "") not in before["state"]}
     losses = train(model, tokens)
     assert losses[-1] < losses[0] - 1e-3
     trained = logits_of(model, tokens)
@@ -162,17 +158,16 @@ def test_the_seed_decides_every_part_and_without_one_the_configuration_keeps_its
     assert (own.seed, own.target_modules) == (4, None)  # a copy of it was changed
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_all_trainables_are_fp32_on_a_low_precision_base(dtype):
-    model = make_model("gpt2", dtype)
-    hfpatch.patch(model, configs_for(model, ["lora", "ia3", "gated_skip", "query"]))
-    assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
-    assert {p.dtype for p in model.parameters() if not p.requires_grad} == {dtype}
-
-
-def test_dropout_is_off_on_a_model_in_evaluation_mode_and_on_in_training():
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: [PreProjectionConfig(dropout=0.5), lora(m, lora_dropout=0.5)],
+        lambda m: NonlinearLoraConfig(dropout=0.5),
+    ],
+)
+def test_dropout_is_off_on_a_model_in_evaluation_mode_and_on_in_training(make):
     model, tokens = make_model("llama"), make_tokens()
-    hfpatch.patch(model, [PreProjectionConfig(dropout=0.5), lora(model, lora_dropout=0.5)])
+    hfpatch.patch(model, make(model))
     perturb(model, std=0.3)
     assert torch.equal(logits_of(model, tokens), logits_of(model, tokens))
     model.train()
@@ -337,16 +332,13 @@ def test_a_failing_injection_leaves_the_model_as_it_was(monkeypatch, act, error,
 
 
 UNFIT = {
-    "layer out of range": (
-        lambda m: PreProjectionConfig(layers_to_transform=[9]),
-        r"layers \[9\] do not exist; .* layers 0 to 1",
-    ),
+    "layer out of range": (lambda m: PreProjectionConfig(layers_to_transform=[9]), r"layers \[9\] do .* layers 0 to 1"),
     "no layer": (lambda m: PreProjectionConfig(layers_to_transform=[]), "no layer is given"),
     "no width": (lambda m: PreProjectionConfig(expansion=0.01), "gives an inner width of 0 at hidden size 32"),
     "no such LoRA target": (lambda m: LoraConfig(target_modules=["nothing"]), "nothing"),
-    "prompt learning": (
-        lambda m: PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
-        "prefix_tuning puts virtual tokens before the input, so it cannot be injected; use peft.get_peft_model",
+    "prompts": (
+        lambda m: PrefixTuningConfig(num_virtual_tokens=2),
+        "prefix_tuning puts virtual tokens before the input",
     ),
     **{
         f"no pattern in {next(reversed(options))}": (
@@ -375,9 +367,8 @@ def test_a_part_that_does_not_fit_leaves_the_model_as_it_was(what, first):
     before, base = state_of(model), logits_of(model, tokens)
     make, message = UNFIT[what]
     parts = [METHODS[first](model)] if first else []
-    with pytest.raises(HfpatchError, match=message) as error:
+    with pytest.raises(HfpatchError, match=message):
         hfpatch.patch(model, [*parts, make(model)])
-    assert "\n" not in str(error.value)
     assert_as_it_was(model, before)
     assert torch.equal(logits_of(model, tokens), base)
     hfpatch.patch(model, PreProjectionConfig())
@@ -415,15 +406,6 @@ def test_models_that_cannot_be_patched_are_refused():
         hfpatch.patch(get_peft_model(make_model("llama"), PreProjectionConfig()), NonlinearQueryConfig())
 
 
-def test_a_merged_adapter_is_not_taken_out():
-    model = hfpatch.patch(make_model("llama"), LoraConfig(target_modules=["q_proj"]))
-    for module in model.modules():
-        if hasattr(module, "merge"):
-            module.merge()
-    with pytest.raises(HfpatchError, match="merged into the base weights; call unmerge_adapter"):
-        hfpatch.unpatch(model)
-
-
 @pytest.mark.parametrize("case", FAMILIES)
 def test_summary(case):
     model = make_model(case)
@@ -444,12 +426,6 @@ def test_summary_of_a_peft_model_and_of_parameters_outside_the_blocks():
     summary = hfpatch.patch_summary(model)
     assert summary.per_layer == {-1: 32 + 96, 0: 64, 1: 64}
     assert summary.added == summary.trainable == 256
-
-
-def test_places_and_lora_targets_agree():
-    for case in FAMILIES:
-        path, names, output = PLACES[model_type(case)]
-        assert attention_modules(make_model(case))[: len(names) + 1] == [f"{path}.{n}" for n in [*names, output]]
 
 
 @pytest.mark.parametrize("config", [{"mine": PreProjectionConfig()}, ["pre_projection"], "pre_projection"])

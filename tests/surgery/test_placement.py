@@ -14,24 +14,14 @@ from hfpatch.surgery.placement import Placement, tensor_parallel_plan
         (Placement("auto", tp=True), 2, "--tp: cannot go with --device-map"),
         (Placement(tp=True), 1, "--tp: needs a process for each device"),
         (Placement("auto"), 2, "--device-map auto: spreads one model .* there are 2 processes"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(asked, processes, why):
-    with pytest.raises(HfpatchError, match=why):
-        asked.check(processes)
-
-
-@pytest.mark.parametrize(
-    ("case", "processes", "why"),
-    [
         ("gpt2", 2, "no plan of tensor parallelism for gpt2 models"),
         ("llama", 3, r"3 processes cannot share 4 heads \(num_attention_heads\)"),
         ("llama", 4, r"4 processes cannot share 2 heads \(num_key_value_heads\)"),
     ],
 )
-def test_models_that_cannot_be_cut_are_refused(case, processes, why):
+def test_what_cannot_be_placed_is_refused(asked, processes, why):
     with pytest.raises(HfpatchError, match=why):
-        tensor_parallel_plan(make_config(case), processes)
+        asked.check(processes) if isinstance(asked, Placement) else tensor_parallel_plan(make_config(asked), processes)
 
 
 def test_old_versions_of_transformers_are_refused(monkeypatch):

@@ -39,13 +39,10 @@ AT_DEFINITION = {
         {"annotations": {"inner": int}, "inner": dataclasses.field(init=False, default=3)},
         "'inner' is a field with init=False",
     ),
-    "an option for __post_init__ alone": (
-        {"annotations": {"inner": dataclasses.InitVar[int]}, "inner": 3},
-        "'inner' is an InitVar",
-    ),
-    "a place that is misspelt": (
+    "an InitVar": ({"annotations": {"inner": dataclasses.InitVar[int]}, "inner": 3}, "'inner' is an InitVar"),
+    "a misspelt place": (
         {"valeu": lambda self, parts, v, x, site: v},
-        r"valeu is no place, so nothing calls it \(did you mean 'value'\?\); a helper needs another name",
+        r"valeu is no place.* \(did you mean 'value'\?\)",
     ),
     "an option of PEFT": ({"annotations": {"revision": str}, "revision": "a"}, "'revision', which means something"),
     "an option that is a key": ({"annotations": {"match": str}, "match": "a"}, "'match', which is a key of a recipe's"),
@@ -64,9 +61,8 @@ AT_DEFINITION = {
 @pytest.mark.parametrize("what", AT_DEFINITION)
 def test_a_mistake_in_the_class(what):
     made, message = AT_DEFINITION[what]
-    with pytest.raises(HfpatchError, match=message) as error:
+    with pytest.raises(HfpatchError, match=message):
         defined(**made)
-    assert "\n" not in str(error.value)
 
 
 def of(parts):
@@ -93,7 +89,7 @@ AT_INJECTION = {
     "an iterator": ({"acts_at": lambda self: iter(["query"])}, r"must return some of \('query',\), not <list_iterator"),
     "a frozen parameter": (
         {"build": lambda self, site, seed: nn.ModuleDict({"a": nn.Linear(2, 2).requires_grad_(False)})},
-        r"mine: build\(\): a.weight requires no gradient, and PEFT trains every parameter; use a buffer",
+        r"mine: build\(\): a.weight requires no gradient, but PEFT trains every one; use a buffer",
     ),
     "a value on meta": (
         {"build": lambda self, site, seed: nn.ModuleDict({"a": nn.Linear(2, int(torch.ones(()).item()))})},
@@ -111,9 +107,8 @@ def test_a_mistake_that_shows_at_injection_leaves_the_model_as_it_was(what, wrap
     made, message = AT_INJECTION[what]
     model, config = make_model("gpt2"), defined(**made)()
     names = list(model.state_dict())
-    with pytest.raises(HfpatchError, match=message) as error:
+    with pytest.raises(HfpatchError, match=message):
         get_peft_model(model, config) if wrapped else patch(model, config)
-    assert "\n" not in str(error.value)
     assert list(model.state_dict()) == names
 
 
@@ -130,9 +125,8 @@ RETURNED = {
 def test_a_mistake_in_what_a_place_returns(what):
     function, message = RETURNED[what]
     model = patch(make_model("gpt2"), defined(query=function)())
-    with pytest.raises(HfpatchError, match=message) as error:
+    with pytest.raises(HfpatchError, match=message):
         model(make_tokens())
-    assert "\n" not in str(error.value)
 
 
 OPTIONS = {"kind": Literal["one", "two", 3], "sizes": Optional[list[int]], "ends": tuple[str, ...] | None}  # noqa: UP045
@@ -218,6 +212,5 @@ def test_a_method_of_a_notebook_does_everything_but_export(tmp_path, monkeypatch
     expected = logits_of(model, make_tokens())
     hfpatch.save_patch(model, tmp_path / "patch")
     assert torch.equal(logits_of(hfpatch.load_patch(make_model("llama"), tmp_path / "patch"), make_tokens()), expected)
-    with pytest.raises(HfpatchError, match="in no file, so it cannot be copied; put the method into a file") as error:
+    with pytest.raises(HfpatchError, match="in no file, so it cannot be copied; put the method into a file"):
         write_model(model, tmp_path)
-    assert "\n" not in str(error.value)

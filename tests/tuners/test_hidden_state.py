@@ -28,10 +28,7 @@ def test_hidden_argument(args, kwargs):
 
 def test_replace_by_position_by_keyword_and_everywhere():
     assert replace_hidden(NAMES, (X, OTHER), {"mask": None}, NEW) == ((NEW, OTHER), {"mask": None})
-    assert replace_hidden(NAMES, (), {"hidden_states": X, "mask": OTHER}, NEW) == (
-        (),
-        {"hidden_states": NEW, "mask": OTHER},
-    )
+    assert replace_hidden(NAMES, (), {"hidden_states": X, "mask": 1}, NEW) == ((), {"hidden_states": NEW, "mask": 1})
     args, kwargs = replace_hidden(NAMES, (X, OTHER, None), {"value": X}, NEW)
     assert args[0] is NEW
     assert args[1] is OTHER

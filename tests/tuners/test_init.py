@@ -102,10 +102,7 @@ def test_default_the_methods_name_and_the_way_in_do_not_matter():
     model.add_adapter(configs()["pre"], adapter_name="pre_projection")
     wrapped = get_peft_model(make_model("llama"), configs()["pre"])
     first = {key.replace(".pre_projection.", "."): p for key, p in values(model, "pre_projection").items()}
-    second = {
-        key.replace("base_model.model.", "").replace(".default.", "."): p
-        for key, p in values(wrapped, "default").items()
-    }
+    second = {key.replace(".default.", "."): p for key, p in values(wrapped.get_base_model(), "default").items()}
     assert_same(first, second)
 
 

@@ -1,8 +1,5 @@
 """Every PEFT call, and transformers' own adapter calls, with each method on every family."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,83 +28,6 @@ def trained(case, method, **options):
 
 
 @BOTH
-@pytest.mark.parametrize("case", FAMILIES)
-def test_save_load_and_unload(case, method, tmp_path):
-    model, tokens = trained(case, method), make_tokens()
-    model.save_pretrained(tmp_path)
-    names = {file.name for file in tmp_path.iterdir()}
-    assert names <= {"adapter_config.json", "adapter_model.safetensors", "README.md"}
-    card = (tmp_path / "README.md").read_text()
-    assert card.count("pip install hfpatch") == card.count("import hfpatch\n") == 1
-    assert ModelCard(card).data.library_name == "peft"
-    by_peft = PeftModel.from_pretrained(make_model(case), tmp_path)
-    by_transformers = make_model(case)
-    info = by_transformers.load_adapter(str(tmp_path))
-    if info is not None:  # older versions of transformers tell nothing
-        assert not info.missing_keys
-        assert not info.unexpected_keys
-    expected = logits_of(model, tokens)
-    assert torch.equal(logits_of(by_peft, tokens), expected)
-    assert torch.equal(logits_of(by_transformers, tokens), expected)
-    base, fresh = model.unload(), make_model(case)
-    assert list(base.state_dict()) == list(fresh.state_dict())
-    assert [name for name, _ in base.named_modules()] == [name for name, _ in fresh.named_modules()]
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in base.modules())
-    before = logits_of(fresh, tokens)
-    assert torch.equal(logits_of(base, tokens), before)
-    assert (expected - before).abs().max() > 1e-3
-
-
-NEW_PROCESS = """
-import sys, torch
-from pathlib import Path
-first, *folders = sys.argv[1:]
-if first == "hfpatch":
-    import hfpatch
-from peft import PeftModel
-if first == "peft":
-    import hfpatch
-from families import logits_of, make_model, make_tokens
-for saved in map(Path, folders):
-    case = saved.name.partition("-")[0]
-    model = PeftModel.from_pretrained(make_model(case), saved)
-    torch.save(logits_of(model, make_tokens()), saved / "logits.pt")
-    native = make_model(case)
-    native.load_adapter(str(saved))
-    assert torch.equal(logits_of(native, make_tokens()), logits_of(model, make_tokens())), saved
-"""
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """Every method on every family as PEFT writes it, with the model's logits."""
-    root, expected = tmp_path_factory.mktemp("adapters"), {}
-    for case in FAMILIES:
-        for method in METHODS:
-            model = trained(case, method)
-            model.save_pretrained(root / f"{case}-{method}")
-            expected[root / f"{case}-{method}"] = logits_of(model, make_tokens())
-    return root, expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("first", "cases"), [("hfpatch", FAMILIES), ("peft", FEW)], ids=["hfpatch", "peft"])
-def test_a_new_process_loads_what_was_saved_whichever_package_comes_first(first, cases, written):
-    """What is registered may depend on the order of the imports, and nothing of it on the family."""
-    root, expected = written
-    folders = [root / f"{case}-{method}" for case in cases for method in METHODS]
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", NEW_PROCESS, first, *map(str, folders)],
-        check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
-    )
-    for folder in folders:
-        found = folder / "logits.pt"
-        assert torch.equal(torch.load(found), expected[folder]), folder.name
-        found.unlink()
-
-
-@BOTH
 def test_further_adapters_take_their_own_layers(method, tmp_path):
     """Each by its own configuration, whatever the one before it chose, injected or loaded."""
     model = trained("llama", method, layers_to_transform=[0])
@@ -123,17 +43,6 @@ def test_further_adapters_take_their_own_layers(method, tmp_path):
     again = PeftModel.from_pretrained(make_model("llama"), tmp_path)
     again.load_adapter(tmp_path / "second", "second")
     assert [layers(again, name) for name in ("default", "second")] == [{0}, {1}]
-
-
-@BOTH
-def test_a_further_adapter_that_does_not_fit_leaves_the_model_as_it_was(method):
-    model, tokens = trained("llama", method), make_tokens()
-    before, names = logits_of(model, tokens), list(model.state_dict())
-    with pytest.raises(HfpatchError, match="do not exist"):
-        model.add_adapter("second", METHODS[method](layers_to_transform=[7]))
-    assert list(model.peft_config) == ["default"]
-    assert list(model.state_dict()) == names
-    assert torch.equal(logits_of(model, tokens), before)
 
 
 @BOTH
@@ -173,11 +82,14 @@ def test_auto_classes_load_the_base_and_the_adapter(case, method, tmp_path):
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), METHODS[method]()).eval()
     perturb(model, std=0.3)
     model.save_pretrained(tmp_path / "adapter")
-    expected = logits_of(model, make_tokens())
-    assert torch.equal(
-        logits_of(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter"), make_tokens()), expected
-    )
-    assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "adapter"), make_tokens()), expected)
+    names = {file.name for file in (tmp_path / "adapter").iterdir()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors", "README.md"}
+    card = (tmp_path / "adapter" / "README.md").read_text()
+    assert card.count("pip install hfpatch") == card.count("import hfpatch\n") == 1
+    assert ModelCard(card).data.library_name == "peft"
+    for auto in (AutoPeftModelForCausalLM, AutoModelForCausalLM):
+        loaded = auto.from_pretrained(tmp_path / "adapter")
+        assert torch.equal(logits_of(loaded, make_tokens()), logits_of(model, make_tokens()))
 
 
 @BOTH
@@ -262,9 +174,8 @@ def test_a_cast_of_the_whole_model_is_the_users_will(method):
 def test_a_name_that_peft_would_take_for_another_is_refused(method, name):
     """PEFT removes an adapter's name from the names of tensors, wherever it is."""
     config, tokens = METHODS[method](), make_tokens()
-    name = {"parts": {"pre": "preproj_up", "query": "nonlinear_query_up"}[method], "child": config.spec.child}.get(
-        name, name
-    )
+    part = {"pre": "preproj_up", "query": "nonlinear_query_up"}[method]
+    name = {"parts": part, "child": config.spec.child}.get(name, name)
     model = trained("llama", method)
     before, names = logits_of(model, tokens), list(model.state_dict())
     for call in (

@@ -56,27 +56,25 @@ def in_pieces(model, tmp_path):
     return dispatch_model(model, places, main_device="cpu", offload_dir=str(tmp_path / "pieces"))
 
 
-def a_patch(config, tmp_path):
-    hfpatch.save_patch(moved(make_model("llama"), config), tmp_path / "patch")
-    return tmp_path / "patch"
+def loaded(model, config, tmp_path):
+    return hfpatch.load_patch(model, hfpatch.save_patch(moved(make_model("llama"), config), tmp_path / "patch"))
 
 
 def by_peft(model, config, tmp_path):
-    return PeftModel.from_pretrained(model, a_patch(config, tmp_path) / config.spec.name)
+    folder = hfpatch.save_patch(moved(make_model("llama"), config), tmp_path / "patch")
+    return PeftModel.from_pretrained(model, folder / config.spec.name)
 
 
 WAYS = {
     "in memory, after patching": lambda config, at: to_memory(moved(make_model("llama"), config), at),
     "in memory, before patching": lambda config, at: moved(to_memory(make_model("llama"), at), config),
-    "in memory, before loading": lambda config, at: hfpatch.load_patch(
-        to_memory(make_model("llama"), at), a_patch(config, at)
-    ),
+    "in memory, before loading": lambda config, at: loaded(to_memory(make_model("llama"), at), config, at),
     "in memory, before PEFT loads": lambda config, at: by_peft(to_memory(make_model("llama"), at), config, at),
     "on disk, after patching": lambda config, at: to_disk(moved(make_model("llama"), config), at),
     "on disk, before patching": lambda config, at: moved(to_disk(make_model("llama"), at), config),
     "in pieces, after patching": lambda config, at: in_pieces(moved(make_model("llama"), config), at),
     "a device_map, before patching": lambda config, at: moved(base_in_pieces(at), config),
-    "a device_map, before loading": lambda config, at: hfpatch.load_patch(base_in_pieces(at), a_patch(config, at)),
+    "a device_map, before loading": lambda config, at: loaded(base_in_pieces(at), config, at),
 }
 
 

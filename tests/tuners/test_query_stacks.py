@@ -62,9 +62,8 @@ def test_the_query_acts_or_is_refused(kind, query_first):
     model, tokens = make_model("llama"), make_tokens()
     before = state_of(model)
     if kind in BYPASS:
-        with pytest.raises(HfpatchError, match="does not call the projection") as error:
+        with pytest.raises(HfpatchError, match="does not call the projection"):
             patch(model, parts)
-        assert "\n" not in str(error.value)
         assert_as_it_was(model, before)
         return
     patch(model, parts)

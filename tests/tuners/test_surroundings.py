@@ -9,7 +9,6 @@ from families import (
     FAMILIES,
     FEW,
     PLACES,
-    TIED,
     hooks_act_as_registered,
     logits_of,
     make_model,
@@ -104,15 +103,6 @@ def test_a_model_built_on_the_meta_device_takes_its_weights_later():
     model.load_state_dict(source.state_dict())
     model.model.rotary_emb = copy.deepcopy(source.model.rotary_emb)
     assert torch.equal(logits_of(model.eval(), make_tokens()), logits_of(source, make_tokens()))
-
-
-@pytest.mark.parametrize("case", sorted(TIED))
-def test_tied_embeddings_stay_tied_and_untouched(case):
-    model = make_model(case)
-    patch(model, STACK)
-    model.tie_weights()
-    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    assert len({id(p) for p in added(model).values()}) == len(added(model))
 
 
 def compiled_agrees(case, backend):

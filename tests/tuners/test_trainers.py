@@ -70,17 +70,16 @@ def test_trainer_on_a_model_with_transformers_own_adapter(method, tmp_path):
 def stack_of_parts():
     return [
         LoraConfig(r=2, target_modules=["dense"], lora_dropout=0.2, modules_to_save=["final_layer_norm"]),
-        PreProjectionConfig(content_skip=True, dropout=0.2),
+        DROPPING,
         NonlinearQueryConfig(),
         LoraConfig(r=3, target_modules=["query_key_value"]),
     ]
 
 
+DROPPING = PreProjectionConfig(content_skip=True, dropout=0.2)
 ATTACHED = {
-    "get_peft_model": lambda: get_peft_model(
-        make_model("gpt_neox"), PreProjectionConfig(content_skip=True, dropout=0.2)
-    ),
-    "patch": lambda: hfpatch.patch(make_model("gpt_neox"), PreProjectionConfig(content_skip=True, dropout=0.2)),
+    "get_peft_model": lambda: get_peft_model(make_model("gpt_neox"), copy.copy(DROPPING)),
+    "patch": lambda: hfpatch.patch(make_model("gpt_neox"), DROPPING),
     "stack": lambda: hfpatch.patch(make_model("gpt_neox"), stack_of_parts()),
     "copy of a stack": lambda: copy.deepcopy(hfpatch.patch(make_model("gpt_neox"), stack_of_parts())),
 }

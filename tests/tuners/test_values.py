@@ -132,15 +132,6 @@ def test_default_init_is_a_no_op_bit_for_bit(case, dtype, make):
     assert not torch.equal(bits(model, tokens), expected)
 
 
-@pytest.mark.parametrize("case", FAMILIES)
-def test_paper_init_and_literal_form_change_the_model(case):
-    tokens = make_tokens()
-    base = logits_of(make_model(case), tokens)
-    near = logits_of(injected(case, PreProjectionConfig(init="paper", content_skip=True)), tokens)
-    assert 0 < (near - base).abs().max() < 0.1 * base.abs().max()
-    assert (logits_of(injected(case, NonlinearQueryConfig(form="literal")), tokens) - base).abs().max() > 1e-3
-
-
 @pytest.mark.parametrize("case", FEW)
 def test_two_adapters_of_one_method_act_one_after_the_other(case):
     """x -> x~ of the first -> x~ of the second; both skips read the last x~."""
