@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tarfile
 from base64 import b64encode
+from collections import Counter
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -267,21 +268,23 @@ def test_the_explorer_has_no_overflow_and_its_filters_work(visit, width):
 def test_the_explorers_front_is_what_nothing_else_beats(visit):
     page = visit("explorer")
     data = json.loads(page.locator(".explorer-data").text_content())
-    text = next(
+    rows_of = Counter(row[1] for row in data["rows"])
+    texts = [
         i
         for i, axis in enumerate(data["axes"])
         if (axis["task"], axis["metric"]) == ("tinyworld_text", "bits per byte")
-    )
+    ]
+    text = max(texts, key=lambda axis: rows_of[axis])
     better = data["verdicts"].index("better")
     points = [(row[8], row[3]) for row in data["rows"] if row[1] == text and row[7] == better]
     front = {(x, y) for x, y in points if not any((a <= x and b > y) or (a < x and b >= y) for a, b in points)}
     page.locator(".explorer [name=task]").select_option("tinyworld_text")
-    path = page.locator(".panel .front").get_attribute("d")
-    assert path.count("V") == len(front) > 3
-    drawn = page.locator(".panel .point").count()
+    panel = page.locator(".panel", has_text=data["axes"][text]["documents"])
+    assert panel.locator(".front").get_attribute("d").count("V") == len(front) > 3
+    drawn = panel.locator(".point").count()
     assert drawn == sum(row[1] == text and row[3] is not None for row in data["rows"])
     page.locator(".explorer [name=cost]").select_option("seconds")
-    assert "on cpu" in page.locator(".panel .sub").inner_text()
+    assert "on cpu" in panel.locator(".sub").inner_text()
 
 
 def test_names_in_the_explorers_panels_do_not_overlap(visit):
