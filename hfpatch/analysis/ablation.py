@@ -51,10 +51,6 @@ def ablate_layers(model: nn.Module, score: Score) -> Ablations:
     Adapters of every method in a block are disabled, not removed; trainable flags and dropout stay as they were. A
     layer without parameters, which only passes tensors to later ones, stays active.
 
-    Args:
-        model: a patched model.
-        score: see :data:`Score`.
-
     Raises:
         HfpatchError: if the model has no adapters, or the score returns fewer than two numbers or another count.
     """

@@ -39,9 +39,7 @@ class HeadAttention:
 def head_attention(model: nn.Module, batches: Iterable[Batch]) -> list[HeadAttention]:
     """Run a model on batches and return the attention of each head, first layer first.
 
-    Args:
-        model: patched or not; its mode, hooks and attention implementation are left as they were.
-        batches: see :data:`hfpatch.analysis.running.Batch`.
+    The model's mode, hooks and attention implementation are left as they were.
 
     Raises:
         HfpatchError: if the model cannot compute attention so that its weights are known.

@@ -30,9 +30,7 @@ class GradientNorm:
 def gradient_norms(model: Any, batches: Iterable[Batch]) -> list[GradientNorm]:
     """Return the gradient norm of every tensor that adapters added, at the weights as they are, without dropout.
 
-    Args:
-        model: a patched model; flags, gradients and mode are left as they were.
-        batches: see :data:`hfpatch.analysis.running.Batch`.
+    The model's flags, gradients and mode are left as they were.
 
     Raises:
         HfpatchError: if the text has no predicted token.

@@ -42,10 +42,8 @@ class HeadWeights:
 def head_weights(model: nn.Module, *, patched: bool = True) -> list[HeadWeights]:
     """Return the query and key matrices of every layer.
 
-    Args:
-        model: patched or not.
-        patched: with linear adapters (such as LoRA), temperatures, and a nonlinear query with f = 0; False gives the
-            base's matrices.
+    They are those with linear adapters (such as LoRA), temperatures, and a nonlinear query with f = 0, or with
+    ``patched=False`` the base's.
 
     Raises:
         HfpatchError: if a layer has no query and key matrix that read the hidden state (latent attention).

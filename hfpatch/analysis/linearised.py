@@ -62,12 +62,9 @@ class Linearised:
 
 
 def linearise(model: nn.Module, fit: Iterable[Batch], held_out: Iterable[Batch]) -> list[Linearised]:
-    """Fit the linear approximation of every layer with a nonlinear patch.
+    """Fit the linear approximation of every layer with a nonlinear patch on some batches, and measure it on others.
 
-    Args:
-        model: a patched model; its mode and hooks are left as they were.
-        fit: batches to fit on, with more tokens than the hidden state is wide.
-        held_out: other batches, to measure on.
+    The model's mode and hooks are left as they were. ``fit`` must have more tokens than the hidden state is wide.
 
     Raises:
         HfpatchError: if there are too few tokens to fit.

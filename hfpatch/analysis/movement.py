@@ -72,12 +72,9 @@ def movement(before: Tensors, after: Tensors) -> list[Movement]:
 def patch_tensors(
     model: nn.Module, directory: str | Path | None = None, *, allow_other_base: bool = False
 ) -> dict[str, Tensor]:
-    """Return the tensors of a patch, by their names in the model.
+    """Return the tensors of a model's adapters, or of a saved patch on its base, by their names in the model.
 
-    Args:
-        model: patched, or the base of the patch in ``directory``, which is loaded and removed again.
-        directory: a folder written by ``save_patch``; None takes the adapters of the model.
-        allow_other_base: take a patch whose base had other weights.
+    A patch is loaded from ``directory`` and removed again; ``allow_other_base`` takes one whose base had other weights.
 
     Raises:
         HfpatchError: if the patch does not fit the model, or the model has adapters already.
@@ -94,13 +91,9 @@ def patch_tensors(
 def initial_tensors(
     model: nn.Module, directory: str | Path, *, seed: int | None = None, allow_other_base: bool = False
 ) -> dict[str, Tensor]:
-    """Return the initial tensors of a saved patch: its configurations, initialised again with the same seed.
+    """Return the initial tensors of a saved patch: its configurations, initialised on the base with the same seed.
 
-    Args:
-        model: the base, without adapters; left as it was.
-        directory: a folder written by ``save_patch``.
-        seed: the run's seed, from which methods that are not hfpatch's draw; without it their tensors are left out.
-        allow_other_base: take a patch whose base had other weights.
+    ``seed`` is that of the run, from which methods that are not hfpatch's draw; without it their tensors are left out.
 
     Raises:
         HfpatchError: if the patch does not fit the model.

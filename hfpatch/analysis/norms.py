@@ -58,10 +58,8 @@ class QuerySize:
             literal form once. A is x for an identity anchor, so that this is ‖f(x)‖ / ‖x‖, and x W_Q for a weight
             anchor. f of a pretrained residual path Q = x + xW is xW.
         cosine: the cosine between f(x) and A(x), the mean over tokens; 0 where one of them is 0.
-        head_sizes: ``size`` of each head.
-        head_cosines: ``cosine`` of each head.
-        position_sizes: ``size`` over the tokens at each position of a document, from the first.
-        position_cosines: ``cosine`` at each position.
+        head_sizes, head_cosines: the same of each head.
+        position_sizes, position_cosines: the same at each position of a document, from the first.
     """
 
     layer: int
@@ -91,11 +89,7 @@ def skip_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[LayerSize]:
     """Run a patched model on batches and return the size of each layer's content skips.
 
     The size is ‖x~ W_skip‖ / ‖attention output‖, the mean over tokens; the attention output is taken where it joins the
-    residual stream, after its norm if there is one.
-
-    Args:
-        model: a model with content skips; its mode and hooks are left as they were.
-        batches: see :data:`hfpatch.analysis.running.Batch`.
+    residual stream, after its norm if there is one. The model's mode and hooks are left as they were.
     """
     means, seen, handles = TokenMeans[int](), dict[tuple[str, int], Any](), []
 
@@ -127,11 +121,8 @@ def skip_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[LayerSize]:
 def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[LayerSize]:
     """Run a patched model on batches and return how far each layer's pre-projection moves its input.
 
-    The size is ‖x~ − x‖ / ‖x‖, the mean over tokens, as the model computes it, in the dtype of its hidden state.
-
-    Args:
-        model: a model with pre-projections; its mode and hooks are left as they were.
-        batches: see :data:`hfpatch.analysis.running.Batch`.
+    The size is ‖x~ − x‖ / ‖x‖, the mean over tokens, as the model computes it, in the dtype of its hidden state. The
+    model's mode and hooks are left as they were.
     """
     means, handles = TokenMeans[int](), []
 
@@ -152,12 +143,8 @@ def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[Lay
 def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
     """Run a model on batches and return the size of each nonlinear term, or of its own f, relative to its anchor.
 
-    Of several active adapters, each has the output of the one before it as its anchor.
-
-    Args:
-        model: patched with nonlinear queries or from :func:`hfpatch.models.build_scratch`; its mode and hooks are left
-            as they were.
-        batches: see :data:`hfpatch.analysis.running.Batch`.
+    Of several active adapters, each has the output of the one before it as its anchor. Models from
+    :func:`hfpatch.models.build_scratch` have an f of their own. The model's mode and hooks are left as they were.
     """
     means, handles = TokenMeans[tuple[int, str, str]](), []
     head_sizes = {site.layer: head_size(site) for site in find_sites(model) if site.heads is not None}

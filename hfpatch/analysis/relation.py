@@ -41,8 +41,7 @@ class Relation:
     Attributes:
         norm: ‖B‖ in the Frobenius norm.
         symmetric: ‖S‖² / ‖B‖², from 0 to 1; the antisymmetric part has the rest, and random weights have 0.5.
-        positive: eigenvalues of S above zero.
-        negative: eigenvalues of S below zero.
+        positive, negative: eigenvalues of S above and below zero.
         positive_energy: the share of ‖S‖² that is in the positive ones.
         effective_rank: exp of the entropy of |λ| / Σ|λ| over S's eigenvalues (Roy and Vetterli, 2007).
     """
@@ -73,13 +72,10 @@ class HeadRelation:
 def head_relations(
     model: nn.Module, weights: Iterable[HeadWeights], offsets: Sequence[int] = OFFSETS
 ) -> list[HeadRelation]:
-    """Return the relation of every head.
+    """Return the relation of every head at relative offsets; the model gives the rotation of the heads.
 
-    Args:
-        model: gives the rotation of the heads.
-        weights: of the layers, from :func:`hfpatch.analysis.heads.head_weights` (before or after patching) or
-            :func:`hfpatch.analysis.linearised.linearise`.
-        offsets: relative offsets, not below zero.
+    The weights of the layers come from :func:`hfpatch.analysis.heads.head_weights` (before or after patching) or
+    :func:`hfpatch.analysis.linearised.linearise`.
 
     Raises:
         HfpatchError: if no offset is given, or one is below zero.

@@ -24,8 +24,7 @@ class Rotary:
 
     Attributes:
         head_size: columns of a head.
-        first: ``(pairs,)`` the columns a.
-        second: ``(pairs,)`` the columns b.
+        first, second: ``(pairs,)`` the columns a and b.
         angles: ``(pairs,)`` fp64, θ in radians a position.
         gain: factor on the turned columns of query and of key (YaRN's and LongRoPE's attention scaling).
     """

@@ -15,13 +15,9 @@ _CHARACTERS_PER_TOKEN = 16  # an upper bound for ordinary text, so that a book i
 
 
 def token_rows(texts: Iterable[str], tokenizer: Any, *, tokens: int, length: int) -> list[list[int]]:
-    """Return the beginnings of the first documents, until they have ``tokens`` tokens together.
+    """Return at most ``length`` tokens of each of the first documents, until they have ``tokens`` together.
 
-    Args:
-        texts: documents; documents of fewer than two tokens are left out.
-        tokenizer: of the model.
-        tokens: how many tokens to gather.
-        length: the most tokens of one document.
+    Documents of fewer than two tokens are left out.
 
     Raises:
         HfpatchError: if fewer than four documents are left, two to fit on and two to measure on.

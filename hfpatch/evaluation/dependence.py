@@ -100,12 +100,9 @@ class Neighbours(NamedTuple):
 
     @classmethod
     def of(cls, dependence: Dependence, units: int, *, fewest: int) -> Neighbours:
-        """Return the units to take after an alarm.
+        """Return the runs to take of so many documents, or declared groups, after an alarm.
 
-        Args:
-            dependence: the alarm.
-            units: how many documents, or groups that were declared, there are.
-            fewest: how many runs a test needs. Where the length of the largest ratio leaves fewer, it is taken.
+        A test needs ``fewest`` of them; where the length of the largest ratio leaves fewer, it is taken all the same.
         """
         longer = (times * dependence.length for times in (2, 4))
         return cls(max([dependence.length, *(run for run in longer if units >= fewest * run)]), dependence.p)

@@ -19,7 +19,7 @@ from hfpatch.results.schema import FewShot
 
 @dataclass
 class Drawn:
-    """The fields of `FewShot`, as they are found."""
+    """The fields of `FewShot`, which grow."""
 
     own_left_out: bool = False
     related: int = 0
@@ -37,13 +37,10 @@ def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iter
     Left out is also one that only differs in fields that no prompt has, such as a number. Examples are drawn as lm-eval
     does, and where they are drawn from the scored documents as it does if ``fewshot_split`` names their split.
 
-    Args:
-        name: the task's name.
-        task: lm-eval's task.
-        cluster: the column that groups its documents; examples of a document's own group are counted.
+    Examples of a document's group, by the column ``cluster``, are counted.
 
     Yields:
-        What was found; it is complete at the end of the block.
+        What is to be said of the examples; it is complete at the end of the block.
     """
     counts = Drawn()
     if not isinstance(task, ConfigurableTask) or not hasattr(task, "sampler"):  # tasks of old draw no own document

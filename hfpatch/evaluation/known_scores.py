@@ -91,8 +91,8 @@ def check_known_scores(
     Args:
         model_name: the base's hub id, the folder of a hub snapshot, or a folder with the model's name.
         revision: its hub revision, a name or a commit; None is ``main``.
-        dtype: the dtype of the evaluation, such as ``float32``.
-        results: its results by task.
+        dtype: that of the evaluation, such as ``float32``.
+        results: by task.
         plain: whether prompts are as published, with neither a chat template nor a system message.
     """
     sentences = []

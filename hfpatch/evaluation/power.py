@@ -33,11 +33,8 @@ _POINTS = 400  # of the distribution of the estimated variance over seeds
 class Assumed:
     """How much a method's documents differ from its reference's, relative to how much the reference's vary.
 
-    Attributes:
-        correlation: of a document's score under the method and under the reference; σ² = 2·(1 - correlation) times the
-            variance of the reference's scores.
-        shared: κ, the share of the differences' variance that seeds have in common.
-        shift: τ over σ.
+    σ² is 2·(1 - ``correlation``) times the variance of the reference's scores, the correlation that of a document's
+    scores under both; ``shared`` is κ, and ``shift`` τ over σ.
     """
 
     correlation: float

@@ -177,12 +177,8 @@ def kept_of(
 ) -> list[KeptAnswers]:
     """Return the answers kept, gained and lost by each method, for every task whose answers are right or wrong.
 
-    Args:
-        records: by method and seed the folder of the records, the baseline's too.
-        tasks: the base's result of each task.
-        baseline: the method that is the base.
-        methods: the others; methods without records are left out.
-        comparisons: those of the records; shares of a task whose documents they take in groups have no interval.
+    Methods without records are left out. Shares of a task whose documents ``comparisons`` take in groups have no
+    interval. Other arguments are those of `compare_points`.
     """
     in_groups = {one.task for one in comparisons if one.clusters is not None}
     reader, kept = Reader(), []

@@ -35,7 +35,6 @@ class TaskRequests:
     """The requests of a task.
 
     Attributes:
-        documents: number of documents.
         identity: the fields of :data:`hfpatch.results.identity.OF_TASK`.
         encoded: log-likelihood requests, a document's together.
         generated: number of texts to generate.

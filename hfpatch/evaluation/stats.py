@@ -131,11 +131,8 @@ def paired_accuracies(method: Array, reference: Array) -> tuple[float, tuple[flo
     """Return the exact McNemar p-value of two models' right (1) and wrong (0) answers, and the difference's interval.
 
     The interval is Student's with one document gained and one lost added (see `over_documents`), within -1 and 1. Where
-    McNemar's test is not significant and this interval narrowly excludes 0, it is extended to 0.
-
-    Args:
-        method: the answers, (documents,).
-        reference: those of the other model.
+    McNemar's test is not significant and this interval narrowly excludes 0, it is extended to 0. Answers are
+    (documents,).
     """
     difference = method - reference
     gained, lost = int(np.sum(difference == 1)), int(np.sum(difference == -1))

@@ -22,12 +22,7 @@ _EVALUATION_SHARE = 16
 
 
 def documents(split: Split, *, count: int | None = None, seed: int = 0) -> Iterator[str]:
-    """Yield the training documents of a split; document i depends only on ``split``, ``seed`` and i.
-
-    Args:
-        split: ``base`` or ``shifted``.
-        count: how many documents; None yields ``DOCUMENTS``.
-        seed: another seed gives other documents.
+    """Yield ``count`` training documents of a split, or `DOCUMENTS`; document i depends only on split, seed and i.
 
     Raises:
         HfpatchError: if there is no such split.

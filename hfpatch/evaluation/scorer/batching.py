@@ -52,11 +52,7 @@ class BatchLimits:
 
 @dataclass(frozen=True)
 class Unit:
-    """Batches whose scored positions go through the head together, and whose scores are known at the same time.
-
-    Attributes:
-        batches: of rows.
-    """
+    """Batches whose scored positions go through the head together, and whose scores are known at the same time."""
 
     batches: list[list[Tree]]
 
@@ -77,12 +73,7 @@ def units(made: Sequence[list[Tree]], limits: BatchLimits, *, together: bool = T
     """Return batches in units, in their order; they depend on nothing but the batches.
 
     A unit ends when it has half as many scored positions as a batch may have tokens, or a number of batches that leaves
-    enough units, and enough positions for the head.
-
-    Args:
-        made: the batches.
-        limits: of a batch.
-        together: False makes a unit of each batch.
+    enough units, and enough positions for the head. Without ``together`` each batch is a unit.
     """
     most, few = (_MOST_BATCHES, _FEWEST_POSITIONS) if together else (1, 0)
     enough = min(most, max(1, len(made) // _ENOUGH_UNITS))

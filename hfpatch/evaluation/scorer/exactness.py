@@ -40,12 +40,7 @@ _LAYERS = ("layer_types", "layers_block_type", "block_types")
 
 @dataclass(frozen=True)
 class Sharing:
-    """How long a row with several endings may be.
-
-    Attributes:
-        longest: tokens; 0 where endings cannot share a row.
-        reason: why they cannot, or why not in a longer row; None if there is no limit.
-    """
+    """The tokens of the ``longest`` row that several endings may share, 0 for none, and the ``reason`` of a limit."""
 
     longest: int
     reason: str | None = None
@@ -75,17 +70,11 @@ def declared_sharing(model: Any, max_length: int) -> Sharing:
 
 
 def trees_are_exact(model: Any, parts: Parts, row: int, path: int) -> bool:
-    """Return whether a row with several endings gives the features of plain rows.
+    """Return whether a row of so many tokens, its longest text of ``path``, gives the features of plain rows.
 
     Up to `SHORT` tokens and `SHORT_PATH` of a text that is tried on trees of two and three endings that share some of
     their tokens, in one row and side by side. Beyond that only a limit can make a difference, which one tree shows that
     is as long, in one text and in all.
-
-    Args:
-        model: a causal language model, with adapters or without.
-        parts: the model in two steps.
-        row: tokens of the row.
-        path: tokens of its longest text.
     """
     equal = _equal_as_trees if row <= SHORT and path <= SHORT_PATH else partial(_equal_as_long_tree, row, path)
     try:
@@ -101,7 +90,7 @@ def trial_of_trees(row: int, path: int, overhead: int) -> int:
 
 
 def try_padding(model: Any, parts: Parts, shortest: int, longest: int) -> Padding:
-    """Return whether rows may be padded, or continued by other tokens, to the longest.
+    """Return whether rows of ``shortest`` tokens on may be padded, or continued by other tokens, to the longest.
 
     Something may depend on the whole row: which of equal scores an indexer selects, rotary frequencies that switch at
     a length, attention that is not causal. A probe can miss ties and switches, so those are read from the
@@ -111,12 +100,6 @@ def try_padding(model: Any, parts: Parts, shortest: int, longest: int) -> Paddin
 
     The modules that may compute scored positions only do so in the padded rows; where that is not exact, all positions
     are computed.
-
-    Args:
-        model: a causal language model, with adapters or without.
-        parts: the model in two steps.
-        shortest: tokens of the shortest row, less than those of the longest.
-        longest: tokens of the longest row.
     """
     # what the configuration says
     obstacle, config = None, model.config.get_text_config()

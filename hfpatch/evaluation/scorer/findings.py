@@ -10,13 +10,9 @@ from hfpatch.sites.lm_head import PLAIN, Tail
 
 
 class Padding(NamedTuple):
-    """Whether rows may be padded.
+    """Whether rows from the ``shortest`` to the ``longest``, in tokens, may be padded.
 
-    Attributes:
-        shortest: tokens of the shortest row.
-        longest: tokens of the longest row.
-        obstacle: why they may not; None if they may.
-        trims: whether the last block may leave out positions that are not scored.
+    ``obstacle`` is why they may not; ``trims`` is whether the last block may leave out positions that are not scored.
     """
 
     shortest: int
@@ -26,13 +22,7 @@ class Padding(NamedTuple):
 
 
 class TreeTrial(NamedTuple):
-    """Whether a row with several endings gives the features of plain rows.
-
-    Attributes:
-        row: its tokens.
-        path: tokens of its longest text.
-        exact: whether it does.
-    """
+    """Whether a ``row`` of several endings, its longest text a ``path``, is ``exact``: as its texts in plain rows."""
 
     row: int
     path: int

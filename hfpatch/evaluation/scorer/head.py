@@ -37,11 +37,8 @@ class BodyAndHead(LMHead):
     def slices(self, features: Tensor, numbers: int) -> Iterator[tuple[int, Tensor]]:
         """Yield the first token and the logits (n, tokens) in fp32 of each slice of the vocabulary.
 
-        A slice may be overwritten, and is when the next one is asked for.
-
-        Args:
-            features: (n, hidden).
-            numbers: how many logits a slice may hold, roughly.
+        A slice may be overwritten, and is when the next one is asked for. ``features`` are (n, hidden); ``numbers`` is
+        how many logits a slice may hold, roughly.
         """
         weight, bias = self.head.weight, self.head.bias
         step = max(_SMALLEST_SLICE, numbers // max(1, len(features)))
@@ -60,10 +57,8 @@ class BodyAndHead(LMHead):
 class WholeModel:
     """A model whose body and head do not give its logits: its features are its logits.
 
-    Attributes:
-        model: the model.
-        last: how many positions of a row it computes, the last ones, as generation asks it to by its own argument
-            ``logits_to_keep``; None is every position.
+    It computes the ``last`` positions of a row, as generation asks it to by its own argument ``logits_to_keep``; None
+    is every position.
     """
 
     model: nn.Module

@@ -27,10 +27,7 @@ def score_positions(
 ) -> list[tuple[int, Score]]:
     """Return the index and the score of each request of a unit, whose batches keep the head busy together.
 
-    Args:
-        parts: the model in two steps.
-        batches: the features (n, width) of scored positions and the targets that they predict.
-        limits: how many logits may exist at once.
+    ``batches`` are the features (n, width) of scored positions and the targets that they predict.
     """
     features = torch.cat([rows for rows, _ in batches])
     starts = np.cumsum([0, *(len(rows) for rows, _ in batches)])

@@ -132,12 +132,8 @@ def group(requests: Sequence[TokenRequest], *, longest: int, endings: int = 512)
 def pack(trees: Sequence[Tree], longest: int) -> list[Tree]:
     """Return rows that contain all trees, several short ones in a row; no tree attends to another.
 
-    Each row takes the largest tree that still fits, again and again. If most tokens are in plain rows, plain rows stay
-    as they are: they need no mask.
-
-    Args:
-        trees: one for each context.
-        longest: the most tokens of a row with more than one tree.
+    Each row takes the largest tree that still fits, again and again, up to ``longest`` tokens. If most tokens are in
+    plain rows, plain rows stay as they are: they need no mask.
     """
     longest = min(longest, ROW)
     plain = sum(len(tree) for tree in trees if tree.is_chain)
