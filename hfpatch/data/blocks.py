@@ -314,23 +314,17 @@ def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> Toke
     owners = groups = None
     all_owners = [block.owners for block in blocks if block.owners is not None]
     if len(all_owners) == len(blocks):
+        owners = _numbered_on(all_owners)
         if any(block.groups is not None for block in blocks):
             ends = [int(ids.max()) + 1 for ids in all_owners]  # documents without a token in the rows have no owner
-            named = [
-                np.arange(end) if one.groups is None else one.groups[:end]
-                for one, end in zip(blocks, ends, strict=True)
-            ]
-            starts_at = np.cumsum([0, *(int(ids.max()) + 1 for ids in named[:-1])])
-            groups = np.concatenate([ids + at for ids, at in zip(named, starts_at, strict=True)]).astype(np.int32)
-        firsts = np.cumsum([0, *(int(ids.max()) + 1 for ids in all_owners[:-1])])
-        moved = [np.where(ids < 0, ids, ids + first) for ids, first in zip(all_owners, firsts, strict=True)]
-        owners = np.concatenate(moved).astype(np.int32)
+            groups = _numbered_on([
+                np.arange(end) if block.groups is None else block.groups[:end]
+                for block, end in zip(blocks, ends, strict=True)
+            ])  # fmt: skip
     added = None
     if any(block.added is not None for block in blocks):
-        nothing = [np.zeros(len(block.sizes), np.int32) for block in blocks]
-        added = np.concatenate(
-            [other if one.added is None else one.added for one, other in zip(blocks, nothing, strict=True)]
-        )
+        counts = [np.zeros(len(block.sizes), np.int32) if block.added is None else block.added for block in blocks]
+        added = np.concatenate(counts)
     parts = tuple(
         Part(one.source, one.revision, one.sha256, weight, one.documents, len(one), one.tokens)
         for one, weight in zip(blocks, weights, strict=True)
@@ -350,6 +344,13 @@ def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> Toke
         groups=groups,
         added=added,
     )
+
+
+def _numbered_on(numbers: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.int32]:
+    """Return numbers of several sources, each counted from 0, one after the other and counted on; -1 stays."""
+    firsts = np.cumsum([0, *(int(ids.max()) + 1 for ids in numbers[:-1])])
+    moved = [np.where(ids < 0, ids, ids + first) for ids, first in zip(numbers, firsts, strict=True)]
+    return np.concatenate(moved).astype(np.int32)
 
 
 def has_something_to_learn(stream: TokenStream, size: int) -> Flags:
