@@ -173,10 +173,8 @@ def exchange_rates(
     reader, rates = Reader(), dict[str, Exchange]()
     (base,) = records[baseline].values()
     for name in [name for name in methods if name != reference]:
-        sizes = [
-            sorted((size, one) for one, size in methods[family].items() if one in records)
-            for family in (name, reference)
-        ]
+        families = (methods[name], methods[reference])
+        sizes = [sorted((size, one) for one, size in family.items() if one in records) for family in families]
         seeds_of = [set(records[one]) for side in sizes for _, one in side] if all(sizes) else [set()]
         seeds = sorted(set.intersection(*seeds_of))
         if not seeds or any(len(dict(side)) < len(side) for side in sizes):
