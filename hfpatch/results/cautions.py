@@ -15,12 +15,14 @@ from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pairs import SAME_SIZE, controls_of, references
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.training import TrainingSettings, group_of
-from hfpatch.results.comparison import MATCHED, Tuning
 from hfpatch.results.identity import computed_differently
 from hfpatch.results.low_noise import is_share
 from hfpatch.results.parts import HELD_OUT, task_results
 from hfpatch.results.schema import Comparison, ComparisonResults, TaskResult
+from hfpatch.results.tuning import Tuning
 
+MATCHED = 0.01
+"""Share by which two parameter counts may differ and still count as matched, where no size was solved for."""
 PRODUCTS = {
     "bf16": "of bfloat16 weights in bfloat16, by instructions of the processor",
     "fp32": "of bfloat16 weights in float32: no bfloat16 instructions, no gain by them, or HFPATCH_MATMUL=fp32",

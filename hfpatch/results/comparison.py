@@ -1,467 +1,48 @@
-"""The results of ``hfpatch compare``."""
+"""What follows from a comparison's results: its verdicts, its tables, and the answers to what readers ask."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
-from statistics import fmean, median
-from typing import Any, Literal
+from statistics import fmean
+from typing import Any
 
-from pydantic import Field, computed_field, model_validator
+from pydantic import Field, computed_field
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.pairs import Question, by_question, is_lora
-from hfpatch.results.decision import rate_error
-from hfpatch.results.frontier import Frontier
+from hfpatch.results.layout import ComparisonFile, Run
 from hfpatch.results.low_noise import BITS_PER_BYTE
-from hfpatch.results.parts import (
-    HELD_OUT,
-    NATS_PER_TOKEN,
-    SCHEMA,
-    Comparison,
-    Measured,
-    Number,
-    Part,
-    Score,
-    Task,
-    TaskResult,
-    TrainResult,
-    Values,
-    task_results,
-    with_names,
+from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN, Comparison, TaskResult, Values, task_results, with_names
+from hfpatch.results.retention import RETENTION
+from hfpatch.results.tables import (
+    Record,
+    Tabular,
+    curve_records,
+    layer_records,
+    method_record,
+    pair_records,
+    retention_records,
+    run_records,
+    trial_records,
 )
-from hfpatch.results.retention import RETENTION, KeptAnswers, Retention, Rewound
-from hfpatch.results.tables import COST, Record, Tabular, pair_records, score_records
-from hfpatch.results.verdicts import (
-    Look,
-    LookTaken,
-    Measure,
-    PrimaryQuestion,
-    Verdict,
-    deciding,
-    judge,
-    judge_primary,
-    with_rates,
-)
+from hfpatch.results.verdicts import Look, Measure, Verdict, deciding, judge, judge_primary, with_rates
 
 _OF_TEXT = Measure(BITS_PER_BYTE, RETENTION[BITS_PER_BYTE])  # decides a text that should be kept
-MATCHED = 0.01
-"""Share by which two parameter counts may differ and still count as matched, where no size was solved for."""
 
 
-class Curve(Part):
-    """A method's training loss, the mean over its seeds; each seed's own is in its ``metrics.jsonl``.
+class ComparisonResults(ComparisonFile, Tabular):
+    """The results of ``hfpatch compare``, or of a study of ``hfpatch pretrain``, and what follows from them.
 
     Attributes:
-        steps: optimiser steps that every seed has, ascending; thinned out where a run has very many.
-        loss: the mean loss at each of them, nats per predicted token.
-        seeds: how many seeds there are.
-        held_out: the mean loss on held-out text, by the steps after which every seed measured it.
-    """
-
-    steps: list[int]
-    loss: list[Number]
-    seeds: int
-    held_out: dict[int, float] = Field(default_factory=dict)
-
-
-class LayerSeries(Part):
-    """One quantity of one method, layer by layer, the mean over seeds.
-
-    Attributes:
-        quantity: the name of the quantity.
-        group: what distinguishes several series of one quantity (an adapter, a target), or nothing.
-        points: layer -> value.
-        reference: a value to compare them with, such as that at the paper's init.
-    """
-
-    quantity: str
-    group: str = ""
-    points: dict[int, float]
-    reference: float | None = None
-
-
-class Run(Part):
-    """One method with one seed; ``train`` is None where nothing is trained.
-
-    ``computed_with`` is what its scores were computed with, see :data:`hfpatch.results.identity.COMPUTED_WITH`;
-    ``retention`` has the scores on text that should be kept, ``rewound`` those at other scales of its patch.
-    """
-
-    computed_with: Values | None = None
-    commit: str | None = None
-    train: TrainResult | None = None
-    evaluation: dict[str, Score] = Field(default_factory=dict)
-    retention: dict[str, Score] | None = None
-    rewound: dict[str, Rewound] | None = None
-
-    @property
-    def diverged_step(self) -> int | None:
-        """The step at which the run diverged, or None."""
-        return None if self.train is None else self.train.diverged_step
-
-
-class Parameters(Part):
-    """Parameter counts: trained by the method, added to the base, and of the base itself.
-
-    Of a model from scratch all are trained and added to nothing; ``non_embedding`` counts those outside of the
-    embeddings of tokens and positions and a head.
-    """
-
-    trainable: int
-    added: int
-    base: int
-    non_embedding: int | None = None
-
-
-class Diagnostic(Part):
-    """What f does in one layer after a step: mean over seeds and tokens.
-
-    Attributes:
-        step: optimiser steps done.
-        layer: index of the block.
-        target: ``query``, ``key`` or ``value``.
-        size: ‖f(x)‖/‖A(x)‖, A what f is added to.
-        cosine: that between f(x) and A(x).
-        size_beside_x: ‖f(x)‖/‖x‖.
-    """
-
-    step: int
-    layer: int
-    target: str = "query"
-    size: float | None = None
-    cosine: float | None = None
-    size_beside_x: float | None = None
-
-
-class Variant(Part):
-    """One variant of a study of models from scratch.
-
-    Attributes:
-        description: a sentence.
-        query: its query path in a line of maths.
-        architecture: its whole architecture, as in a recipe.
-        training: its own settings of training, beside those of all variants and the chosen values.
-        diagnostics: f of its query paths by step, over the seeds that came to the end; empty without an f.
-    """
-
-    description: str = ""
-    query: str = ""
-    architecture: Values = Field(default_factory=dict)
-    training: Values = Field(default_factory=dict)
-    diagnostics: list[Diagnostic] = Field(default_factory=list)
-
-
-class _Matched(Part):
-    """How near a part's parameter count is to that of another method; ``difference`` is relative."""
-
-    to: str
-    parameters: int
-    target_parameters: int
-    difference: float | None = None
-
-
-class Match(_Matched):
-    """The rank solved for another method's parameter count."""
-
-    rank: int
-
-    @property
-    def words(self) -> str:
-        """The size in words: ``rank 320``."""
-        return f"rank {self.rank}"
-
-
-class SizeMatch(_Matched):
-    """A size other than a rank, solved for another method's parameter count: the option and its value."""
-
-    size: str
-    value: int | float
-
-    @property
-    def words(self) -> str:
-        """The size in words: ``block size 64``."""
-        return f"{self.size.replace('_', ' ')} {self.value:g}"
-
-
-class Cost(Part):
-    """What a training step of a method costs, measured beside the other methods.
-
-    Attributes:
-        steps_s: seconds of a step in each round; a round has one step of every method, on the same batch.
-        memory_bytes: the peak memory of a step, the median over rounds; on a CPU the process's resident memory, None
-            where the system cannot reset that measurement.
-        share: the share of a step's blocks that were run; ``steps_s`` are those of a whole step, in proportion.
-        shared: whether other programs used the machine meanwhile; None where that is not known.
-    """
-
-    steps_s: list[float]
-    memory_bytes: int | None = None
-    share: float = 1.0
-    shared: bool | None = None
-
-    def steps_over(self, other: Cost) -> float:
-        """Return the time of a step over that of another method: the median over rounds of the ratio in each."""
-        return median(ours / theirs for ours, theirs in zip(self.steps_s, other.steps_s, strict=True))
-
-    def memory_over(self, other: Cost) -> float | None:
-        """Return the peak memory over that of another method; None where one is not known."""
-        return self.memory_bytes / other.memory_bytes if self.memory_bytes and other.memory_bytes else None
-
-
-class Method(Part):
-    """One method: its parts, its parameters, its runs by seed, and over seeds its loss curve and layers.
-
-    ``label`` is what reports call it; None is the name under which the results have it. ``cost`` is that of a training
-    step, where it was measured; ``merges`` whether the method can be merged into the base's weights, where known;
-    ``variant`` says what a model from scratch is, which has no parts.
-    """
-
-    label: str | None = None
-    parts: list[Values] = Field(default_factory=list)
-    parameters: Parameters
-    match: Match | SizeMatch | None = None
-    form: str | None = None
-    runs: dict[int, Run] = Field(default_factory=dict)
-    curve: Curve | None = None
-    layers: list[LayerSeries] = Field(default_factory=list)
-    cost: Cost | None = None
-    merges: bool | None = None
-    variant: Variant | None = None
-
-    @property
-    def trainable(self) -> int:
-        """How many parameters it trains."""
-        return self.parameters.trainable
-
-    @property
-    def compared_size(self) -> int:
-        """The parameters that its size is told by: those it trains, of a model from scratch without embeddings."""
-        return self.parameters.non_embedding or self.parameters.trainable
-
-    @property
-    def diverged(self) -> dict[int, int]:
-        """The seeds that diverged and the step of each."""
-        steps = {seed: run.diverged_step for seed, run in sorted(self.runs.items())}
-        return {seed: step for seed, step in steps.items() if step is not None}
-
-    @property
-    def all_diverged(self) -> bool:
-        """Whether it has runs, all of which diverged."""
-        return 0 < len(self.runs) == len(self.diverged)
-
-
-class Trial(Part):
-    """One method trained at one learning rate with the seed of tuning.
-
-    Attributes:
-        method: the method.
-        seed: the seed, the same for all trials and of no final run.
-        values: ``lr``, and other values of the grid.
-        loss: nats per token on the text of tuning after the last step; None where the trial diverged, which counts as
-            infinite.
-        diverged_step: the step at which it diverged, or None.
-        plan: SHA-256 of its batch plan, the same for all trials.
-        commit: the commit of hfpatch that made it.
-    """
-
-    method: str
-    seed: int
-    values: Values
-    loss: Measured = None
-    diverged_step: int | None = None
-    plan: str | None = None
-    commit: str | None = None
-
-    @property
-    def rate(self) -> float | None:
-        """The learning rate, or None if it is no number."""
-        return _rate(self.values)
-
-
-class Choice(Part):
-    """The values that a method's final runs are trained with.
-
-    Attributes:
-        values: those of its trial of the lowest loss.
-        loss: that loss; None where all its trials diverged, so that the method is not tuned.
-        trials: how many trials it had.
-        edge: whether the rate is the lowest or the highest that was tried, so that a better one may lie beyond; None
-            where all diverged.
-        at: the method whose trials these are, where it is another budget of it; None is its own.
-    """
-
-    values: Values
-    loss: Measured = None
-    trials: int
-    edge: Literal["lowest", "highest"] | None = None
-    at: str | None = None
-
-    @property
-    def is_tuned(self) -> bool:
-        """Whether a trial came to its end, so that there is a best one."""
-        return self.loss is not None
-
-    @property
-    def rate(self) -> float | None:
-        """The learning rate, or None if it is no number."""
-        return _rate(self.values)
-
-
-def _rate(values: Values) -> float | None:
-    rate = values.get("lr")
-    return float(rate) if isinstance(rate, int | float) and rate > 0 else None
-
-
-class Tuning(Part):
-    """The trials of a comparison.
-
-    Attributes:
-        seed: the seed of all trials.
-        steps: optimiser steps of each.
-        learning_rates: the rates that every method was tried at, ascending.
-        added: those of them that the recipe does not list: beyond an edge that was some method's best.
-        refined: those of them that lie between others, of which each method was tried at those beside its best.
-        text: the text whose loss decides: documents, tokens, predicted tokens and their bytes, hash.
-        trials: every trial that is complete.
-        chosen: the values of each method's final runs.
-        base_loss: the untrained base's loss on the text, nats per token; None where it was not measured.
-    """
-
-    seed: int
-    steps: int
-    learning_rates: list[float] = Field(default_factory=list)
-    added: list[float] = Field(default_factory=list)
-    refined: list[float] | None = None
-    text: Values = Field(default_factory=dict)
-    trials: list[Trial] = Field(default_factory=list)
-    chosen: dict[str, Choice] = Field(default_factory=dict)
-    base_loss: Measured = None
-
-    def rate_error(self, method: str, otherwise: float | None = None) -> float | None:
-        """Return what the choice of a method's rate may be worth, in nats per token; None where it was not tuned.
-
-        It is that of :func:`hfpatch.results.decision.rate_error` over the trials that differ in the rate alone, capped
-        at the base's loss on tuning's text, or ``otherwise`` on another text where that was not measured.
-        """
-        choice = self.chosen.get(method)
-        if choice is None or not choice.is_tuned:
-            return None
-        best, losses = choice.rate, dict[float, float]()
-        for trial in self.of(choice.at or method):
-            if trial.rate is not None and {**trial.values, "lr": best} == choice.values:
-                losses[trial.rate] = math.inf if trial.loss is None else trial.loss
-        if best is None or best not in losses:
-            return None
-        caps = (cap for cap in (self.base_loss, otherwise) if cap is not None)
-        return rate_error(losses, best, next(caps, math.inf))
-
-    @property
-    def bits_per_nat(self) -> float | None:
-        """What a nat per token of the text is in bits per byte; None where its bytes are not known."""
-        size = self.text.get("bytes")
-        return self.text["predicted_tokens"] / (size * math.log(2)) if size else None
-
-    def of(self, method: str) -> list[Trial]:
-        """Return the trials of a method."""
-        return [trial for trial in self.trials if trial.method == method]
-
-    def rates_of(self, method: str) -> list[float]:
-        """Return the learning rates that a method was tried at, ascending; without its trials those of all."""
-        rates = {trial.rate for trial in self.of(method) if trial.rate is not None}
-        return sorted(rates) or self.learning_rates
-
-    def is_chosen(self, trial: Trial) -> bool:
-        """Whether a trial is its method's best, at whose values the final runs are trained."""
-        choice = self.chosen.get(trial.method)
-        return choice is not None and choice.is_tuned and choice.values == trial.values
-
-
-class Study(Part):
-    """What a study of models from scratch has in place of a base.
-
-    Attributes:
-        baseline: the variant that the others are compared with, itself trained with every seed.
-        architecture: what all variants share of it.
-        tokenizer: its size and hash.
-    """
-
-    baseline: str
-    architecture: Values = Field(default_factory=dict)
-    tokenizer: Values = Field(default_factory=dict)
-
-
-class ComparisonResults(Tabular):
-    """The results of ``hfpatch compare``, or of a study of ``hfpatch pretrain``, whose methods are its variants.
-
-    Attributes:
-        schema_version: :data:`SCHEMA`, as ``schema`` in the file.
-        kind: what sort of results these are.
-        name, description, protocol: those of the recipe.
-        complete: whether every run of the recipe is there.
-        provenance: commit, versions, device, times.
-        model: the base: name, revision, hash, dtype, type and size; nothing in a study.
-        study: the baseline and what all variants share, where the models are trained from scratch; else None.
-        data: the training text and its blocks.
-        plan: the batch plan of each seed: hash, steps, batch size.
-        training, evaluation: the recipe's sections, without the rate where it was tuned.
-        tuning: the trials of every method and the chosen values; None where nothing was tuned.
-        tasks: what the scores of all runs on each task share: its metric, documents and prompts.
-        methods: each method with its runs.
-        questions: the primary questions, as the recipe declares them before anything has run.
-        margin: the largest difference that does not matter, by task and measure.
-        pairs: all pairs that are compared, by secondary question.
-        comparisons: the paired differences by every measure; empty until the comparison is complete.
         verdicts: the verdict of each pair on each task and text, by the measure that decides it: primary ones first.
-        retention: the changes on text that training should not change; None where the recipe names none.
-        kept: the right answers that each method kept and won; None before the comparison is complete.
-        warnings: the cautions.
-        left_out: methods of the recipe that reach no size near their budget, with the reason; None without any.
-        frontier: the methods by budget, where the recipe has budgets and is complete.
-        looks: what was found with growing numbers of seeds, where the recipe has ``training.seeds.looks``. A primary
-            pair's verdict is that of the look that decided it; plain intervals are not corrected for looks.
-        runs_saved: the trainings that looks made unnecessary, of complete results.
         joined: the verdicts of whole runs, where a report joins several runs, or has some methods or other names.
     """
 
     tables = ("scores", "methods", "verdicts", "comparisons", "curves", "layers", "trials", "retention")
 
-    schema_version: Literal[2] = Field(SCHEMA, alias="schema")
-    kind: Literal["comparison"] = "comparison"
-    name: str
-    description: str = ""
-    protocol: str = "custom"
-    complete: bool = False
-    provenance: Values = Field(default_factory=dict)
-    model: Values = Field(default_factory=dict)
-    study: Study | None = None
-    data: Values = Field(default_factory=dict)
-    plan: dict[str, Values] = Field(default_factory=dict)
-    training: Values = Field(default_factory=dict)
-    tuning: Tuning | None = None
-    evaluation: Values = Field(default_factory=dict)
-    tasks: dict[str, Task] = Field(default_factory=dict)
-    methods: dict[str, Method] = Field(default_factory=dict)
-    questions: list[PrimaryQuestion] = Field(default_factory=list)
-    margin: dict[str, float] = Field(default_factory=dict)
-    pairs: dict[Question, list[tuple[str, str]]] = Field(default_factory=dict)
-    comparisons: list[Comparison] = Field(default_factory=list)
-    retention: Retention | None = None
-    kept: list[KeptAnswers] | None = None
-    warnings: list[str] = Field(default_factory=list)
-    left_out: dict[str, str] | None = None
-    frontier: Frontier | None = None
-    looks: list[LookTaken] | None = None
-    runs_saved: int | None = None
     joined: list[Verdict] | None = Field(default=None, exclude=True)
-
-    @model_validator(mode="after")
-    def _baseline_is_known(self) -> ComparisonResults:
-        if self.study is not None and self.study.baseline not in self.methods:
-            raise ValueError(f"study.baseline: {self.study.baseline!r} is none of the methods")
-        return self
 
     @computed_field  # type: ignore[prop-decorator]  # pydantic stacks it on properties
     @cached_property
@@ -695,46 +276,20 @@ class ComparisonResults(Tabular):
     def records(self, table: str) -> Iterator[Record]:  # noqa: D102 - as in Tabular
         match table:
             case "scores":
-                for name, method in self.methods.items():
-                    for seed, run in sorted(method.runs.items()):
-                        of_run = {"method": name, "seed": seed, "trainable": method.trainable}
-                        scores = (row for score in self.scores_of(run).values() for row in score_records(score))
-                        yield from (of_run | row for row in scores)
+                yield from run_records(self.tasks, self.methods)
             case "methods":
                 for name, method in self.methods.items():
-                    trained = [run.train for run in method.runs.values() if run.train is not None]
-                    yield {
-                        "method": name,
-                        **method.parameters.to_json(),
-                        "form": method.form,
-                        "matched_to": method.match.to if method.match is not None else None,
-                        "seeds": len(method.runs),
-                        "diverged": len(method.diverged),
-                        "held_out_loss": self.mean(name, HELD_OUT, NATS_PER_TOKEN),
-                        **{key: fmean(getattr(train, key) for train in trained) if trained else None for key in COST},
-                    }
+                    yield method_record(name, method, self.mean(name, HELD_OUT, NATS_PER_TOKEN))
             case "verdicts" | "comparisons":
                 yield from pair_records(self.verdicts if table == "verdicts" else self.comparisons)
             case "curves":
-                for name, method in self.methods.items():
-                    if (curve := method.curve) is not None:
-                        for step, loss in zip(curve.steps, curve.loss, strict=True):
-                            yield {"method": name, "step": step, "loss": loss, "held_out": curve.held_out.get(step)}
+                yield from curve_records(self.methods)
             case "layers":
-                for name, method in self.methods.items():
-                    for series in method.layers:
-                        of_series = {"method": name, "quantity": series.quantity, "group": series.group}
-                        for layer, value in sorted(series.points.items()):
-                            yield {**of_series, "layer": layer, "value": value}
-            case "trials" if (tuning := self.tuning) is not None:
-                for trial in tuning.trials:
-                    row = {"method": trial.method, **trial.values, "loss": trial.loss}
-                    yield {**row, "diverged_step": trial.diverged_step, "chosen": tuning.is_chosen(trial)}
-            case "retention" if (retention := self.retention) is not None:
-                for point in retention.points:
-                    of_point = {"method": point.method, "scale": point.scale, "tuning_loss": point.tuning_loss}
-                    of_point["chosen"] = retention.chosen(point.method) == point.scale
-                    yield from ({**row, **of_point} for row in pair_records(point.comparisons))
+                yield from layer_records(self.methods)
+            case "trials" if self.tuning is not None:
+                yield from trial_records(self.tuning)
+            case "retention" if self.retention is not None:
+                yield from retention_records(self.retention)
 
     def overview(self) -> Iterator[Record]:  # noqa: D102 - as in Tabular
         for name, method in self.methods.items():

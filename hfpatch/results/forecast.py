@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from hfpatch.results.comparison import Match, SizeMatch
+from hfpatch.results.layout import Match, SizeMatch
 from hfpatch.results.parts import Part, Values
 
 

@@ -7,15 +7,16 @@ other tools.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, computed_field
 
-from hfpatch.results.comparison import (
-    Choice,
-    ComparisonResults,
+from hfpatch.results.comparison import ComparisonResults
+from hfpatch.results.layout import (
+    ComparisonFile,
     Cost,
     Curve,
     Diagnostic,
@@ -24,8 +25,6 @@ from hfpatch.results.comparison import (
     Parameters,
     Run,
     Study,
-    Trial,
-    Tuning,
     Variant,
 )
 from hfpatch.results.parts import (
@@ -44,6 +43,7 @@ from hfpatch.results.parts import (
 )
 from hfpatch.results.retention import KeptAnswers, Retention, RetentionPoint, Rewound
 from hfpatch.results.tables import Record, Tabular, pair_records, score_records
+from hfpatch.results.tuning import Choice, Trial, Tuning
 from hfpatch.results.verdicts import Measure, PrimaryQuestion, Verdict, deciding, judge
 
 __all__ = [
@@ -143,6 +143,7 @@ def json_schema() -> dict[str, Any]:
     """Return the JSON schema of ``results.json``; verdicts follow from the rest, and may be missing."""
     adapter: TypeAdapter[Any] = TypeAdapter(Annotated[Results, Field(discriminator="kind")])
     schema = adapter.json_schema(by_alias=True, mode="serialization")
+    schema["$defs"]["ComparisonResults"]["description"] = inspect.getdoc(ComparisonFile)
     for model in schema["$defs"].values():
         model["required"] = [name for name in model.get("required", []) if name != "verdicts"]
     return schema

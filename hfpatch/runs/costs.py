@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hfpatch.results.comparison import Cost
+from hfpatch.results.layout import Cost
 from hfpatch.runs.measuring import probe_of, time_step
 from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.support.cpu import pinned_library

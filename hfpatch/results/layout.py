@@ -1,0 +1,304 @@
+"""What the ``results.json`` of a comparison, or of a study, holds.
+
+The scores and differences in it are in :mod:`hfpatch.results.parts`, the trials of tuning in
+:mod:`hfpatch.results.tuning`, text that should be kept in :mod:`hfpatch.results.retention`. What follows from the file,
+its verdicts first, is in :mod:`hfpatch.results.comparison`.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from hfpatch.recipes.pairs import Question
+from hfpatch.results.frontier import Frontier
+from hfpatch.results.parts import SCHEMA, Comparison, Number, Part, Score, Task, TrainResult, Values
+from hfpatch.results.retention import KeptAnswers, Retention, Rewound
+from hfpatch.results.tuning import Tuning
+from hfpatch.results.verdicts import LookTaken, PrimaryQuestion
+
+
+class Curve(Part):
+    """A method's training loss, the mean over its seeds; each seed's own is in its ``metrics.jsonl``.
+
+    Attributes:
+        steps: optimiser steps that every seed has, ascending; thinned out where a run has very many.
+        loss: the mean loss at each of them, nats per predicted token.
+        seeds: how many seeds there are.
+        held_out: the mean loss on held-out text, by the steps after which every seed measured it.
+    """
+
+    steps: list[int]
+    loss: list[Number]
+    seeds: int
+    held_out: dict[int, float] = Field(default_factory=dict)
+
+
+class LayerSeries(Part):
+    """One quantity of one method, layer by layer, the mean over seeds.
+
+    Attributes:
+        quantity: the name of the quantity.
+        group: what distinguishes several series of one quantity (an adapter, a target), or nothing.
+        points: layer -> value.
+        reference: a value to compare them with, such as that at the paper's init.
+    """
+
+    quantity: str
+    group: str = ""
+    points: dict[int, float]
+    reference: float | None = None
+
+
+class Run(Part):
+    """One method with one seed; ``train`` is None where nothing is trained.
+
+    ``computed_with`` is what its scores were computed with, see :data:`hfpatch.results.identity.COMPUTED_WITH`;
+    ``retention`` has the scores on text that should be kept, ``rewound`` those at other scales of its patch.
+    """
+
+    computed_with: Values | None = None
+    commit: str | None = None
+    train: TrainResult | None = None
+    evaluation: dict[str, Score] = Field(default_factory=dict)
+    retention: dict[str, Score] | None = None
+    rewound: dict[str, Rewound] | None = None
+
+    @property
+    def diverged_step(self) -> int | None:
+        """The step at which the run diverged, or None."""
+        return None if self.train is None else self.train.diverged_step
+
+
+class Parameters(Part):
+    """Parameter counts: trained by the method, added to the base, and of the base itself.
+
+    Of a model from scratch all are trained and added to nothing; ``non_embedding`` counts those outside of the
+    embeddings of tokens and positions and a head.
+    """
+
+    trainable: int
+    added: int
+    base: int
+    non_embedding: int | None = None
+
+
+class Diagnostic(Part):
+    """What f does in one layer after a step: mean over seeds and tokens.
+
+    Attributes:
+        step: optimiser steps done.
+        layer: index of the block.
+        target: ``query``, ``key`` or ``value``.
+        size: ‖f(x)‖/‖A(x)‖, A what f is added to.
+        cosine: that between f(x) and A(x).
+        size_beside_x: ‖f(x)‖/‖x‖.
+    """
+
+    step: int
+    layer: int
+    target: str = "query"
+    size: float | None = None
+    cosine: float | None = None
+    size_beside_x: float | None = None
+
+
+class Variant(Part):
+    """One variant of a study of models from scratch.
+
+    Attributes:
+        description: a sentence.
+        query: its query path in a line of maths.
+        architecture: its whole architecture, as in a recipe.
+        training: its own settings of training, beside those of all variants and the chosen values.
+        diagnostics: f of its query paths by step, over the seeds that came to the end; empty without an f.
+    """
+
+    description: str = ""
+    query: str = ""
+    architecture: Values = Field(default_factory=dict)
+    training: Values = Field(default_factory=dict)
+    diagnostics: list[Diagnostic] = Field(default_factory=list)
+
+
+class _Matched(Part):
+    """How near a part's parameter count is to that of another method; ``difference`` is relative."""
+
+    to: str
+    parameters: int
+    target_parameters: int
+    difference: float | None = None
+
+
+class Match(_Matched):
+    """The rank solved for another method's parameter count."""
+
+    rank: int
+
+    @property
+    def words(self) -> str:
+        """The size in words: ``rank 320``."""
+        return f"rank {self.rank}"
+
+
+class SizeMatch(_Matched):
+    """A size other than a rank, solved for another method's parameter count: the option and its value."""
+
+    size: str
+    value: int | float
+
+    @property
+    def words(self) -> str:
+        """The size in words: ``block size 64``."""
+        return f"{self.size.replace('_', ' ')} {self.value:g}"
+
+
+class Cost(Part):
+    """What a training step of a method costs, measured beside the other methods.
+
+    Attributes:
+        steps_s: seconds of a step in each round; a round has one step of every method, on the same batch.
+        memory_bytes: the peak memory of a step, the median over rounds; on a CPU the process's resident memory, None
+            where the system cannot reset that measurement.
+        share: the share of a step's blocks that were run; ``steps_s`` are those of a whole step, in proportion.
+        shared: whether other programs used the machine meanwhile; None where that is not known.
+    """
+
+    steps_s: list[float]
+    memory_bytes: int | None = None
+    share: float = 1.0
+    shared: bool | None = None
+
+    def steps_over(self, other: Cost) -> float:
+        """Return the time of a step over that of another method: the median over rounds of the ratio in each."""
+        return median(ours / theirs for ours, theirs in zip(self.steps_s, other.steps_s, strict=True))
+
+    def memory_over(self, other: Cost) -> float | None:
+        """Return the peak memory over that of another method; None where one is not known."""
+        return self.memory_bytes / other.memory_bytes if self.memory_bytes and other.memory_bytes else None
+
+
+class Method(Part):
+    """One method: its parts, its parameters, its runs by seed, and over seeds its loss curve and layers.
+
+    ``label`` is what reports call it; None is the name under which the results have it. ``cost`` is that of a training
+    step, where it was measured; ``merges`` whether the method can be merged into the base's weights, where known;
+    ``variant`` says what a model from scratch is, which has no parts.
+    """
+
+    label: str | None = None
+    parts: list[Values] = Field(default_factory=list)
+    parameters: Parameters
+    match: Match | SizeMatch | None = None
+    form: str | None = None
+    runs: dict[int, Run] = Field(default_factory=dict)
+    curve: Curve | None = None
+    layers: list[LayerSeries] = Field(default_factory=list)
+    cost: Cost | None = None
+    merges: bool | None = None
+    variant: Variant | None = None
+
+    @property
+    def trainable(self) -> int:
+        """How many parameters it trains."""
+        return self.parameters.trainable
+
+    @property
+    def compared_size(self) -> int:
+        """The parameters that its size is told by: those it trains, of a model from scratch without embeddings."""
+        return self.parameters.non_embedding or self.parameters.trainable
+
+    @property
+    def diverged(self) -> dict[int, int]:
+        """The seeds that diverged and the step of each."""
+        steps = {seed: run.diverged_step for seed, run in sorted(self.runs.items())}
+        return {seed: step for seed, step in steps.items() if step is not None}
+
+    @property
+    def all_diverged(self) -> bool:
+        """Whether it has runs, all of which diverged."""
+        return 0 < len(self.runs) == len(self.diverged)
+
+
+class Study(Part):
+    """What a study of models from scratch has in place of a base.
+
+    Attributes:
+        baseline: the variant that the others are compared with, itself trained with every seed.
+        architecture: what all variants share of it.
+        tokenizer: its size and hash.
+    """
+
+    baseline: str
+    architecture: Values = Field(default_factory=dict)
+    tokenizer: Values = Field(default_factory=dict)
+
+
+class ComparisonFile(Part):
+    """What the ``results.json`` of a comparison holds, or of a study, whose methods are its variants.
+
+    Beside it stand the verdicts, which follow from it (:class:`hfpatch.results.ComparisonResults`).
+
+    Attributes:
+        schema_version: :data:`SCHEMA`, as ``schema`` in the file.
+        kind: what sort of results these are.
+        name, description, protocol: those of the recipe.
+        complete: whether every run of the recipe is there.
+        provenance: commit, versions, device, times.
+        model: the base: name, revision, hash, dtype, type and size; nothing in a study.
+        study: the baseline and what all variants share, where the models are trained from scratch; else None.
+        data: the training text and its blocks.
+        plan: the batch plan of each seed: hash, steps, batch size.
+        training, evaluation: the recipe's sections, without the rate where it was tuned.
+        tuning: the trials of every method and the chosen values; None where nothing was tuned.
+        tasks: what the scores of all runs on each task share: its metric, documents and prompts.
+        methods: each method with its runs.
+        questions: the primary questions, as the recipe declares them before anything has run.
+        margin: the largest difference that does not matter, by task and measure.
+        pairs: all pairs that are compared, by secondary question.
+        comparisons: the paired differences by every measure; empty until the comparison is complete.
+        retention: the changes on text that training should not change; None where the recipe names none.
+        kept: the right answers that each method kept and won; None before the comparison is complete.
+        warnings: the cautions.
+        left_out: methods of the recipe that reach no size near their budget, with the reason; None without any.
+        frontier: the methods by budget, where the recipe has budgets and is complete.
+        looks: what was found with growing numbers of seeds, where the recipe has ``training.seeds.looks``. A primary
+            pair's verdict is that of the look that decided it; plain intervals are not corrected for looks.
+        runs_saved: the trainings that looks made unnecessary, of complete results.
+    """
+
+    schema_version: Literal[2] = Field(SCHEMA, alias="schema")
+    kind: Literal["comparison"] = "comparison"
+    name: str
+    description: str = ""
+    protocol: str = "custom"
+    complete: bool = False
+    provenance: Values = Field(default_factory=dict)
+    model: Values = Field(default_factory=dict)
+    study: Study | None = None
+    data: Values = Field(default_factory=dict)
+    plan: dict[str, Values] = Field(default_factory=dict)
+    training: Values = Field(default_factory=dict)
+    tuning: Tuning | None = None
+    evaluation: Values = Field(default_factory=dict)
+    tasks: dict[str, Task] = Field(default_factory=dict)
+    methods: dict[str, Method] = Field(default_factory=dict)
+    questions: list[PrimaryQuestion] = Field(default_factory=list)
+    margin: dict[str, float] = Field(default_factory=dict)
+    pairs: dict[Question, list[tuple[str, str]]] = Field(default_factory=dict)
+    comparisons: list[Comparison] = Field(default_factory=list)
+    retention: Retention | None = None
+    kept: list[KeptAnswers] | None = None
+    warnings: list[str] = Field(default_factory=list)
+    left_out: dict[str, str] | None = None
+    frontier: Frontier | None = None
+    looks: list[LookTaken] | None = None
+    runs_saved: int | None = None
+
+    @model_validator(mode="after")
+    def _baseline_is_a_method(self) -> ComparisonFile:
+        if self.study is not None and self.study.baseline not in self.methods:
+            raise ValueError(f"study.baseline: {self.study.baseline!r} is none of the methods")
+        return self
