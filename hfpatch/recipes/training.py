@@ -38,18 +38,10 @@ AnySettings = TypeVar("AnySettings", bound="LoopSettings")
 _Rate = Annotated[float, Field(ge=0, lt=1)]
 _FEWEST_SEEDS = 2  # of a look: with one there is no variance over seeds
 
-NOT_IDENTITY = frozenset(
-    {
-        "seeds",
-        "micro_batch_size",
-        "gradient_checkpointing",
-        "compile",
-        "save_every",
-        "keep_checkpoints",
-        "keep_finished",
-        "report_to",
-    }
-)
+NOT_IDENTITY = {
+    *("seeds", "micro_batch_size", "gradient_checkpointing", "compile"),
+    *("save_every", "keep_checkpoints", "keep_finished", "report_to"),
+}
 """Settings that may differ between a run and its continuation: they change the numbers by rounding at most."""
 
 
@@ -170,13 +162,9 @@ class TrainingSettings(SeededSettings):
     """The probe: a frozen base and a few trained tensors; the defaults are the protocol of arXiv 2604.10791."""
 
     steps: PositiveInt = 500
-    """Optimiser steps."""
     lr: PositiveFloat = 1e-5
-    """Peak learning rate."""
     warmup_steps: NonNegativeInt = 50
-    """Steps of linear warm-up: of w, the first has 1 / (w + 1) of the peak, and the step after the last the peak."""
     betas: tuple[_Rate, _Rate] = (0.9, 0.999)
-    """AdamW's decay rates."""
     on_bad_loss: Literal["record", "skip", "stop"] = "record"
     """The answer to a loss or gradient that is NaN or infinite. ``record``: the run ends there and counts as diverged,
     which is a result: no patch, no scores, its step in the reports. ``skip``: the update is left out and counted; a run
@@ -193,23 +181,17 @@ class PretrainSettings(LoopSettings):
     """Pretraining: every parameter is trained, in float32; the defaults suit a model of a few million parameters."""
 
     steps: PositiveInt = 2000
-    """Optimiser steps."""
     batch_size: PositiveInt = 32
-    """Blocks that one optimiser step sees, over all processes and accumulation steps together."""
     lr: PositiveFloat = 1e-3
-    """Peak learning rate."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """The floor of the cosine schedule, as a share of the peak."""
     warmup_steps: NonNegativeInt = 100
-    """Steps of linear warm-up: of w, the first has 1 / (w + 1) of the peak, and the step after the last the peak."""
+    betas: tuple[_Rate, _Rate] = (0.9, 0.95)
     lr_scaling: Literal["none", "width"] = "none"
     """``width``: learning rates are multiplied by 4d / (inner width of the MLP), one over the width as the fan-in of
     its second matrix asks for, so that widths differ in nothing but the width; 1 for GPT-2's own 4d. metrics.jsonl
     shows the product."""
     weight_decay: NonNegativeFloat = 0.1
     """Decoupled weight decay, on matrices only: those of tokens and positions among them, gains and biases not."""
-    betas: tuple[_Rate, _Rate] = (0.9, 0.95)
-    """AdamW's decay rates."""
     diverged_above: PositiveFloat | None = None
     """The loss of a step's batch, in nats per token, above which the run counts as diverged; must be above ln V, where
     a model of V tokens begins, and holds once warm-up is over. None: only a loss or gradient that is NaN or infinite
