@@ -132,24 +132,24 @@ def _points(name: str, parts: Parts, shared: Sequence[Budget]) -> dict[str, list
     if budgets and (given := next((key for key in keys if key in bare), None)):
         raise ValueError(f"{where} has both {given} and budgets; leave one out")
     return {
-        f"{name}{_MARK}{budget_text(each)}": [
+        f"{name}{_MARK}{budget_text(budget)}": [
             *map(dict, parts[:index]),
-            {**bare, "match": budget_text(each) if isinstance(each, str) else each},
+            {**bare, "match": budget_text(budget) if isinstance(budget, str) else budget},
             *map(dict, parts[index + 1 :]),
         ]
-        for each in sorted(budgets, key=_order)
+        for budget in sorted(budgets, key=_order)
     }
 
 
 def _check(where: str, budgets: Any) -> None:
     if not isinstance(budgets, list | tuple):
         raise ValueError(f"{where} is {budgets!r}; must be a list")
-    if wrong := [each for each in budgets if not is_budget(each)]:
+    if wrong := [budget for budget in budgets if not is_budget(budget)]:
         raise ValueError(
             f"{where} contains {wrong[0]!r}; must be a number of parameters, such as 65_000, or a share of the base's, "
             "such as 0.1%"
         )
-    if len({isinstance(each, str) for each in budgets}) > 1:
+    if len({isinstance(budget, str) for budget in budgets}) > 1:
         raise ValueError(f"{where} mixes numbers of parameters and shares of the base's; use one of them")
     ordered = sorted(budgets, key=_order)
     if near := next(((one, two) for one, two in pairwise(ordered) if _order(two) < _APART * _order(one)), None):

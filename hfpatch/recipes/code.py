@@ -49,7 +49,7 @@ def refuse_code(values: dict[str, Any], said: Collection[str], source: str) -> N
 def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
     """Yield the dotted key and the value of every scalar."""
     if isinstance(value, dict | list):
-        for name, each in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _leaves(each, f"{key}.{name}" if key else str(name))
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(item, f"{key}.{name}" if key else str(name))
     else:
         yield key, value

@@ -80,7 +80,7 @@ class DataSettings(TextSource):
                 f"data.layout is stream, whose blocks begin anywhere in a document, and data.format={self.format} "
                 "learns a part of each; set data.layout=packed or padded"
             )
-        if self.chat_template is not None and {"text"} == {each.format for each in self.mixture or (self,)}:
+        if self.chat_template is not None and {"text"} == {source.format for source in self.mixture or (self,)}:
             raise ValueError(
                 "data.chat_template is of conversations (data.format=messages or prompt_completion), and data.format "
                 "is text; leave it out"

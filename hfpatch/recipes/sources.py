@@ -63,13 +63,13 @@ class SplitPart(NamedTuple):
             raise HfpatchError(
                 f"data.split: {self.name} has {total} rows, and (pct1_dropremainder) needs 100; leave it out"
             )
-        places = []
+        rows = []
         for bound in (self.start or "0", self.stop or str(total)):
-            place = int(bound.rstrip("%"))
+            row = int(bound.rstrip("%"))
             if bound.endswith("%"):
-                place = place * (total // 100) if self.drops_remainder else round(place * total / 100)
-            places.append(min(max(place + total if place < 0 else place, 0), total))
-        return places[0], max(places)
+                row = row * (total // 100) if self.drops_remainder else round(row * total / 100)
+            rows.append(min(max(row + total if row < 0 else row, 0), total))
+        return rows[0], max(rows)
 
 
 class TextSource(Section):

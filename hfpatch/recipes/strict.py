@@ -143,8 +143,8 @@ def _count_nodes(node: yaml.Node, counts: dict[int, int]) -> int:
     if id(node) not in counts:
         counts[id(node)] = 0  # until it is known; a node that contains itself finds the zero
         mapping = isinstance(node, yaml.MappingNode)
-        inner = [each for pair in node.value for each in pair] if mapping else node.value
-        counts[id(node)] = 1 + sum(_count_nodes(each, counts) for each in inner)
+        inner = [child for pair in node.value for child in pair] if mapping else node.value
+        counts[id(node)] = 1 + sum(_count_nodes(child, counts) for child in inner)
     elif counts[id(node)] == 0:
         raise yaml.constructor.ConstructorError(None, None, "an anchor contains itself", node.start_mark)
     return counts[id(node)]
@@ -344,9 +344,9 @@ def _check_plain(value: object, path: tuple[str, ...], source: str) -> None:
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """Return the first mistake, an unknown key before others, in one line with the number of the rest."""
     mistakes = error.errors(include_url=False)
-    inside = {each["loc"][:end] for each in mistakes for end in range(len(each["loc"]))}
+    inside = {mistake["loc"][:end] for mistake in mistakes for end in range(len(mistake["loc"]))}
     # of a list with a wrong item pydantic says, too, that the right ones are too few
-    mistakes = [each for each in mistakes if each["type"] != "too_short" or each["loc"] not in inside]
+    mistakes = [mistake for mistake in mistakes if mistake["type"] != "too_short" or mistake["loc"] not in inside]
     mistakes.sort(key=lambda mistake: mistake["type"] != "extra_forbidden")
     first = mistakes[0]
     others = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""

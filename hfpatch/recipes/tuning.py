@@ -183,7 +183,7 @@ def check_tuning(
                 raise HfpatchError(f"tuning.grid: {key!r} is what tuning.learning_rates lists; name the rates there")
             if name in _SAME_FOR_ALL or name in NOT_IDENTITY:
                 raise HfpatchError(f"tuning.grid: {key!r} must be the same for all trials; leave it out")
-            keys = [each for each in type(training).model_fields if each not in (*_SAME_FOR_ALL, *NOT_IDENTITY, "lr")]
+            keys = [key for key in type(training).model_fields if key not in (*_SAME_FOR_ALL, *NOT_IDENTITY, "lr")]
             if name == "decay_steps" and "wsd" not in (training.schedule, *tuning.grid.get("training.schedule", ())):
                 raise HfpatchError(
                     f"tuning.grid: {key!r} is of training.schedule=wsd, which no trial has; leave it out"

@@ -102,9 +102,9 @@ def comparison_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults
         [*results.comparisons, *(one for point in points for one in point.comparisons)], {*results.tasks} - {HELD_OUT}
     )
     untested = [
-        each.task if each.clusters is None else f"{each.task} ({each.clusters.text})"
-        for each in results.verdicts
-        if each.why.startswith("too few")
+        verdict.task if verdict.clusters is None else f"{verdict.task} ({verdict.clusters.text})"
+        for verdict in results.verdicts
+        if verdict.why.startswith("too few")
     ]
     if untested:
         yield f"Too few documents to test any difference: {', '.join(dict.fromkeys(untested))}."
@@ -122,8 +122,9 @@ def comparison_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults
         yield f"What is trained is kept in {kept}, which loses small updates."
     if results.provenance.get("matmul") == "fp32":
         yield f"Matrix products: {PRODUCTS['fp32']}."
-    runs = {f"{name}, seed {seed}": run for name, each in methods.items() for seed, run in each.runs.items()}
-    commits = {each.commit or "unknown" for each in (*runs.values(), *(tuning.trials if tuning is not None else ()))}
+    runs = {f"{name}, seed {seed}": run for name, method in methods.items() for seed, run in method.runs.items()}
+    trained = [*runs.values(), *(tuning.trials if tuning is not None else ())]
+    commits = {run.commit or "unknown" for run in trained}
     if len(commits) > 1:
         yield f"The runs were made with several commits of hfpatch: {', '.join(sorted(commits))}."
     yield from computed_differently({name: run.computed_with for name, run in runs.items() if run.computed_with})

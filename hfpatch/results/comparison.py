@@ -56,17 +56,17 @@ class ComparisonResults(ComparisonFile, Tabular):
         made = list[Verdict]()
         looks, measures = [Look([*self.comparisons, *changes])], self.deciding | texts
         if self.looks:
-            looks = [Look(each.comparisons, each.part) for each in self.looks]
+            looks = [Look(look.comparisons, look.part) for look in self.looks]
         diverged = {name: method.diverged for name, method in self.methods.items()}
         for asked in self.questions:
             given: Values = {"why_not": self._why_not, "diverged": diverged}
             made += judge_primary(asked, looks, measures, self.margin, **given)
-        primary = {(each.method, each.other, each.task) for each in made}
+        primary = {(*verdict.pair, verdict.task) for verdict in made}
         made += judge(self.comparisons, self.pairs, self.deciding, self._why_not, without=primary)
-        of_base = list(dict.fromkeys((each.method, each.reference) for each in changes))
+        of_base = list(dict.fromkeys(one.pair for one in changes))
         made += judge(changes, {"retention": of_base}, texts, without=primary)
         bits = None if self.tuning is None else self.tuning.bits_per_nat
-        return [with_rates(each, self.rate_errors, bits) for each in made]
+        return [with_rates(verdict, self.rate_errors, bits) for verdict in made]
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
         """Return a copy, without the cached values of the original."""
@@ -100,9 +100,9 @@ class ComparisonResults(ComparisonFile, Tabular):
         )
         update: Values = {
             "methods": kept,
-            "comparisons": [each for each in self.comparisons if each.method in kept and each.reference in kept],
-            "joined": [each for each in self.verdicts if each.method in kept and each.other in kept],
-            "kept": self.kept and [each for each in self.kept if each.method in kept],
+            "comparisons": [one for one in self.comparisons if kept.keys() >= {*one.pair}],
+            "joined": [verdict for verdict in self.verdicts if kept.keys() >= {*verdict.pair}],
+            "kept": self.kept and [answers for answers in self.kept if answers.method in kept],
             "warnings": [note, *self.warnings],
         }
         if self.tuning is not None:
@@ -126,7 +126,7 @@ class ComparisonResults(ComparisonFile, Tabular):
         """What reports call each method: its label, or its name where it has none or another has the same label."""
         labels = [method.label for method in self.methods.values()]
         free = {label for label in labels if label and labels.count(label) == 1 and label not in self.methods}
-        return {name: each.label if each.label in free else name for name, each in self.methods.items()}
+        return {name: method.label if method.label in free else name for name, method in self.methods.items()}
 
     def labelled(self) -> ComparisonResults:
         """Return the results with every method under its label, for tables and figures."""
@@ -234,8 +234,7 @@ class ComparisonResults(ComparisonFile, Tabular):
     def compared_in(self, asked: Collection[tuple[str, str, str]]) -> list[Comparison]:
         """Return the comparisons, of tasks and of texts that should be kept, of pairs ``(method, other, task)``."""
         changes = self.retention.changes if self.retention is not None else []
-        made = [*self.comparisons, *changes]
-        return [one for one in made if (one.method, one.reference, one.task) in asked]
+        return [one for one in (*self.comparisons, *changes) if (*one.pair, one.task) in asked]
 
     @property
     def rate_errors(self) -> dict[str, float | None]:
@@ -246,7 +245,7 @@ class ComparisonResults(ComparisonFile, Tabular):
     @property
     def primary(self) -> list[Verdict]:
         """The verdicts of the primary questions."""
-        return [each for each in self.verdicts if each.role == "primary"]
+        return [verdict for verdict in self.verdicts if verdict.role == "primary"]
 
     def answers(self, question: Question, method: str | None = None) -> list[Verdict]:
         """Return the verdicts on pairs of a kind, primary and secondary, of one method or of all.
@@ -254,21 +253,23 @@ class ComparisonResults(ComparisonFile, Tabular):
         ``retention`` are those on texts that should be kept, all others those on tasks that the results have.
         """
         verdicts = []
-        for each in self.verdicts:
-            kind = each.question
-            if each.role == "primary" and each.task not in self.tasks:
+        for verdict in self.verdicts:
+            if method not in (None, verdict.method):
+                continue
+            kind = verdict.question
+            if verdict.role == "primary" and verdict.task not in self.tasks:
                 kind = "retention"
-            elif each.role == "primary":
-                kind = next(iter(by_question([(each.method, each.other)], self.baseline, self._loras)))
-            if kind == question and method in (None, each.method) and (kind == "retention" or each.task in self.tasks):
-                verdicts.append(each)
+            elif verdict.role == "primary":
+                kind = next(iter(by_question([verdict.pair], self.baseline, self._loras)))
+            if kind == question and (kind == "retention" or verdict.task in self.tasks):
+                verdicts.append(verdict)
         return verdicts
 
     @cached_property
     def deciding(self) -> dict[str, Measure]:
         """The measure that decides each task."""
         primary = {task: Measure(info.primary, info.higher_is_better) for task, info in self.tasks.items()}
-        made = {(each.task, each.metric) for each in self.comparisons}
+        made = {(one.task, one.metric) for one in self.comparisons}
         runs = (run for method in self.methods.values() for run in method.runs.values())
         scored = ((task, metric) for run in runs for task, score in run.evaluation.items() for metric in score.metrics)
         return deciding(primary, made or scored)
@@ -310,10 +311,8 @@ class ComparisonResults(ComparisonFile, Tabular):
         for name in (method, other):
             if name in self.methods and self.methods[name].all_diverged:
                 return f"{name} diverged"
-        other_measures = any(
-            (each.method, each.reference, each.task) == (method, other, task) for each in self.comparisons
-        )
-        return "not all values are finite" if other_measures else "not compared"
+        by_other_measures = self.compared_in([(method, other, task)])
+        return "not all values are finite" if by_other_measures else "not compared"
 
     @cached_property
     def _loras(self) -> set[str]:
@@ -321,8 +320,8 @@ class ComparisonResults(ComparisonFile, Tabular):
 
     @cached_property
     def _index(self) -> dict[tuple[str, str | None, str, str], Comparison]:
-        return {(each.method, each.reference, each.task, each.metric): each for each in self.comparisons}
+        return {(*one.pair, one.task, one.metric): one for one in self.comparisons}
 
     @cached_property
     def _decided(self) -> dict[tuple[str, str | None, str], Verdict]:
-        return {(each.method, each.other, each.task): each for each in self.verdicts}
+        return {(*verdict.pair, verdict.task): verdict for verdict in self.verdicts}

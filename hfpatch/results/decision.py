@@ -127,18 +127,18 @@ class Design:
     Attributes:
         of_documents: the standard error over documents, and its degrees of freedom.
         of_seeds: the same over seeds; None where seeds play no part.
-        known: the degrees of freedom f₀ of the estimate that ``of_seeds`` comes from; infinite where it is the truth.
+        estimate_freedom: the degrees of freedom f₀ of the estimate that ``of_seeds`` comes from; infinite of the truth.
     """
 
     of_documents: tuple[float, float]
     of_seeds: tuple[float, float] | None = None
-    known: float = math.inf
+    estimate_freedom: float = math.inf
 
     @classmethod
     def of(cls, errors: Iterable[tuple[float, float]]) -> Design:
         """Return the design of a difference as it was measured."""
         documents, *seeds = errors
-        return cls(documents, seeds[0], known=seeds[0][1]) if seeds else cls(documents)
+        return cls(documents, seeds[0], estimate_freedom=seeds[0][1]) if seeds else cls(documents)
 
     def with_seeds(self, seeds: int) -> Design:
         """Return the same with so many paired seeds."""
@@ -221,7 +221,7 @@ class Design:
             total = np.array([error])
         else:
             of_seeds, of_freedom = self.of_seeds
-            true = of_seeds / np.sqrt(_chi_square(self.known)[:, None])  # each possible truth is a row
+            true = of_seeds / np.sqrt(_chi_square(self.estimate_freedom)[:, None])  # each possible truth is a row
             parts = [(error, freedom), (true * np.sqrt(_chi_square(of_freedom)[None, :]), of_freedom)]
             total = np.sqrt(true**2 + error**2)
         tiny = np.finfo(np.float64).tiny

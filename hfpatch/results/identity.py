@@ -81,11 +81,11 @@ def computed_differently(computed: Mapping[str, Mapping[str, Any]]) -> Iterator[
         computed: the values of :data:`COMPUTED_WITH` by run, where a run has them.
     """
     for key, what in COMPUTED_WITH.items():
-        values = {name: each.get(key) for name, each in computed.items()}
+        values = {name: run.get(key) for name, run in computed.items()}
         # Of mappings, such as the versions of libraries, only the entries that are not the same in all
         mappings = [value for value in values.values() if isinstance(value, Mapping)]
-        entries = dict.fromkeys(entry for each in mappings for entry in each)
-        differing = [entry for entry in entries if len({repr(each.get(entry)) for each in mappings}) > 1]
+        entries = dict.fromkeys(entry for mapping in mappings for entry in mapping)
+        differing = [entry for entry in entries if len({repr(mapping.get(entry)) for mapping in mappings}) > 1]
         by_text: dict[str, list[str]] = {}
         for name, value in values.items():
             if isinstance(value, Mapping):
@@ -94,5 +94,5 @@ def computed_differently(computed: Mapping[str, Mapping[str, Any]]) -> Iterator[
                 text = "unknown" if value is None else str(value)[:12]
             by_text.setdefault(text, []).append(name)
         if len(by_text) > 1:
-            each = "; ".join(f"{text}: {', '.join(names)}" for text, names in by_text.items())
-            yield f"Scores were computed with another {what}: {each}."
+            listing = "; ".join(f"{text}: {', '.join(names)}" for text, names in by_text.items())
+            yield f"Scores were computed with another {what}: {listing}."

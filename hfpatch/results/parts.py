@@ -340,3 +340,8 @@ class Comparison(Part):
     errors: list[tuple[Annotated[float, Field(ge=0)], float]] = Field(default_factory=list)
     reference_score: Measured = None
     log_ratio: bool | None = None
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """The method and the reference."""
+        return self.method, self.reference

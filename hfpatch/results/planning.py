@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hfpatch.recipes.questions import Asked
-from hfpatch.results.decision import ALPHA, POWER, Design, Name
+from hfpatch.results.decision import ALPHA, FEWEST_DOCUMENTS, POWER, Design, Name
 from hfpatch.results.parts import Comparison
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.verdicts import unit_of
@@ -20,7 +20,6 @@ from hfpatch.results.verdicts import unit_of
 MOST_SEEDS = 100
 """Of a design that is looked for."""
 _MOST_TIMES = 4.0  # as many documents as the recipe has, at most
-_FEWEST_DOCUMENTS = 20
 
 
 class Stored(NamedTuple):
@@ -69,7 +68,7 @@ def stored_for(results: ComparisonResults, pair: tuple[str, str], task: str, *, 
         and len(one.errors) > 1
         and "not paired" not in one.test
     ]
-    if same := next((one for one in alike if (one.method, one.reference) == pair), None):
+    if same := next((one for one in alike if one.pair == pair), None):
         return Stored(same, same=True)
     ranked = sorted(alike, key=lambda one: sum(error**2 for error, _ in one.errors))
     return Stored(ranked[len(ranked) // 2], same=False) if ranked else None
@@ -109,7 +108,7 @@ def cheapest(
 
 def _document_numbers(documents: int) -> Sequence[int]:
     """Return numbers of documents to try, in steps of about a tenth."""
-    most, numbers = max(_FEWEST_DOCUMENTS, round(_MOST_TIMES * documents)), [_FEWEST_DOCUMENTS]
+    most, numbers = max(FEWEST_DOCUMENTS, round(_MOST_TIMES * documents)), [FEWEST_DOCUMENTS]
     while numbers[-1] < most:
         numbers.append(min(most, max(numbers[-1] + 1, round(1.1 * numbers[-1]))))
-    return sorted({*numbers, max(_FEWEST_DOCUMENTS, documents)})
+    return sorted({*numbers, max(FEWEST_DOCUMENTS, documents)})

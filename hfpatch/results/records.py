@@ -124,9 +124,11 @@ def read_values(folder: Path) -> dict[str, TaskValues]:
             with safe_open(folder / VALUES, framework="numpy") as file:
                 header = json.loads(file.metadata()[_HEADER])
                 return {
-                    task: TaskValues(each["documents"], {key: file.get_tensor(n) for key, n in each["metrics"].items()})
-                    for task, each in header.items()
-                    if (folder / f"{task}.jsonl").stat().st_size == each["bytes"]
+                    task: TaskValues(
+                        stored["documents"], {key: file.get_tensor(n) for key, n in stored["metrics"].items()}
+                    )
+                    for task, stored in header.items()
+                    if (folder / f"{task}.jsonl").stat().st_size == stored["bytes"]
                 }
 
         # A row of each tensor in the comparison's file, see `write_published`
@@ -206,10 +208,10 @@ def published_trials(out: Path) -> dict[str, list[float | None]]:
     with safe_open(out / VALUES, framework="numpy") as file:
         names = [name for name in file.keys() if name.endswith(f"/{_OF_TRIALS}")]  # noqa: SIM118 - not a mapping
         tokens = [file.get_tensor(name).sum() for name in names if name.startswith(_WEIGHTS)]
-        found = {name.removesuffix(f"/{_OF_TRIALS}"): -file.get_tensor(name).sum(axis=-1) for name in names}
+        nats = {name.removesuffix(f"/{_OF_TRIALS}"): -file.get_tensor(name).sum(axis=-1) for name in names}
     return {
-        method: [None if np.isnan(nats) else float(nats / tokens[0]) for nats in sums]
-        for method, sums in found.items()
+        method: [None if np.isnan(total) else float(total / tokens[0]) for total in sums]
+        for method, sums in nats.items()
         if method != _WEIGHTS
     }
 
@@ -226,6 +228,6 @@ def published_runs(out: Path) -> dict[str, dict[int, Path]]:
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise HfpatchError(f"{out / VALUES}: no values of a comparison ({error}); run it again") from error
     return {
-        method: {seed: out / "runs" / method / f"seed-{seed}" / "evaluations" for seed in own}
-        for method, own in seeds.items()
+        method: {seed: out / "runs" / method / f"seed-{seed}" / "evaluations" for seed in of_method}
+        for method, of_method in seeds.items()
     }

@@ -52,7 +52,7 @@ class RetentionPoint(Part):
 
     def comparison(self, task: str, metric: str) -> Comparison | None:
         """Return the difference on one text by one measure, or None."""
-        return next((each for each in self.comparisons if (each.task, each.metric) == (task, metric)), None)
+        return next((one for one in self.comparisons if (one.task, one.metric) == (task, metric)), None)
 
 
 class Retention(Part):
@@ -74,7 +74,7 @@ class Retention(Part):
     def changes(self) -> list[Comparison]:
         """The differences of the methods at the full scale of their patches, from which verdicts follow."""
         whole = [point for point in self.points if point.scale == 1]
-        return [each for point in whole for each in point.comparisons if each.task in self.texts]
+        return [one for point in whole for one in point.comparisons if one.task in self.texts]
 
     def of(self, method: str) -> list[RetentionPoint]:
         """Return the points of a method, scales ascending."""
@@ -166,7 +166,7 @@ def _share(answers: NDArray[np.float64], grouped: bool) -> tuple[float, float, f
 def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the points (forgetting, gain) of the Pareto front, by ascending forgetting."""
     best: list[tuple[float, float]] = []
-    for point in sorted(points, key=lambda each: (each[0], -each[1])):
+    for point in sorted(points, key=lambda point: (point[0], -point[1])):
         if not best or point[1] > best[-1][1]:
             best.append(point)
     return best

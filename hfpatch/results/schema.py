@@ -107,8 +107,8 @@ class EvaluationResults(Tabular):
         """The verdict of each pair on each task: the one list that every report reads."""
         scores = next(iter(self.variants.values())).scores
         primary = {task: Measure(score.primary, score.higher_is_better) for task, score in scores.items()}
-        measures = deciding(primary, {(each.task, each.metric) for each in self.comparisons})
-        made = list(dict.fromkeys((each.method, each.reference) for each in self.comparisons))
+        measures = deciding(primary, {(one.task, one.metric) for one in self.comparisons})
+        made = list(dict.fromkeys(one.pair for one in self.comparisons))
         return judge(self.comparisons, {"models" if self.of_models else "base": made} if made else {}, measures)
 
     def records(self, table: str) -> Iterator[Record]:  # noqa: D102 - as in Tabular

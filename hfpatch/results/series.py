@@ -51,10 +51,10 @@ def mean_series(runs: Iterable[LayerSeries]) -> list[LayerSeries]:
     for series in runs:
         by_group.setdefault((series.quantity, series.group), []).append(series)
     means = []
-    for each in by_group.values():
-        layers = sorted({layer for series in each for layer in series.points})
-        points = {at: fmean(series.points[at] for series in each if at in series.points) for at in layers}
-        means.append(each[0].model_copy(update={"points": points}))
+    for group in by_group.values():
+        layers = sorted({layer for series in group for layer in series.points})
+        points = {at: fmean(series.points[at] for series in group if at in series.points) for at in layers}
+        means.append(group[0].model_copy(update={"points": points}))
     return means
 
 
@@ -104,7 +104,7 @@ def read_analyses(run_dir: Path, method: str) -> tuple[list[LayerSeries], list[s
         reference = None
         records = measurements.get(name)
         if isinstance(records, dict):  # of which the first list has the layers
-            records = next((each for each in records.values() if isinstance(each, list)), None)
+            records = next((value for value in records.values() if isinstance(value, list)), None)
         for record in records if isinstance(records, list) else ():
             if not isinstance(record, dict):
                 continue
@@ -146,9 +146,9 @@ def mean_curve(paths: Iterable[Path]) -> Curve | None:
     if not runs:
         return None
     means = []
-    for each in zip(*runs, strict=True):
-        common = sorted(set.intersection(*map(set, each)))
-        means.append({step: fmean(run[step] for run in each) for step in common})
+    for losses in zip(*runs, strict=True):
+        common = sorted(set.intersection(*map(set, losses)))
+        means.append({step: fmean(run[step] for run in losses) for step in common})
     loss, held_out = means
     every = -(-len(loss) // MOST_STEPS)
     steps = [step for index, step in enumerate(loss) if index % every == 0 or step in held_out]

@@ -8,12 +8,9 @@ Every report reads this list and tests nothing itself.
     keep     does it keep what the base could do?
 
 Each has m tests: its pairs times its tasks, counted as declared, also where one could not be made. A pair is decided at
-the level ``a = α/m`` (Bonferroni, α = 5 %), with a margin δ for its task or measure, by the rules of
-:mod:`hfpatch.results.decision`: better, worse, equivalent, kept, lost, or undecided with the fewest seeds, or
-documents, that would decide it in 80 % of cases at the difference seen. So any false claim of a question has a
-probability of at most 5 %, of both together at most 10 %. It is not Holm's method, because a pair can be claimed in two
-ways: after true equivalences a step down would test others at too high a level. A measure without a margin claims signs
-alone.
+the level ``a = α/m`` (Bonferroni, α = 5 %) by the rules of :mod:`hfpatch.results.decision`, so that any false claim of
+a question has a probability of at most 5 %. It is not Holm's method, because a pair can be claimed in two ways: after
+true equivalences a step down would test others at too high a level. A measure without a margin claims signs alone.
 
 With **looks** the seeds grow until pairs are decided. Look k tests at the level ``a = α w_k / m``, where ``Σ w_k = 1``
 (a union bound over looks); a pair has the outcome, the difference and the interval of the look that decided it, else
@@ -200,6 +197,11 @@ class Verdict(Part):
     at_rates_tried: bool | None = None
 
     @property
+    def pair(self) -> tuple[str, str]:
+        """The method and the other."""
+        return self.method, self.other
+
+    @property
     def is_found(self) -> bool:
         """Whether a difference was found, of whatever size."""
         return self.outcome in BETTER or self.outcome in WORSE
@@ -298,8 +300,8 @@ def judge_primary(
     return verdicts
 
 
-def _by_pair(comparisons: Iterable[Comparison]) -> dict[tuple[str, str | None, str, str], Comparison]:
-    return {(one.method, one.reference, one.task, one.metric): one for one in comparisons}
+def _by_pair(comparisons: Iterable[Comparison]) -> dict[tuple[str, str, str, str], Comparison]:
+    return {(*one.pair, one.task, one.metric): one for one in comparisons}
 
 
 def _measured(one: Comparison) -> dict[str, Any]:

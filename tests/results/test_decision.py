@@ -68,7 +68,7 @@ def test_what_a_design_can_find_is_found_in_80_percent(seeds, pairs):
     quantiles = stats.chi2.ppf((np.arange(80) + 0.5) / 80, seeds - 1) / (seeds - 1)
     found, equal, lost, kept = [], [], [], []
     for error in size * np.sqrt(quantiles):
-        design = Design((of_documents, 199), (error, seeds - 1), known=seeds - 1)
+        design = Design((of_documents, 199), (error, seeds - 1), estimate_freedom=seeds - 1)
         effect, margin = design.smallest_difference(level), design.smallest_margin(level)
         differences, again = parts_of(rng, 0, 500, seeds, of_documents=of_documents, of_seeds=size)
         found.append(np.mean(np.abs(differences + effect) > reach_of(again, seeds, of_documents, level)))

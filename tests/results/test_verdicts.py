@@ -181,7 +181,7 @@ def test_the_interval_of_a_pair_shows_its_outcome():
 def test_an_undecided_pair_says_what_would_decide_it():
     (each, missing) = primary(GAIN, paired("a", -0.03, error=0.012), why_not=lambda method, *_: f"{method} is gone")
     assert each.outcome == "undecided"
-    design = Design((0.003, 199), (0.012, 4), known=4)
+    design = Design((0.003, 199), (0.012, 4), estimate_freedom=4)
     assert design.with_seeds(each.seeds_needed).decides("gain", 0.03, 0.025, 0.02) >= 0.8
     assert design.with_seeds(each.seeds_needed - 1).decides("gain", 0.03, 0.025, 0.02) < 0.8
     assert each.documents_needed is None  # the seeds vary too much

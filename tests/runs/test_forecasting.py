@@ -92,7 +92,7 @@ def test_primary_questions_are_planned_with_the_variance_of_an_earlier_run(found
     assert (own.like, other.like) == (PAIR, PAIR)
     assert (own.seeds, own.documents, own.metric, own.margin) == (2, DOCUMENTS, "bits_per_byte", 0.3)
     times = math.sqrt(40 / DOCUMENTS)
-    design = Design((0.02 * times, 23), (0.03 * times * math.sqrt(2), 1), known=3)
+    design = Design((0.02 * times, 23), (0.03 * times * math.sqrt(2), 1), estimate_freedom=3)
     assert own.difference == pytest.approx(design.smallest_difference(0.025))
     assert own.smallest_margin == pytest.approx(design.smallest_margin(0.025))
     needed = design.with_seeds(own.seeds_needed).with_documents(own.documents_needed)
