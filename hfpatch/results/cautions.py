@@ -308,7 +308,7 @@ def rates_sentence(results: ComparisonResults) -> str:
             middle = "; the rate of a method's middle budget serves all its budgets, which may favour that one"
         tried = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
         return f"Each {results.noun}{but} at its best of {tried} rates{more}{middle}{_rate_errors(results)}."
-    if not results.training or not results.others:
+    if results.training.get("lr") is None or not results.others:
         return ""
 
     # The methods by the rates of their tensors, ``0.001`` or ``0.001 (lora 0.01)``; nothing where that is not known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from hfpatch.reporting.facts import evaluation_text, settings_text
@@ -11,6 +12,7 @@ from hfpatch.reporting.numbers import NOTHING
 from hfpatch.results.identity import FREE_SETTINGS, base_identity, task_identity
 from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.schema import ComparisonResults, Method
+from hfpatch.results.verdicts import LookTaken
 from hfpatch.support.files import hash_values
 
 SAME, DIFFERS, UNKNOWN = "same", "differs", "not recorded"
@@ -69,6 +71,7 @@ def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
                     "tasks": {name: info for name, info in each.tasks.items() if name != HELD_OUT},
                     "comparisons": [one for one in each.comparisons if one.task != HELD_OUT],
                     "joined": [one for one in each.verdicts if one.task != HELD_OUT],
+                    "looks": each.looks and [_without_held_out(look) for look in each.looks],
                 }
             )
             for label, each in runs.items()
@@ -90,6 +93,8 @@ def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
         methods |= {name: method for name, method in each.methods.items() if name not in methods}
         comparisons += [one for one in each.comparisons if {one.method, one.reference} <= each.methods.keys()]
         verdicts += [one for one in each.verdicts if {one.method, one.other} <= each.methods.keys()]
+    seeds = [each.training.get("seeds") for each in renamed]
+    looks = _joint_looks(renamed) if seeds.count(seeds[0]) == len(seeds) else None
     union = ComparisonResults(
         name=" + ".join(runs),
         description="Several runs on the same frozen model and the same documents.",
@@ -97,9 +102,11 @@ def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
         complete=all(each.complete for each in runs.values()),
         model=first.model,
         data={"held_out": held_out[0]} if held_out[0] and held_out.count(held_out[0]) == len(held_out) else {},
+        training={"seeds": seeds[0]} if looks else {},
         evaluation=first.evaluation,
         tasks=first.tasks,
         methods=methods,
+        looks=looks,
         comparisons=comparisons,
         joined=verdicts,
         warnings=[
@@ -108,6 +115,21 @@ def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
         ],
     )
     return Merged(checks, union, names)
+
+
+def _without_held_out(look: LookTaken) -> LookTaken:
+    return look.model_copy(update={"comparisons": [one for one in look.comparisons if one.task != HELD_OUT]})
+
+
+def _joint_looks(runs: Sequence[ComparisonResults]) -> list[LookTaken] | None:
+    """Return the looks of runs that declare the same ones; a run need not have taken all of them."""
+    joint = []
+    for looks in zip_longest(*(each.looks or () for each in runs)):
+        taken = [look for look in looks if look is not None]
+        comparisons = [one for look in taken for one in look.comparisons]
+        growing = [name for look in taken for name in look.growing]
+        joint.append(taken[0].model_copy(update={"comparisons": comparisons, "growing": growing}))
+    return joint or None
 
 
 _APART = "they are reported side by side; no table has both"
@@ -128,6 +150,7 @@ _RESPECTS: dict[str, tuple[bool | None, str]] = {
     "Training settings": (False, _TRAINED),
     "Tuning": (False, _TRAINED),
     "Seeds": (False, "intervals rest on different seeds"),
+    "Looks": (False, "methods may have fewer seeds than others without that any is missing"),
     "Commit": (False, "the code that measured differs"),
     "Versions": (False, "a library may compute differently"),
     "Computing code and numbers": (False, "scores may differ by rounding"),
@@ -162,6 +185,7 @@ def _respects(results: ComparisonResults, shared: Sequence[str]) -> dict[str, An
         groups = f" by {info.clusters.column}" if info.clusters else ""
         tasks += [f"{name} {info.primary} n={info.n}{groups} {info.data_sha256[:8]}"] * (name != HELD_OUT)
     rates = ", ".join(f"{rate:g}" for rate in tuning.learning_rates) if tuning else ""
+    seeds = results.training.get("seeds")
     scored = (run for method in results.methods.values() for run in method.runs.values() if run.evaluation)
     codes = [run.computed_with for run in scored]
     hashes = {_joint_hash([repr(sorted(one.items()))])[:8] for one in codes if one}
@@ -185,6 +209,7 @@ def _respects(results: ComparisonResults, shared: Sequence[str]) -> dict[str, An
         "Training settings": settings_text({key: v for key, v in results.training.items() if key != "seeds"}),
         "Tuning": f"{tuning.steps} steps with seed {tuning.seed} at each of {rates}" if tuning else "none",
         "Seeds": ", ".join(map(str, results.seeds)),
+        "Looks": ", ".join(map(str, seeds["looks"])) if isinstance(seeds, dict) else "none",
         "Commit": results.provenance.get("commit"),
         "Versions": settings_text(results.provenance.get("versions") or {}),
         "Computing code and numbers": ", ".join(sorted(hashes)) if all(codes) else "",

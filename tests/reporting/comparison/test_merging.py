@@ -9,6 +9,7 @@ from hfpatch.reporting import default_out, write_joint_report
 from hfpatch.reporting.comparison.merging import merge
 from hfpatch.results.folder import load_results
 from hfpatch.results.schema import ComparisonResults
+from hfpatch.results.verdicts import LookTaken
 
 
 @pytest.fixture
@@ -121,6 +122,28 @@ def test_held_out_text_is_that_of_the_union_where_all_runs_have_the_same(two, lo
     first = first.model_copy(update={"data": {**first.data, "held_out": {"base_loss": 2.5}}})
     second = second.model_copy(update={"data": {**second.data, "held_out": {"base_loss": loss}}})
     assert merge({"first": first, "second": second}).results.data == kept
+
+
+@pytest.mark.parametrize("numbers", [[1, 3], [1, 2, 3]])
+def test_looks_are_kept_where_all_runs_declare_the_same(two, numbers):
+    """Else the seeds that no look asked for would count as missing."""
+    first, second = (load_results(folder) for folder in two())
+    gain = first.comparisons[0].model_copy(update={"method": "lora", "reference": "baseline"})
+    looks = [LookTaken(seeds=1, part=0.25, comparisons=[gain], growing=["lora"])]
+    first = first.model_copy(update={"training": {"seeds": {"looks": [1, 3]}}, "looks": looks})
+    looks = [LookTaken(seeds=1, part=0.25, comparisons=[gain], growing=[])]
+    second = second.model_copy(update={"training": {"seeds": {"looks": numbers}}, "looks": looks})
+    found = merge({"first": first, "second": second})
+    if numbers == [1, 3]:
+        (look,) = found.results.looks
+        assert (look.seeds, look.part, look.growing) == (1, 0.25, ["lora (first)"])
+        assert [one.method for one in look.comparisons] == ["lora (first)", "lora (second)"]
+        assert found.results.seeds_asked("lora (first)") == [0, 1, 2]
+        assert found.results.seeds_asked("lora (second)") == [0]
+    else:
+        assert found.results.looks is None
+        assert verdicts(found)["Looks"] == "differs"
+        assert any(warning.startswith("Looks of the runs: differs") for warning in found.results.warnings)
 
 
 @pytest.mark.parametrize(("digest", "shared"), [("a" * 64, True), ("b" * 64, False), (None, False)])
