@@ -64,6 +64,11 @@ class RunPaths:
         self.tuning_losses = root / "tuning.json"
         self.result = root / "result.json"
 
+    @classmethod
+    def of(cls, out: Path, method: str, seed: int) -> RunPaths:
+        """Return the paths of a method's final run with a seed in a run folder."""
+        return cls(out / "runs" / method / f"seed-{seed}")
+
     def rewound(self, scale: float) -> Path:
         """The scores at a scale of ``rewind``, at 1 on tuning's text alone; the records are beside it."""
         return self.root / "rewind" / f"{scale:g}" / "result.json"

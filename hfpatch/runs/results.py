@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from hfpatch.data.tokenizer import hash_tokenizer
-from hfpatch.evaluation import Comparison, all_aggregations, check_known_scores, unknown_base
+from hfpatch.evaluation import all_aggregations, check_known_scores, unknown_base
 from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.exchange import frontier_of
 from hfpatch.evaluation.reading import Reader
@@ -21,12 +21,12 @@ from hfpatch.recipes.pairs import Question, by_question, is_lora, references
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.results.cautions import comparison_cautions
 from hfpatch.results.identity import facts_of_base
-from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN, task_results
+from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN, TaskResult
 from hfpatch.results.records import DocumentLosses, write_published
 from hfpatch.results.schema import (
     ComparisonResults,
+    Curve,
     Diagnostic,
-    LayerSeries,
     Method,
     Parameters,
     Run,
@@ -37,12 +37,11 @@ from hfpatch.results.series import mean_curve, mean_series
 from hfpatch.results.verdicts import LookTaken, look_parts
 from hfpatch.runs.declared import growth_of, questions_of
 from hfpatch.runs.folder import COSTS, RunPaths
-from hfpatch.runs.identity import check_measured
 from hfpatch.runs.looks import read_looks
-from hfpatch.runs.plan import PlannedRun, planned_runs
-from hfpatch.runs.records import Costs, RunResult
-from hfpatch.runs.retention import collect_retention, retention_records
+from hfpatch.runs.plan import planned_runs
 from hfpatch.runs.scratch import StudySetup
+from hfpatch.runs.records import Costs, Measurement, RunResult
+from hfpatch.runs.retention import collect_retention, retention_records
 from hfpatch.runs.setup import ComparisonSetup, Setup
 from hfpatch.runs.tuning import collect_tuning
 from hfpatch.support.provenance import Clock, provenance
@@ -68,46 +67,26 @@ def collect(
         looks: the looks taken; None reads them in the folder.
         seeds: take these seeds alone.
     """
-    recipe, baseline, training = setup.recipe, setup.recipe.baseline, setup.recipe.training
-    runs = [run for run in planned_runs(recipe, out) if run.result.is_file() and (seeds is None or run.seed in seeds)]
+    recipe, training = setup.recipe, setup.recipe.training
     looks = read_looks(out) if looks is None else looks
-    data, settings = setup.blocks.to_json(), training.model_dump(mode="json")
-    of_base = setup if isinstance(setup, ComparisonSetup) else None  # a study has no base without a seed
-    if of_base is not None:
-        methods = {name: _method(of_base, name, runs, out / COSTS) for name in of_base.recipe.methods}
-        facts = _facts_of_base(of_base)
-    else:
-        assert isinstance(setup, StudySetup)
-        methods = {name: _variant(setup, name, runs) for name in setup.recipe.variants}
-        facts = _facts_of_study(setup)
+    done: dict[str, dict[int, RunResult]] = {name: {} for name in recipe.methods}
+    for run in planned_runs(recipe, out):
+        if run.result.is_file() and (seeds is None or run.seed in seeds):
+            done[run.variant][run.seed] = RunResult.read(run.result)
+    results_of = [result for name in (recipe.baseline, *done) for result in done[name].values()]
+    scored = next((result.evaluation for result in results_of if result.evaluation), {})
+    methods = _methods(setup, out, done)
+    data, settings, tuning = setup.blocks.to_json(), training.model_dump(mode="json"), None
     if setup.held_out:
         data["held_out"] = setup.held_out.to_json()
-        base = methods[baseline].runs.get(0)
-        if of_base is not None and base is not None and HELD_OUT in base.evaluation:
+        base = done[recipe.baseline].get(0) if isinstance(setup, ComparisonSetup) else None  # else it has seeds
+        if base is not None and HELD_OUT in base.evaluation:
             data["held_out"]["base_loss"] = base.evaluation[HELD_OUT].metrics[NATS_PER_TOKEN]
-    tuning = None
     if setup.tuning_text is not None:
         text = {**setup.tuning_text.to_json(), **setup.tuning_size}
         tuning = collect_tuning(setup.tuning, recipe, text, setup.plans[recipe.tuning_seed])
         if all(recipe.tuning_of(name) is not None for name in recipe.trained):  # none is trained at the recipe's rate
             del settings["lr"]
-    stored = (RunResult.read(run.result).evaluation for run in runs)
-    tasks = {task: score.shared for task, score in next(filter(None, stored), {}).items()}
-
-    # What pairs of methods show, once every run is there
-    comparisons, kept = list[Comparison](), None
-    aggregations: Mapping[str, Any] = {}
-    if complete:
-        records = _records(out, methods)
-        scored = [run.evaluation for name in (baseline, *methods) for run in methods[name].runs.values()]
-        given: dict[str, Any] = {"tasks": task_results(tasks, next(filter(None, scored), {}))}
-        given["baseline"] = "" if of_base is None else baseline
-        if of_base is not None:
-            aggregations = all_aggregations(select(of_base.recipe.evaluation, of_base.recipe.data_dir).tasks)
-        compared = _compared(recipe, methods)
-        comparisons = compare_records(records, references=compared, aggregations=aggregations, **given)
-        if of_base is not None:
-            kept = kept_of(records, methods=recipe.trained, comparisons=comparisons, **given)
     results = ComparisonResults(
         name=recipe.name,
         description=recipe.description,
@@ -120,26 +99,51 @@ def collect(
         },
         training=settings,
         tuning=tuning,
-        tasks=tasks,
+        tasks={task: score.shared for task, score in scored.items()},
         methods=methods,
         questions=questions_of(out, setup),
         margin=recipe.margins,
         pairs=_pairs(recipe),
-        comparisons=comparisons,
-        kept=kept,
         looks=list(looks) or None,
-        **facts,
+        **(_facts_of_base(setup) if isinstance(setup, ComparisonSetup) else _facts_of_study(setup)),
     )
-    if of_base is not None:
-        retention = collect_retention(of_base, out, methods, tasks, complete=complete)
+    if complete:
+        results = _compared(results, setup, out, scored)
+    elif isinstance(setup, ComparisonSetup):
+        retention = collect_retention(setup, out, methods, results.tasks, complete=False)
         results = results.model_copy(update={"retention": retention})
-    if looks and complete:
+    return results.model_copy(update={"warnings": _warnings(setup, out, results), "left_out": setup.left_out or None})
+
+
+def _compared(
+    results: ComparisonResults, setup: Setup, out: Path, tasks: Mapping[str, TaskResult]
+) -> ComparisonResults:
+    """Return complete results with what pairs of methods show; ``tasks`` are a run's, the baseline's if it has any."""
+    recipe, methods, records = setup.recipe, results.methods, _records(out, results.methods)
+    with_scores = {name for name, method in methods.items() if len(method.diverged) < len(method.runs)}
+    compared = {
+        name: [other for other in others if other in with_scores]
+        for name, others in references(recipe).items()
+        if name in with_scores
+    }
+    more: dict[str, Any] = {}
+    if results.looks:
         made = sum(len(methods[name].runs) for name in recipe.trained)
-        results = results.model_copy(update={"runs_saved": len(recipe.trained) * len(training.all_seeds) - made})
-    found: dict[str, Any] = {"warnings": _warnings(setup, out, results), "left_out": setup.left_out or None}
-    if results.comparisons and of_base is not None:
-        found["frontier"] = frontier_of(results, records, aggregations)
-    return results.model_copy(update=found)
+        more["runs_saved"] = len(recipe.trained) * len(recipe.training.all_seeds) - made
+    if not isinstance(setup, ComparisonSetup):  # whose baseline has seeds, like the others
+        return results.model_copy(
+            update={**more, "comparisons": compare_records(records, tasks=tasks, references=compared, baseline="")}
+        )
+    aggregations = all_aggregations(select(setup.recipe.evaluation, setup.recipe.data_dir).tasks)
+    given: dict[str, Any] = {"tasks": tasks, "baseline": recipe.baseline}
+    comparisons = compare_records(records, references=compared, aggregations=aggregations, **given)
+    more |= {
+        "comparisons": comparisons,
+        "kept": kept_of(records, methods=recipe.trained, comparisons=comparisons, **given),
+        "retention": collect_retention(setup, out, methods, results.tasks, complete=True),
+    }
+    results = results.model_copy(update=more)
+    return results.model_copy(update={"frontier": frontier_of(results, records, aggregations) if comparisons else None})
 
 
 def _warnings(setup: Setup, out: Path, results: ComparisonResults) -> list[str]:
@@ -175,8 +179,9 @@ def _facts_of_base(setup: ComparisonSetup) -> dict[str, Any]:
     }
 
 
-def _facts_of_study(setup: StudySetup) -> dict[str, Any]:
+def _facts_of_study(setup: Setup) -> dict[str, Any]:
     """Return what results say in place of a base."""
+    assert isinstance(setup, StudySetup)
     recipe = setup.recipe
     wholes = [recipe.architecture | variant.architecture for variant in recipe.variants.values()]
     common = {key: value for key, value in wholes[0].items() if all(whole.get(key) == value for whole in wholes)}
@@ -203,52 +208,71 @@ def take_look(
     return results, look.model_copy(update={"growing": [name for name in setup.recipe.trained if name in growing]})
 
 
-def _method(setup: ComparisonSetup, name: str, runs: Sequence[PlannedRun], costs: Path) -> Method:
-    size, match, recipe = setup.sizes[name], setup.methods[name].match, setup.recipe
-    metrics, done, layers = list[Path](), dict[int, Run](), list[LayerSeries]()
-    for run in [run for run in runs if run.variant == name]:
-        paths, result = RunPaths(run.folder), RunResult.read(run.result)
-        metrics.append(paths.metrics)
-        layers += result.layers
-        values = result.to_json()
+def _methods(setup: Setup, out: Path, done: Mapping[str, Mapping[int, RunResult]]) -> dict[str, Method]:
+    """Return each method, or variant, with its runs.
+
+    Curves are compared, so each is the mean over the seeds that all methods have. Where they share none, as when
+    different ones diverged, each is the mean over its own.
+    """
+    if isinstance(setup, StudySetup):  # whose runs have no curve where they diverged
+        drawn = {name: {s for s, one in runs.items() if one.diverged_step is None} for name, runs in done.items()}
+    else:
+        drawn = {name: {s for s, one in runs.items() if one.train is not None} for name, runs in done.items()}
+    having = [seeds for seeds in drawn.values() if seeds]
+    shared = set.intersection(*having) if having else set()
+    methods = {}
+    for name, runs in done.items():
+        of_curve = sorted(drawn[name] & shared or drawn[name])
+        curve = mean_curve(RunPaths.of(out, name, seed).metrics for seed in of_curve)
+        if isinstance(setup, ComparisonSetup):
+            methods[name] = _method(setup, out, name, runs, curve)
+        elif isinstance(setup, StudySetup):
+            folders = [RunPaths.of(out, name, seed).root for seed in sorted(drawn[name])]
+            methods[name] = _variant(setup, name, runs, curve, _diagnostics(folders))
+    return methods
+
+
+def _method(setup: ComparisonSetup, out: Path, name: str, runs: Mapping[int, RunResult], curve: Curve | None) -> Method:
+    size, match, recipe, costs = setup.sizes[name], setup.methods[name].match, setup.recipe, out / COSTS
+    with_measured = {}
+    for seed, result in runs.items():
+        paths, values = RunPaths.of(out, name, seed), result.to_json()
         if recipe.retention is not None:  # what `retain` and `rewind` have measured of it
-            identity = setup.identify_retention(run)
             if paths.retention.is_file():
-                values["retention"] = check_measured(paths.retention, identity).to_json()["evaluation"]
+                values["retention"] = Measurement.read(paths.retention).to_json()["evaluation"]
             rewound = {f"{scale:g}": paths.rewound(scale) for scale in (*recipe.rewind, 1.0) if recipe.rewind}
-            measured = {scale: check_measured(file, identity) for scale, file in rewound.items() if file.is_file()}
-            values["rewound"] = {scale: found.to_json() for scale, found in measured.items()} or None
-        done[run.seed] = Run.model_validate(values)
+            measured = {at: Measurement.read(file).to_json() for at, file in rewound.items() if file.is_file()}
+            values["rewound"] = measured or None
+        with_measured[seed] = Run.model_validate(values)
     return Method(
         label=recipe.labels.get(name),
         parts=recipe.methods[name],
         parameters=Parameters(trainable=size.trainable, added=size.added, base=size.base),
         match=match and match.to_json(),
         form=form_of(recipe.methods[name]),
-        runs=done,
-        curve=mean_curve(metrics),
-        layers=mean_series(layers),
+        runs=with_measured,
+        curve=curve,
+        layers=mean_series(series for result in runs.values() for series in result.layers),
         cost=Costs.read(costs).methods.get(name) if costs.is_file() else None,
         merges=setup.methods[name].merges,
     )
 
 
-def _variant(setup: StudySetup, name: str, runs: Sequence[PlannedRun]) -> Method:
-    recipe, changes = setup.recipe, setup.recipe.variants[name]
-    architecture = recipe.architecture | changes.architecture
-    done = {run.seed: Run.model_validate(RunResult.read(run.result).to_json()) for run in runs if run.variant == name}
-    folders = [run.folder for run in runs if run.variant == name and done[run.seed].diverged_step is None]
-    total, non_embedding = setup.sizes[name]
+def _variant(
+    setup: StudySetup, name: str, runs: Mapping[int, RunResult], curve: Curve | None, diagnostics: list[Diagnostic]
+) -> Method:
+    changes, (total, non_embedding) = setup.recipe.variants[name], setup.sizes[name]
+    architecture = setup.recipe.architecture | changes.architecture
     return Method(
         parameters=Parameters(trainable=total, added=total, base=0, non_embedding=non_embedding),
-        runs=done,
-        curve=mean_curve(RunPaths(folder).metrics for folder in folders),
+        runs={seed: Run.model_validate(result.to_json()) for seed, result in runs.items()},
+        curve=curve,
         variant=Variant(
             description=changes.description,
             query=describe_paths(split_architecture(architecture)[0]),
             architecture=architecture,
             training=changes.training,
-            diagnostics=_diagnostics(folders),
+            diagnostics=diagnostics,
         ),
     )
 
@@ -304,15 +328,8 @@ def publish_values(
 
 def _records(out: Path, methods: Mapping[str, Method]) -> dict[str, dict[int, Path]]:
     """Return the folder of the records of each run that has scores, by method and seed."""
-    found: dict[str, dict[int, Path]] = {}
-    for name, method in methods.items():
-        for seed in [seed for seed in method.runs if seed not in method.diverged]:
-            found.setdefault(name, {})[seed] = RunPaths(out / "runs" / name / f"seed-{seed}").evaluations
-    return found
-
-
-def _compared(recipe: Recipe | StudyRecipe, methods: Mapping[str, Method]) -> dict[str, list[str]]:
-    """Return the references of each method, where both have a run with scores."""
-    scored = {name for name, each in methods.items() if len(each.diverged) < len(each.runs)}
-    found = {name: [other for other in others if other in scored] for name, others in references(recipe).items()}
-    return {name: others for name, others in found.items() if name in scored}
+    by_method = {
+        name: {seed: RunPaths.of(out, name, seed).evaluations for seed in method.runs if seed not in method.diverged}
+        for name, method in methods.items()
+    }
+    return {name: folders for name, folders in by_method.items() if folders}

@@ -128,7 +128,7 @@ def collect_retention(
     if recipe.retention is None:
         return None
     base = methods[recipe.baseline].runs.get(0)
-    file = RunPaths(out / "runs" / recipe.baseline / "seed-0").retention
+    file = RunPaths.of(out, recipe.baseline, 0).retention
     stored = Measurement.read(file).evaluation if file.is_file() else {}
     scored = {task: score.shared for task, score in stored.items()}
     points: list[RetentionPoint] = []
@@ -161,7 +161,7 @@ def retention_records(out: Path, methods: Mapping[str, Method]) -> dict[str, dic
     found: dict[str, dict[int, Path]] = {}
     for name, method in methods.items():
         for seed, run in method.runs.items():
-            paths = RunPaths(out / "runs" / name / f"seed-{seed}")
+            paths = RunPaths.of(out, name, seed)
             if run.retention:
                 found.setdefault(name, {})[seed] = paths.evaluations
             for scale, rewound in (run.rewound or {}).items():

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tiny_runs import Nothing, Stop, Trained, numbers, refused, small_recipe
+from tiny_runs import Nothing, Stop, Trained, lines, numbers, refused, small_recipe
 
 from hfpatch.evaluation import compare_again
 from hfpatch.recipes.comparison import Recipe
@@ -72,12 +72,16 @@ def test_only_undecided_pairs_and_their_references_get_more_seeds(grown):
     assert any("4 of 16 planned trainings" in warning for warning in results.warnings)
 
 
-def test_held_out_curves_begin_at_the_loss_of_the_base(grown):
+def test_curves_are_of_the_seeds_that_all_methods_have_and_begin_at_the_loss_of_the_base(grown):
     results = load_results(grown[0])
     for name in results.others:
-        held_out = results.methods[name].curve.held_out
-        assert list(held_out) == [0, 2]
-        assert held_out[0] == pytest.approx(results.base_loss, rel=1e-5)
+        curve = results.methods[name].curve
+        steps = [lines(grown[0] / "runs" / name / f"seed-{seed}" / "metrics.jsonl") for seed in (0, 1)]
+        last = [next(line for line in of_seed if line["step"] == 2) for of_seed in steps]
+        assert (curve.seeds, curve.steps, list(curve.held_out)) == (2, [1, 2], [0, 2])
+        assert curve.loss[-1] == pytest.approx(np.mean([line["loss"] for line in last]))
+        assert curve.held_out[2] == pytest.approx(np.mean([line["eval_loss"] for line in last]))
+        assert curve.held_out[0] == pytest.approx(results.base_loss, rel=1e-5)
 
 
 def test_a_pair_keeps_the_outcome_and_interval_of_the_look_that_decided_it(grown, model_folder, tmp_path):
