@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from hfpatch.runs.evaluation import evaluate, evaluate_models
     from hfpatch.runs.forecasting import forecast
     from hfpatch.runs.inspection import inspect
-    from hfpatch.runs.pretraining import pretrain, pretrain_study
+    from hfpatch.runs.pretraining import pretrain
     from hfpatch.runs.previewing import preview
     from hfpatch.runs.progress import Progress
+    from hfpatch.runs.study import pretrain_study
 
 __all__ = [
     "Progress",
@@ -41,7 +42,7 @@ _HOMES = {
     "forecast": "forecasting",
     "inspect": "inspection",
     "pretrain": "pretraining",
-    "pretrain_study": "pretraining",
+    "pretrain_study": "study",
     "preview": "previewing",
     "tokenize": "corpus",
     "train": "comparison",

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.runs.engines import make_engine
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.folder import RunPaths, changes, is_complete
+from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.looks import is_wanted
 from hfpatch.runs.plan import plan_comparison, plan_training
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import Trained
-from hfpatch.runs.session import check_start, open_runs, resumed_clock
+from hfpatch.runs.session import check_start, open_runs
 from hfpatch.runs.train_eval import ComparisonSession
-from hfpatch.support.files import read_json
 from hfpatch.support.paths import takes_text
 from hfpatch.training.processes import start_processes
 from hfpatch.training.sharding import cuts_tensors
@@ -54,34 +51,12 @@ def compare(
     Raises:
         HfpatchError: if ``out`` cannot take this run, or something that the recipe names cannot be loaded or used.
     """
-    from hfpatch import reporting  # `train` needs neither of these
-
-    state, plan = start_processes(), plan_comparison(recipe, out)
-    if state.num_processes > 1 and cuts_tensors():
+    if start_processes().num_processes > 1 and cuts_tensors():
         raise HfpatchError(
             "compare evaluates a whole model on each process, which FSDP and DeepSpeed cut in pieces; launch with "
             "plain DDP, or launch hfpatch train for each method, then compare --resume"
         )
-    check_start(plan, resume=resume)
-    if is_complete(out) and not changes(out, recipe)[0]:  # nothing is left but the report
-        if state.is_main_process:
-            reporting.write_report(out)
-        state.wait_for_everyone()
-    else:
-        session = ComparisonSession(plan, progress, resumed_clock(out))
-        with closing(make_engine(engine or EngineSettings())) as executor:
-            executor.connect(session.progress)
-            with open_runs(session, resume=resume):
-                with session.throttle:
-                    executor.execute(session)
-                if executor.measures:
-                    session.measure_costs()
-                session.write_results(complete=True)
-                if state.is_main_process:
-                    reporting.write_report(out)
-                state.wait_for_everyone()
-    results: dict[str, Any] = read_json(out / "results.json")
-    return results
+    return ComparisonSession(plan_comparison(recipe, out), progress).run(resume=resume, engine=engine)
 
 
 @takes_text

@@ -23,8 +23,8 @@ from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.verdicts import look_parts, margin_for
 from hfpatch.runs.measuring import FORWARD, LATE_S, SECONDS, Measured, measure
 from hfpatch.runs.plan import Unit, plan_comparison, plan_study
+from hfpatch.runs.pretraining import StudySetup
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.scratch import StudySetup
 from hfpatch.runs.setup import ComparisonSetup, Setup
 from hfpatch.support.paths import takes_text
 from hfpatch.support.provenance import Clock, provenance

@@ -43,9 +43,9 @@ from hfpatch.results.forecast import MeasuredKind, Work
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.runs.plan import Unit, training_steps
+from hfpatch.runs.pretraining import set_up_study
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.retention import by_document
-from hfpatch.runs.scratch import set_up_study
 from hfpatch.runs.setup import ComparisonSetup, Setup, set_up
 from hfpatch.runs.tuning import Tuning
 from hfpatch.support.cpu import pinned_library

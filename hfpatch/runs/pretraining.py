@@ -1,32 +1,163 @@
-"""`pretrain`: a pretraining recipe in, a Hugging Face model folder out; and `pretrain_study`, a study of several."""
+"""`pretrain`: a pretraining recipe in, a Hugging Face model folder out; and the inputs of a study of several."""
 
 from __future__ import annotations
 
+import math
 import shutil
-from contextlib import closing
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hfpatch.data.load import Splits, load_splits
 from hfpatch.data.plan import draw_plans
+from hfpatch.errors import HfpatchError
+from hfpatch.models import non_embedding_parameters
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
+from hfpatch.recipes.questions import Asked
 from hfpatch.recipes.training import with_steps
-from hfpatch.runs.engines import make_engine
-from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.folder import changes, is_complete
-from hfpatch.runs.identity import identify_data
-from hfpatch.runs.plan import PlannedRun, Unit, plan_pretraining, plan_study
+from hfpatch.recipes.tuning import point_name
+from hfpatch.results.parts import TrainResult
+from hfpatch.runs.corpus import recipe_tokenizer
+from hfpatch.runs.identity import identify_data, identify_training
+from hfpatch.runs.plan import PlannedRun, Unit, plan_pretraining
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import Identity, PretrainingResult
-from hfpatch.runs.scratch import identify_model, load_text, train_model, try_model
-from hfpatch.runs.session import Session, check_start, open_runs, resumed_clock
-from hfpatch.runs.setup import Inputs
-from hfpatch.runs.study import StudySession
-from hfpatch.support.files import read_json
+from hfpatch.runs.session import Session, check_start, open_runs
+from hfpatch.runs.setup import Inputs, Setup, draw_all_plans
+from hfpatch.runs.tuning import Tuning
+from hfpatch.support.files import check_data_dir, hash_values, read_json
+from hfpatch.support.folders import cache_folder
 from hfpatch.support.paths import takes_text
 from hfpatch.support.provenance import Clock, provenance
+from hfpatch.surgery.bases import require_causal
+from hfpatch.training.architecture import build_model
+from hfpatch.training.pretrain import check_settings
+from hfpatch.training.pretrain import pretrain as train_from_scratch
 from hfpatch.training.processes import start_processes
+from hfpatch.training.run import check_blocks, check_context
+
+
+def load_text(
+    recipe: PretrainRecipe | StudyRecipe, progress: Progress, *, tuning: int = 0
+) -> tuple[PreTrainedTokenizerBase, Splits]:
+    """Return a recipe's tokenizer and its text in blocks, ``tuning`` groups of it for trials."""
+    check_data_dir(recipe.data_dir)
+    progress.preparing(f"reading and tokenising {recipe.data.named}")
+    with start_processes().local_main_process_first():  # the others read its cache
+        tokenizer = recipe_tokenizer(recipe)
+        splits = load_splits(
+            recipe.data,
+            tokenizer,
+            data_dir=recipe.data_dir,
+            cache_dir=cache_folder("tokens"),
+            tuning=tuning,
+            evaluation=recipe.evaluation_data if isinstance(recipe, PretrainRecipe) else None,
+            by_text=recipe.tokenizer.train_vocab_size is not None,
+        )
+    return tokenizer, splits
+
+
+def try_model(recipe: PretrainRecipe, tokenizer: PreTrainedTokenizerBase, splits: Splits) -> tuple[int, int]:
+    """Build a recipe's model on the meta device, and return its parameters: all, and those outside of embeddings.
+
+    Raises:
+        HfpatchError: if it cannot be built, does not take the blocks, or cannot be trained with the settings.
+    """
+    with torch.device("meta"):
+        model = build_model(recipe.architecture, tokenizer=tokenizer, seed=recipe.seed)
+    check_context(model, splits.train, splits.held_out)
+    check_settings(recipe.training, model)
+    return model.num_parameters(), non_embedding_parameters(model)
+
+
+def train_model(
+    setup: Inputs, recipe: PretrainRecipe, run: PlannedRun, progress: Progress
+) -> tuple[PreTrainedModel, TrainResult]:
+    """Train the model of a run's recipe, from its newest checkpoint where there is one; a trial's is not saved."""
+    progress.started(run.name, recipe.training.steps)
+    model = build_model(recipe.architecture, tokenizer=setup.tokenizer, seed=recipe.seed)
+    require_causal(model, "architecture")
+    held_out = None if run.point else setup.held_out
+    check_blocks(model, setup.blocks, held_out)
+    outcome = train_from_scratch(
+        model,
+        settings=recipe.training,
+        blocks=setup.blocks,
+        plan=setup.plans[run.seed],
+        evaluation_blocks=held_out,
+        tokenizer=setup.tokenizer,
+        seed=recipe.seed,
+        run_dir=run.folder,
+        resume=True,
+        on_step=partial(progress.stepped, run.name),
+        origin=setup.identify(run).to_json(),
+        save=not run.point,
+    )
+    return model, outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudySetup(Setup):
+    """The inputs of a study of models from scratch.
+
+    Attributes:
+        sizes: the parameter counts of each variant: all, and those outside of embeddings and a head.
+    """
+
+    recipe: StudyRecipe
+    sizes: Mapping[str, tuple[int, int]]
+
+    @cached_property
+    def questions(self) -> list[Asked]:
+        """The primary question of the study."""
+        return self.recipe.asked()
+
+    def single(self, run: PlannedRun) -> PretrainRecipe:
+        """Return the recipe of one run: a trial's with its values, a final run's with the chosen ones."""
+        values = run.point or self.tuning.chosen(run.variant)
+        return self.recipe.single(run.variant, values, run.seed, trial=bool(run.point))
+
+    def identify(self, run: PlannedRun) -> Identity:
+        """Return the identity of one run."""
+        recipe = self.single(run)
+        architecture = hash_values(recipe.architecture)
+        return identify_training(self.shared, recipe.training, self.plans[run.seed], architecture=architecture)
+
+
+def set_up_study(recipe: StudyRecipe, tuning: Tuning, progress: Progress) -> StudySetup:
+    """Load the text and try every variant on the meta device, so that a mistake shows before any training.
+
+    Raises:
+        HfpatchError: if the text cannot be loaded, or a variant cannot be built or trained.
+    """
+    trials = recipe.tuning
+    tokenizer, splits = load_text(recipe, progress, tuning=trials.held_out if trials is not None else 0)
+    recipe = recipe.model_copy(update={"training": with_steps(recipe.training, len(splits.train))})
+    sizes: dict[str, tuple[int, int]] = {}
+    for name in recipe.variants:
+        tuned = recipe.tuning_of(name)
+        for values in tuned.combinations(name, {}) if tuned is not None else [{}]:
+            try:
+                sizes[name] = try_model(recipe.single(name, values, recipe.training.all_seeds[0]), tokenizer, splits)
+            except HfpatchError as error:
+                raise HfpatchError(f"variants.{name}{' at ' * bool(values)}{point_name(values)}: {error}") from error
+    return StudySetup(
+        recipe=recipe,
+        blocks=splits.train,
+        held_out=splits.held_out,
+        plans=draw_all_plans(recipe, splits),
+        shared=identify_data(tokenizer, splits),
+        tuning=replace(tuning, untrained=math.log(len(tokenizer))),
+        tuning_text=splits.tuning,
+        cautions=splits.cautions,
+        tokenizer=tokenizer,
+        sizes=sizes,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,31 +187,22 @@ class PretrainingSession(Session):
         assert isinstance(recipe, PretrainRecipe)
         tokenizer, splits = load_text(recipe, self.progress)
         recipe = recipe.model_copy(update={"training": with_steps(recipe.training, len(splits.train))})
-        plans, size = draw_plans(recipe.training, splits.train, [recipe.seed]), try_model(recipe, tokenizer, splits)
+        plans, architecture = draw_plans(recipe.training, splits.train, [recipe.seed]), hash_values(recipe.architecture)
+        shared, plan = identify_data(tokenizer, splits), plans[recipe.seed]
         return PretrainingSetup(
             recipe=recipe,
             tokenizer=tokenizer,
             blocks=splits.train,
             held_out=splits.held_out,
             plans=plans,
-            shared=identify_model(identify_data(tokenizer, splits), recipe, plans[recipe.seed]),
-            size=size,
+            shared=identify_training(shared, recipe.training, plan, architecture=architecture),
+            size=try_model(recipe, tokenizer, splits),
         )
 
     def complete(self, unit: Unit) -> None:
-        """Train the model, from its newest checkpoint where it has one, and write its folder."""
-        run, clock, state, setup, recipe = unit.run, Clock(), start_processes(), self.setup, self.setup.recipe
-        self.progress.started(run.name, recipe.training.steps)
-        _, outcome = train_model(
-            recipe,
-            tokenizer=setup.tokenizer,
-            blocks=setup.blocks,
-            held_out=setup.held_out,
-            plan=setup.plans[run.seed],
-            folder=run.folder,
-            origin=setup.shared,
-            on_step=partial(self.progress.stepped, run.name),
-        )
+        """Train the model and write its folder."""
+        run, clock, state, setup = unit.run, Clock(), start_processes(), self.setup
+        _, outcome = train_model(setup, setup.recipe, run, self.progress)
         result = PretrainingResult(
             identity=setup.shared,
             provenance=provenance(clock),
@@ -91,7 +213,7 @@ class PretrainingSession(Session):
         )
         if state.is_main_process:
             result.write(run.result)
-            if not recipe.training.keep_finished:  # they are of use to an interrupted run only
+            if not setup.recipe.training.keep_finished:  # they are of use to an interrupted run only
                 shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
         state.wait_for_everyone()
         self.progress.finished(run.name, result.summary)
@@ -127,57 +249,3 @@ def pretrain(
             session.complete(unit)
     result: dict[str, Any] = read_json(unit.run.result)
     return result
-
-
-@takes_text
-def pretrain_study(
-    recipe: StudyRecipe,
-    out: Path,
-    *,
-    resume: bool = False,
-    variant: str | None = None,
-    progress: Progress | None = None,
-    engine: EngineSettings | None = None,
-) -> dict[str, Any]:
-    """Tune every variant of a study, train it with every seed on the same batches, compare them and report.
-
-    All runs with one seed see the same blocks in the same order and start from the same weights where they share
-    any. A run that diverges is a result like others. Each run leaves its result.json when it is complete; with
-    ``resume`` such runs are not repeated, and one that was interrupted continues from its newest checkpoint. Where
-    seeds grow (``training.seeds.looks``), it ends when every primary pair is decided, or after the last look. On
-    several processes every run is shared by all of them.
-
-    Args:
-        recipe: what to compare.
-        out: the folder of the study.
-        resume: continue the study in ``out``.
-        variant: train this one's runs alone, and leave the report to a later call; several such calls may work in
-            one folder at a time.
-        progress: called at every step; None shows nothing.
-        engine: where the runs take place; None is one after the other in this process.
-
-    Returns:
-        The content of ``out/results.json``.
-
-    Raises:
-        HfpatchError: if ``out`` cannot take this study, a variant cannot be built, or something that the recipe names
-            cannot be loaded or used.
-    """
-    from hfpatch import reporting
-
-    plan = plan_study(recipe, out, variant)
-    check_start(plan, resume=resume)
-    if not (is_complete(out) and not changes(out, recipe)[0]):
-        session = StudySession(plan, progress, resumed_clock(out))
-        with closing(make_engine(engine or EngineSettings())) as executor:
-            executor.connect(session.progress)
-            with open_runs(session, resume=resume):
-                with session.throttle:
-                    executor.execute(session)
-                session.write_results(complete=variant is None)
-    state = start_processes()  # again: an engine that leaves the devices to its workers resets it
-    if state.is_main_process and variant is None:
-        reporting.write_report(out)
-    state.wait_for_everyone()
-    results: dict[str, Any] = read_json(out / "results.json")
-    return results

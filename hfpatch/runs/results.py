@@ -39,7 +39,7 @@ from hfpatch.runs.declared import growth_of, questions_of
 from hfpatch.runs.folder import COSTS, RunPaths
 from hfpatch.runs.looks import read_looks
 from hfpatch.runs.plan import planned_runs
-from hfpatch.runs.scratch import StudySetup
+from hfpatch.runs.pretraining import StudySetup
 from hfpatch.runs.records import Costs, Measurement, RunResult
 from hfpatch.runs.retention import collect_retention, retention_records
 from hfpatch.runs.setup import ComparisonSetup, Setup

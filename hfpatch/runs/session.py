@@ -60,17 +60,17 @@ class Session(ABC):
     Args:
         plan: the units.
         progress: called at every step; None shows nothing.
-        clock: gives results.json its times; None starts one.
 
     Attributes:
         setup: the inputs that all runs share, which `set_up` loads. Their recipe is the plan's.
+        clock: gives results.json its times.
         throttle: writes results.json now and then while runs finish.
     """
 
     setup: Inputs
 
-    def __init__(self, plan: Plan, progress: Progress | None = None, clock: Clock | None = None) -> None:
-        self.plan, self.progress, self.clock = plan, progress or Progress(), clock or Clock()
+    def __init__(self, plan: Plan, progress: Progress | None = None) -> None:
+        self.plan, self.progress, self.clock = plan, progress or Progress(), Clock()
         self.throttle = Throttled()
 
     def set_up(self) -> None:

@@ -264,12 +264,7 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None, progress: Progress | No
     training = with_steps(recipe.training, len(splits.train))
     recipe = recipe.model_copy(update={"training": training})
     recipe.check_trials()  # the steps of epochs are known only now
-    plans = draw_plans(recipe.training, splits.train, recipe.training.all_seeds)
     shared = of_base.model_copy(update=identify_data(base.tokenizer, splits).to_json())
-    if recipe.tuning is not None and splits.tuning is not None:
-        plans |= draw_plans(
-            recipe.training.replaced(trial_changes(recipe.training, recipe.tuning)), splits.train, [recipe.tuning_seed]
-        )
     if not cuts_tensors():  # sharded weights are placed shard by shard
         place_base(base, PartialState().device)
     return ComparisonSetup(
@@ -278,7 +273,7 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None, progress: Progress | No
         tokenizer=base.tokenizer,
         blocks=splits.train,
         held_out=splits.held_out,
-        plans=plans,
+        plans=draw_all_plans(recipe, splits),
         methods=methods,
         sizes=sizes,
         shared=shared,
@@ -290,6 +285,15 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None, progress: Progress | No
         retained=splits.retained,
         tasks=are_texts,
     )
+
+
+def draw_all_plans(recipe: Recipe | StudyRecipe, splits: Splits) -> dict[int, BatchPlan]:
+    """Return the batch plan of each seed, and that of the trials of tuning by theirs."""
+    plans = draw_plans(recipe.training, splits.train, recipe.training.all_seeds)
+    if recipe.tuning is not None:
+        of_trials = recipe.training.replaced(trial_changes(recipe.training, recipe.tuning))
+        plans |= draw_plans(of_trials, splits.train, [recipe.tuning_seed])
+    return plans
 
 
 def _read_texts(

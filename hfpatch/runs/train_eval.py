@@ -8,7 +8,9 @@ from __future__ import annotations
 import shutil
 import warnings
 from abc import abstractmethod
+from contextlib import closing
 from functools import partial
+from typing import Any
 
 import numpy as np
 from accelerate import PartialState
@@ -22,21 +24,23 @@ from hfpatch.results.parts import HELD_OUT, TaskResult, TrainResult
 from hfpatch.results.records import loss_of
 from hfpatch.results.series import patch_norms
 from hfpatch.runs.declared import declare
-from hfpatch.runs.folder import COSTS, Changes, RunPaths
+from hfpatch.runs.engines import make_engine
+from hfpatch.runs.engines.settings import EngineSettings
+from hfpatch.runs.folder import COSTS, Changes, RunPaths, changes, is_complete
 from hfpatch.runs.identity import check_run, check_scores, check_seeds
 from hfpatch.runs.looks import FILE as LOOKS
 from hfpatch.runs.looks import is_wanted, read_looks
 from hfpatch.runs.plan import MEASURING, PlannedRun, Unit
 from hfpatch.runs.records import Costs, Looks, Losses, RunResult, Trained
 from hfpatch.runs.retention import by_document, measure_further
-from hfpatch.runs.session import Session
+from hfpatch.runs.session import Session, check_start, open_runs, resumed_clock
 from hfpatch.runs.setup import ComparisonSetup, Setup, set_up
 from hfpatch.runs.tuning import Outcome, Tuning
-from hfpatch.support.files import write_json
+from hfpatch.support.files import read_json, write_json
 from hfpatch.support.provenance import checkout_state
 from hfpatch.surgery.folder import save_patch
 from hfpatch.training.probe import train_probe
-from hfpatch.training.processes import start_ranks
+from hfpatch.training.processes import start_processes, start_ranks
 from hfpatch.training.validation import document_losses, start_losses
 
 COST_SHARE = 0.05
@@ -47,6 +51,37 @@ class TrainEvalSession(Session):
     """The units of a comparison of patches, or of models from scratch."""
 
     setup: Setup
+
+    def run(self, *, resume: bool, engine: EngineSettings | None) -> dict[str, Any]:
+        """Complete the units of the plan and, unless it is of a part, report.
+
+        Args:
+            resume: whether the folder may hold runs of this recipe.
+            engine: where the runs take place; None is one after the other in this process.
+
+        Returns:
+            The content of ``results.json``.
+        """
+        from hfpatch import reporting  # here, as training alone needs none
+
+        plan, out, is_whole = self.plan, self.plan.out, self.plan.part is None
+        check_start(plan, resume=resume)
+        if not (is_complete(out) and not changes(out, plan.recipe)[0]):
+            self.clock = resumed_clock(out)
+            with closing(make_engine(engine or EngineSettings())) as executor:
+                executor.connect(self.progress)
+                with open_runs(self, resume=resume):
+                    with self.throttle:
+                        executor.execute(self)
+                    if executor.measures and is_whole:
+                        self.measure_costs()
+                    self.write_results(complete=is_whole)
+        state = start_processes()  # again: an engine that leaves the devices to its workers resets it
+        if state.is_main_process and is_whole:
+            reporting.write_report(out)
+        state.wait_for_everyone()
+        results: dict[str, Any] = read_json(out / "results.json")
+        return results
 
     @abstractmethod
     def train(self, run: PlannedRun) -> None:
@@ -125,6 +160,10 @@ class TrainEvalSession(Session):
     def complete_other(self, unit: Unit) -> None:
         """Complete a unit that only one kind of comparison has."""
         raise AssertionError(unit.action)
+
+    def measure_costs(self) -> None:
+        """Measure what a training step of each method costs; nothing in a study, whose own steps say that."""
+        return
 
     def _look(self, seeds: int) -> None:
         """Test which primary pairs are decided with so many seeds, unless the looks before ask for no more."""

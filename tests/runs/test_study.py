@@ -192,7 +192,7 @@ def test_an_engine_that_gives_up_the_devices_leaves_the_report_to_be_written(str
         def close(self):
             PartialState._reset_state()  # as engines of a machine with GPUs
 
-    monkeypatch.setattr("hfpatch.runs.pretraining.make_engine", lambda settings: OfDevices())
+    monkeypatch.setattr("hfpatch.runs.train_eval.make_engine", lambda settings: OfDevices())
     assert without_times(pretrain_study(study(), tmp_path / "s")) == without_times(straight[1])
     assert (tmp_path / "s" / "report.html").is_file()
 
