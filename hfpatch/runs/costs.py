@@ -6,15 +6,13 @@ import os
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
 from hfpatch.results.layout import Cost
-from hfpatch.runs.measuring import probe_of, time_step
+from hfpatch.runs.measuring import StepTime, time_step, training_of
 from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.support.cpu import pinned_library
-from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, resident_memory_bytes
 
 ROUNDS = 3
@@ -36,39 +34,31 @@ def measure_costs(setup: ComparisonSetup, seconds: float) -> dict[str, Cost]:
     if not names or seconds < _LEAST_S * turns:
         return {}
 
-    def take(name: str, blocks: int, least: int) -> tuple[dict[str, Any], float]:
-        """Return one measurement of a method, and how long it took beside the steps."""
-        begun = time.perf_counter()
-        model = patch(setup.base.model, setup.methods[name].configs, seed=setup.recipe.training.all_seeds[0])
-        try:
-            reset_peak_memory()
-            step = time_step(probe_of(setup, model), setup.recipe.training, setup, blocks, 0.0, least=least)
-        finally:
-            unpatch(model)
-        step["own_s"] = step["step_s"] * step["step_share"]
-        return step, max(0.0, time.perf_counter() - begun - least * step["own_s"])
+    def take(name: str, blocks: int, least: int) -> StepTime:
+        with training_of(setup, name) as training:
+            return time_step(training, blocks, 0.0, least=least)
 
     reset_peak_memory()
     is_reset = peak_memory_bytes() <= 1.02 * resident_memory_bytes()
     with pinned_library(setup.matmul):
         # One block of each shows how many there is time for, two steps a turn
-        first, beside = list[dict[str, Any]](), 0.0
+        first, steps_s = list[StepTime](), 0.0
         for name in names:
-            step, extra = take(name, 1, 1)
-            first.append(step)
-            beside += extra
+            first.append(take(name, 1, 1))
+            steps_s += first[-1].step_s * first[-1].step_share
             if (time.perf_counter() - started) / len(first) * turns > seconds:
                 return {}
-        left = seconds - (time.perf_counter() - started) - ROUNDS * beside
-        smallest = first[0]["step_share"] * setup.recipe.training.batch_size
-        blocks = int(smallest * left / (2 * ROUNDS * sum(step["own_s"] for step in first)))
-        rounds = [[take(name, blocks, 2)[0] for name in names] for _ in range(ROUNDS)]
+        taken_s = time.perf_counter() - started
+        left = seconds - taken_s - ROUNDS * max(0.0, taken_s - steps_s)  # a turn takes as long beside its steps
+        smallest = first[0].step_share * setup.recipe.training.batch_size
+        blocks = int(smallest * left / (2 * ROUNDS * steps_s))
+        rounds = [[take(name, blocks, 2) for name in names] for _ in range(ROUNDS)]
     shared = _is_shared(before, time.perf_counter() - started)
     return {
         name: Cost(
-            steps_s=[step["step_s"] for step in taken],
-            memory_bytes=int(median(step["training_memory_bytes"] for step in taken)) if is_reset else None,
-            share=taken[0]["step_share"],
+            steps_s=[step.step_s for step in taken],
+            memory_bytes=int(median(step.training_memory_bytes for step in taken)) if is_reset else None,
+            share=taken[0].step_share,
             shared=shared,
         )
         for name, taken in zip(names, zip(*rounds, strict=True), strict=True)
@@ -93,5 +83,5 @@ def _is_shared(before: tuple[float, float] | None, seconds: float) -> bool | Non
             return True
     if before is None or (now := _cpu_seconds()) is None:
         return None
-    busy, own = (after - since for after, since in zip(now, before, strict=True))
-    return busy - own > _OTHERS * seconds
+    all_s, process_s = (after - since for after, since in zip(now, before, strict=True))
+    return all_s - process_s > _OTHERS * seconds

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +42,7 @@ from hfpatch.results.forecast import MeasuredKind, Work
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.runs.plan import Unit, training_steps
-from hfpatch.runs.pretraining import set_up_study
+from hfpatch.runs.pretraining import StudySetup, set_up_study
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.retention import by_document
 from hfpatch.runs.setup import ComparisonSetup, Setup, set_up
@@ -132,13 +131,13 @@ class Measured:
 
     def work(self, units: Iterable[Unit]) -> dict[str, Work]:
         """Return the work of all units by action."""
-        found: dict[str, Work] = {}
+        by_action: dict[str, Work] = {}
         for unit in units:
             if unit.action not in ("check_baseline", "look") and unit.run.variant not in self.setup.left_out:
-                before, added = found.get(unit.action, Work()), self.work_of(unit)
+                before, added = by_action.get(unit.action, Work()), self.work_of(unit)
                 together = {name: getattr(before, name) + getattr(added, name) for name in type(added).model_fields}
-                found[unit.action] = Work(**together)
-        return found
+                by_action[unit.action] = Work(**together)
+        return by_action
 
     def work_of(self, unit: Unit) -> Work:
         """Return the work of one unit that trains or measures; none for a method that is left out."""
@@ -201,8 +200,8 @@ class _Seconds:
         """Return a measurement's share of the seconds that are left, and show how many are left."""
         left_s = max(0.0, self._seconds - self.taken_s)
         self._progress.evaluating(kind, f"{what}, about {left_s:.0f} s left")
-        own, self._weights = weight / self._weights, self._weights - weight
-        return left_s * own
+        share, self._weights = weight / self._weights, self._weights - weight
+        return left_s * share
 
 
 def _largest_of_kinds(setup: ComparisonSetup) -> dict[str, str]:
@@ -230,92 +229,108 @@ def measure(recipe: Recipe | StudyRecipe, seconds: float, progress: Progress, *,
         HfpatchError: if the recipe cannot be run.
     """
     if isinstance(recipe, StudyRecipe):
-        return _measure_study(recipe, seconds, progress)
+        study = set_up_study(recipe, Tuning(), progress)
+        measured, clock = Measured(study), _Seconds(seconds, len(recipe.variants), progress)
+        for name in recipe.variants:
+            step, _, _ = _measure_kind(measured, name, clock.share(name, "a part of a training step", 1.0))
+            measured.kinds[name] = MeasuredKind(method=name, **vars(step))
+        measured.taken_s = measured.enough_s = clock.taken_s
+        return measured
     setup = set_up(recipe, progress=progress)
     recipe, base, largest = setup.recipe, setup.base, _largest_of_kinds(setup)
     progress.evaluating(BASE, "requests of the tasks")
     with quiet():
         chosen = select(recipe.evaluation, recipe.data_dir)
         scorer = HfpatchLM(base.model, **scorer_options(base.tokenizer, recipe.evaluation))
-    found = Measured(setup, collect_requests(base.model, base.tokenizer, chosen))
+    measured = Measured(setup, collect_requests(base.model, base.tokenizer, chosen))
     texts = _asked_texts(setup) if spread else {}
-    weights = (_SCORE + spread * _SPREAD) * len(found.asked) + _SPREAD * len(texts) + _STEP * max(1, len(largest) - 1)
+    weights = (
+        (_SCORE + spread * _SPREAD) * len(measured.asked) + _SPREAD * len(texts) + _STEP * max(1, len(largest) - 1)
+    )
     clock = _Seconds(seconds, weights, progress)
 
     with pinned_library(setup.matmul):
         # The base on each task
         base.model.eval()
-        base_bytes = sum(each.numel() * each.element_size() for each in base.model.parameters())
+        base_bytes = _bytes_of(base.model)
         reset_peak_memory()
         forward_s = _forward_seconds(setup, base.model)
-        for name, asked in found.asked.items():
-            if clock.is_late and any(found.asked[other].tokens for other in found.timed):
-                found.estimate_task(name)
+        for name, asked in measured.asked.items():
+            if clock.is_late and any(measured.asked[other].tokens for other in measured.timed):
+                measured.estimate_task(name)
             else:
-                left = clock.share(BASE, f"a part of {name}", _SCORE)
-                found.timed[name] = time_requests(scorer, [asked], left)
-        spread_s = _measure_spreads(found, chosen, texts, forward_s, clock) if spread else 0.0
+                measured.timed[name] = time_requests(scorer, [asked], clock.share(BASE, f"a part of {name}", _SCORE))
+        spread_s = _measure_spreads(measured, chosen, texts, forward_s, clock) if spread else 0.0
 
         # A forward pass and a training step of each kind of method
         memory, at = peak_memory_bytes(), time.perf_counter()
-        for kind, name in sorted(largest.items(), key=lambda pair: pair[0] != BASE):
-            own_s, added, step = forward_s, 0, dict[str, Any]()
-            if clock.is_late and len(found.kinds) > 1:
-                found.estimate_kind(kind, name)
+        seconds_of = {task: timed.seconds for task, timed in measured.timed.items()}
+        measured.kinds[BASE] = MeasuredKind(
+            method=largest.pop(BASE), evaluation_s=seconds_of, evaluation_memory_bytes=memory
+        )
+        for kind, name in largest.items():
+            if clock.is_late and len(measured.kinds) > 1:
+                measured.estimate_kind(kind, name)
                 continue
-            if kind != BASE:
-                left = clock.share(kind, "a part of a training step", _STEP)
-                model = patch(base.model, setup.methods[name].configs, seed=recipe.training.all_seeds[0])
-                try:
-                    own_s = _forward_seconds(setup, model)
-                    # the first step of a process, or of a compiled model, is mostly start-up
-                    least = 2 if len(found.kinds) == 1 or recipe.training.compile else 1
-                    blocks = int(left / max(own_s / FORWARD, 1e-9))
-                    step = time_step(probe_of(setup, model), recipe.training, setup, blocks, left, least=least)
-                    added = sum(each.numel() * each.element_size() for each in model.parameters()) - base_bytes
-                finally:
-                    unpatch(model)
-            scored = {task: timed.seconds * own_s / forward_s for task, timed in found.timed.items()}
-            found.kinds[kind] = MeasuredKind(
-                method=name, evaluation_s=scored, evaluation_memory_bytes=memory + added, **step
+            left = clock.share(kind, "a part of a training step", _STEP)
+            step, with_s, with_bytes = _measure_kind(measured, name, left)
+            measured.kinds[kind] = MeasuredKind(
+                method=name,
+                evaluation_s={task: taken * with_s / forward_s for task, taken in seconds_of.items()},
+                evaluation_memory_bytes=memory + with_bytes - base_bytes,
+                **vars(step),
             )
-    found.taken_s = clock.taken_s
+    measured.taken_s = clock.taken_s
     # what was estimated would have taken as long as one kind
-    kind_s = (time.perf_counter() - at) / max(1, len(largest) - 1 - sum(kind in largest for kind in found.estimated))
+    kind_s = (time.perf_counter() - at) / max(1, len(largest) - sum(kind in largest for kind in measured.estimated))
     # the first spread has the smallest share of what the base's times leave
-    shares = len(found.asked) + len(texts) + _STEP / _SPREAD * max(1, len(largest) - 1)
-    found.enough_s = found.taken_s + shares * spread_s + kind_s * len(found.estimated)
-    return found
+    shares = len(measured.asked) + len(texts) + _STEP / _SPREAD * max(1, len(largest))
+    measured.enough_s = measured.taken_s + shares * spread_s + kind_s * len(measured.estimated)
+    return measured
+
+
+def _measure_kind(measured: Measured, name: str, seconds: float) -> tuple[StepTime, float, int]:
+    """Return a training step, the seconds of a forward pass of one row, and the bytes of a method's model."""
+    with training_of(measured.setup, name) as training:
+        forward_s = _forward_seconds(measured.setup, training.model)
+        # the first step of a process, or of a compiled model, is mostly start-up
+        least = 2 if not measured.kinds.keys() - {BASE} or training.settings.compile else 1
+        blocks = int(seconds / max(forward_s / FORWARD, 1e-9))
+        return time_step(training, blocks, seconds, least=least), forward_s, _bytes_of(training.model)
+
+
+def _bytes_of(model: PreTrainedModel) -> int:
+    return sum(each.numel() * each.element_size() for each in model.parameters())
 
 
 def _measure_spreads(
-    found: Measured, chosen: Selection, texts: Mapping[str, TokenBlocks], forward_s: float, clock: _Seconds
+    measured: Measured, chosen: Selection, texts: Mapping[str, TokenBlocks], forward_s: float, clock: _Seconds
 ) -> float:
     """Measure how documents of tasks and texts vary under the base; return the seconds that the slowest one needs.
 
     Those of the primary questions come first, and may take longer than their share.
     """
-    setup, all_needed_s = found.setup, [0.0]
+    setup, all_needed_s = measured.setup, [0.0]
     assert isinstance(setup, ComparisonSetup)
     base = setup.base
     asked_on = {name for each in setup.questions for name in each.on}
-    for name in sorted({**texts, **found.asked}, key=lambda name: name not in asked_on):
+    for name in sorted({**texts, **measured.asked}, key=lambda name: name not in asked_on):
         left = clock.share(BASE, f"documents of {name}", _SPREAD)
-        task = found.asked.get(name)
+        task = measured.asked.get(name)
         if task is not None and (not task.encoded or task.generated):
             continue
         documents = texts[name].documents if task is None else task.documents
-        document_s = (forward_s * len(texts[name]) if task is None else found.timed[name].seconds) / documents
+        document_s = (forward_s * len(texts[name]) if task is None else measured.timed[name].seconds) / documents
         needed_s = document_s * min(ENOUGH + 1, documents)
         all_needed_s.append(needed_s)
         if name in asked_on and not clock.is_late:
             left = max(left, min(needed_s, LATE_S))
         if task is None:
             spread = _text_spread(setup, name, texts[name].head(math.ceil(left / forward_s)))
-            found.spreads |= {name: spread} if spread is not None else {}
+            measured.spreads |= {name: spread} if spread is not None else {}
         elif number := documents_within(task, document_s, left, base.model.device.type):
             one = chosen.only(name, number)
-            found.spreads[name] = base_spread(base.model, base.tokenizer, one)
+            measured.spreads[name] = base_spread(base.model, base.tokenizer, one)
     return max(all_needed_s)
 
 
@@ -356,66 +371,80 @@ def _forward_seconds(setup: Setup, model: PreTrainedModel) -> float:
     return min(taken)
 
 
-def _measure_study(recipe: StudyRecipe, seconds: float, progress: Progress) -> Measured:
-    """Set a study up, and measure a part of a training step of each variant for about ``seconds`` in all.
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds and memory of an optimiser step, from one of a ``step_share`` of its blocks."""
 
-    Raises:
-        HfpatchError: if the recipe cannot be run.
+    step_s: float
+    step_share: float
+    training_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model as its method, or its variant, trains it.
+
+    Attributes:
+        setup: has the text.
+        model: the model.
+        settings: of a whole training.
+        train: trains it with settings like these.
     """
-    setup = set_up_study(recipe, Tuning(), progress)
-    found, clock, seed = (
-        Measured(setup),
-        _Seconds(seconds, len(recipe.variants), progress),
-        recipe.training.all_seeds[0],
-    )
-    for name in recipe.variants:
+
+    setup: Setup
+    model: PreTrainedModel
+    settings: LoopSettings
+    train: Callable[..., object]
+
+
+@contextmanager
+def training_of(setup: Setup, name: str) -> Iterator[Training]:
+    """Yield the training of a method, which is then taken out of the base again, or of a variant."""
+    seed = setup.recipe.training.all_seeds[0]
+    reset_peak_memory()
+    if isinstance(setup, ComparisonSetup):
+        model = patch(setup.base.model, setup.methods[name].configs, seed=seed)
+        train = partial(train_probe, model, origin={"frozen": setup.base.sha256}, blocks_checked=True)
+        try:
+            yield Training(setup, model, setup.recipe.training, train)
+        finally:
+            unpatch(model)
+    else:
+        assert isinstance(setup, StudySetup)
         single = setup.recipe.single(name, {}, seed)
         model = build_model(single.architecture, tokenizer=setup.tokenizer, seed=seed).to(PartialState().device)
-        left = clock.share(name, "a part of a training step", 1.0)
-        blocks = int(left / max(_forward_seconds(setup, model) / FORWARD, 1e-9))
-        reset_peak_memory()
-        train = partial(pretrain, model, save=False)
-        # the first step of a process, or of a compiled model, is mostly start-up
-        least = 2 if not found.kinds or single.training.compile else 1
-        step = time_step(train, single.training, setup, blocks, left, least=least)
-        found.kinds[name] = MeasuredKind(method=name, **step)
-    found.taken_s = found.enough_s = clock.taken_s
-    return found
+        yield Training(setup, model, single.training, partial(pretrain, model, save=False))
 
 
-def time_step(
-    train: Callable[..., object], training: LoopSettings, setup: Setup, blocks: int, seconds: float, *, least: int
-) -> dict[str, Any]:
+def time_step(training: Training, blocks: int, seconds: float, *, least: int) -> StepTime:
     """Return seconds and memory of an optimiser step, from steps of about so many of its blocks.
 
     At least ``least`` steps are taken, at most ``_MOST`` where there is time, and the last counts.
 
     Args:
-        train: trains a model with settings like ``training``.
-        training: the settings of the whole step.
-        setup: its text.
+        training: what is trained.
         blocks: how many blocks there is time for.
         seconds: for so long.
         least: how many steps are taken at least.
     """
-    taken = list[float]()
-    micro = training.micro_batch_size or 1
-    blocks = min(training.batch_size, max(1, blocks))
+    whole, text, taken = training.settings, training.setup.blocks, list[float]()
+    micro = whole.micro_batch_size or 1
+    blocks = min(whole.batch_size, max(1, blocks))
     blocks = max(blocks // micro * micro, 1)
     changed = {
         "steps": _MOST + 1,
         "warmup_steps": 0,
         "batch_size": blocks,
-        "micro_batch_size": training.micro_batch_size if blocks >= micro else None,
+        "micro_batch_size": whole.micro_batch_size if blocks >= micro else None,
         "save_every": None,
         "evaluate_every": None,
         "patience": None,
         "keep_best": False,
         "report_to": (),
-        **({"on_bad_loss": "skip"} if isinstance(training, TrainingSettings) else {"diagnose_every": None}),
+        **({"on_bad_loss": "skip"} if isinstance(whole, TrainingSettings) else {"diagnose_every": None}),
     }
-    settings = training.model_copy(update=changed)
-    seed, begun = setup.recipe.training.all_seeds[0], time.perf_counter()
+    settings = whole.model_copy(update=changed)
+    seed, begun = training.setup.recipe.training.all_seeds[0], time.perf_counter()
 
     def on_step(record: StepRecord) -> None:
         taken.append(record.seconds)
@@ -424,16 +453,10 @@ def time_step(
             raise _Enough
 
     with tempfile.TemporaryDirectory() as folder, suppress(_Enough):
-        plan = draw_plans(settings, setup.blocks, [seed])[seed]
-        run_dir = Path(folder) / "run"
-        train(settings=settings, blocks=setup.blocks, plan=plan, seed=seed, run_dir=run_dir, on_step=on_step)
-    share = blocks / training.batch_size
-    return {"step_s": taken[-1] / share, "step_share": share, "training_memory_bytes": peak_memory_bytes()}
-
-
-def probe_of(setup: ComparisonSetup, model: PreTrainedModel) -> Callable[..., object]:
-    """Return the training of a patched base, whose blocks are checked."""
-    return partial(train_probe, model, origin={"frozen": setup.base.sha256}, blocks_checked=True)
+        plan, run_dir = draw_plans(settings, text, [seed])[seed], Path(folder) / "run"
+        training.train(settings=settings, blocks=text, plan=plan, seed=seed, run_dir=run_dir, on_step=on_step)
+    share = blocks / whole.batch_size
+    return StepTime(taken[-1] / share, share, peak_memory_bytes())
 
 
 class _Enough(Exception):

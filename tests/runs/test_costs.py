@@ -7,6 +7,7 @@ import torch
 
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.runs import costs
+from hfpatch.runs.measuring import StepTime
 from hfpatch.runs.setup import set_up
 
 
@@ -34,7 +35,7 @@ def test_costs_are_measured_in_three_rounds_of_all_methods_on_the_same_blocks(mo
     names, turns, real = [*dict(setup.base.model.named_parameters())], [], costs.time_step
 
     def timed(*given, least):
-        turns.append((given[-2], least))  # how many blocks
+        turns.append((given[1], least))  # how many blocks
         return real(*given, least=least)
 
     monkeypatch.setattr(costs, "time_step", timed)
@@ -54,7 +55,7 @@ def test_costs_are_measured_in_three_rounds_of_all_methods_on_the_same_blocks(mo
 def test_costs_are_not_measured_where_there_is_no_time(monkeypatch):
     setup = set_up(small())
     assert costs.measure_costs(setup, 0.01) == {}
-    slow = {"step_s": 1e9, "step_share": 1.0, "training_memory_bytes": 1}
+    slow = StepTime(1e9, 1.0, 1)
     monkeypatch.setattr(costs, "time_step", lambda *_, **__: time.sleep(0.3) or slow)
     begun = time.perf_counter()
     assert costs.measure_costs(setup, 0.21 * len(setup.methods)) == {}  # the first one shows that it takes longer
