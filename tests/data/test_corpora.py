@@ -125,35 +125,38 @@ def test_slices_are_of_rows_whatever_is_left_out_of_them(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("source", "values", "message"),
     [
-        ({"split": "train[:9%](pct1_dropremainder)", "source": "{file}"}, "train has 1 rows, .* needs 100; leave it"),
-        ({"split": "tset", "source": "{saved}"}, r"saved has no split 'tset' \(did you mean 'test'\?\)"),
-        ({"split": "train+test", "source": "{saved}"}, "has no split 'train'; there are test"),
-        ({"split": "validation", "source": "{file}"}, "is local, which has the one split 'train'"),
-        ({"split": "train[200:]", "source": "{file}"}, "no document has 1 characters"),
-        ({"split": "train[:9]", "source": "tinyworld/base"}, "data.split: tinyworld/base is plain text of one split"),
-        ({"format": "messages", "source": "tinyworld/base"}, "data.format: tinyworld/base is plain text"),
-        ({"text_column": "txt", "source": "{saved}"}, r"no column 'txt' \(did you mean 'text'\?\)"),
-        (
-            {"source": "a/b.bin", "layout": "stream"},
-            "data.source: a/b.bin is a token file, and text is needed here; use a text",
-        ),
-        ({"source": "{broken}"}, "cannot be read as a data set of save_to_disk .*; save it again"),
+        ("{tmp}/a.jsonl", {"split": "train[:9%](pct1_dropremainder)"}, "train has 1 rows, .* needs 100; leave it"),
+        ("{tmp}/saved", {"split": "tset"}, r"saved has no split 'tset' \(did you mean 'test'\?\)"),
+        ("{tmp}/saved", {"split": "train+test"}, "has no split 'train'; there are test"),
+        ("{tmp}/a.jsonl", {"split": "validation"}, "is local, which has the one split 'train'"),
+        ("{tmp}/a.jsonl", {"split": "train[200:]"}, "no document has 1 characters"),
+        ("{tmp}/a.jsonl", {"min_characters": 100}, "no document has 100 characters; lower data.min_characters"),
+        ("tinyworld/base", {"split": "train[:9]"}, "data.split: tinyworld/base is plain text of one split"),
+        ("tinyworld/base", {"format": "messages"}, "data.format: tinyworld/base is plain text"),
+        ("tinyworld/shiftd", {}, r"tinyworld/shiftd: no such text \(did you mean 'tinyworld/shifted'\?\)"),
+        ("{tmp}/saved", {"text_column": "txt", "split": "test"}, r"no column 'txt' \(did you mean 'text'\?\)"),
+        ("a/b.bin", {"layout": "stream"}, "data.source: a/b.bin is a token file, and text is needed here; use a text"),
+        ("{tmp}/broken", {}, "cannot be read as a data set of save_to_disk .*; save it again"),
+        ("{tmp}/missing.jsonl", {}, "missing.jsonl does not exist"),
+        ("missing.txt", {}, "data.source: missing.txt does not exist"),
+        ("{tmp}/notes.md", {}, "notes.md is of an unknown type; use .jsonl"),
+        ("{tmp}/empty", {}, "empty has no files; use .jsonl"),
     ],
 )
-def test_bad_splits_are_one_clear_error(tmp_path, values, message):
+def test_bad_sources_and_splits_are_one_clear_error(tmp_path, source, values, message):
     datasets.DatasetDict(test=datasets.Dataset.from_dict({"text": ["a"]})).save_to_disk(tmp_path / "saved")
-    (tmp_path / "broken").mkdir()
+    for folder in ("broken", "empty"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "broken" / "state.json").write_text("{}")
-    file = write_jsonl(tmp_path / "a.jsonl", "one")
-    places = {"saved": tmp_path / "saved", "file": file, "broken": tmp_path / "broken"}
-    values["source"] = values["source"].format(**places)
-    if "txt" in values.values():
-        values["split"] = "test"
+    (tmp_path / "notes.md").write_text("x")
+    write_jsonl(tmp_path / "a.jsonl", "one")
     with pytest.raises(HfpatchError, match=message) as caught:
-        list(documents(DataSettings(**values)))
+        list(documents(DataSettings(source=source.format(tmp=tmp_path), **values)))
     assert "\n" not in str(caught.value)
+    with pytest.raises(HfpatchError, match=r"data_dir: .*absent is not a folder"):
+        open_corpus(DataSettings(), tmp_path / "absent")
 
 
 @pytest.mark.parametrize(("config", "path"), [("c-1", "set/c-1/train.jsonl"), (None, "set/train.jsonl.gz")])
@@ -231,27 +234,6 @@ def test_unreachable_hub_is_one_clear_error(tmp_path, monkeypatch):
     with pytest.raises(HfpatchError, match=said) as caught:
         open_corpus(DataSettings(source="owner/set"), tmp_path)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("tinyworld/shiftd", r"tinyworld/shiftd: no such text \(did you mean 'tinyworld/shifted'\?\)"),
-        ("{tmp}/missing.jsonl", "missing.jsonl does not exist"),
-        ("missing.txt", "data.source: missing.txt does not exist"),
-        ("{tmp}/notes.md", "notes.md is of an unknown type; use .jsonl"),
-        ("{tmp}/empty", "empty has no files; use .jsonl"),
-        ("{tmp}/short.jsonl", "no document has 100 characters; lower data.min_characters"),
-    ],
-)
-def test_bad_sources_are_one_clear_error(tmp_path, source, message):
-    (tmp_path / "notes.md").write_text("x")
-    (tmp_path / "empty").mkdir()
-    write_jsonl(tmp_path / "short.jsonl", "short")
-    with pytest.raises(HfpatchError, match=message):
-        list(documents(DataSettings(source=source.format(tmp=tmp_path), min_characters=100)))
-    with pytest.raises(HfpatchError, match=r"data_dir: .*absent is not a folder"):
-        open_corpus(DataSettings(), tmp_path / "absent")
 
 
 def test_a_stream_layout_reads_a_streamed_set_to_its_end_and_says_where_it_broke(monkeypatch):
