@@ -55,11 +55,14 @@ def test_one_text_split_at_two_places(model, tokenizer):
     assert_same(HfpatchLM(model, tokenizer=tokenizer).loglikelihood(made), apart)
 
 
-@pytest.mark.parametrize("batch_size", [1, 5])
-def test_loglikelihoods_equal_hflm(model, tokenizer, batch_size, pairs, support):
-    options = {"tokenizer": tokenizer, "batch_size": batch_size, "max_length": 64}
-    both = [kind(model, **options) for kind in (HfpatchLM, HFLM)]
-    assert_same(*(each.loglikelihood(requests("loglikelihood", pairs)) for each in both))
+FIRST_TOKENS = [{"add_bos_token": True}, {"add_bos_token": False}, {"prefix_token_id": 5}]
+
+
+@pytest.mark.parametrize("options", [*({"batch_size": size, "max_length": 64} for size in (1, 5)), *FIRST_TOKENS])
+def test_loglikelihoods_equal_hflm(model, tokenizer, options, pairs, support):
+    made = [*pairs, ("<|endoftext|>Anna left", " the lamp"), ("", "<|endoftext|>Anna")]
+    both = [kind(model, tokenizer=tokenizer, **options) for kind in (HfpatchLM, HFLM)]
+    assert_same(*(each.loglikelihood(requests("loglikelihood", made)) for each in both))
     texts = [(text * length,) for length, text in enumerate(support.passages(5), start=1)]
     rolling = requests("loglikelihood_rolling", texts)
     torch.testing.assert_close(*(each.loglikelihood_rolling(rolling) for each in both), rtol=1e-6, atol=1e-4)
@@ -206,16 +209,6 @@ def test_a_context_longer_than_the_model_is_cut_and_the_log_says_so(model, token
     got = HfpatchLM(model, **options).loglikelihood(requests("loglikelihood", made))
     assert "3 of 4 requests have more than 32 tokens; their contexts are truncated from the left" in caplog.text
     assert_same(got, HFLM(model, **options).loglikelihood(requests("loglikelihood", made)))
-
-
-@pytest.mark.parametrize("options", [{"add_bos_token": True}, {"prefix_token_id": 5}, {"add_bos_token": False}])
-def test_first_tokens_are_hflms(tokenizer, pairs, support, options):
-    model = support.gpt2()
-    made = [*pairs, ("<|endoftext|>Anna left", " the lamp"), ("", "<|endoftext|>Anna")]
-    both = [kind(model, tokenizer=tokenizer, **options) for kind in (HfpatchLM, HFLM)]
-    assert_same(*(each.loglikelihood(requests("loglikelihood", made)) for each in both))
-    texts = requests("loglikelihood_rolling", [(text,) for text in support.passages(2)])
-    torch.testing.assert_close(*(each.loglikelihood_rolling(texts) for each in both), rtol=1e-6, atol=1e-4)
 
 
 def test_patching_and_unpatching_are_noticed(model, tokenizer, pairs):
