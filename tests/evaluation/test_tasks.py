@@ -128,8 +128,8 @@ def test_a_file_of_the_same_size_and_time_is_read_again(own_data_dir, tmp_path, 
     ("task", "file", "content", "message"),
     [
         ("lambada_openai", "lambada_openai/test.jsonl", None, "no such data file"),
-        ("lambada_openai", "lambada_openai/test.jsonl", b"", "contains no documents"),
-        ("paper_hellaswag", "hellaswag/validation.jsonl.gz", PACKED, "gz:1: no field 'ctx'"),
+        ("lambada_openai", "lambada_openai/test.jsonl", b"\n \n", "contains no documents"),
+        ("paper_hellaswag", "hellaswag/validation.jsonl.gz", PACKED, "gz:1: no field 'ctx'; required fields"),
         ("lambada_openai", "lambada_openai/test.jsonl", TYPES, r"jsonl, document 1 \(counted from 0\): a field has"),
         ("paper_lambada", "lambada_openai/test.jsonl", b'{"text": "word"}\n', "task paper_lambada .* cannot be built"),
     ],
@@ -142,25 +142,13 @@ def test_bad_data_is_one_line(own_data_dir, task, file, content, message):
     assert "\n" not in str(caught.value)
 
 
-def test_local_rows_are_read_with_only_the_fields_and_mistakes_are_named_with_their_line(tmp_path):
+def test_local_rows_are_read_with_only_the_fields(tmp_path):
     text = '{"a": 1, "b": "é", "c": null}\n\n{"b": "\\u2028", "a": [2]}\n'.encode()
     path = tmp_path / "x.jsonl"
     path.write_bytes(text)
     (packed := tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(text))
     for file in (path, packed):
         assert read_documents(file, ["a", "b"]) == [{"a": 1, "b": "é"}, {"a": [2], "b": "\u2028"}]
-    for content, message in [
-        (b"\n \n", "contains no documents"),
-        (b'{"text": "x"}\n{"page": "y"}\n', "x.jsonl:2: no field 'text'; required fields: text"),
-        (b'{"text": "x"}\n\n{"text": "\xff"}\n', r"x.jsonl:3: not UTF-8"),
-    ]:
-        path.write_bytes(content)
-        with pytest.raises(HfpatchError, match=message):
-            read_documents(path, ["text"])
-    for damaged in (gzip.compress(b'{"text": "x"}\n' * 100)[:-12], b"not gzip"):
-        packed.write_bytes(damaged)
-        with pytest.raises(HfpatchError, match="cannot be read"):
-            read_documents(packed, ["text"])
 
 
 @pytest.fixture
