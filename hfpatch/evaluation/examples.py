@@ -6,9 +6,8 @@ task names no split for examples and has none for training, lm-eval draws them f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from lm_eval.api.task import ConfigurableTask
@@ -17,21 +16,8 @@ from hfpatch.errors import HfpatchError, first_line
 from hfpatch.results.schema import FewShot
 
 
-@dataclass
-class Drawn:
-    """The fields of `FewShot`, which grow."""
-
-    own_left_out: bool = False
-    related: int = 0
-
-    def to_result(self) -> FewShot | None:
-        """Return them, or None if there is nothing to say."""
-        few_shot = FewShot(own_left_out=self.own_left_out, related=self.related)
-        return None if few_shot == FewShot() else few_shot
-
-
 @contextmanager
-def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iterator[Drawn]:
+def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iterator[Callable[[], FewShot | None]]:
     """Leave each document out of its own few-shot examples inside the ``with`` block.
 
     Left out is also one that only differs in fields that no prompt has, such as a number. Examples are drawn as lm-eval
@@ -40,11 +26,15 @@ def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iter
     Examples of a document's group, by the column ``cluster``, are counted.
 
     Yields:
-        What is to be said of the examples; it is complete at the end of the block.
+        A function that returns what is to be said of the examples so far, if anything.
     """
-    counts = Drawn()
+    own_left_out, related = False, 0
+
+    def said() -> FewShot | None:
+        return FewShot(own_left_out=own_left_out, related=related) if own_left_out or related else None
+
     if not isinstance(task, ConfigurableTask) or not hasattr(task, "sampler"):  # tasks of old draw no own document
-        yield counts
+        yield said
         return
     draw, context, from_scored = task.sampler.sample, task.fewshot_context, _from_scored(task)
     asked: Any = None
@@ -60,6 +50,7 @@ def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iter
         return context(doc, *arguments, **options)
 
     def sample(n: int, eval_doc: Any = None, **options: Any) -> Sequence[Any]:
+        nonlocal own_left_out, related
         more = 0
         try:
             drawn: Sequence[Any] = draw(n=n, eval_doc=asked if from_scored else eval_doc, **options)
@@ -70,14 +61,14 @@ def others_as_examples(name: str, task: Any, cluster: str | None = None) -> Iter
             raise HfpatchError(
                 f"task {name}: {n} few-shot examples cannot be chosen ({first_line(error)}); lower num_fewshot"
             ) from error
-        counts.own_left_out |= more > 0 or (from_scored and eval_doc is None)
+        own_left_out |= more > 0 or (from_scored and eval_doc is None)
         group = None if cluster is None else asked.get(cluster)
-        counts.related += group is not None and any(example.get(cluster) == group for example in others[:n])
+        related += group is not None and any(example.get(cluster) == group for example in others[:n])
         return others[:n]
 
     vars(task)["fewshot_context"], vars(task.sampler)["sample"] = fewshot_context, sample
     try:
-        yield counts
+        yield said
     finally:
         del vars(task)["fewshot_context"], vars(task.sampler)["sample"]  # the methods of the classes are visible again
 

@@ -196,7 +196,7 @@ def run_task(scorer: HfpatchLM, name: str, selection: Selection) -> Answered:
         ) from error
     first = min(left_out, default=0)
     without = LeftOut(documents=len(left_out), first=first, why=left_out[first]) if left_out else None
-    return Answered(output, few_shot.to_result(), without)
+    return Answered(output, few_shot(), without)
 
 
 @contextmanager
