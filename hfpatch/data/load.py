@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -129,9 +130,9 @@ def load_splits(
         HfpatchError: if the text is missing, malformed, empty or shorter than a block, or has too few documents to hold
             out or tune on, or all of a source is in the tasks, or the token file is damaged or of another tokenizer.
     """
-    load = {"tokenizer": tokenizer, "data_dir": data_dir, "cache_dir": cache_dir}
+    load = partial(_load_text, tokenizer=tokenizer, data_dir=data_dir, cache_dir=cache_dir)
     parts = settings.parts()
-    texts = [_load_text(part, **load) for part in parts]
+    texts = [load(part) for part in parts]
 
     # Documents of the tasks, to hold out and to tune on.
     shares = split_by_weight(tuning, settings.weights)
@@ -158,14 +159,15 @@ def load_splits(
     used, others = list(zip(texts, parts, chosen, strict=True)), {}
     if evaluation is not None:
         same = [part.held_out for _, source_of, part in used if source_of.describe_text() == evaluation.describe_text()]
+        measured, uses = load(evaluation), ("train", "tuning")
         if evaluation.held_out and same and len(same[0]):  # the training text's own
-            measured, documents = _load_text(evaluation, **load), Chosen(train=NONE, held_out=same[0])
+            documents = Chosen(train=NONE, held_out=same[0])
         else:
-            measured, documents = _choose_measured("evaluation_data", evaluation, used, ("train", "tuning"), **load)
+            documents = _choose_measured("evaluation_data", measured, evaluation, used, uses, tokenizer)
         splits["held_out"] = _lay_out(measured, evaluation, documents, tokenizer)["held_out"]
     for name, other in (retained or {}).items():
-        decided = ("train", "tuning", "held_out")
-        measured, documents = _choose_measured(f"retention.texts.{name}", other, used, decided, **load)
+        measured, decided = load(other), ("train", "tuning", "held_out")
+        documents = _choose_measured(f"retention.texts.{name}", measured, other, used, decided, tokenizer)
         others[name] = _lay_out(measured, other, documents, tokenizer)["held_out"]
     return Splits(**splits, cautions=tuple(cautions), retained=others)
 
@@ -206,18 +208,17 @@ def _candidates(
 
 def _choose_measured(
     key: str,
+    text: _Text,
     settings: DataSettings,
     used: Sequence[tuple[_Text, DataSettings, Chosen]],
     uses: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
-    data_dir: Path | None,
-    cache_dir: Path | None,
-) -> tuple[_Text, Chosen]:
-    """Return a text and its documents to measure: of ``held_out`` groups, or all, without those of other ``uses``.
+) -> Chosen:
+    """Return the documents of a text to measure: of ``held_out`` groups, or all, without those of other ``uses``.
 
     Documents are compared as they are read, cut to the blocks of either text.
     """
-    text, reading = _load_text(settings, tokenizer, data_dir, cache_dir), [settings, *(other for _, other, _ in used)]
+    reading = [settings, *(other for _, other, _ in used)]
     digests = [
         _read_digests(other, reading, tokenizer).take(np.concatenate([getattr(chosen, use) for use in uses]))
         for other, _, chosen in used
@@ -232,7 +233,7 @@ def _choose_measured(
     groups = np.arange(count) if text.file.groups is None else text.file.groups
     good = ~copied & _usable(text, settings)
     if settings.held_out is None or settings.held_out >= len(in_order(groups[~copied])):
-        return text, Chosen(train=NONE, held_out=np.flatnonzero(~copied))
+        return Chosen(train=NONE, held_out=np.flatnonzero(~copied))
     good &= ~read.repeated(groups)
     free = in_order(groups[good])
     if not len(free):
@@ -242,7 +243,7 @@ def _choose_measured(
         )
     run = RUN if text.file.groups is None else 1
     inside = draw(free, min(settings.held_out, len(free)), seed=(settings.seed, _MEASURED), run=run)
-    return text, Chosen(train=NONE, held_out=np.flatnonzero(good & np.isin(groups, inside)))
+    return Chosen(train=NONE, held_out=np.flatnonzero(good & np.isin(groups, inside)))
 
 
 def _cuts(reading: Sequence[DataSettings]) -> tuple[set[int], set[int]]:
