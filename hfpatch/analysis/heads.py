@@ -48,10 +48,10 @@ def head_weights(model: nn.Module, *, patched: bool = True) -> list[HeadWeights]
     Raises:
         HfpatchError: if a layer has no query and key matrix that read the hidden state (latent attention).
     """
-    return list(each_layers_weights(model, patched=patched))
+    return list(head_weights_by_layer(model, patched=patched))
 
 
-def each_layers_weights(model: nn.Module, *, patched: bool = True) -> Iterator[HeadWeights]:
+def head_weights_by_layer(model: nn.Module, *, patched: bool = True) -> Iterator[HeadWeights]:
     """Yield the results of :func:`head_weights` layer by layer, with one layer in memory at a time."""
     for site in find_sites(model):
         with evaluating(model):

@@ -13,7 +13,7 @@ from torch import nn
 from hfpatch.analysis.ablation import ablate_layers, document_losses
 from hfpatch.analysis.attention import head_attention
 from hfpatch.analysis.gradients import gradient_norms
-from hfpatch.analysis.heads import each_layers_weights, norm_gains
+from hfpatch.analysis.heads import head_weights_by_layer, norm_gains
 from hfpatch.analysis.inspection import Inspection, Text
 from hfpatch.analysis.linearised import is_nonlinear, linearise
 from hfpatch.analysis.movement import initial_tensors, movement, patch_tensors, read_run
@@ -137,7 +137,7 @@ def _of_the_base(base: Base, notes: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with _noted(notes, "Q-K relation"):
         relations, deviations = [], []
-        for layer in each_layers_weights(base.model):
+        for layer in head_weights_by_layer(base.model):
             relations += head_relations(base.model, [layer])
             deviations.append(gauge_deviation(base.model, layer))
         found = {"relations": relations, "gauge": max(deviations, default=None)}
@@ -174,7 +174,7 @@ def _of_the_patch(base: Base, rows: list[list[int]], notes: list[str]) -> dict[s
     missing = {site.layer for site in find_sites(model) if is_nonlinear(site)} - fits.keys()
     if missing:
         notes.append(f"Q-K relation with the patch: not shown for {len(missing)} layers whose query is not linear.")
-    kept = (fits.get(each.layer, each) for each in each_layers_weights(model) if each.layer not in missing)
+    kept = (fits.get(each.layer, each) for each in head_weights_by_layer(model) if each.layer not in missing)
     with _noted(notes, "Q-K relation with the patch"):
         found["relations_patched"] = head_relations(model, kept)
     return found
