@@ -74,7 +74,7 @@ def exchange_rate(method: Sizes, reference: Sizes, weights: Array, groups: Group
         weights: of the documents, (documents,); the gain at a size is ``Σ gains / Σ weights``.
         groups: of the documents, if they come in groups.
     """
-    both = np.concatenate([method.gains, reference.gains])
+    both, units = np.concatenate([method.gains, reference.gains]), weights  # documents, or groups of them
 
     def unknown(why: str) -> Exchange:
         more, less = bounds(method, reference, weights, groups)
@@ -82,7 +82,7 @@ def exchange_rate(method: Sizes, reference: Sizes, weights: Array, groups: Group
 
     if groups is not None:
         both = np.stack([[group_sums(one, groups) for one in seeds] for seeds in both])
-        weights = group_sums(weights, groups)
+        units = group_sums(weights, groups)
     (seeds, documents), sizes = both.shape[1:], len(method.parameters)
     if documents < FEWEST_DOCUMENTS:
         return Exchange(why="too few documents")
@@ -99,12 +99,12 @@ def exchange_rate(method: Sizes, reference: Sizes, weights: Array, groups: Group
             areas[draw] = np.mean(np.interp(levels, ours[draw], x) - np.interp(levels, theirs[draw], other_x))
         return areas, lowest, highest
 
-    by_seed = both.sum(axis=2).T / weights.sum()
+    by_seed = both.sum(axis=2).T / units.sum()
     value, lowest, highest = (float(row[0]) for row in rates(by_seed.mean(axis=0)[None]))
     if math.isnan(value):
         return unknown("they reach no common gain")
     drawn = np.random.default_rng(0).multinomial(documents, np.full(documents, 1 / documents), size=RESAMPLES)
-    over_documents = rates(drawn @ both.mean(axis=1).T / (drawn @ weights)[:, None])[0]
+    over_documents = rates(drawn @ both.mean(axis=1).T / (drawn @ units)[:, None])[0]
     draws = [(over_documents, documents, 1.0)]
     if seeds > 1:
         if seeds**seeds <= RESAMPLES:  # all ways to draw them

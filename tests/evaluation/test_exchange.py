@@ -94,16 +94,19 @@ def test_the_error_over_documents(grouped):
     assert math.log(found.high / found.low) / 2 == pytest.approx(reach, rel=0.08)  # 999 draws
 
 
-def test_without_a_rate_there_is_a_reason():
-    low, high, ones = exact(along(SIZES)), exact(along(SIZES) + 1), np.ones(25)
-    most = SIZES[-1] / SIZES[0]  # even at its largest size the one gains less than the other at its smallest
+@pytest.mark.parametrize("size", [1, 4])
+def test_without_a_rate_there_is_a_reason(size):
+    """Also where documents come in groups."""
+    groups = np.repeat(np.arange(25), size) if size > 1 else None
+    low, ones = exact(along(SIZES), documents=25 * size), np.ones(25 * size)
+    high, most = low + 1, SIZES[-1] / SIZES[0]  # even at its largest size low gains less than high at its smallest
     expected = Exchange(why="they reach no common gain", more_than=most)
-    assert exchange_rate(Sizes(SIZES, low), Sizes(SIZES, high), ones) == expected
-    assert exchange_rate(Sizes(SIZES, high), Sizes(SIZES, low), ones).less_than == 1 / most
-    few = Sizes(SIZES, low[..., :10])
-    assert exchange_rate(few, few, ones[:10]) == Exchange(why="too few documents")
+    assert exchange_rate(Sizes(SIZES, low), Sizes(SIZES, high), ones, groups) == expected
+    assert exchange_rate(Sizes(SIZES, high), Sizes(SIZES, low), ones, groups).less_than == 1 / most
+    few, part = Sizes(SIZES, low[..., : 10 * size]), None if groups is None else groups[: 10 * size]
+    assert exchange_rate(few, few, ones[: 10 * size], part) == Exchange(why="too few documents")
     wild = low + np.random.default_rng(0).normal(0, 20, size=low.shape)
-    found = exchange_rate(Sizes(SIZES, wild), Sizes(SIZES, low), ones)
+    found = exchange_rate(Sizes(SIZES, wild), Sizes(SIZES, low), ones, groups)
     assert (found.rate, found.more_than, found.less_than) == (None, None, None)
 
 
