@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hfpatch.errors import HfpatchError, nearest
+from hfpatch.recipes.budgets import Parts
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.strict import Section, check_once, read_override
 from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings, PretrainSettings, TrainingSettings
@@ -148,10 +149,7 @@ def refuse_rate(overrides: Sequence[str], *, is_tuned: bool) -> None:
 
 
 def check_tuning(
-    tuning: TuningSettings,
-    training: LoopSettings,
-    data: DataSettings,
-    methods: Mapping[str, Sequence[Mapping[str, Any]]],
+    tuning: TuningSettings, training: LoopSettings, data: DataSettings, methods: Mapping[str, Parts]
 ) -> None:
     """Refuse a contradiction with the rest of the recipe; ``methods`` are the trained ones."""
     if tokens := [part.source for part in data.parts() if part.is_token_file]:
@@ -176,41 +174,7 @@ def check_tuning(
             f"tuning.grid: {{training.learning_rates.{group}: [...]}}"
         )
     for key in tuning.grid:
-        kind, _, rest = key.partition(".")
-        if kind == "training":
-            name, _, inner = rest.partition(".")
-            if name == "lr":
-                raise HfpatchError(f"tuning.grid: {key!r} is what tuning.learning_rates lists; name the rates there")
-            if name in _SAME_FOR_ALL or name in NOT_IDENTITY:
-                raise HfpatchError(f"tuning.grid: {key!r} must be the same for all trials; leave it out")
-            keys = [key for key in type(training).model_fields if key not in (*_SAME_FOR_ALL, *NOT_IDENTITY, "lr")]
-            if name == "decay_steps" and "wsd" not in (training.schedule, *tuning.grid.get("training.schedule", ())):
-                raise HfpatchError(
-                    f"tuning.grid: {key!r} is of training.schedule=wsd, which no trial has; leave it out"
-                )
-            if name not in keys or (inner and name not in _BY_GROUP):
-                raise HfpatchError(f"tuning.grid: training has no key {rest!r}{nearest(name, keys)}")
-            continue
-        if kind != "methods":
-            raise HfpatchError(
-                f"tuning.grid: {key!r} is neither a key of training nor an option of a method; write training.KEY or "
-                "methods.METHOD.PART.OPTION, such as methods.lora.0.lora_alpha"
-            )
-        owner, short = split_key(key, methods)
-        if not owner:
-            name = rest.partition(".")[0]
-            raise HfpatchError(f"tuning.grid: {key!r} names no method that is trained{nearest(name, methods)}")
-        part, _, option = short.partition(".")
-        count = len(methods[owner])
-        if not part.isdigit() or int(part) >= count or not option:
-            last = f"0 to {count - 1}" if count > 1 else "0"
-            raise HfpatchError(
-                f"tuning.grid: {key!r} must name a part of {owner} by its number ({last}) and an option of it"
-            )
-        if option in ("type", "match"):
-            raise HfpatchError(
-                f"tuning.grid: {key!r} makes another method of {owner}; tune options that leave its type and its size"
-            )
+        _check_key(key, tuning, training, methods)
     counts = {name: len(tuning.combinations(name, methods)) for name in methods}
     if len(set(counts.values())) < 2:
         return
@@ -219,3 +183,40 @@ def check_tuning(
         f"tuning.grid gives {most} {counts[most]} settings and {fewest} {counts[fewest]}; every method must have as "
         "many trials: use keys of training, or options of every method with as many values"
     )
+
+
+def _check_key(key: str, tuning: TuningSettings, training: LoopSettings, methods: Mapping[str, Parts]) -> None:
+    """Refuse a key of the grid that is neither a key of training that trials may differ in, nor an option of a part."""
+    kind, _, rest = key.partition(".")
+    if kind == "training":
+        name, _, inner = rest.partition(".")
+        if name == "lr":
+            raise HfpatchError(f"tuning.grid: {key!r} is what tuning.learning_rates lists; name the rates there")
+        if name in _SAME_FOR_ALL or name in NOT_IDENTITY:
+            raise HfpatchError(f"tuning.grid: {key!r} must be the same for all trials; leave it out")
+        keys = [key for key in type(training).model_fields if key not in (*_SAME_FOR_ALL, *NOT_IDENTITY, "lr")]
+        if name == "decay_steps" and "wsd" not in (training.schedule, *tuning.grid.get("training.schedule", ())):
+            raise HfpatchError(f"tuning.grid: {key!r} is of training.schedule=wsd, which no trial has; leave it out")
+        if name not in keys or (inner and name not in _BY_GROUP):
+            raise HfpatchError(f"tuning.grid: training has no key {rest!r}{nearest(name, keys)}")
+        return
+    if kind != "methods":
+        raise HfpatchError(
+            f"tuning.grid: {key!r} is neither a key of training nor an option of a method; write training.KEY or "
+            "methods.METHOD.PART.OPTION, such as methods.lora.0.lora_alpha"
+        )
+    owner, short = split_key(key, methods)
+    if not owner:
+        name = rest.partition(".")[0]
+        raise HfpatchError(f"tuning.grid: {key!r} names no method that is trained{nearest(name, methods)}")
+    part, _, option = short.partition(".")
+    count = len(methods[owner])
+    if not part.isdigit() or int(part) >= count or not option:
+        last = f"0 to {count - 1}" if count > 1 else "0"
+        raise HfpatchError(
+            f"tuning.grid: {key!r} must name a part of {owner} by its number ({last}) and an option of it"
+        )
+    if option in ("type", "match"):
+        raise HfpatchError(
+            f"tuning.grid: {key!r} makes another method of {owner}; tune options that leave its type and its size"
+        )

@@ -64,29 +64,7 @@ def comparison_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults
             if name not in tuning.chosen:
                 yield f"{name} is not tuned: its runs take the recipe's learning rate, which may favour the others."
 
-    # Methods whose size does not match that of methods compared with them
-    smaller = {
-        (name, control.name)
-        for name, controls in controls_of(recipe.methods).items()
-        for control in controls
-        if control.keeps not in SAME_SIZE
-    }
-    sizes = {name: method.trainable for name, method in methods.items()}
-    unmatched: dict[str, list[str]] = {}
-    for name, others in references(recipe).items():
-        for other in others:
-            if (name, other) in smaller or other == results.baseline:  # a part of the method, smaller by design
-                continue
-            if abs(sizes[other] - sizes[name]) > MATCHED * sizes[name]:
-                ratio = f"{name} ({sizes[name]:,}, a ratio of {sizes[other] / sizes[name]:.2f})"
-                unmatched.setdefault(other, []).append(ratio)
-    for other, names in unmatched.items():
-        yield (
-            f"{other} has {sizes[other]:,} trainable parameters, which does not match {', '.join(names)}: "
-            "a difference between them may be one of size."
-        )
-
-    # Trainings and tests
+    yield from _size_cautions(recipe, results)
     yield from _training_cautions(results)
     if results.looks:
         taken = [str(look.seeds) for look in results.looks]
@@ -108,8 +86,36 @@ def comparison_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults
     ]
     if untested:
         yield f"Too few documents to test any difference: {', '.join(dict.fromkeys(untested))}."
+    yield from _origin_cautions(recipe, results)
 
-    # Forms, dtypes, code and machines
+
+def _size_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults) -> Iterator[str]:
+    """Yield a sentence for each method whose size does not match that of methods compared with it."""
+    smaller = {
+        (name, control.name)
+        for name, controls in controls_of(recipe.methods).items()
+        for control in controls
+        if control.keeps not in SAME_SIZE
+    }
+    sizes = {name: method.trainable for name, method in results.methods.items()}
+    unmatched: dict[str, list[str]] = {}
+    for name, others in references(recipe).items():
+        for other in others:
+            if (name, other) in smaller or other == results.baseline:  # a part of the method, smaller by design
+                continue
+            if abs(sizes[other] - sizes[name]) > MATCHED * sizes[name]:
+                ratio = f"{name} ({sizes[name]:,}, a ratio of {sizes[other] / sizes[name]:.2f})"
+                unmatched.setdefault(other, []).append(ratio)
+    for other, names in unmatched.items():
+        yield (
+            f"{other} has {sizes[other]:,} trainable parameters, which does not match {', '.join(names)}: "
+            "a difference between them may be one of size."
+        )
+
+
+def _origin_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults) -> Iterator[str]:
+    """Yield a sentence for literal forms, low dtypes, and runs of several commits or machines."""
+    methods, tuning, training = results.methods, results.tuning, recipe.training
     for name, method in methods.items():
         if method.form == "literal":
             yield (
