@@ -85,20 +85,16 @@ def test_the_simulation_decides_as_the_outcomes_are_decided():
         assert keep.startswith("lost") == (d + near < 0)
 
 
-@pytest.mark.parametrize(("kind", "unequal"), [("normal", False), ("normal", True), ("skewed", False), ("heavy", True)])
-@pytest.mark.parametrize(("seeds", "pairs"), [(3, 4), (5, 8)])
-def test_a_claim_is_false_in_at_most_5_percent(seeds, pairs, kind, unequal):
-    runs = 1500
-    assert max(most_false_claims(runs, seeds, pairs, kind=kind, unequal=unequal)) < allowed(runs)
+FEW = [(3, 4, "normal", False), (3, 4, "skewed", False), (5, 8, "normal", True), (5, 8, "heavy", True)]
+ALL = product((3, 5, 8), (4, 8, 20), ("normal", "skewed", "heavy"), (False, True))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["normal", "skewed", "heavy"])
-@pytest.mark.parametrize("unequal", [False, True])
-@pytest.mark.parametrize("seeds", [3, 5, 8])
-@pytest.mark.parametrize("pairs", [4, 8, 20])
-def test_all_levels_hold(pairs, seeds, unequal, kind):
-    runs = 10_000
+@pytest.mark.parametrize(
+    ("runs", "case"),
+    [*((1500, case) for case in FEW), *(pytest.param(10_000, case, marks=pytest.mark.slow) for case in ALL)],
+)
+def test_a_claim_is_false_in_at_most_5_percent(runs, case):
+    seeds, pairs, kind, unequal = case
     assert max(most_false_claims(runs, seeds, pairs, kind=kind, unequal=unequal)) < allowed(runs)
 
 
