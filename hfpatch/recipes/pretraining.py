@@ -130,39 +130,43 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
         if self.tuning is not None and self.tuning.at != "every":
             raise ValueError("tuning.at is of methods with budgets, which variants have not; leave it out")
 
-        # Every run is a recipe, and sees the same batches as all others
+        for name in self.variants:
+            self._check_runs(name)
         schedules = [variant.training.get("schedule") for variant in self.variants.values()]
-        for name, variant in self.variants.items():
-            given = variant.tuning or VariantTuning()
-            if self.tuning is None and (given.learning_rates or given.grid):
-                raise ValueError(f"variants.{name}.tuning changes tuning, which the recipe has not; add it")
-            try:
-                tuning = self.tuning_of(name)
-            except ValidationError as error:
-                raise ValueError(f"variants.{name}: tuning.{explain(error, TuningSettings)}") from None
-            combinations = list[Values]([{}])
-            if tuning is not None:
-                schedules += tuning.grid.get("training.schedule", ())
-                try:
-                    check_tuning(tuning, self.training, self.data, {name: []})
-                except HfpatchError as error:
-                    raise HfpatchError(f"{error}" if tuning == self.tuning else f"variants.{name}: {error}") from None
-                combinations = tuning.combinations(name, {})
-            for values in combinations:
-                where = f"variants.{name}{' at ' * bool(values)}{point_name(values)}"
-                try:
-                    run = self.single(name, values, 0)
-                    if tuning is not None:
-                        self.single(name, values, 0, trial=True)
-                except ValidationError as error:
-                    raise ValueError(f"{where}: {explain(error, PretrainRecipe)}") from None
-                for key in _SHARED:
-                    if getattr(run.training, key) != getattr(self.training, key):
-                        raise ValueError(
-                            f"{where}: training.{key} must be the same for all, which are compared on the same batches"
-                        )
+        tunings = filter(None, map(self.tuning_of, self.variants))
+        schedules += [schedule for tuning in tunings for schedule in tuning.grid.get("training.schedule", ())]
         check_decay(self.training, *schedules)
         return self
+
+    def _check_runs(self, name: str) -> None:
+        """Refuse a variant of which a run, or a trial, is no recipe or sees other batches than those of all others."""
+        given = self.variants[name].tuning or VariantTuning()
+        if self.tuning is None and (given.learning_rates or given.grid):
+            raise ValueError(f"variants.{name}.tuning changes tuning, which the recipe has not; add it")
+        try:
+            tuning = self.tuning_of(name)
+        except ValidationError as error:
+            raise ValueError(f"variants.{name}: tuning.{explain(error, TuningSettings)}") from None
+        combinations = list[Values]([{}])
+        if tuning is not None:
+            try:
+                check_tuning(tuning, self.training, self.data, {name: []})
+            except HfpatchError as error:
+                raise HfpatchError(f"{error}" if tuning == self.tuning else f"variants.{name}: {error}") from None
+            combinations = tuning.combinations(name, {})
+        for values in combinations:
+            where = f"variants.{name}{' at ' * bool(values)}{point_name(values)}"
+            try:
+                run = self.single(name, values, 0)
+                if tuning is not None:
+                    self.single(name, values, 0, trial=True)
+            except ValidationError as error:
+                raise ValueError(f"{where}: {explain(error, PretrainRecipe)}") from None
+            for key in _SHARED:
+                if getattr(run.training, key) != getattr(self.training, key):
+                    raise ValueError(
+                        f"{where}: training.{key} must be the same for all, which are compared on the same batches"
+                    )
 
     @property
     def methods(self) -> dict[str, list[dict[str, Any]]]:
