@@ -74,21 +74,23 @@ def test_a_budget_in_a_name_says_all_its_digits(budget, text):
 
 def test_budgets_of_one_method_in_its_part(read):
     text = RECIPE.replace("- type: lora\n", "- {type: lora, budgets: [0.5%, 0.1%]}\n")
-    own = read(text=text.replace("- type: pre_projection\n  linear", "- {type: pre_projection, budgets: []}\n  linear"))
-    assert points_of("lora", own.methods) == ["lora@0.1%", "lora@0.5%"]
-    assert own.methods["pre_projection"] == [{"type": "pre_projection"}]
+    recipe = read(
+        text=text.replace("- type: pre_projection\n  linear", "- {type: pre_projection, budgets: []}\n  linear")
+    )
+    assert points_of("lora", recipe.methods) == ["lora@0.1%", "lora@0.5%"]
+    assert recipe.methods["pre_projection"] == [{"type": "pre_projection"}]
     alone = read("budgets=null", text=text)
     assert [name for name in alone.methods if "@" in name] == ["lora@0.1%", "lora@0.5%"]
 
 
 def test_each_budget_is_compared_with_the_lora_and_the_controls_of_its_own(read):
-    found = references(read())
+    compared = references(read())
     for budget in ("10k", "65k"):
-        assert found[f"pre_projection@{budget}"] == ["baseline", f"lora@{budget}", f"linear@{budget}"]
-        assert found[f"linear@{budget}"] == ["baseline", f"lora@{budget}"]
-        assert found[f"both@{budget}"] == ["baseline", f"lora@{budget}"]
-        assert found[f"lora@{budget}"] == ["baseline"]
-    assert found["heat"] == found["fixed"] == ["baseline"]
+        assert compared[f"pre_projection@{budget}"] == ["baseline", f"lora@{budget}", f"linear@{budget}"]
+        assert compared[f"linear@{budget}"] == ["baseline", f"lora@{budget}"]
+        assert compared[f"both@{budget}"] == ["baseline", f"lora@{budget}"]
+        assert compared[f"lora@{budget}"] == ["baseline"]
+    assert compared["heat"] == compared["fixed"] == ["baseline"]
 
 
 def test_labels_and_the_grid_of_tuning_are_of_every_budget(read):

@@ -33,7 +33,7 @@ def test_a_recipes_architecture_becomes_the_model():
 
 
 @pytest.mark.parametrize(
-    ("own", "message"),
+    ("changes", "message"),
     [
         ({"query": {"pth": "linear"}}, "unknown key 'query.pth'.*'path'"),
         ({"query": {"path": "cubic"}}, "query.path"),
@@ -60,15 +60,15 @@ def test_a_recipes_architecture_becomes_the_model():
         ({"biases": "no"}, "must be a boolean"),
     ],
 )
-def test_mistakes_are_one_clear_line(own, message):
+def test_mistakes_are_one_clear_line(changes, message):
     with pytest.raises(HfpatchError, match=message) as caught:
-        split_architecture({**TINY, **own})
+        split_architecture({**TINY, **changes})
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("architecture")
 
 
 @pytest.mark.parametrize(
-    ("own", "message"),
+    ("changes", "message"),
     [
         ({"mlp_width": 0.001}, "architecture.mlp_width: 0.001 times d=32 is no width"),
         ({"n_embd": 33, "n_head": 3, "query": {}}, "architecture.query: hidden size 33 is odd.*give rank=N"),
@@ -79,10 +79,10 @@ def test_mistakes_are_one_clear_line(own, message):
         ({"model_type": "mamba"}, "architecture.n_embd: mamba has no such key"),
     ],
 )
-def test_a_recipe_that_asks_for_the_impossible_is_one_line_and_leaves_nothing(own, message, tmp_path, capsys):
+def test_a_recipe_that_asks_for_the_impossible_is_one_line_and_leaves_nothing(changes, message, tmp_path, capsys):
     """Through the command line; an odd d is fine where nothing is d/2."""
     recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
-    values = {"name": "wrong", "architecture": {**TINY, "vocab_size": 300, **own}}
+    values = {"name": "wrong", "architecture": {**TINY, "vocab_size": 300, **changes}}
     values |= {"tokenizer": {"train_vocab_size": 300}, "training": {"steps": 2, "warmup_steps": 1, "batch_size": 1}}
     values["data"] = {"source": "tinyworld/base", "block_size": 8, "max_documents": 30}
     recipe.write_text(yaml.safe_dump(values))

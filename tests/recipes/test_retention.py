@@ -22,9 +22,9 @@ def texts_of(recipe):
 
 
 def test_a_tinyworld_base_keeps_its_own_language_by_default():
-    found = texts_of(read(retention={}))
-    text = found[OWN_LANGUAGE]
-    assert set(found) == {OWN_LANGUAGE}
+    texts = texts_of(read(retention={}))
+    text = texts[OWN_LANGUAGE]
+    assert set(texts) == {OWN_LANGUAGE}
     assert (text.source, text.max_documents, text.block_size, text.layout) == ("tinyworld/base", 200, 64, "packed")
 
 
@@ -33,12 +33,12 @@ def test_texts_are_read_as_the_training_text_is():
     data |= {"seed": 4, "scored_tokens": 50}
     texts = {"new": {"source": "a.txt"}, "old": {"source": "b.txt", "max_documents": 3}}
     texts |= {"long": {"source": "c.txt", "max_documents": 30}, "hub": {"source": "x/y", "streaming": True}}
-    found = texts_of(read(data=data, retention={"texts": texts, "documents": 9, "block_size": 32}))
-    read_and_drawn = {name: (each.max_documents, each.held_out) for name, each in found.items()}
+    read_texts = texts_of(read(data=data, retention={"texts": texts, "documents": 9, "block_size": 32}))
+    read_and_drawn = {name: (data.max_documents, data.held_out) for name, data in read_texts.items()}
     assert read_and_drawn == {"new": (None, 9), "old": (3, None), "long": (30, 9), "hub": (9, None)}
-    for each in found.values():
-        assert (each.seed, each.scored_tokens) == (4, 50)
-        assert (each.min_characters, each.append_eos, each.layout, each.block_size) == (7, False, "padded", 32)
+    for data in read_texts.values():
+        assert (data.seed, data.scored_tokens) == (4, 50)
+        assert (data.min_characters, data.append_eos, data.layout, data.block_size) == (7, False, "padded", 32)
 
 
 @pytest.mark.parametrize(

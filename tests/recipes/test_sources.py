@@ -59,19 +59,19 @@ def test_each_mistake_is_one_line(recipe, overrides, message):
 def test_paths_take_environment_variables(recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("HFPATCH_TEXTS", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    own = ["model.name=~/model", "data_dir=$HFPATCH_TEXTS", "evaluation.include_path=${HFPATCH_TEXTS}/tasks"]
-    found = load_recipe(recipe, ["data.mixture=[{source: '${HFPATCH_TEXTS}/a.jsonl'}, {source: owner/set}]", *own])
-    assert [source.source for source in found.data.mixture] == [f"{tmp_path}/a.jsonl", "owner/set"]
-    assert found.model.name == str(tmp_path / "home" / "model")
-    assert (found.data_dir, found.evaluation.include_path) == (tmp_path, tmp_path / "tasks")
+    paths = ["model.name=~/model", "data_dir=$HFPATCH_TEXTS", "evaluation.include_path=${HFPATCH_TEXTS}/tasks"]
+    read = load_recipe(recipe, ["data.mixture=[{source: '${HFPATCH_TEXTS}/a.jsonl'}, {source: owner/set}]", *paths])
+    assert [source.source for source in read.data.mixture] == [f"{tmp_path}/a.jsonl", "owner/set"]
+    assert read.model.name == str(tmp_path / "home" / "model")
+    assert (read.data_dir, read.evaluation.include_path) == (tmp_path, tmp_path / "tasks")
 
 
 def test_an_override_of_epochs_takes_the_place_of_steps(recipe):
-    found = load_recipe("quickstart", ["training.epochs=2.5"])
-    assert (found.training.epochs, "steps" in found.training.model_dump()) == (2.5, False)
+    in_epochs = load_recipe("quickstart", ["training.epochs=2.5"])
+    assert (in_epochs.training.epochs, "steps" in in_epochs.training.model_dump()) == (2.5, False)
     again = recipe.with_name("again.yaml")
-    again.write_text(found.to_yaml())
-    assert load_recipe(again) == found
+    again.write_text(in_epochs.to_yaml())
+    assert load_recipe(again) == in_epochs
     assert load_recipe(again, ["training.steps=7"]).training == load_recipe("quickstart", ["training.steps=7"]).training
     assert "epochs" not in load_recipe(recipe).training.model_dump()
 

@@ -41,8 +41,8 @@ def make_results(sizes: dict[str, int], *, survival: float = 1.0, n: int = 2000)
     def method(name: str, size: int) -> dict:
         sizes = dict.fromkeys(("steps", "tokens", "wall_s", "tokens_per_s", "peak_memory_bytes", "final_loss"), 1)
         train = {**sizes, "update_survival": {"all": survival}} if size else None
-        known = {**SCORE, "task": "lambada_openai", "n": 5153, "metrics": {"acc": 0.326}}
-        run = {"commit": "abc", "train": train, "evaluation": {"cloze": SCORE, "lambada_openai": known}}
+        lambada = {**SCORE, "task": "lambada_openai", "n": 5153, "metrics": {"acc": 0.326}}
+        run = {"commit": "abc", "train": train, "evaluation": {"cloze": SCORE, "lambada_openai": lambada}}
         parts = [{"type": "any"}] if size else []
         parameters = {"trainable": size, "added": size, "base": 9}
         return {"parts": parts, "parameters": parameters, "form": None, "runs": {"0": copy.deepcopy(run)}}

@@ -98,8 +98,8 @@ def test_looks_agree_with_the_decisions_of_the_simulation():
             pair = {"method": "a", "reference": "b", "task": "text", "metric": "score"}
             made.insert(0, Look([Comparison(**pair, difference=difference, **given)], seeds / sum(looks)))
         asked = PrimaryQuestion(question="gain", pairs=[("a", "b")], on=["text"])
-        (found,) = judge_primary(asked, made, {"text": Measure("score", True)}, {"text": DELTA})
-        assert (found.outcome, found.seeds) == expected
+        (verdict,) = judge_primary(asked, made, {"text": Measure("score", True)}, {"text": DELTA})
+        assert (verdict.outcome, verdict.seeds) == expected
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,8 @@ def most_false_claims(runs, seeds, pairs, **more):
     """The largest over effects and spreads; half of the pairs are at 0, half at a margin, or all at one of them."""
     rng, half = np.random.default_rng(seeds * pairs), np.arange(pairs) % 2
     trues = [half * DELTA, -half * DELTA, np.zeros(pairs), np.full(pairs, -DELTA)]
-    found = [false_claims(rng, runs, seeds, true, spread=spread, **more) for true, spread in product(trues, SPREADS)]
-    return np.max(found, axis=0)
+    shares = [false_claims(rng, runs, seeds, true, spread=spread, **more) for true, spread in product(trues, SPREADS)]
+    return np.max(shares, axis=0)
 
 
 def allowed(runs, level=ALPHA):
@@ -102,9 +102,9 @@ def test_a_claim_is_false_in_at_most_5_percent(runs, case):
 def test_against_the_base_the_skew_of_seeds_does_not_cancel(kind, pairs, most):
     """An exponential effect of seeds, which no other method shares: up to 17 % in place of 5, as the docs say."""
     runs = 2000
-    found = max(most_false_claims(runs, 3, pairs, kind=kind, unequal=False, against_base=True))
-    assert found < allowed(runs, most)
-    assert (found > 0.1) == (kind == "skewed")
+    share = max(most_false_claims(runs, 3, pairs, kind=kind, unequal=False, against_base=True))
+    assert share < allowed(runs, most)
+    assert (share > 0.1) == (kind == "skewed")
 
 
 @pytest.mark.parametrize("seeds", [3, 8])
@@ -113,8 +113,8 @@ def test_intervals_cover(seeds, kind):
     """The plain ones each with 95 %, the corrected ones all together."""
     rng, runs, true = np.random.default_rng(seeds), 4000, np.linspace(-1, 1, 6)
     for spread in SPREADS:
-        found = measured(rng, runs, seeds, true, kind=kind, unequal=True, spread=spread)
-        difference, errors, of_documents = found
+        given = {"kind": kind, "unequal": True, "spread": spread}
+        difference, errors, of_documents = measured(rng, runs, seeds, true, **given)
         plain, _ = reaches(errors, of_documents, seeds, ALPHA)
         corrected, _ = reaches(errors, of_documents, seeds, ALPHA / len(true))
         covered = (np.abs(difference - true) <= plain).mean(0)

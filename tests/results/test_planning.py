@@ -36,8 +36,8 @@ def results_of(*comparisons):
 def test_a_pairs_own_variance_is_taken_before_that_of_the_median_pair():
     pairs = [("a", "b", 0.01), ("a", "c", 0.03), ("b", "c", 0.02), ("a", "baseline", 0.5)]
     results = results_of(*(difference(*pair) for pair in pairs))
-    own = stored_for(results, ("a", "b"), "text", with_base=False)
-    assert (own.same, own.one.errors[1][0], own.units) == (True, 0.01, 200)
+    same = stored_for(results, ("a", "b"), "text", with_base=False)
+    assert (same.same, same.one.errors[1][0], same.units) == (True, 0.01, 200)
     other = stored_for(results, ("new", "c"), "text", with_base=False)
     assert (other.same, other.one.errors[1][0]) == (False, 0.02)
     assert stored_for(results, ("new", "baseline"), "text", with_base=True).one.errors[1][0] == 0.5
@@ -73,16 +73,16 @@ def test_what_is_planned_is_decided_in_80_percent(before, after, pairs):
 
 def test_the_cheapest_design_decides_and_no_cheaper_one_does():
     design, level, margin, seconds = Design.of([(0.01, 99), (0.012, 4)]), 0.0125, 0.03, (10.0, 50.0)
-    found = cheapest(design, "gain", level, margin, 100, seconds)
+    chosen = cheapest(design, "gain", level, margin, 100, seconds)
 
     def decides(seeds, documents):
         return design.with_seeds(seeds).with_documents(documents).decides("gain", 0.0, level, margin) >= 0.8
 
-    assert decides(found.seeds, found.documents)
-    assert found.seconds == pytest.approx(found.seeds * (10 + 50 * found.documents / 100))
+    assert decides(chosen.seeds, chosen.documents)
+    assert chosen.seconds == pytest.approx(chosen.seeds * (10 + 50 * chosen.documents / 100))
     for seeds in range(2, 40):
         for documents in range(20, 400, 20):
-            if seeds * (10 + 50 * documents / 100) < 0.9 * found.seconds:  # documents are tried in steps of a tenth
+            if seeds * (10 + 50 * documents / 100) < 0.9 * chosen.seconds:  # documents are tried in steps of a tenth
                 assert not decides(seeds, documents)
     assert cheapest(design, "gain", level, 1e-6, 100, seconds) is None
 

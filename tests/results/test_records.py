@@ -54,12 +54,12 @@ def quiz(primary, clusters=None):
 def test_numbers_and_pairs_are_kept_exactly(tmp_path):
     rows = [{**row, "acc": value} for row, value in zip(ROWS, (0.1 + 0.2, None), strict=True)]
     write_values(write(tmp_path, rows), ["quiz"])
-    found = read_values(tmp_path)["quiz"]
-    assert set(found.metrics) == {"acc", "word_perplexity"}  # f1 has neither numbers nor pairs
-    assert found.metrics["acc"][0] == 0.1 + 0.2
-    assert math.isnan(found.metrics["acc"][1])
-    assert np.array_equal(found.metrics["word_perplexity"], [[-2.5, 3], [math.nan, 4]], equal_nan=True)
-    assert found.documents == hash_documents(["a", "b"]) != hash_documents(["b", "a"])
+    values = read_values(tmp_path)["quiz"]
+    assert set(values.metrics) == {"acc", "word_perplexity"}  # f1 has neither numbers nor pairs
+    assert values.metrics["acc"][0] == 0.1 + 0.2
+    assert math.isnan(values.metrics["acc"][1])
+    assert np.array_equal(values.metrics["word_perplexity"], [[-2.5, 3], [math.nan, 4]], equal_nan=True)
+    assert values.documents == hash_documents(["a", "b"]) != hash_documents(["b", "a"])
     first = (tmp_path / VALUES).read_bytes()
     write_values(tmp_path, ["quiz"])
     assert (tmp_path / VALUES).read_bytes() == first
@@ -70,9 +70,9 @@ def test_a_metric_that_is_no_number_leaves_those_of_later_tasks_alone(tmp_path):
     for task, right in (("quiz", 1), ("other", 0)):
         write(tmp_path, [{**row, "acc": right} for row in ROWS], task)
     write_values(tmp_path, ["quiz", "other"])
-    found = read_values(tmp_path)
-    assert [found[task].metrics["acc"].tolist() for task in ("quiz", "other")] == [[1, 1], [0, 0]]
-    assert [found[task].metrics["word_perplexity"].shape for task in ("quiz", "other")] == [(2, 2), (2, 2)]
+    values = read_values(tmp_path)
+    assert [values[task].metrics["acc"].tolist() for task in ("quiz", "other")] == [[1, 1], [0, 0]]
+    assert [values[task].metrics["word_perplexity"].shape for task in ("quiz", "other")] == [(2, 2), (2, 2)]
 
 
 def test_records_that_changed_since_are_read_themselves(tmp_path):
@@ -108,7 +108,7 @@ def test_a_comparison_is_the_same_from_its_published_values(clusters, tmp_path):
         name: {seed: tmp_path / "runs" / name / f"seed-{seed}" / "evaluations" for seed in seeds}
         for name, seeds in {"baseline": (0,), "method": (0, 1)}.items()
     }
-    folders = [folder for own in runs.values() for folder in own.values()]
+    folders = [folder for of_method in runs.values() for folder in of_method.values()]
     write_random(folders, clusters=12)
     for folder in folders:
         write_values(folder, ["quiz"])

@@ -25,20 +25,20 @@ def point(method, scale=1.0, loss=None, comparisons=()):
 def test_kept_and_won_are_shares_of_what_the_base_has_right_and_wrong():
     base = np.array([1.0, 1, 1, 1, 0, 0])
     seeds = np.array([[1.0, 1, 1, 0, 1, 0], [1.0, 1, 0, 0, 0, 0]])
-    found = kept_answers("lora", "quiz", base, seeds)
-    assert (found.right, found.wrong, found.seeds, found.kept, found.won) == (4, 2, 2, 5 / 8, 1 / 4)
+    answers = kept_answers("lora", "quiz", base, seeds)
+    assert (answers.right, answers.wrong, answers.seeds, answers.kept, answers.won) == (4, 2, 2, 5 / 8, 1 / 4)
     of_documents = np.array([1.0, 1, 0.5, 0, 1, 0])  # the last two are one right and one wrong that are added
     errors = [(of_documents.std(ddof=1) / math.sqrt(6), 5), (np.array([3 / 4, 2 / 4]).std(ddof=1) / math.sqrt(2), 1)]
     half = math.sqrt(sum((stats.t.ppf(0.975, freedom) * error) ** 2 for error, freedom in errors))
-    assert (found.kept_low, found.kept_high) == pytest.approx((max(0, 5 / 8 - half), min(1, 5 / 8 + half)))
+    assert (answers.kept_low, answers.kept_high) == pytest.approx((max(0, 5 / 8 - half), min(1, 5 / 8 + half)))
 
 
 def test_shares_of_all_and_of_none():
     base = np.array([1.0, 1, 1])
-    found = kept_answers("lora", "quiz", base, np.ones((1, 3)))
-    assert found.kept == found.kept_high == 1.0
-    assert 0 < found.kept_low < 1  # three documents that agree do not show that all would
-    assert math.isnan(found.won)
+    answers = kept_answers("lora", "quiz", base, np.ones((1, 3)))
+    assert answers.kept == answers.kept_high == 1.0
+    assert 0 < answers.kept_low < 1  # three documents that agree do not show that all would
+    assert math.isnan(answers.won)
     grouped = kept_answers("lora", "quiz", base, np.ones((1, 3)), grouped=True)
     assert (grouped.kept, grouped.kept_low, grouped.kept_high) == (1.0, -math.inf, math.inf)
     assert json.loads(json.dumps(grouped.to_json()))["kept_low"] is None
@@ -48,8 +48,8 @@ def test_shares_cover_the_truth():
     """Of 90 % kept on 80 documents, about 95 % of intervals over documents contain the truth."""
     rng, base, covered = np.random.default_rng(1), np.ones(80), 0
     for _ in range(600):
-        found = kept_answers("lora", "quiz", base, (rng.random((1, 80)) < 0.9).astype(float))
-        covered += found.kept_low <= 0.9 <= found.kept_high
+        answers = kept_answers("lora", "quiz", base, (rng.random((1, 80)) < 0.9).astype(float))
+        covered += answers.kept_low <= 0.9 <= answers.kept_high
     assert 0.92 <= covered / 600 <= 0.99
 
 
@@ -61,11 +61,11 @@ def test_the_verdicts_are_corrected_over_methods_and_texts_by_bits_per_byte():
         for m, (p, q) in made.items()
     ]
     points.append(point("a", 0.5, comparisons=[change("a", 0.1, 1e-9)]))
-    found = Retention(texts={TEXT: {}, other: {}}, points=points)
+    retention = Retention(texts={TEXT: {}, other: {}}, points=points)
     method = Method(parameters=Parameters(trainable=0, added=0, base=0))
     trained = method.model_copy(update={"parts": [{"type": "lora"}]})
     methods = {"baseline": method, **dict.fromkeys("ab", trained)}
-    whole = ComparisonResults(name="any", methods=methods, retention=found)
+    whole = ComparisonResults(name="any", methods=methods, retention=retention)
     corrected = {(each.method, each.task): each.p_corrected for each in whole.verdicts}
     assert corrected == {
         ("b", TEXT): pytest.approx(0.08), ("b", other): pytest.approx(0.08), ("a", TEXT): pytest.approx(0.08),
@@ -80,8 +80,8 @@ def test_the_verdicts_are_corrected_over_methods_and_texts_by_bits_per_byte():
 
 def test_the_text_of_tuning_chooses_the_scale():
     points = [point("a", 0.25, 2.0), point("a", 0.5, 1.5), point("a", 1.0, 1.5), point("b"), point("c", 0.5, 1.0)]
-    found = Retention(points=[*points, point("c", 1.0, 1.2)])
-    assert [found.chosen(name) for name in "abc"] == [1.0, None, 0.5]
+    retention = Retention(points=[*points, point("c", 1.0, 1.2)])
+    assert [retention.chosen(name) for name in "abc"] == [1.0, None, 0.5]
 
 
 def test_the_front_has_what_nothing_betters():

@@ -22,18 +22,18 @@ def patch_with(folder, tensors):
 def test_norms_of_a_patch_stand_beside_the_paper_s_init(tmp_path):
     torch.manual_seed(0)
     skips = {layer: torch.randn(8, 8) for layer in (0, 1)}
-    (found,) = patch_norms(patch_with(tmp_path, {(layer, "preproj_skip"): skip for layer, skip in skips.items()}))
-    assert (found.quantity, found.group) == ("‖W_skip‖ of the content skip", "pre_projection")
-    assert found.points == pytest.approx({layer: skip.double().norm().item() for layer, skip in skips.items()})
-    assert found.reference == pytest.approx(1e-4 * 8)
+    (norms,) = patch_norms(patch_with(tmp_path, {(layer, "preproj_skip"): skip for layer, skip in skips.items()}))
+    assert (norms.quantity, norms.group) == ("‖W_skip‖ of the content skip", "pre_projection")
+    assert norms.points == pytest.approx({layer: skip.double().norm().item() for layer, skip in skips.items()})
+    assert norms.reference == pytest.approx(1e-4 * 8)
 
 
 def test_several_tensors_of_a_layer_are_one_norm(tmp_path):
     (tmp_path / "lora").mkdir()
     names = {f"m.layers.3.{part}.lora_B.weight": torch.full((2, 2), value) for part, value in (("q", 1.5), ("k", 2.0))}
     safetensors.torch.save_file(names, tmp_path / "lora" / "adapter_model.safetensors")
-    (found,) = patch_norms(tmp_path)
-    assert found.points == pytest.approx({3: 5.0})  # sqrt(3² + 4²)
+    (norms,) = patch_norms(tmp_path)
+    assert norms.points == pytest.approx({3: 5.0})  # sqrt(3² + 4²)
     path = tmp_path / "lora" / "adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:20])
     assert patch_norms(tmp_path) == []  # of a file that cannot be read

@@ -30,12 +30,12 @@ BITS = Measure("bits_per_byte", False)
 def comparison(method, difference, error, freedom, *, task="text", other="base", **more):
     """A difference with Student's interval and p."""
     reach = stats.t.ppf(0.975, freedom) * error
-    known = {
+    fields = {
         **{"method": method, "reference": other, "task": task, "metric": "bits_per_byte", "n": 100, "seeds": 3},
         **{"difference": difference, "low": difference - reach, "high": difference + reach, "test": "paired t"},
         **{"p": 2 * stats.t.sf(abs(difference) / error, freedom), "errors": [(error, freedom)]},
     }
-    return Comparison(**(known | more))
+    return Comparison(**(fields | more))
 
 
 def judged(made, **more):
@@ -47,8 +47,8 @@ def judged(made, **more):
 def holm_reference(p_values, alpha=0.05):
     """Reject in ascending order of p while p < alpha / (tests left); the textbook's loop."""
     rejected = set()
-    for place, index in enumerate(np.argsort(p_values)):
-        if p_values[index] >= alpha / (len(p_values) - place):
+    for rank, index in enumerate(np.argsort(p_values)):
+        if p_values[index] >= alpha / (len(p_values) - rank):
             break
         rejected.add(int(index))
     return rejected
@@ -59,18 +59,18 @@ def test_a_verdict_is_holms_and_its_interval_leaves_out_0_exactly_where_it_is_on
     rng = np.random.default_rng(seed)
     sizes = rng.normal(0, 3, size=rng.integers(1, 30))
     made = [comparison(f"m{i}", d, 1.0, float(rng.integers(2, 200))) for i, d in enumerate(sizes)]
-    found = judged(made)
+    verdicts = judged(made)
     rejected = holm_reference([one.p for one in made])
-    for i, (each, one) in enumerate(zip(found, made, strict=True)):
-        assert each.is_found == (i in rejected)
-        assert each.outcome == ("not decided" if i not in rejected else "better" if sizes[i] < 0 else "worse")
-        assert (each.corrected_low > 0 or each.corrected_high < 0) == each.is_found
-        assert each.family == len(made)
+    for i, (verdict, one) in enumerate(zip(verdicts, made, strict=True)):
+        assert verdict.is_found == (i in rejected)
+        assert verdict.outcome == ("not decided" if i not in rejected else "better" if sizes[i] < 0 else "worse")
+        assert (verdict.corrected_low > 0 or verdict.corrected_high < 0) == verdict.is_found
+        assert verdict.family == len(made)
         far = stats.t.ppf(1 - 0.025 / len(made), one.errors[0][1])  # Bonferroni's quantile
-        ends = [each.corrected_low, each.corrected_high]
-        assert max(abs(end - each.difference) for end in ends) == pytest.approx(far, rel=1e-6)
-        assert (each.low, each.high) == (one.low, one.high)
-        assert each.detectable == pytest.approx(far + stats.norm.ppf(0.8), rel=1e-3)  # its error is known
+        ends = [verdict.corrected_low, verdict.corrected_high]
+        assert max(abs(end - verdict.difference) for end in ends) == pytest.approx(far, rel=1e-6)
+        assert (verdict.low, verdict.high) == (one.low, one.high)
+        assert verdict.detectable == pytest.approx(far + stats.norm.ppf(0.8), rel=1e-3)  # its error is known
 
 
 def test_intervals_cover_all_true_differences_together_and_signs_are_rarely_wrong():
@@ -80,13 +80,14 @@ def test_intervals_cover_all_true_differences_together_and_signs_are_rarely_wron
     covered = wrong = 0
     for _ in range(runs):
         noise = 0.6 * rng.normal(size=family) + 0.8 * rng.normal()
-        found = judged([comparison(f"m{i}", d, 1.0, 1e6) for i, d in enumerate(true + noise)])
+        verdicts = judged([comparison(f"m{i}", d, 1.0, 1e6) for i, d in enumerate(true + noise)])
         covered += all(
-            each.corrected_low <= value <= each.corrected_high for each, value in zip(found, true, strict=True)
+            verdict.corrected_low <= value <= verdict.corrected_high
+            for verdict, value in zip(verdicts, true, strict=True)
         )
         wrong += any(
-            each.is_found and (value == 0 or (value < 0) != (each.outcome == "better"))
-            for each, value in zip(found, true, strict=True)
+            verdict.is_found and (value == 0 or (value < 0) != (verdict.outcome == "better"))
+            for verdict, value in zip(verdicts, true, strict=True)
         )
     error = 3 * math.sqrt(0.05 * 0.95 / runs)
     assert covered / runs > 0.95 - error
@@ -106,8 +107,8 @@ def test_what_was_not_tested_says_why_and_counts_in_no_family():
     few = comparison("few", 1.0, 1.0, 9.0, p=None, low=-math.inf, high=math.inf, test="none (too few documents)")
     made = [few, comparison("a", -9.0, 1.0, 9.0)]
     pairs = {"base": [("few", "base"), ("gone", "base"), ("a", "base")]}
-    found = judge(made, pairs, {"text": BITS}, lambda method, *_: f"{method} diverged")
-    assert [(each.outcome, each.why, each.family) for each in found] == [
+    verdicts = judge(made, pairs, {"text": BITS}, lambda method, *_: f"{method} diverged")
+    assert [(verdict.outcome, verdict.why, verdict.family) for verdict in verdicts] == [
         ("not tested", "too few documents", 0),
         ("not tested", "gone diverged", 0),
         ("better", "", 1),
@@ -122,8 +123,8 @@ def test_questions_are_families_of_their_own():
 
 def test_no_difference_of_shares_is_larger_than_1():
     made = comparison("a", 0.1, 0.3, 1.0, metric="acc")
-    (found,) = judge([made], {"base": [("a", "base")]}, {"text": Measure("acc", True)})
-    assert (found.corrected_low, found.corrected_high, found.detectable) == (-1.0, 1.0, None)
+    (verdict,) = judge([made], {"base": [("a", "base")]}, {"text": Measure("acc", True)})
+    assert (verdict.corrected_low, verdict.corrected_high, verdict.detectable) == (-1.0, 1.0, None)
 
 
 def test_one_measure_decides_a_task_and_others_do_not_count():
@@ -142,9 +143,9 @@ def paired(method, difference, *, seeds=5, error=0.004, **more):
     """A difference over seeds and 200 documents by bits per byte; lower is better."""
     errors = [(0.003, 199.0), (error, seeds - 1.0)]
     half = np.hypot(*(stats.t.ppf(0.975, freedom) * each for each, freedom in errors))
-    known = {"low": difference - half, "high": difference + half, "errors": errors, "other": "lora"}
-    known["p"] = Estimate(difference, [Part(*each) for each in errors if each[1]]).p
-    return comparison(method, difference, error, seeds - 1, **{"seeds": seeds, **known, **more})
+    fields = {"low": difference - half, "high": difference + half, "errors": errors, "other": "lora"}
+    fields["p"] = Estimate(difference, [Part(*each) for each in errors if each[1]]).p
+    return comparison(method, difference, error, seeds - 1, **{"seeds": seeds, **fields, **more})
 
 
 def primary(asked=GAIN, *made, margins={"bits_per_byte": 0.02}, **more):  # noqa: B006
@@ -235,8 +236,8 @@ def test_at_looks_a_pair_has_the_outcome_of_the_one_that_decided_it():
 def test_no_interval_leaves_what_is_possible():
     share = comparison("a", 0.05, 0.1, 3.0, metric="acc", reference_score=0.9)
     bits = comparison("a", -0.05, 0.1, 3.0, reference_score=0.2, task="text")
-    found = judge([share, bits], {"base": [("a", "base")]}, {"text": BITS})[0]
-    assert found.corrected_low == pytest.approx(-0.2)
+    verdict = judge([share, bits], {"base": [("a", "base")]}, {"text": BITS})[0]
+    assert verdict.corrected_low == pytest.approx(-0.2)
     low, high = interval_at(share, 0.05)
     assert (high, low) == (pytest.approx(0.1), pytest.approx(0.05 - stats.t.ppf(0.975, 3) * 0.1))
     for metric, base in (("nats_per_token", 0.2), ("kl", 0.0)):
@@ -256,9 +257,9 @@ def test_a_perplexity_has_the_interval_of_its_logarithm():
         return base * math.expm1(log)
 
     ends = {"low": shifted(ratio - reach(0.05)), "high": shifted(ratio + reach(0.05))}
-    known = {"errors": errors, "log_ratio": True, **ends}
-    known["p"] = Estimate(ratio, [Part(*each) for each in errors]).p
-    made = comparison("a", shifted(ratio), 1.0, 4.0, metric="word_perplexity", **known)
+    fields = {"errors": errors, "log_ratio": True, **ends}
+    fields["p"] = Estimate(ratio, [Part(*each) for each in errors]).p
+    made = comparison("a", shifted(ratio), 1.0, 4.0, metric="word_perplexity", **fields)
     assert interval_at(made, 0.01) == pytest.approx((shifted(ratio - reach(0.01)), shifted(ratio + reach(0.01))))
 
 
@@ -278,12 +279,12 @@ def test_a_perplexity_has_the_interval_of_its_logarithm():
     ],
 )  # fmt: skip
 def test_the_choice_of_the_rates_is_said(outcome, difference, errors, expected):
-    known = {"question": "gain", "method": "a", "other": "lora", "task": "held_out_text", "margin": 0.02}
-    known |= {"outcome": outcome, "difference": difference, "metric": "nats_per_token", "higher_is_better": False}
-    found = with_rates(Verdict(**known), errors)
-    assert (found.outcome, found.at_rates_tried, found.why) == expected
-    assert with_rates(Verdict(**{**known, "metric": "acc"}), errors).outcome == outcome
+    fields = {"question": "gain", "method": "a", "other": "lora", "task": "held_out_text", "margin": 0.02}
+    fields |= {"outcome": outcome, "difference": difference, "metric": "nats_per_token", "higher_is_better": False}
+    verdict = with_rates(Verdict(**fields), errors)
+    assert (verdict.outcome, verdict.at_rates_tried, verdict.why) == expected
+    assert with_rates(Verdict(**{**fields, "metric": "acc"}), errors).outcome == outcome
     bits = {"metric": "bits_per_byte", "difference": difference / 3, "margin": 0.02 / 3}
-    found = with_rates(Verdict(**known | bits), errors, 1 / 3)  # three bytes times ln 2 are a token
-    assert (found.outcome, found.at_rates_tried) == expected[:2]
-    assert with_rates(Verdict(**known | bits), errors).outcome == outcome
+    verdict = with_rates(Verdict(**fields | bits), errors, 1 / 3)  # three bytes times ln 2 are a token
+    assert (verdict.outcome, verdict.at_rates_tried) == expected[:2]
+    assert with_rates(Verdict(**fields | bits), errors).outcome == outcome
