@@ -13,13 +13,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from hfpatch.errors import HfpatchError, nearest
+from hfpatch.errors import HfpatchError
 from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.budgets import Budget, family_of, is_budget, points_of, with_points
 from hfpatch.recipes.compared import ComparedRecipe
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
-from hfpatch.recipes.methods import check_labels, check_methods
+from hfpatch.recipes.methods import check_chosen, check_labels, check_methods
 from hfpatch.recipes.pairs import at_budgets, loras_of
 from hfpatch.recipes.questions import HELD_OUT, MARGINS, SAME_SIZE, TINYWORLD_MARGINS, Asked, QuestionSettings
 from hfpatch.recipes.retention import RetentionSettings, check_retention, task_of
@@ -162,13 +162,7 @@ class Recipe(ComparedRecipe):
                 left out.
         """
         methods = [point for name in methods for point in (points_of(name, self.methods) or [name])]
-        choices = f"; there are {', '.join(self.trained)}"
-        if not methods:
-            raise HfpatchError(f"--methods names no method of {self.name}{choices}")
-        for name in methods:
-            if name not in self.methods:
-                hint = nearest(name, self.methods) or choices
-                raise HfpatchError(f"--methods: no method {name!r} in {self.name}{hint}")
+        check_chosen(methods, self.methods, self.baseline, self.name)
         kept = {name: parts for name, parts in self.methods.items() if name in {self.baseline, *methods}}
         for name, parts in kept.items():
             matched = [part["match"] for part in parts if "match" in part and not is_budget(part["match"])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from hfpatch.errors import HfpatchError, nearest
@@ -35,6 +35,15 @@ def check_methods(methods: Mapping[str, Parts], baseline: str) -> None:
                 kinds = "pre_projection, lora, another method of hfpatch or PEFT, or module:Class"
                 raise HfpatchError(f"{where} has no type; write type: {kinds}")
             check_match(where, name, part, methods)
+
+
+def check_chosen(chosen: Collection[str], methods: Collection[str], baseline: str | None, name: str) -> None:
+    """Refuse a choice of none of the methods of the recipe ``name``, or of one that it does not have."""
+    choices = f"; there are {', '.join(method for method in methods if method != baseline)}"
+    if not chosen:
+        raise HfpatchError(f"--methods names no method of {name}{choices}")
+    for wrong in [method for method in chosen if method not in methods]:
+        raise HfpatchError(f"--methods: no method {wrong!r} in {name}{nearest(wrong, methods) or choices}")
 
 
 def check_labels(labels: Mapping[str, str], methods: Mapping[str, Parts]) -> None:

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from statistics import fmean
 from typing import Any
 
 from pydantic import Field, computed_field
 
-from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.budgets import family_of
+from hfpatch.recipes.methods import check_chosen
 from hfpatch.recipes.pairs import Question, by_question, is_lora
 from hfpatch.results.layout import ComparisonFile, Run
 from hfpatch.results.low_noise import BITS_PER_BYTE
-from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN, Comparison, TaskResult, Values, task_results, with_names
+from hfpatch.results.parts import HELD_OUT, Comparison, TaskResult, Values, task_results, with_names
 from hfpatch.results.retention import RETENTION
-from hfpatch.results.tables import (
-    Record,
-    Tabular,
-    curve_records,
-    layer_records,
-    method_record,
-    pair_records,
-    retention_records,
-    run_records,
-    trial_records,
-)
-from hfpatch.results.verdicts import Look, Measure, Verdict, deciding, judge, judge_primary, with_rates
+from hfpatch.results.tables import Record, Tabular, comparison_records, pair_records
+from hfpatch.results.verdicts import Look, LookTaken, Measure, Verdict, deciding, judge, judge_primary, with_rates
 
 _OF_TEXT = Measure(BITS_PER_BYTE, RETENTION[BITS_PER_BYTE])  # decides a text that should be kept
 
@@ -54,9 +44,8 @@ class ComparisonResults(ComparisonFile, Tabular):
         texts = dict.fromkeys(self.retention.texts if self.retention is not None else (), _OF_TEXT)
 
         made = list[Verdict]()
-        looks, measures = [Look([*self.comparisons, *changes])], self.deciding | texts
-        if self.looks:
-            looks = [Look(look.comparisons, look.part) for look in self.looks]
+        looks: Sequence[Look | LookTaken] = self.looks or [Look([*self.comparisons, *changes])]
+        measures = self.deciding | texts
         diverged = {name: method.diverged for name, method in self.methods.items()}
         for asked in self.questions:
             given: Values = {"why_not": self._why_not, "diverged": diverged}
@@ -83,15 +72,7 @@ class ComparisonResults(ComparisonFile, Tabular):
         Raises:
             HfpatchError: if there is no such method, or none is named.
         """
-        choices = f"; there are {', '.join(self.others)}"
-        wrong = next((name for name in methods if name not in self.methods), None)
-        if wrong is not None:
-            raise HfpatchError(
-                f"--methods: no method {wrong!r} in {self.name}{nearest(wrong, self.methods) or choices}"
-            )
-        if not methods:
-            raise HfpatchError(f"--methods names no method of {self.name}{choices}")
-
+        check_chosen(methods, self.methods, self.baseline, self.name)
         kept = {name: method for name, method in self.methods.items() if name in {self.baseline, *methods}}
         shown = len(kept) - (self.baseline in kept)
         note = (
@@ -275,22 +256,7 @@ class ComparisonResults(ComparisonFile, Tabular):
         return deciding(primary, made or scored)
 
     def records(self, table: str) -> Iterator[Record]:  # noqa: D102 - as in Tabular
-        match table:
-            case "scores":
-                yield from run_records(self.tasks, self.methods)
-            case "methods":
-                for name, method in self.methods.items():
-                    yield method_record(name, method, self.mean(name, HELD_OUT, NATS_PER_TOKEN))
-            case "verdicts" | "comparisons":
-                yield from pair_records(self.verdicts if table == "verdicts" else self.comparisons)
-            case "curves":
-                yield from curve_records(self.methods)
-            case "layers":
-                yield from layer_records(self.methods)
-            case "trials" if self.tuning is not None:
-                yield from trial_records(self.tuning)
-            case "retention" if self.retention is not None:
-                yield from retention_records(self.retention)
+        yield from pair_records(self.verdicts) if table == "verdicts" else comparison_records(self, table)
 
     def overview(self) -> Iterator[Record]:  # noqa: D102 - as in Tabular
         for name, method in self.methods.items():

@@ -139,7 +139,6 @@ class Forecast(Part):
     Attributes:
         name: the recipe's name.
         model: the base: name, revision, hash, dtype, size.
-        seeds: the seeds.
         methods: every method but the baseline.
         kinds: the measurements by kind; ``base`` is the base itself.
         tasks: the tasks.

@@ -307,11 +307,8 @@ class Comparison(Part):
     It has no verdict: those of the metrics that decide are :class:`hfpatch.results.verdicts.Verdict`.
 
     Attributes:
-        method: the method.
         reference: the method that it is compared with.
-        task: the task.
         metric: the task's primary metric, or a low-noise one.
-        n: documents.
         clusters: the groups that they come in; None where they are taken as independent.
         seeds: seeds of the method.
         difference: method minus reference; for a perplexity ``reference · (exp(mean log ratio) - 1)``.

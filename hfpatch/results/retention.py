@@ -39,7 +39,6 @@ class RetentionPoint(Part):
     """A method at one scale of its patch against the base.
 
     Attributes:
-        method: the method.
         scale: the factor of its change; 1 is the method.
         tuning_loss: the mean over seeds of nats per token on the text of tuning; None where nothing is rewound.
         comparisons: paired differences from the base: by each measure on each text, and below scale 1 on held-out text.
@@ -90,8 +89,6 @@ class KeptAnswers(Part):
     """How many of the base's right answers on a task a method keeps, and how many of its wrong ones it wins.
 
     Attributes:
-        method: the method.
-        task: the task.
         seeds: seeds of the method.
         right: how many answers the base has right.
         wrong: how many it has wrong.

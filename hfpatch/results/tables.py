@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hfpatch.errors import HfpatchError
-from hfpatch.results.layout import Method
-from hfpatch.results.parts import GroupResult, Part, Task, TaskResult, task_results
-from hfpatch.results.retention import Retention
-from hfpatch.results.tuning import Tuning
+from hfpatch.results.layout import ComparisonFile
+from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN, GroupResult, Part, TaskResult, task_results
 from hfpatch.support.markup import html_table
 
 if TYPE_CHECKING:
@@ -90,57 +88,51 @@ def pair_records(pairs: Iterable[Part]) -> Iterator[Record]:
         yield {**record, "groups": clusters and clusters["groups"]}
 
 
-def run_records(tasks: Mapping[str, Task], methods: Mapping[str, Method]) -> Iterator[Record]:
-    """Yield a row for each metric of each run on each task."""
-    for name, method in methods.items():
-        for seed, run in sorted(method.runs.items()):
-            for score in task_results(tasks, run.evaluation).values():
-                for row in score_records(score):
-                    yield {"method": name, "seed": seed, "trainable": method.trainable, **row}
-
-
-def method_record(name: str, method: Method, held_out_loss: float | None) -> Record:
-    """Return the row of a method: its size, its runs and what they cost."""
-    trained = [run.train for run in method.runs.values() if run.train is not None]
-    return {
-        "method": name,
-        **method.parameters.to_json(),
-        "form": method.form,
-        "matched_to": method.match.to if method.match is not None else None,
-        "seeds": len(method.runs),
-        "diverged": len(method.diverged),
-        "held_out_loss": held_out_loss,
-        **{key: fmean(getattr(train, key) for train in trained) if trained else None for key in COST},
-    }
-
-
-def curve_records(methods: Mapping[str, Method]) -> Iterator[Record]:
-    """Yield a row for each step of each method's loss curve."""
-    for name, method in methods.items():
-        if (curve := method.curve) is not None:
-            for step, loss in zip(curve.steps, curve.loss, strict=True):
-                yield {"method": name, "step": step, "loss": loss, "held_out": curve.held_out.get(step)}
-
-
-def layer_records(methods: Mapping[str, Method]) -> Iterator[Record]:
-    """Yield a row for each quantity that is known layer by layer, in each layer of each method."""
-    for name, method in methods.items():
-        for series in method.layers:
-            of_series = {"method": name, "quantity": series.quantity, "group": series.group}
-            for layer, value in sorted(series.points.items()):
-                yield {**of_series, "layer": layer, "value": value}
-
-
-def trial_records(tuning: Tuning) -> Iterator[Record]:
-    """Yield a row for each trial."""
-    for trial in tuning.trials:
-        row = {"method": trial.method, **trial.values, "loss": trial.loss, "diverged_step": trial.diverged_step}
-        yield {**row, "chosen": tuning.is_chosen(trial)}
-
-
-def retention_records(retention: Retention) -> Iterator[Record]:
-    """Yield a row for each change on text that should be kept, by method and scale of its patch."""
-    for point in retention.points:
-        of_point = {"method": point.method, "scale": point.scale, "tuning_loss": point.tuning_loss}
-        of_point["chosen"] = retention.chosen(point.method) == point.scale
-        yield from ({**row, **of_point} for row in pair_records(point.comparisons))
+def comparison_records(results: ComparisonFile, table: str) -> Iterator[Record]:
+    """Yield the rows of a table of a comparison, but those of its verdicts, which follow from what the file holds."""
+    match table:
+        case "scores":
+            for name, method in results.methods.items():
+                for seed, run in sorted(method.runs.items()):
+                    of_run = {"method": name, "seed": seed, "trainable": method.trainable}
+                    for score in task_results(results.tasks, run.evaluation).values():
+                        yield from (of_run | row for row in score_records(score))
+        case "methods":
+            for name, method in results.methods.items():
+                trained = [run.train for run in method.runs.values() if run.train is not None]
+                scores = [
+                    run.evaluation[HELD_OUT].metrics for run in method.runs.values() if HELD_OUT in run.evaluation
+                ]
+                losses = [metrics[NATS_PER_TOKEN] for metrics in scores if NATS_PER_TOKEN in metrics]
+                yield {
+                    "method": name,
+                    **method.parameters.to_json(),
+                    "form": method.form,
+                    "matched_to": method.match.to if method.match is not None else None,
+                    "seeds": len(method.runs),
+                    "diverged": len(method.diverged),
+                    "held_out_loss": fmean(losses) if losses else None,
+                    **{key: fmean(getattr(train, key) for train in trained) if trained else None for key in COST},
+                }
+        case "comparisons":
+            yield from pair_records(results.comparisons)
+        case "curves":
+            for name, method in results.methods.items():
+                if (curve := method.curve) is not None:
+                    for step, loss in zip(curve.steps, curve.loss, strict=True):
+                        yield {"method": name, "step": step, "loss": loss, "held_out": curve.held_out.get(step)}
+        case "layers":
+            for name, method in results.methods.items():
+                for series in method.layers:
+                    of_series = {"method": name, "quantity": series.quantity, "group": series.group}
+                    for layer, value in sorted(series.points.items()):
+                        yield {**of_series, "layer": layer, "value": value}
+        case "trials" if (tuning := results.tuning) is not None:
+            for trial in tuning.trials:
+                row = {"method": trial.method, **trial.values, "loss": trial.loss}
+                yield {**row, "diverged_step": trial.diverged_step, "chosen": tuning.is_chosen(trial)}
+        case "retention" if (retention := results.retention) is not None:
+            for point in retention.points:
+                of_point = {"method": point.method, "scale": point.scale, "tuning_loss": point.tuning_loss}
+                of_point["chosen"] = retention.chosen(point.method) == point.scale
+                yield from ({**row, **of_point} for row in pair_records(point.comparisons))

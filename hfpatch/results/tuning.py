@@ -15,7 +15,6 @@ class Trial(Part):
     """One method trained at one learning rate with the seed of tuning.
 
     Attributes:
-        method: the method.
         seed: the seed, the same for all trials and of no final run.
         values: ``lr``, and other values of the grid.
         loss: nats per token on the text of tuning after the last step; None where the trial diverged, which counts as

@@ -136,8 +136,6 @@ class Verdict(Part):
         role: ``primary``, or ``secondary`` and exploratory.
         question: the question that it answers.
         outcome: what is decided; ``why`` says why nothing was tested, or what keeps a primary pair undecided.
-        method, other: the pair.
-        task: the task.
         metric: the measure that decides the task.
         difference: method minus other, in the metric's own unit; NaN where nothing was measured.
         low, high: ends of the plain 95 % interval, of this difference alone.
@@ -150,7 +148,6 @@ class Verdict(Part):
         level: one minus the level of the corrected interval, of this pair alone.
         family: how many tests the question has, m.
         margin: the largest difference that does not matter; None where only signs are claimed.
-        n: documents.
         clusters: the groups that they come in, if any.
         seeds: seeds of the method.
         test: the name of the test.
@@ -261,7 +258,7 @@ def margin_for(margins: Mapping[str, float], task: str, metric: str) -> float | 
 
 def judge_primary(
     asked: PrimaryQuestion,
-    looks: Sequence[Look],
+    looks: Sequence[Look | LookTaken],
     measures: Mapping[str, Measure],
     margins: Mapping[str, float],
     *,
