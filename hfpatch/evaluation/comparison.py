@@ -196,7 +196,7 @@ def find_dependent(
     for task, rows in differences.items():
         tested = find_dependence(np.stack(rows))
         if tested is not None and tested.alarms:
-            dependent[task] = Neighbours.of(tested, len(rows[0]), fewest=FEWEST_DOCUMENTS)
+            dependent[task] = Neighbours.of(tested, len(rows[0]))
     return dependent
 
 

@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hfpatch.evaluation.metrics import Array
+from hfpatch.results.decision import FEWEST_DOCUMENTS
 
 LEVEL = 0.01
 """The p-value up to which there is an alarm."""
@@ -99,13 +100,13 @@ class Neighbours(NamedTuple):
     p: float
 
     @classmethod
-    def of(cls, dependence: Dependence, units: int, *, fewest: int) -> Neighbours:
+    def of(cls, dependence: Dependence, units: int) -> Neighbours:
         """Return the runs to take of so many documents, or declared groups, after an alarm.
 
-        A test needs ``fewest`` of them; where the length of the largest ratio leaves fewer, it is taken all the same.
+        Where the length of the largest ratio leaves too few of them for a test, it is taken all the same.
         """
         longer = (times * dependence.length for times in (2, 4))
-        return cls(max([dependence.length, *(run for run in longer if units >= fewest * run)]), dependence.p)
+        return cls(max([dependence.length, *(run for run in longer if units >= FEWEST_DOCUMENTS * run)]), dependence.p)
 
     def runs(self, documents: int, groups: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Return the run of each document, counted from 0, from its group if any; the last run may be shorter."""

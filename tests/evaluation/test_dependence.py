@@ -111,7 +111,7 @@ def test_intervals_over_runs_of_neighbours_are_nearly_those_of_the_groups(monkey
             continue
         for kind, units in (
             ("documents", np.arange(documents)),
-            ("runs", Neighbours.of(found, documents, fewest=20).runs(documents)),
+            ("runs", Neighbours.of(found, documents).runs(documents)),
         ):
             sums = np.bincount(units, weights=rows[0])
             error = np.sqrt(len(sums) / (len(sums) - 1) * (sums**2).sum()) / documents
@@ -125,7 +125,7 @@ def test_intervals_over_runs_of_neighbours_are_nearly_those_of_the_groups(monkey
     ("units", "length", "expected"), [(640, 2, 8), (100, 2, 4), (60, 2, 2), (39, 2, 2), (128, 16, 16)]
 )
 def test_runs_are_as_long_as_leaves_enough_of_them(units, length, expected):
-    found = Neighbours.of(Dependence(p=0.003, length=length, ratio=2.0), units, fewest=20)
+    found = Neighbours.of(Dependence(p=0.003, length=length, ratio=2.0), units)
     assert found == (expected, 0.003)
     assert found.runs(units).tolist() == [place // expected for place in range(units)]
     groups = np.arange(3 * units) // 3
