@@ -22,10 +22,10 @@ from scipy.optimize import brentq
 from scipy.stats import binom, chi2, norm
 
 from hfpatch.evaluation.stats import FEWEST_DOCUMENTS, Estimate, Part
+from hfpatch.recipes.strict import MOST_SEEDS
 from hfpatch.results.decision import ALPHA, POWER, Design
 
 MOST_DOCUMENTS = 10**8  # beyond these, "no number" is the more useful answer
-MOST_SEEDS = 1000  # likewise
 _POINTS = 400  # of the distribution of the estimated variance over seeds
 
 
