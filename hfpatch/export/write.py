@@ -207,9 +207,9 @@ def modelling_source(
         listed = f"[\n        {', '.join(map(repr, kept))}\n    ]" if kept else None
         made += _MODEL.format(**names, stock=kind.__name__, prefix=prefix, fp32=listed, where=where)
     about = _ABOUT.format(stock=stock.__name__)
-    given: dict[str, Any] = {"stock": (*kinds.values(), config), "methods": methods, "called": _CALLED}
+    header: dict[str, Any] = {"stock": (*kinds.values(), config), "methods": methods, "called": _CALLED}
     try:
-        return modelling_file(about, "hfpatch.export.runtime", "Hooked", footer=made, **given)
+        return modelling_file(about, "hfpatch.export.runtime", "Hooked", footer=made, **header)
     except ValueError as error:
         raise HfpatchError(
             f"{stock.__name__} cannot be exported with this patch: {error}; nothing was written"

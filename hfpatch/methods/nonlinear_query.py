@@ -58,10 +58,10 @@ class NonlinearQueryConfig(MethodConfig):
         super().__post_init__()
         activation(self.activation)
         choices = [("input_norm", tuple(NORMS)), ("output_norm", tuple(NORMS)), ("anchor", ANCHORS), ("form", FORMS)]
-        values = [(name, getattr(self, name), known) for name, known in choices]
-        for name, value, known in [*values, *(("targets", target, TARGETS) for target in self.targets)]:
-            if value not in known:
-                raise HfpatchError(f"{name}={value!r} is not one of {', '.join(known)}{nearest(str(value), known)}")
+        values = [(name, getattr(self, name), allowed) for name, allowed in choices]
+        for name, value, allowed in [*values, *(("targets", target, TARGETS) for target in self.targets)]:
+            if value not in allowed:
+                raise HfpatchError(f"{name}={value!r} is not one of {', '.join(allowed)}{nearest(str(value), allowed)}")
         if self.rank is not None and self.rank < 1:
             raise HfpatchError(f"rank={self.rank} must be at least 1 (None takes half the hidden size)")
         if not self.targets or len(set(self.targets)) < len(self.targets):

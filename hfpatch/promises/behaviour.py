@@ -94,9 +94,9 @@ def devices(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
         for place, call in calls.items():
             if type(call.given[-1]) is not MethodSite:  # it holds tensors of the forward pass
                 continue
-            given = [torch.empty_like(x, device=OTHER) if isinstance(x, Tensor) else x for x in call.given]
+            arguments = [torch.empty_like(x, device=OTHER) if isinstance(x, Tensor) else x for x in call.given]
             try:
-                getattr(config, place)(parts, *given)
+                getattr(config, place)(parts, *arguments)
             except (RuntimeError, HfpatchError) as error:
                 if "device" in str(error) and "cpu" in str(error):
                     return False, f"{place} puts a tensor of the CPU beside its input; create it with device=x.device"
@@ -123,15 +123,15 @@ def cache(model: Any, config: PeftConfig, inputs: Inputs) -> tuple[bool, str]:
     if not model.can_generate():
         return True, f"does not apply: {type(model).__name__} does not generate"
     if isinstance(inputs, Tensor):
-        prompt, given = [inputs], {"attention_mask": torch.ones_like(inputs)}
+        prompt, options = [inputs], {"attention_mask": torch.ones_like(inputs)}
     else:
-        prompt, given = [], {name: value for name, value in inputs.items() if name != DECODER}
+        prompt, options = [], {name: value for name, value in inputs.items() if name != DECODER}
 
     def generated(use_cache: bool) -> Any:
         torch.manual_seed(0)
         return model.generate(
             *prompt,
-            **given,
+            **options,
             min_new_tokens=NEW_TOKENS,  # Whisper stops at its own end token
             max_new_tokens=NEW_TOKENS,
             do_sample=False,
@@ -291,11 +291,11 @@ def _calls(model: Any, config: MethodConfig, inputs: Inputs) -> dict[str, Call]:
     """Run the model with the method and return the first call at each place where the method acts."""
     calls: dict[str, Call] = {}
 
-    def record(self: MethodConfig, place: str, function: Callable[..., Tensor], parts: Any, *given: Any) -> Tensor:
-        before = [argument._version for argument in given if isinstance(argument, Tensor)]
-        result = function(self, parts, *given)
-        in_place = before != [argument._version for argument in given if isinstance(argument, Tensor)]
-        calls.setdefault(place, Call(given, result.dtype, in_place))
+    def record(self: MethodConfig, place: str, function: Callable[..., Tensor], parts: Any, *arguments: Any) -> Tensor:
+        before = [argument._version for argument in arguments if isinstance(argument, Tensor)]
+        result = function(self, parts, *arguments)
+        in_place = before != [argument._version for argument in arguments if isinstance(argument, Tensor)]
+        calls.setdefault(place, Call(arguments, result.dtype, in_place))
         return result
 
     original = {place: getattr(type(config), place) for place in config.acts_at()}

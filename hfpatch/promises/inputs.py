@@ -242,14 +242,14 @@ def forward(model: Any, inputs: Inputs, **kwargs: Any) -> Tensor:
     A model that draws random numbers in evaluation draws the same ones in every call.
     """
     torch.manual_seed(0)
-    given: tuple[Tensor, ...] = ()
+    positional: tuple[Tensor, ...] = ()
     if isinstance(inputs, Tensor):
-        given = (inputs,)
+        positional = (inputs,)
     else:
         kwargs = {**inputs, **kwargs}
     if model.can_generate() or "use_cache" in inspect.signature(model.forward).parameters:
         kwargs["use_cache"] = False
-    out = model(*given, **kwargs)
+    out = model(*positional, **kwargs)
     for name in ("logits", "last_hidden_state"):
         if isinstance(value := getattr(out, name, None), Tensor):
             return value
@@ -262,16 +262,16 @@ def forward(model: Any, inputs: Inputs, **kwargs: Any) -> Tensor:
 
 def lengths(inputs: Inputs) -> list[int]:
     """Return the numbers of token ids in a row."""
-    given = [inputs] if isinstance(inputs, Tensor) else [inputs[name] for name in _IDS if name in inputs]
-    return [tokens.shape[1] for tokens in given]
+    token_ids = [inputs] if isinstance(inputs, Tensor) else [inputs[name] for name in _IDS if name in inputs]
+    return [tokens.shape[1] for tokens in token_ids]
 
 
 def ordered(model: Any, inputs: Inputs) -> str | None:
     """Return the argument whose token ids the output follows, token by token; None if there is none."""
-    given = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
-    name = next((name for name in _IDS if name in given), None)
+    named = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
+    name = next((name for name in _IDS if name in named), None)
     out = logits(model, inputs)
-    return name if name is not None and out.dim() == 3 and out.shape[1] == given[name].shape[1] else None
+    return name if name is not None and out.dim() == 3 and out.shape[1] == named[name].shape[1] else None
 
 
 @contextmanager

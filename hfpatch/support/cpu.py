@@ -96,11 +96,11 @@ def measured_gain(shapes: Shapes, threads: int, product: Product, dtype: torch.d
         for out, inputs in shapes:
             rows = max(16, min(_ROWS, int(_MOST_OPERATIONS / (2 * out * inputs))))
             sizes = ((rows, inputs), (rows, out), (out, inputs))
-            given = [[torch.ones(size, dtype=kind) for size in sizes] for _, kind in ways]
+            operands = [[torch.ones(size, dtype=kind) for size in sizes] for _, kind in ways]
             seconds: list[list[float]] = [[], []]
             start = time.perf_counter()
             for repeat in range(_REPEATS):
-                for (multiply, _), (x, g, weight), taken in zip(ways, given, seconds, strict=True):
+                for (multiply, _), (x, g, weight), taken in zip(ways, operands, seconds, strict=True):
                     begin = clock()
                     multiply(x, weight)
                     multiply(g, weight.t())

@@ -25,13 +25,13 @@ def takes_text(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        given = signature.bind(*args, **kwargs)
-        if isinstance(recipe := given.arguments.get("recipe"), str | Path):
+        bound = signature.bind(*args, **kwargs)
+        if isinstance(recipe := bound.arguments.get("recipe"), str | Path):
             raise HfpatchError(f"recipe '{recipe}': {function.__name__} takes a recipe and no path; use load_recipe")
         for name in paths:
-            if name in given.arguments:
-                given.arguments[name] = _as_path(given.arguments[name])
-        return function(*given.args, **given.kwargs)
+            if name in bound.arguments:
+                bound.arguments[name] = _as_path(bound.arguments[name])
+        return function(*bound.args, **bound.kwargs)
 
     return call
 

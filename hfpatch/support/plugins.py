@@ -41,9 +41,9 @@ def named_object(reference: str) -> Any:
         HfpatchError: if there is no such module or name, or the module cannot be imported.
     """
     module_name, _, name = reference.partition(":")
-    here = str(Path.cwd())
-    if not is_installed(module_name) and sys.path[:1] not in ([here], [""]):
-        sys.path.insert(0, here)  # it stays: the module may import its neighbours later
+    folder = str(Path.cwd())
+    if not is_installed(module_name) and sys.path[:1] not in ([folder], [""]):
+        sys.path.insert(0, folder)  # it stays: the module may import its neighbours later
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(module_name)
@@ -51,7 +51,7 @@ def named_object(reference: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             hint = nearest(module_name, [path.stem for path in Path().glob("*.py")])
             raise HfpatchError(
-                f"{reference}: no module {module_name!r} in {here} or among the installed packages{hint}"
+                f"{reference}: no module {module_name!r} in {folder} or among the installed packages{hint}"
             ) from None
         raise HfpatchError(f"{reference}: the module cannot be imported: {one_line(error)}") from error
     if not hasattr(module, name):

@@ -146,15 +146,15 @@ def sized(config: Config, model: nn.Module, *, parameters: int | str | PeftConfi
     kind = method_name(config)
     if kind not in SIZES:
         raise HfpatchError(f"{kind} has no size to solve for: it {NO_SIZE.get(kind, 'cannot be injected')}")
-    size, given = SIZES[kind], copy.deepcopy(config)
-    if isinstance(given, MethodConfig):
-        given.target_modules = chosen_modules(config)
-    options = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
+    size, copied = SIZES[kind], copy.deepcopy(config)
+    if isinstance(copied, MethodConfig):
+        copied.target_modules = chosen_modules(config)
+    options = {field.name: getattr(copied, field.name) for field in dataclasses.fields(copied)}
 
     def build(value: Any) -> Config:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return dataclasses.replace(copy.deepcopy(given), **{size.key: value})
+            return dataclasses.replace(copy.deepcopy(copied), **{size.key: value})
 
     budget = parameter_count(model, parameters)
     value, count = match_size(model, size, options, build, budget=budget)

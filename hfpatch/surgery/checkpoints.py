@@ -56,9 +56,9 @@ def _save(model: Any, save_directory: str | Path, is_main_process: bool = True, 
         if is_main_process and not sharded:
             written = Counter(map(tensor_identity, read_tensors(directory).values()))
             require_all_saved(model, written, directory)
-    elif given := [name for name, value in options.items() if value]:
+    elif unusable := [name for name, value in options.items() if value]:
         raise HfpatchError(
-            f"save_pretrained({', '.join(given)}=...) saves one adapter, and the model has {len(names)} "
+            f"save_pretrained({', '.join(unusable)}=...) saves one adapter, and the model has {len(names)} "
             f"({', '.join(names)}); train a stack in one process, under DDP, or with hfpatch train"
         )
     elif is_main_process:
