@@ -21,12 +21,9 @@ from hfpatch.tuners.layer import method_layer
 class HeadWeights:
     """W_Q and W_K of every head of one layer, in fp64, for row vectors: q = x W_Q.
 
-    Biases are left out: they add terms that are linear in x, which a bilinear form does not have.
-
-    Attributes:
-        layer: index of the block.
-        query: ``(heads, hidden, head size)``.
-        key: ``(key heads, hidden, head size)``; each serves ``heads / key heads`` neighbouring query heads.
+    Biases are left out: they add terms that are linear in x, which a bilinear form does not have. ``query`` is
+    ``(heads, hidden, head size)``, ``key`` ``(key heads, hidden, head size)``; each key head serves ``heads / key
+    heads`` neighbouring query heads.
     """
 
     layer: int

@@ -79,13 +79,9 @@ class TokenFileInfo(Section):
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A token file mapped into memory.
+    """A token file mapped into memory: the ``stream`` of its documents, their digests, and ``info``, its sidecar.
 
-    Attributes:
-        stream: its documents.
-        digests: their digests.
-        info: its sidecar.
-        groups: (documents,) int64, the group of each document, counted from 0; None where each is one by itself.
+    ``groups``, (documents,), has the group of each document, counted from 0; None where each is one by itself.
     """
 
     stream: TokenStream

@@ -172,11 +172,8 @@ def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
     These are the parameters; the buffers, saved with the model (a router's bias) or not (rotary frequencies, VeRA's
     projections); the classes of the modules, their code and their numeric attributes (a scale, an epsilon); the
     configuration, the adapters; and `computed_with`. Hooks and methods replaced by hand on a single module of a model
-    in memory are not detected; do not cache scores of such a model.
-
-    Args:
-        model: a causal language model, with adapters or without.
-        base_sha256: the hash of its base's weights if that is known already.
+    in memory are not detected; do not cache scores of such a model. ``base_sha256`` is the hash of its base's weights
+    where that has been computed.
     """
     modules = []
     for path, module in model.named_modules():

@@ -63,9 +63,7 @@ def residuals(differences: Array, weights: Array) -> Array:
 def find_dependence(of_pairs: Array, *, seed: int = 0) -> Dependence | None:
     """Test whether neighbouring documents vary together; None where nothing varies or there are fewer than 8.
 
-    Args:
-        of_pairs: the residuals, (pairs, documents), in the order of the text.
-        seed: of the random orders.
+    ``of_pairs`` are the residuals, (pairs, documents), in the order of the text.
     """
     documents = of_pairs.shape[1]
     scales = (of_pairs**2).mean(axis=1)

@@ -37,10 +37,7 @@ Stamp = tuple[str, ...]
 class AddedFolder:
     """A folder of task files beside lm-eval's and hfpatch's own; the default is none.
 
-    Attributes:
-        path: the folder.
-        stamp: changes when a file in it does.
-        index: lm-eval's entries by the names of the tasks, groups and tags in it.
+    ``stamp`` changes when a file in it does; ``index`` has lm-eval's entries by the names of tasks, groups and tags.
     """
 
     path: Path | None = None

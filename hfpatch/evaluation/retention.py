@@ -132,10 +132,10 @@ def compare_points(
     held_out: TaskResult | None,
     baseline: str,
 ) -> list[RetentionPoint]:
-    """Return points with their differences from the base.
+    """Return points with their differences from the base; points without records are left out.
 
     Args:
-        points: methods and scales; points without records are left out.
+        points: methods and scales.
         records: by `point_name` and seed the folder of the records, the baseline's too.
         texts: any run's result of each text.
         held_out: the base's result on held-out text, if there is any.

@@ -305,9 +305,7 @@ def all_aggregations(tasks: Mapping[str, Any]) -> dict[str, dict[str, Aggregatio
 def hash_task(task: Any, seed: Any = None) -> str:
     """Return the SHA-256 of the code from answers to scores: a task's configuration, its class, metrics and filters.
 
-    Args:
-        task: lm-eval's task.
-        seed: the seeds of the evaluation, which decide text that is drawn.
+    ``seed`` has the seeds of the evaluation, which decide text that is drawn.
     """
     config = {key: value for key, value in vars(task.config).items() if key not in _OF_DOCUMENTS}
     config["metadata"] = {key: value for key, value in (config["metadata"] or {}).items() if key != "config_source"}

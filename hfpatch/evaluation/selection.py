@@ -116,11 +116,8 @@ def prompting(settings: EvaluationSettings) -> dict[str, Any]:
 def template_arguments(tokenizer: PreTrainedTokenizerBase, asked: bool | str) -> dict[str, Any] | None:
     """Return the arguments of the tokenizer's ``apply_chat_template`` that select a template.
 
-    lm-eval 0.4.13 writes the name of a template in its results but applies the default one.
-
-    Args:
-        tokenizer: the model's tokenizer, which has no template, one, or several by name.
-        asked: a name; True is the only one or the one called ``default``, False is none.
+    lm-eval 0.4.13 writes the name of a template in its results but applies the default one. A tokenizer has no
+    template, one, or several by name; True asks for the only one or the one called ``default``.
 
     Raises:
         HfpatchError: if there is no such template.

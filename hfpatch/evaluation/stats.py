@@ -150,11 +150,7 @@ def paired_permutation(differences: Array, weights: Array, *, seed: int = 0) -> 
     Exchanging the models on a random half of the documents puts ``θ`` between the ratios of the two halves or outside
     them. The p-value of ``θ`` is the share of random halves between whose ratios it lies, and the 95 % interval has
     every ``θ`` with a p-value of 5 % or more (Hartigan 1969, JASA 64, 1303), so that test and interval agree.
-
-    Args:
-        differences: ``d``, (documents,).
-        weights: ``c``, (documents,), positive.
-        seed: of the random halves.
+    Differences ``d`` and weights ``c``, which are positive, are (documents,).
     """
     rng, terms = np.random.default_rng(seed), np.stack([differences, weights], axis=1)
     halves = np.empty((_RESAMPLES, 2))  # the sums of both over random subsets

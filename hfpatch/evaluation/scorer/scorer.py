@@ -50,11 +50,8 @@ _FEW_LOGITS = 1 << 24  # of a row
 class Plan:
     """How requests are scored.
 
-    Attributes:
-        batches: rows that go through the model together.
-        parts: the model in two steps, or as a whole.
-        modules: modules that compute scored positions only.
-        sharing: how long a row with several endings may be; None where rows are scored one by one.
+    In ``batches`` of rows, by the model in two ``parts`` or as a whole, of which ``modules`` compute scored positions
+    only; ``sharing`` is None where rows are scored one by one.
     """
 
     batches: list[list[Tree]]

@@ -48,13 +48,9 @@ def trimmable(model: Any, parts: Parts) -> Modules:
 
 @contextmanager
 def only_at(modules: Sequence[nn.Module], rows: Tensor, nodes: Tensor, tokens: Tensor) -> Iterator[None]:
-    """Let modules compute only some positions of a batch inside the ``with`` block.
+    """Let modules, which map each position by itself, compute only some of ``tokens`` (batch, seq) inside the block.
 
-    Args:
-        modules: each takes and gives tensors with a row of numbers for every position.
-        rows: (n,), the row of each position.
-        nodes: (n,), its place in the row.
-        tokens: (batch, seq).
+    ``rows`` and ``nodes``, (n,), are the row of each position and its index in that.
     """
     positions, shape = rows * tokens.shape[1] + nodes, tokens.shape
 
