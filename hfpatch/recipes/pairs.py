@@ -177,15 +177,9 @@ def left_out_of_pairs(whole: Compared, some: Compared) -> list[str]:
     ]
 
 
-def by_question(
-    made: Collection[tuple[str, str]], baseline: str | None, loras: Collection[str]
-) -> dict[Question, list[tuple[str, str]]]:
-    """Return the pairs of methods ``made`` by their question: with the baseline, with a method in ``loras``, others."""
-    pairs: dict[Question, list[tuple[str, str]]] = {}
-    for pair in made:
-        question: Question = "base" if pair[1] == baseline else "lora" if pair[1] in loras else "parts"
-        pairs.setdefault(question, []).append(pair)
-    return pairs
+def question_of(pair: tuple[str, str], baseline: str | None, loras: Collection[str]) -> Question:
+    """Return the question that a pair of methods answers: with the baseline, with one of ``loras``, or with another."""
+    return "base" if pair[1] == baseline else "lora" if pair[1] in loras else "parts"
 
 
 def in_one_group(anchors: Mapping[str, Collection[str]], one: str, other: str) -> bool:

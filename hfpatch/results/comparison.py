@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -11,13 +11,13 @@ from pydantic import Field, computed_field
 
 from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.methods import check_chosen
-from hfpatch.recipes.pairs import Question, by_question, is_lora
+from hfpatch.recipes.pairs import Question, is_lora, question_of
 from hfpatch.results.layout import ComparisonFile, Run
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import HELD_OUT, Comparison, TaskResult, Values, task_results, with_names
 from hfpatch.results.retention import RETENTION
 from hfpatch.results.tables import Record, Tabular, comparison_records, pair_records
-from hfpatch.results.verdicts import Look, LookTaken, Measure, Verdict, deciding, judge, judge_primary, with_rates
+from hfpatch.results.verdicts import LookTaken, Measure, Verdict, deciding, judge, judge_primary, with_rates
 
 _OF_TEXT = Measure(BITS_PER_BYTE, RETENTION[BITS_PER_BYTE])  # decides a text that should be kept
 
@@ -44,12 +44,12 @@ class ComparisonResults(ComparisonFile, Tabular):
         texts = dict.fromkeys(self.retention.texts if self.retention is not None else (), _OF_TEXT)
 
         made = list[Verdict]()
-        looks: Sequence[Look | LookTaken] = self.looks or [Look([*self.comparisons, *changes])]
+        one_look = LookTaken(seeds=len(self.seeds), part=1.0, comparisons=[*self.comparisons, *changes])
         measures = self.deciding | texts
         diverged = {name: method.diverged for name, method in self.methods.items()}
         for asked in self.questions:
             given: Values = {"why_not": self._why_not, "diverged": diverged}
-            made += judge_primary(asked, looks, measures, self.margin, **given)
+            made += judge_primary(asked, self.looks or [one_look], measures, self.margin, **given)
         primary = {(*verdict.pair, verdict.task) for verdict in made}
         made += judge(self.comparisons, self.pairs, self.deciding, self._why_not, without=primary)
         of_base = list(dict.fromkeys(one.pair for one in changes))
@@ -241,7 +241,7 @@ class ComparisonResults(ComparisonFile, Tabular):
             if verdict.role == "primary" and verdict.task not in self.tasks:
                 kind = "retention"
             elif verdict.role == "primary":
-                kind = next(iter(by_question([verdict.pair], self.baseline, self._loras)))
+                kind = question_of(verdict.pair, self.baseline, self._loras)
             if kind == question and (kind == "retention" or verdict.task in self.tasks):
                 verdicts.append(verdict)
         return verdicts

@@ -114,7 +114,7 @@ class PrimaryQuestion(Part):
 
 
 class LookTaken(Part):
-    """What was found with so many seeds, where seeds grow until the primary pairs are decided.
+    """What was found with so many seeds: at one of several looks, or at the end.
 
     Attributes:
         seeds: the number of seeds.
@@ -217,13 +217,6 @@ class Verdict(Part):
         return "not tested" if self.outcome == "not tested" else "undecided"
 
 
-class Look(NamedTuple):
-    """The comparisons of one look at growing seeds, and its part of the level: all parts add up to 1."""
-
-    comparisons: Iterable[Comparison]
-    part: float = 1.0
-
-
 def look_parts(seeds: Sequence[int]) -> list[float]:
     """Return the part of the level that each look has, in proportion to its number of seeds."""
     return [count / sum(seeds) for count in seeds]
@@ -258,7 +251,7 @@ def margin_for(margins: Mapping[str, float], task: str, metric: str) -> float | 
 
 def judge_primary(
     asked: PrimaryQuestion,
-    looks: Sequence[Look | LookTaken],
+    looks: Sequence[LookTaken],
     measures: Mapping[str, Measure],
     margins: Mapping[str, float],
     *,

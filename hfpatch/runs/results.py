@@ -17,7 +17,7 @@ from hfpatch.evaluation.selection import select
 from hfpatch.models.plan import describe_paths
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.models import split_architecture
-from hfpatch.recipes.pairs import Question, by_question, is_lora, references
+from hfpatch.recipes.pairs import Question, is_lora, question_of, references
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.results.cautions import comparison_cautions
 from hfpatch.results.identity import facts_of_base
@@ -304,9 +304,12 @@ def form_of(parts: Sequence[Mapping[str, Any]]) -> str | None:
 
 def _pairs(recipe: Recipe | StudyRecipe) -> dict[Question, list[tuple[str, str]]]:
     """Return the pairs of each secondary question, all that the recipe declares."""
-    declared = [(name, other) for name, others in references(recipe).items() for other in others]
     loras = [name for name, parts in recipe.methods.items() if is_lora(parts)]
-    return by_question(declared, recipe.baseline, loras)
+    pairs: dict[Question, list[tuple[str, str]]] = {}
+    for name, others in references(recipe).items():
+        for other in others:
+            pairs.setdefault(question_of((name, other), recipe.baseline, loras), []).append((name, other))
+    return pairs
 
 
 def publish_values(

@@ -12,7 +12,7 @@ import pytest
 from reporting.evaluation_example import evaluation
 from rich.console import Console
 
-from hfpatch.recipes.pairs import by_question, is_lora
+from hfpatch.recipes.pairs import is_lora, question_of
 from hfpatch.reporting import terminal
 from hfpatch.reporting.comparison.document import comparison_document, read_material
 from hfpatch.reporting.comparison.figures import draw
@@ -153,7 +153,10 @@ def with_pairs(raw):
     loras = [name for name, parts in methods.items() if is_lora(parts)]
     bare = [name for name, parts in methods.items() if not parts]
     baseline = "baseline" if "baseline" in bare else next(iter(bare), None)
-    return {"pairs": by_question(made, baseline, loras)} | raw
+    pairs = {}
+    for pair in made:
+        pairs.setdefault(question_of(pair, baseline, loras), []).append(pair)
+    return {"pairs": pairs} | raw
 
 
 def write_run(folder: Path, raw, *, curves=True) -> Path:

@@ -9,7 +9,7 @@ from scipy import stats
 from hfpatch.evaluation.stats import Estimate, Part
 from hfpatch.results.decision import decide_gain, decide_keep, rate_error
 from hfpatch.results.parts import Comparison
-from hfpatch.results.verdicts import Look, Measure, PrimaryQuestion, judge_primary, look_parts
+from hfpatch.results.verdicts import LookTaken, Measure, PrimaryQuestion, judge_primary, look_parts
 
 DELTA = 0.02
 
@@ -96,7 +96,8 @@ def test_looks_agree_with_the_decisions_of_the_simulation():
                 "p": Estimate(difference, errors).p,
             }
             pair = {"method": "a", "reference": "b", "task": "text", "metric": "score"}
-            made.insert(0, Look([Comparison(**pair, difference=difference, **given)], seeds / sum(looks)))
+            one = Comparison(**pair, difference=difference, **given)
+            made.insert(0, LookTaken(seeds=seeds, part=seeds / sum(looks), comparisons=[one]))
         asked = PrimaryQuestion(question="gain", pairs=[("a", "b")], on=["text"])
         (verdict,) = judge_primary(asked, made, {"text": Measure("score", True)}, {"text": DELTA})
         assert (verdict.outcome, verdict.seeds) == expected

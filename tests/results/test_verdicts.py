@@ -8,11 +8,11 @@ import pytest
 from scipy import stats
 
 from hfpatch.evaluation.stats import Estimate, Part
-from hfpatch.recipes.pairs import by_question
+from hfpatch.recipes.pairs import question_of
 from hfpatch.results.decision import Design
 from hfpatch.results.parts import Comparison
 from hfpatch.results.verdicts import (
-    Look,
+    LookTaken,
     Measure,
     PrimaryQuestion,
     Verdict,
@@ -117,7 +117,8 @@ def test_what_was_not_tested_says_why_and_counts_in_no_family():
 
 def test_questions_are_families_of_their_own():
     made = [comparison(f"m{i}", 2.3, 1.0, 1e6, other="base" if i % 2 else "lora") for i in range(8)]
-    pairs = by_question([(one.method, one.reference) for one in made], "base", ["lora"])
+    assert {question_of(one.pair, "base", ["lora"]) for one in made} == {"base", "lora"}
+    pairs = {name: [one.pair for one in made if one.reference == name] for name in ("base", "lora")}
     assert {each.question: each.family for each in judge(made, pairs, {"text": BITS})} == {"base": 4, "lora": 4}
 
 
@@ -149,7 +150,9 @@ def paired(method, difference, *, seeds=5, error=0.004, **more):
 
 
 def primary(asked=GAIN, *made, margins={"bits_per_byte": 0.02}, **more):  # noqa: B006
-    return judge_primary(asked, [Look(made)], {"text": BITS, "quiz": BITS}, margins, **more)
+    return judge_primary(
+        asked, [LookTaken(seeds=5, part=1.0, comparisons=made)], {"text": BITS, "quiz": BITS}, margins, **more
+    )
 
 
 def test_a_primary_pair_is_decided_at_its_part_of_the_level():
@@ -227,7 +230,9 @@ def test_at_looks_a_pair_has_the_outcome_of_the_one_that_decided_it():
     looks = [[paired("a", -0.06, seeds=4), paired("b", -0.02, seeds=4, error=0.02)],
              [paired("a", -0.01, seeds=6), paired("b", -0.06, seeds=6)],
              [paired("b", -0.01, seeds=10)]]  # fmt: skip
-    given = [Look(made, part) for made, part in zip(looks, parts, strict=True)]
+    given = [
+        LookTaken(seeds=made[0].seeds, part=part, comparisons=made) for made, part in zip(looks, parts, strict=True)
+    ]
     one, two = judge_primary(asked, given, {"text": BITS}, {})
     assert [(one.outcome, one.seeds, one.difference), (two.outcome, two.seeds)] == [("better", 4, -0.06), ("better", 6)]
     assert [one.level, two.level] == pytest.approx([0.05 * 0.2 / 2, 0.05 * 0.3 / 2])
