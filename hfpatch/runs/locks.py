@@ -104,14 +104,6 @@ def new_holder() -> Holder:
     }
 
 
-def hand_over(out: Path, name: str, holder: Holder, pid: int) -> None:
-    """Let a lock name another process of this machine, with whose end it is stale."""
-    path = out / FOLDER / name
-    beside = path.with_name(f".{uuid.uuid4().hex}")
-    beside.write_text(json.dumps({**holder, "pid": pid, "born": _birth(pid)}), encoding="utf-8")
-    beside.replace(path)  # it is at no time without a holder
-
-
 def remove_lost(out: Path, name: str, token: str) -> None:
     """Remove the lock of a process that is known to have ended on another machine; here it is seen to be stale."""
     with suppress(OSError):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
-from hfpatch.runs.engines import make_engine
+from hfpatch.runs.engines.driver import open_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import RunPaths, check_folder
 from hfpatch.runs.measuring import SECONDS, measure
@@ -93,8 +92,7 @@ def preview(
         HfpatchError: as the command itself does before it trains anything.
     """
     check_folder(out, recipe, resume=resume, part=variant)
-    with closing(make_engine(engine or EngineSettings())) as executor:
-        executor.connect(progress)
+    with open_engine(engine, progress) as executor:
         devices = executor.at_once
     plan = plan_study(recipe, out, variant) if isinstance(recipe, StudyRecipe) else plan_comparison(recipe, out)
     # Trainings by the median step of finished ones; a trial of tuning and a final run take the same time a step

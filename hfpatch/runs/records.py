@@ -5,10 +5,11 @@ A file that cannot be read, or has another layout, is an `HfpatchError` that nam
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from hfpatch.recipes.strict import validate
 from hfpatch.results.parts import Part, TaskResult, TrainResult, Values
@@ -16,7 +17,8 @@ from hfpatch.results.records import DocumentLosses
 from hfpatch.results.schema import Cost, LayerSeries, PrimaryQuestion, Rewound, Run
 from hfpatch.results.verdicts import LookTaken
 from hfpatch.support.cpu import MatmulLibrary
-from hfpatch.support.files import hash_values, read_json, write_json
+from hfpatch.support.files import hash_values, read_json, temporary_path, write_json
+from hfpatch.training.records import StepRecord
 
 AnyFile = TypeVar("AnyFile", bound="Stored")
 
@@ -201,3 +203,49 @@ class Costs(Stored):
     """``costs.json``: what a training step of each method costs, in a run folder."""
 
     methods: dict[str, Cost]
+
+
+class Entry(Part):
+    """``.queue/*/*/<number>.json``: a unit that is ready for workers, and what becomes of it.
+
+    Only the driver writes it while no worker has the unit, and only that worker while it has; it need not outlive them.
+
+    Attributes:
+        attempts: how many workers have begun the unit.
+        seat: the driver's number for the worker that has it, or had it to the end; -1 while it waits for one.
+        node: the worker's machine and process id.
+        lock: the token of its lock.
+        ended: whether the unit is complete or has failed.
+        error: why it failed.
+        events: the arguments of the last call of each method of `hfpatch.runs.progress.Progress`, without the run.
+        warnings: those of hfpatch itself.
+    """
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    attempts: int = 0
+    seat: int = -1
+    node: str = ""
+    lock: str = ""
+    ended: bool = False
+    error: str | None = None
+    events: dict[str, list[StepRecord | Any]] = Field(default_factory=dict)
+    warnings: list[str] = Field(default_factory=list)
+
+    @classmethod
+    def find(cls, path: Path) -> Entry | None:
+        """Return the content of a file; None where there is none any more."""
+        with suppress(OSError, ValidationError):
+            return cls.model_validate_json(path.read_bytes())
+        return None
+
+    def write(self, path: Path) -> None:
+        """Replace the file at once, without waiting for the disk."""
+        temporary = temporary_path(path, "tmp")
+        temporary.write_text(self.model_dump_json(), encoding="utf-8")
+        temporary.replace(path)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the unit waits for a worker."""
+        return self.seat < 0

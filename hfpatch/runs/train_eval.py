@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 import warnings
 from abc import abstractmethod
-from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,7 @@ from hfpatch.results.parts import HELD_OUT, TaskResult, TrainResult
 from hfpatch.results.records import loss_of
 from hfpatch.results.series import patch_norms
 from hfpatch.runs.declared import declare
-from hfpatch.runs.engines import make_engine
+from hfpatch.runs.engines.driver import open_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import COSTS, Changes, RunPaths, changes, is_complete
 from hfpatch.runs.identity import check_run, check_scores, check_seeds
@@ -68,14 +67,12 @@ class TrainEvalSession(Session):
         check_start(plan, resume=resume)
         if not (is_complete(out) and not changes(out, plan.recipe)[0]):
             self.clock = resumed_clock(out)
-            with closing(make_engine(engine or EngineSettings())) as executor:
-                executor.connect(self.progress)
-                with open_runs(self, resume=resume):
-                    with self.throttle:
-                        executor.execute(self)
-                    if executor.measures and is_whole:
-                        self.measure_costs()
-                    self.write_results(complete=is_whole)
+            with open_engine(engine, self.progress) as executor, open_runs(self, resume=resume):
+                with self.throttle:
+                    executor.execute(self)
+                if executor.measures and is_whole:
+                    self.measure_costs()
+                self.write_results(complete=is_whole)
         state = start_processes()  # again: an engine that leaves the devices to its workers resets it
         if state.is_main_process and is_whole:
             reporting.write_report(out)

@@ -17,7 +17,7 @@ from hfpatch.training.optim import trainable_parameters
 from hfpatch.training.processes import is_set
 
 FSDP = "ACCELERATE_USE_FSDP"
-_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
+DEEPSPEED = "ACCELERATE_USEDEEPSPEED"
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -59,12 +59,12 @@ def whole_afterwards(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 
 def cuts_tensors() -> bool:
     """Whether the launcher asked for FSDP or DeepSpeed, which shard a model's tensors."""
-    return is_set(FSDP) or is_set(_DEEPSPEED)
+    return is_set(FSDP) or is_set(DEEPSPEED)
 
 
 def under_deepspeed() -> bool:
     """Whether the launcher asked for DeepSpeed, which keeps the optimiser's state to itself."""
-    return is_set(_DEEPSPEED)
+    return is_set(DEEPSPEED)
 
 
 def configure_deepspeed(accelerator: Accelerator, batch: int, micro_batch: int, max_grad_norm: float | None) -> None:

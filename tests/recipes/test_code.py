@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from own_methods import forgotten
@@ -17,7 +18,8 @@ from hfpatch.recipes.code import refuse_code
 from hfpatch.recipes.comparison import load_recipe
 from hfpatch.recipes.pretraining import load_pretrain_or_study
 from hfpatch.recipes.strict import write_yaml
-from hfpatch.runs.engines import launching
+from hfpatch.runs.engines.processes import WorkerProcess
+from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.support import plugins
 from hfpatch.support.plugins import is_installed, is_installed_path
 from hfpatch.surgery.methods import validate_methods
@@ -256,8 +258,8 @@ def test_an_installed_module_is_imported_without_the_working_directory(site, mon
 def test_processes_of_a_run_find_modules_of_the_working_directory_only_if_their_parent_does(here, monkeypatch, given):
     monkeypatch.setattr(sys, "path", [*([str(here)] if given else []), *sys.path])
     with monkeypatch.context() as patched:
-        patched.setattr(subprocess, "Popen", lambda command, env, **_: env)
-        env = launching.start(here, "task")
+        patched.setattr(subprocess.Popen, "__init__", lambda self, command, env, **_: setattr(self, "env", env))
+        env = WorkerProcess(here / "worker", SimpleNamespace(settings=EngineSettings(jobs=1)), 0).env
     asked = [sys.executable, "-m", "strange_module"]
     done = subprocess.run(asked, env=env, capture_output=True, text=True, check=False)
     assert ("No module named strange_module" not in done.stderr) == bool(given)

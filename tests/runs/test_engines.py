@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -19,7 +20,8 @@ from tiny_runs import GPT2, lines, numbers, small_recipe, without_reports
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import Progress, compare, pretrain_study
-from hfpatch.runs.engines import make_engine, processes
+from hfpatch.runs.engines import processes
+from hfpatch.runs.engines.driver import open_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import COSTS
 from hfpatch.support.files import read_json
@@ -112,8 +114,7 @@ class Break(Log):
 def test_processes_that_share_a_run_share_its_threads(monkeypatch):
     monkeypatch.setattr(processes, "count_cores", lambda: 8)
     torch.set_num_threads(8)
-    with closing(make_engine(EngineSettings(jobs=1, processes_per_run=2))) as engine:
-        engine.connect()
+    with open_engine(EngineSettings(jobs=1, processes_per_run=2)) as engine:
         assert (torch.get_num_threads(), engine.at_once) == (4, 1)
     assert torch.get_num_threads() == 8
     torch.set_num_threads(1)
@@ -133,15 +134,25 @@ def test_which_gpus_processes_share(options, expected, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    visible = []
-    monkeypatch.setattr(processes, "start", lambda *_, env: visible.append(env["CUDA_VISIBLE_DEVICES"]))
-    workers = processes.Processes(EngineSettings(**{"jobs": 4, **options}))
-    workers.connect()
-    for slot in range(workers.room()):
-        workers.start(None, slot, slot)
-    assert visible == expected
-    with pytest.raises(HfpatchError, match="this machine has 2 GPUs, enough for 4 runs at a time"):
-        processes.Processes(EngineSettings(jobs=5, gpus_per_run=0.5)).connect()
+    monkeypatch.setattr(processes, "WorkerProcess", lambda folder, job, seat, env: env["CUDA_VISIBLE_DEVICES"])
+    with ExitStack() as stack:
+        workers = processes.Processes(EngineSettings(**{"jobs": 4, **options}), stack)
+        assert [workers.start(None, slot, slot) for slot in range(workers.most)] == expected
+        with pytest.raises(HfpatchError, match="this machine has 2 GPUs, enough for 4 runs at a time"):
+            processes.Processes(EngineSettings(jobs=5, gpus_per_run=0.5), stack)
+
+
+@pytest.mark.parametrize(
+    ("ends", "reason"),
+    [("echo loaded; echo 'no disk'; echo ===; exit 3", "exit code 3: no disk"), ("kill -9 $$", "exit code -9")],
+)
+def test_how_a_worker_ended(ends, reason, tmp_path, monkeypatch):
+    (tmp_path / "python").write_text(f"#!/bin/sh\n{ends}\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    worker = processes.WorkerProcess(tmp_path / "worker", SimpleNamespace(settings=EngineSettings(jobs=1)), 0)
+    worker.wait()
+    assert worker.ended() == reason
 
 
 @pytest.mark.slow
@@ -192,21 +203,27 @@ def straight_study(study, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_shared_by_two_processes_that_cut_the_model(study, tmp_path):
+def test_runs_shared_by_two_processes_which_may_cut_the_model(study, tmp_path):
     short = study.training.model_copy(update={"steps": 4, "lr": 1e-4})
     one = study.model_copy(update={"training": short, "variants": {"one": study.variants["one"]}})
     config = Path(__file__).parents[2] / "docs" / "accelerate" / "fsdp2-cpu.yaml"
-    pretrain_study(one, tmp_path / "straight")
-    settings = EngineSettings(jobs=1, processes_per_run=2, launch_config=str(config))
-    pretrain_study(one, tmp_path / "out", engine=settings)
-    losses = [
-        [record.loss for record in MetricsFile(tmp_path / out / "runs/one/seed-0/metrics.jsonl").read() if record.step]
-        for out in ("straight", "out")
-    ]
-    assert len(losses[1]) == 4
-    assert losses[0] != losses[1]  # other sums: it was shared
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    assert not (tmp_path / "out" / ".locks").exists()
+    engines = {
+        "straight": None,
+        "whole": EngineSettings(jobs=1, processes_per_run=2),
+        "cut": EngineSettings(jobs=1, processes_per_run=2, launch_config=str(config)),
+    }
+    losses, logs = {}, {}
+    for name, engine in engines.items():
+        pretrain_study(one, tmp_path / name, engine=engine, progress=logs.setdefault(name, Log()))
+        records = MetricsFile(tmp_path / name / "runs/one/seed-0/metrics.jsonl").read()
+        losses[name] = [record.loss for record in records if record.step]
+        assert not list((tmp_path / name).glob(".*"))
+    for name in ("whole", "cut"):
+        assert len(losses[name]) == 4
+        assert losses[name] != losses["straight"]  # other sums: it was shared
+        assert losses[name] == pytest.approx(losses["straight"], rel=1e-4)
+    workers = {name: {node for _, _, node in log.nodes} for name, log in logs.items()}
+    assert (len(workers["whole"]), len(workers["cut"])) == (1, 2)  # an evaluation takes a whole model
 
 
 class Command:

@@ -132,7 +132,9 @@ def test_fractions_of_gpus_and_machines_that_lack_something(study, tmp_path, clu
         pretrain_study(study, out, engine=EngineSettings(ray=cluster.address, **options), progress=log)
         return log
 
-    with pytest.raises(HfpatchError, match=r"^--gpus-per-run 4: no machine .* \(the most is 1\)"):
+    with pytest.raises(
+        HfpatchError, match=r"^no machine of the cluster has .* 4 GPUs for a run \(there are machines of .* and 1 GPUs"
+    ):
         run(tmp_path / "none", gpus_per_run=4)
     assert not (tmp_path / "none").exists()
     three = study.model_copy(update={"variants": dict.fromkeys(("one", "two", "three"), study.variants["one"])})

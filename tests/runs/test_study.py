@@ -1,6 +1,7 @@
 """A study: variants tuned and trained from scratch, whatever is interrupted, and decided like a comparison."""
 
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -188,11 +189,12 @@ def test_a_study_that_gets_a_seed_and_is_interrupted_goes_on_where_it_stopped(st
 
 
 def test_an_engine_that_gives_up_the_devices_leaves_the_report_to_be_written(straight, tmp_path, monkeypatch):
-    class OfDevices(Engine):
-        def close(self):
-            PartialState._reset_state()  # as engines of a machine with GPUs
+    @contextmanager
+    def of_devices(settings, progress):
+        yield Engine()
+        PartialState._reset_state()  # as engines of a machine with GPUs
 
-    monkeypatch.setattr("hfpatch.runs.train_eval.make_engine", lambda settings: OfDevices())
+    monkeypatch.setattr("hfpatch.runs.train_eval.open_engine", of_devices)
     assert without_times(pretrain_study(study(), tmp_path / "s")) == without_times(straight[1])
     assert (tmp_path / "s" / "report.html").is_file()
 

@@ -1,15 +1,16 @@
-"""The driver of a plan's units: `Engine` completes them in this process, `Parallel` has workers complete them."""
+"""The driver of a plan's units: it completes them itself, or puts them into a queue for workers."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import time
 import uuid
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,147 +19,115 @@ import torch
 from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
+from hfpatch.runs.engines.processes import Processes, WorkerProcess
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.engines.work import PAUSE_S, TRIES, Entry, Job, Queue, pause
+from hfpatch.runs.engines.work import OPEN, PAUSE_S, Job, pause
 from hfpatch.runs.locks import STALE_S, hold, new_holder, remove_lost
-from hfpatch.runs.plan import Plan
 from hfpatch.runs.progress import Progress
+from hfpatch.runs.records import Entry
 from hfpatch.runs.session import Session
 from hfpatch.training.interruption import Terminated, watch_sigterm
 from hfpatch.training.processes import CPU_ONLY, start_processes
-from hfpatch.training.records import StepRecord
 
 if TYPE_CHECKING:
-    from hfpatch.runs.engines.processes import Processes
-    from hfpatch.runs.engines.ray import RayTasks
+    from hfpatch.runs.engines.ray import RayTasks, Task
 
 QUEUE = ".queue"
+TRIES = 3
+"""How often a unit is begun whose workers end before it does: chance ends one twice, hardly three times."""
 GRACE_S = 8.0
 """How long workers may take to save a checkpoint when the command is interrupted: schedulers kill after ten seconds."""
 SAY_WAITING_S = 60.0
 """How often it is said that there is no worker yet."""
 
 
-class Engine:
-    """Executes the units of a plan: here in the plan's order, in this process, ending with the first that fails.
+@contextmanager
+def open_engine(settings: EngineSettings | None, progress: Progress | None = None) -> Iterator[Engine]:
+    """Yield the engine that a command asks for, with the devices of its runs; at the end release what it took.
 
-    In several processes, if a launcher started them, each unit is shared by all of them. `Parallel` executes several
-    units at a time. The files of a unit depend neither on the engine nor on the units before it.
+    Raises:
+        HfpatchError: if they are not there, Ray is not installed, or a launcher has started several processes.
+    """
+    if settings is None or settings.is_sequential:
+        yield Engine()
+        return
+    if PartialState().num_processes > 1:
+        raise HfpatchError("--jobs and --ray start processes of their own; leave out the launcher")
+    with ExitStack() as stack:
+        workers: Processes | RayTasks
+        if settings.ray is None:
+            workers = Processes(settings, stack)
+        else:
+            from hfpatch.runs.engines.ray import RayTasks
+
+            if progress is not None:
+                progress.preparing(f"starting or joining Ray ({settings.ray})")
+            workers = RayTasks(settings, stack)
+        has_device = PartialState().device.type != "cpu"
+        if has_device:  # whose memory workers may be about to use: this process computes on the CPU
+            os.environ[CPU_ONLY] = "true"
+            stack.callback(PartialState._reset_state)
+            stack.callback(os.environ.pop, CPU_ONLY)
+            PartialState._reset_state()
+            start_processes()
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(workers.threads)
+        yield Engine(workers, workers.at_once, measures=not has_device)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Completes the units of a plan; their files depend neither on the engine nor on the units before them.
 
     Attributes:
-        at_once: how many runs are worked on at a time, known once it is connected.
+        workers: complete the units; without them this process does, or all that a launcher started.
+        at_once: how many runs are worked on at a time.
         measures: whether this process has the device that runs take, so that it can measure what they cost.
     """
 
-    at_once = 1
-    measures = True
-
-    def connect(self, progress: Progress | None = None) -> None:
-        """Find the devices that the runs ask for, before anything is written; ``progress`` is called if that is slow.
-
-        Raises:
-            HfpatchError: if they are not there.
-        """
+    workers: Processes | RayTasks | None = None
+    at_once: int = 1
+    measures: bool = True
 
     def execute(self, session: Session) -> None:
-        """Complete every unit of a plan.
+        """Complete every unit: in the plan's order until one fails or, with workers, all that need none that fails.
 
         Raises:
             HfpatchError: if a unit fails, naming its run.
         """
-        with queue_folder(session.plan):
-            for unit in session.plan.units:
+        plan = session.plan
+        queues = plan.out.absolute() / QUEUE / (plan.part or "all")  # the locks on the runs make them this command's
+        shutil.rmtree(queues, ignore_errors=True)  # what a killed driver has left
+        try:
+            if self.workers is not None:
+                _Dispatch(session, self.workers, queues / uuid.uuid4().hex).run()
+                return
+            for unit in plan.units:
                 due = session.is_due(unit)
                 # A worker of a driver that was killed may not have ended yet
                 waits = due and PartialState().is_main_process
-                with hold(session.plan.out, [unit.work_lock], wait_s=2 * STALE_S) if waits else nullcontext():
+                with hold(plan.out, [unit.work_lock], wait_s=2 * STALE_S) if waits else nullcontext():
                     session.complete(unit)
                 if due:
                     session.record(unit)
-
-    def close(self) -> None:
-        """End everything that `connect` and `execute` started; also called after an error."""
-
-
-@contextmanager
-def queue_folder(plan: Plan) -> Iterator[Path]:
-    """Yield a new name for the queue's folder, and remove it afterwards, and before what a killed driver has left.
-
-    The command has the locks on the runs, so that no other one has a queue for them.
-    """
-    queues = plan.out.absolute() / QUEUE / (plan.part or "all")
-    shutil.rmtree(queues, ignore_errors=True)
-    try:
-        yield queues / uuid.uuid4().hex
-    finally:
-        shutil.rmtree(queues, ignore_errors=True)
-        with suppress(OSError):  # others may have theirs
-            queues.parent.rmdir()
-
-
-@dataclass(eq=False)
-class Parallel(Engine):
-    """Executes several units at a time, each in a worker; this process only collects their results.
-
-    A unit that fails is reported in the end, after all units that do not need it. One whose worker ends before it
-    does is begun again by another one, which continues from its checkpoint.
-
-    Args:
-        workers: where workers come from; both kinds have the same methods.
-        settings: the options of the command.
-    """
-
-    workers: Processes | RayTasks
-    settings: EngineSettings
-    _threads: int | None = field(default=None, init=False)
-    _cpu_only: str | None = field(default=None, init=False)
-
-    def connect(self, progress: Progress | None = None) -> None:
-        """Find the devices; they are left to the workers, and this process computes like one of them on the CPU."""
-        if PartialState().num_processes > 1:
-            raise HfpatchError("--jobs and --ray start processes of their own; leave out the launcher")
-        if PartialState().device.type != "cpu":  # whose memory workers may be about to use
-            os.environ[CPU_ONLY] = self._cpu_only = "true"
-            self.measures = False
-            PartialState._reset_state()
-            start_processes()
-        if progress is not None and self.settings.ray is not None:
-            progress.preparing(f"starting or joining Ray ({self.settings.ray})")
-        self.workers.connect()
-        self.at_once = self.workers.room()
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(self.workers.threads)
-
-    def execute(self, session: Session) -> None:
-        """Complete every unit that neither fails nor needs one that fails."""
-        with queue_folder(session.plan) as folder:
-            job = Job(
-                session=type(session),
-                plan=session.plan,
-                queue=folder,
-                driver=new_holder(),
-                folder=Path.cwd(),
-                threads=self.workers.threads,
-                settings=self.settings,
-            )
-            _Dispatch(session, self.workers, job).run()
-
-    def close(self) -> None:
-        """Release everything that `connect` took."""
-        self.workers.close()
-        if self._cpu_only is not None:
-            os.environ.pop(CPU_ONLY)
-            PartialState._reset_state()
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
+        finally:
+            shutil.rmtree(queues, ignore_errors=True)
+            with suppress(OSError):  # others may have theirs
+                queues.parent.rmdir()
 
 
 class _Dispatch:
-    """One execution of a plan's units by workers: a unit is its number in the plan, a worker how many came before."""
+    """One execution of a plan by workers: ready units go into a queue, and what becomes of them is read there.
 
-    def __init__(self, session: Session, workers: Processes | RayTasks, job: Job) -> None:
-        self.session, self.progress, self.workers, self.job = session, session.progress, workers, job
-        self.queue, self.units = Queue(job.queue), session.plan.units
+    A unit that fails is reported in the end, after all units that do not need it. One whose worker ends before it does
+    waits again, for a worker that continues from its checkpoint. Units are called by their numbers in the plan, workers
+    by their seats: how many were started before them.
+    """
+
+    def __init__(self, session: Session, workers: Processes | RayTasks, queue: Path) -> None:
+        self.session, self.progress, self.workers, self.queue = session, session.progress, workers, queue
+        self.job = Job(type(session), session.plan, queue, new_holder(), Path.cwd(), workers.threads, workers.settings)
+        self.units = session.plan.units
         index = {id(unit): number for number, unit in enumerate(self.units)}
         needs = {index[id(unit)]: [index[id(needed)] for needed in unit.needs] for unit in self.units}
         self.order = TopologicalSorter(needs)  # finds the units whose needs are complete
@@ -166,19 +135,19 @@ class _Dispatch:
         self.open = len(self.units)  # neither complete nor failed
         self.failures: list[str] = []
         self.entries: dict[int, Entry] = {}  # of the units in the queue, as they were last read
-        self.slots: dict[int, int] = {}  # of each worker, which decides its GPUs
-        self.used: set[int] = set()  # workers that have begun a unit; others may still wait for devices
-        self.started = 0  # workers
-        self.starts = 0  # workers that ended without a unit since one was begun
+        self.seats = itertools.count()
+        self.started: dict[int, tuple[int, WorkerProcess | Task]] = {}  # workers and their slots, by their seats
+        self.reasons: dict[int, str] = {}  # how workers ended, by their seats
+        self.last_used = -1  # the last seat whose worker has begun a unit
         self.waiting_since = time.monotonic()
 
     def run(self) -> None:
-        """Execute all units that can be."""
-        self.queue.folder.mkdir(parents=True)
-        (self.queue.folder / "open").touch()
+        """Complete all units that can be."""
+        self.queue.mkdir(parents=True)
+        (self.queue / OPEN).touch()
         try:
             self._publish()
-            self.progress.opened(self.workers.describe(), self.open)
+            self.progress.opened(self.workers.description, self.open)
             self.progress.preparing("workers start: each loads its libraries and the base")
             with watch_sigterm() as sigterm:
                 while self.entries:
@@ -189,109 +158,100 @@ class _Dispatch:
                     for number in list(self.entries):
                         self._read(number)
                     self._publish()
-                    if self.entries:
-                        pause(begin)
+                    pause(begin)
         finally:
             # End all workers; those at work may save a checkpoint first
-            (self.queue.folder / "open").unlink(missing_ok=True)
-            deadline, leaving = time.monotonic() + GRACE_S, self.used & self.slots.keys()
+            (self.queue / OPEN).unlink(missing_ok=True)
+            deadline, at_work = time.monotonic() + GRACE_S, {entry.seat for entry in self.entries.values()}
+            leaving = [worker for seat, (_, worker) in self.started.items() if seat in at_work]
             with suppress(Exception):  # Ray may be gone
-                while time.monotonic() < deadline and any(self.workers.ended(seat) is None for seat in leaving):
+                while time.monotonic() < deadline and any(worker.ended() is None for worker in leaving):
                     time.sleep(PAUSE_S)
-            for seat in self.slots:
-                self.workers.end(seat)
-                self._lose(seat, "it was ended")
+            for _, worker in self.started.values():
+                worker.end()
+            for number, entry in self.entries.items():
+                remove_lost(self.session.plan.out, self.units[number].work_lock, entry.lock)
 
         # What failed, in one line
         which = "unit that needs" if self.open == 1 else "units that need"
         also = f" ({self.open} {which} it left out)" if self.open else ""
-        if len(self.failures) == 1:
-            raise HfpatchError(self.failures[0] + also)
-        if self.failures:
+        if len(self.failures) > 1:
             raise HfpatchError(f"{len(self.failures)} units failed{also}: {'; '.join(self.failures)}")
+        if self.failures:
+            raise HfpatchError(self.failures[0] + also)
 
     def _publish(self) -> None:
         """Complete at once the ready units that take no time, and put the others into the queue."""
         while ready := self.order.get_ready():
             for number in sorted(ready):
-                unit = self.units[number]
+                unit, error = self.units[number], None
                 try:
                     if self.session.is_due(unit):
                         self.entries[number] = Entry()
-                        self.queue.write(number, Entry())
+                        self.entries[number].write(self.queue / f"{number}.json")
                         continue
                     self.session.complete(unit)
-                except HfpatchError as error:
-                    self._end(number, str(error))
-                    self.progress.left(unit.run.name, self.open, str(error))
-                else:
-                    self._end(number, None)
+                except HfpatchError as problem:
+                    error = str(problem)
+                self._end(number, error)
 
     def _tend(self) -> None:
         """Replace workers that have ended, and start more while there are units for them."""
-        for seat in list(self.slots):
-            reason = self.workers.ended(seat)
+        for seat, (_, worker) in list(self.started.items()):
+            reason = worker.ended()
             if reason is None:
                 continue
-            del self.slots[seat]
-            self.workers.end(seat)
-            self.starts += not self._lose(seat, reason)
-            if self.starts >= TRIES:
+            del self.started[seat]
+            self.reasons[seat] = reason
+            worker.end()
+            if sum(ended > self.last_used for ended in self.reasons) >= TRIES:
                 raise HfpatchError(f"workers cannot be started ({reason})")
         most = min(self.workers.most, self.open) if self.workers.most else len(self.entries)
-        for slot in sorted(set(range(most)) - set(self.slots.values()))[: max(0, most - len(self.slots))]:
-            self.workers.start(self.job, self.started, slot)
-            self.slots[self.started] = slot
-            self.started += 1
-        if any(entry.node for entry in self.entries.values()):
+        free = sorted(set(range(most)) - {slot for slot, _ in self.started.values()})
+        for slot in free[: max(0, most - len(self.started))]:
+            seat = next(self.seats)
+            self.started[seat] = slot, self.workers.start(self.job, seat, slot)
+        if not all(entry.waits for entry in self.entries.values()):
             self.waiting_since = time.monotonic()
         elif time.monotonic() - self.waiting_since > SAY_WAITING_S:
             self.waiting_since = time.monotonic()
             self.progress.waiting("no machine has free devices for a run yet")
 
-    def _lose(self, seat: int, reason: str) -> bool:
-        """Release the unit of a worker that has ended, so that another one begins it; return whether it had one."""
-        for number in self.entries:
-            entry = self.queue.read(number)
-            if entry is not None and entry.seat == seat and not entry.ended and not entry.waits:
-                unit = self.units[number]
-                remove_lost(self.session.plan.out, unit.work_lock, entry.lock)
-                self.queue.write(number, entry.lost(unit.run.name, reason))
-                return True
-        return False
-
     def _read(self, number: int) -> None:
-        """Read what became of a unit in the queue, and show it."""
-        entry, before, unit = self.queue.read(number), self.entries[number], self.units[number]
-        if entry is None or entry == before:
-            return
-        self.entries[number], name, shown = entry, unit.run.name, before.events
-        if entry.begun > before.begun:
-            self.starts, shown = 0, {}
-            self.used.add(entry.seat)
+        """Read what became of a unit in the queue, show it, and let the unit wait again if its worker has ended."""
+        file, unit, before = self.queue / f"{number}.json", self.units[number], self.entries[number]
+        entry, name, shown = Entry.find(file) or before, unit.run.name, before.events
+        self.entries[number] = entry
+        if entry.attempts > before.attempts:
+            self.last_used, shown = max(self.last_used, entry.seat), {}
             self.progress.placed(name, unit.action, entry.node)
+        if not entry.ended and entry.seat not in (-1, *self.started):
+            reason = self.reasons[entry.seat]
+            remove_lost(self.session.plan.out, unit.work_lock, entry.lock)
+            if entry.attempts == TRIES:
+                self._end(number, f"{name}: its worker ended {TRIES} times before it did ({reason})")
+            else:
+                self.entries[number] = Entry(attempts=entry.attempts)
+                self.entries[number].write(file)
+                self.progress.lost(name, reason)
+            return
         for event, arguments in entry.events.items():
-            if event != "finished" and shown.get(event) != arguments:
-                shows = [StepRecord(**value) if event == "stepped" else value for value in arguments]
-                getattr(self.progress, event)(name, *shows)
-        for text in entry.warnings:
-            warnings.warn(text, stacklevel=2)
+            if shown.get(event) != arguments:
+                getattr(self.progress, event)(name, *arguments)
         if entry.ended:
-            del self.entries[number]
-            (self.queue.folder / f"{number}.json").unlink()
+            for text in entry.warnings:
+                warnings.warn(text, stacklevel=2)
             if entry.error is None:
                 self.session.record(unit)
             self._end(number, entry.error)
-            self.progress.left(name, self.open, entry.error)
-            for summary in entry.events.get("finished", ()):
-                self.progress.finished(name, summary)
-        elif entry.error is not None:
-            self.progress.lost(name, entry.error)
 
     def _end(self, number: int, error: str | None) -> None:
         """Note that a unit is complete or has failed."""
         self.open -= 1
+        self.entries.pop(number, None)
+        (self.queue / f"{number}.json").unlink(missing_ok=True)
         if error is None:
             self.order.done(number)
         else:
             self.failures.append(error)
+        self.progress.left(self.units[number].run.name, self.open, error)

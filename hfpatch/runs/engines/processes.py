@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import subprocess
+import sys
 import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
 from hfpatch.errors import HfpatchError
-from hfpatch.runs.engines.launching import start
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.work import Job
 from hfpatch.support.cpu import count_cores
@@ -19,74 +22,83 @@ from hfpatch.support.cpu import count_cores
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
+class WorkerProcess(subprocess.Popen[bytes]):
+    """A worker in a process of this machine, and in a session of its own, so that Ctrl-C reaches only the driver.
+
+    It finds the modules that this process finds. (Python before 3.11 adds the working directory.) Where processes share
+    runs, torchrun starts them or, with a configuration, which FSDP2 and DeepSpeed need, accelerate. A new ``folder`` is
+    for the job and for what the worker prints.
+    """
+
+    def __init__(self, folder: Path, job: Job, seat: int, env: Mapping[str, str] = os.environ) -> None:
+        self.folder, settings, launcher = folder, job.settings, list[str]()
+        if settings.launch_config is not None:
+            launcher = ["accelerate.commands.launch", "--config_file", settings.launch_config]
+            launcher += ["--num_processes", str(settings.processes), "--main_process_port", "0", "-m"]
+        elif settings.processes > 1:
+            launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(settings.processes), "-m"]
+        folder.mkdir()
+        (folder / "task").write_bytes(pickle.dumps((job, seat)))
+        command = [sys.executable, "-m", *launcher, "hfpatch.runs.engines.work", str(folder)]
+        env = {**env, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        with (folder / "output").open("wb") as output:
+            super().__init__(
+                command, env=env, start_new_session=True, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    def ended(self) -> str | None:
+        """Return the exit code and, unless a signal ended it, what it printed last; None while it has not ended."""
+        if (code := self.poll()) is None:
+            return None
+        lines = (self.folder / "output").read_text(encoding="utf-8", errors="replace").splitlines()
+        last = [line.strip() for line in lines if code > 0 and any(map(str.isalnum, line))][-1:]
+        return ": ".join([f"exit code {code}", *last])
+
+    def end(self) -> None:
+        """End it at once; without effect if it has ended."""
+        self.kill()
+        self.wait()
+
+
 class Processes:
-    """So many processes of this machine, which share its cores and GPUs."""
+    """Processes that share this machine's cores and GPUs; ``stack`` releases what they take.
 
-    def __init__(self, settings: EngineSettings) -> None:
-        self.settings = settings
-        self.most = settings.jobs or 1  # how many workers there may be
-        self.devices: list[str] = []
-        self._started: dict[int, subprocess.Popen[bytes]] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="hfpatch-")
+    Raises:
+        HfpatchError: if this machine has fewer cores or GPUs than the runs ask for.
+    """
+
+    def __init__(self, settings: EngineSettings, stack: ExitStack) -> None:
+        self.settings, jobs = settings, settings.jobs or 1
+        self.most = self.at_once = jobs  # how many workers there may be, and runs at a time
         self._environment = dict(os.environ)  # before the driver turns itself to the CPU
-
-    def connect(self) -> None:
-        """Count this machine's cores and GPUs.
-
-        Raises:
-            HfpatchError: if it has fewer than the runs ask for.
-        """
+        self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hfpatch-")))
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         named = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
-        self.devices = named[:count] if named else [str(number) for number in range(count)]
-        gpus, cpus, jobs = self.settings.gpus_per_run, self.settings.cpus_per_run, self.most
-        if gpus and jobs > (room := room_on(len(self.devices), gpus)):
+        self._devices = named[:count] if named else [str(number) for number in range(count)]
+        gpus, cpus = settings.gpus_per_run, settings.cpus_per_run
+        if gpus and jobs > (room := room_on(count, gpus)):
             raise HfpatchError(
-                f"--jobs {jobs} with --gpus-per-run {gpus:g}: this machine has {len(self.devices)} GPUs, enough for "
-                f"{room} runs at a time"
+                f"--jobs {jobs} with --gpus-per-run {gpus:g}: this machine has {count} GPUs, enough for {room} runs "
+                "at a time"
             )
         if cpus and jobs * cpus > (cores := count_cores()):
             raise HfpatchError(f"--jobs {jobs} with --cpus-per-run {cpus}: this machine has {cores} cores; lower one")
-        # The share of each process in the cores, at most as many threads as torch uses here
+        # The share of each run in the cores, at most as many threads as torch uses here
         share = min(cpus or max(1, count_cores() // jobs), torch.get_num_threads())
-        self.threads = max(1, share // self.settings.processes)
+        self.threads = max(1, share // settings.processes)  # of each process
+        share = self.threads * settings.processes
+        self.description = f"{jobs} runs at a time, each on {share} thread{'s' * (share > 1)} of this machine"
 
-    def room(self) -> int:
-        """Return how many runs are worked on at a time."""
-        return self.most
-
-    def describe(self) -> str:
-        """Return how many runs are worked on at a time, and on what."""
-        threads = self.threads * self.settings.processes
-        return f"{self.most} runs at a time, each on {threads} thread{'s' * (threads > 1)} of this machine"
-
-    def start(self, job: Job, seat: int, slot: int) -> None:
-        """Start a process in one of the slots, which decides its GPUs."""
+    def start(self, job: Job, seat: int, slot: int) -> WorkerProcess:
+        """Start a worker in one of `most` slots, which decides its GPUs."""
         environment, gpus = dict(self._environment), self.settings.gpus_per_run
         first, count = slot * int(gpus or 0), int(gpus or 0)
         if gpus is None or 0 < gpus < 1:  # one GPU, which several may share
             sharing = 1 if gpus is None else room_on(1, gpus)
-            first, count = slot // sharing % max(1, len(self.devices)), 1
-        if self.devices:
-            environment[VISIBLE] = ",".join(self.devices[first : first + count])
-        folder = Path(self._folder.name, str(seat))
-        folder.mkdir()
-        self._started[seat] = start(folder, (job, seat, None), env=environment)
-
-    def ended(self, seat: int) -> str | None:
-        """Return how a worker has ended; None while it has not."""
-        code = self._started[seat].poll()
-        return None if code is None else f"exit code {code}"
-
-    def end(self, seat: int) -> None:
-        """End a worker at once; without effect if it has ended."""
-        process = self._started.pop(seat)
-        process.kill()
-        process.wait()
-
-    def close(self) -> None:
-        """Remove what was handed to the workers, which have ended."""
-        self._folder.cleanup()
+            first, count = slot // sharing % max(1, len(self._devices)), 1
+        if self._devices:
+            environment[VISIBLE] = ",".join(self._devices[first : first + count])
+        return WorkerProcess(self._folder / str(seat), job, seat, environment)
 
 
 def room_on(gpus: int, gpus_per_run: float) -> int:

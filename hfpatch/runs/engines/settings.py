@@ -48,8 +48,7 @@ class EngineSettings:
             raise HfpatchError("--accelerate-config: a training of one process has none; add --gpus-per-run 2 or more")
         if self.launch_config is not None and not Path(self.launch_config).is_file():
             raise HfpatchError(f"--accelerate-config {self.launch_config}: there is no such file")
-        each = (self.gpus_per_run, self.cpus_per_run, self.processes_per_run)
-        if self.is_sequential and each != (None, None, None):
+        if self.is_sequential and (self.gpus_per_run, self.cpus_per_run, self.processes_per_run) != (None, None, None):
             raise HfpatchError("options for each run go with --jobs N or --ray; add one of them")
 
     @property
