@@ -169,31 +169,37 @@ class Design:
             level: a, of this pair.
             margin: δ, 0 where there is none.
         """
+        from scipy.special import ndtr
+
         error, wide, narrow = self._points(level)
-        return _chance(lambda end: _ndtr((end - effect) / error), name, wide, narrow, margin)
+        return _chance(lambda end: ndtr((end - effect) / error), name, wide, narrow, margin)
 
     def smallest_difference(self, level: float, name: Name = "gain") -> float:
         """Return the true difference, of ``keep`` the true loss, that is found in 80 % of cases."""
+        from scipy.special import ndtr, ndtri
+
         if name == "keep":  # a loss is as far below 0 as 0 is above the margin
             return self.smallest_margin(level, name)
         error, wide, _ = self._points(level)
         if self.of_seeds is None:  # the far side is never found
-            return float(wide[0] + error[0] * _ndtri(POWER))
+            return float(wide[0] + error[0] * ndtri(POWER))
 
         def excess(size: float) -> float:
-            return float(np.mean(_ndtr((size - wide) / error) + _ndtr((-size - wide) / error))) - POWER
+            return float(np.mean(ndtr((size - wide) / error) + ndtr((-size - wide) / error))) - POWER
 
         return self._solve(excess)
 
     def smallest_margin(self, level: float, name: Name = "gain") -> float:
         """Return the margin within which equal methods are found to be equivalent, or kept, in 80 % of cases."""
+        from scipy.special import ndtr, ndtri
+
         error, _, narrow = self._points(level)
         sides = 1 if name == "keep" else 2
         if self.of_seeds is None:
-            return float(narrow[0] + error[0] * _ndtri(1 - (1 - POWER) / sides))
+            return float(narrow[0] + error[0] * ndtri(1 - (1 - POWER) / sides))
 
         def excess(margin: float) -> float:
-            return float(np.mean(np.maximum(0.0, 1 - sides * _ndtr((narrow - margin) / error)))) - POWER
+            return float(np.mean(np.maximum(0.0, 1 - sides * ndtr((narrow - margin) / error)))) - POWER
 
         return self._solve(excess)
 
@@ -256,19 +262,6 @@ def _fewest(enough: Callable[[int], bool], first: int, most: int) -> int | None:
     if not enough(most):
         return None
     return bisect_left(range(most), True, first, key=enough)
-
-
-def _ndtr(values: Array) -> Array:
-    from scipy.special import ndtr
-
-    shares: Array = ndtr(values)
-    return shares
-
-
-def _ndtri(share: float) -> float:
-    from scipy.special import ndtri
-
-    return float(ndtri(share))
 
 
 def _chi_square(freedom: float) -> Array:
