@@ -183,23 +183,14 @@ class Recipe(ComparedRecipe):
             changes["tuning"] = {"grid": tried}
         return self.replaced(changes)
 
-    def tuned(self, method: str, values: Values) -> Recipe:
-        """Return the recipe without tuning, at the values that a trial of one method had."""
-        return self._tuned(method, values, {})
-
-    def trial(self, method: str, values: Values) -> Recipe:
-        """Return the recipe of one trial of tuning.
+    def tuned(self, method: str, values: Values, *, trial: bool = False) -> Recipe:
+        """Return the recipe without tuning, at the values that a trial of one method had; or of that ``trial`` itself.
 
         Raises:
-            ValueError: if the recipe has no tuning, or the trial's values contradict each other.
+            ValidationError: if the values contradict each other.
         """
-        if self.tuning is None:
-            raise ValueError(f"{self.name} has no tuning")
-        return self._tuned(method, values, trial_changes(self.training, self.tuning))
-
-    def _tuned(self, method: str, values: Values, changes: Mapping[str, Any]) -> Recipe:
-        """Return the recipe without tuning, at the values of a trial and with other changes of ``training``."""
-        training, parts = dict[str, Any](changes), list(self.methods[method])
+        training = trial_changes(self.training, self.tuning) if trial and self.tuning is not None else {}
+        parts = list(self.methods[method])
         for key, value in values.items():
             first, _, rest = key.partition(".")
             if first.isdigit():
@@ -221,10 +212,10 @@ class Recipe(ComparedRecipe):
         """
         trained = {name: self.methods[name] for name in self.trained}
         runs = [(name, values) for name in trained if self.tuning for values in self.tuning.combinations(name, trained)]
-        for where, recipe_of in (("tuning.grid: ", self.tuned), ("tuning, in a trial: ", self.trial)):
+        for where, trial in (("tuning.grid: ", False), ("tuning, in a trial: ", True)):
             for name, values in runs:
                 try:
-                    recipe_of(name, values)
+                    self.tuned(name, values, trial=trial)
                 except ValidationError as error:
                     raise HfpatchError(f"{where}{explain(error, Recipe)}") from None
 

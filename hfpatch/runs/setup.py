@@ -149,7 +149,7 @@ class ComparisonSetup(Setup):
     def recipe_of(self, run: PlannedRun) -> Recipe:
         """Return the recipe of one run: a trial's with its values, a final run's with the chosen ones."""
         if run.point:
-            return self.recipe.trial(run.variant, run.point)
+            return self.recipe.tuned(run.variant, run.point, trial=True)
         values = self.tuning.chosen(self.recipe.tuned_at(run.variant))
         return self.recipe.tuned(run.variant, values) if values else self.recipe
 

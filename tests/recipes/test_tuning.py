@@ -102,7 +102,7 @@ def test_every_trial_that_is_accepted_reaches_its_rate(warmup, schedule, decay, 
         assert max(warmup) >= (steps or 25) or "wsd" not in schedule
         return
     for values in recipe.tuning.combinations("lora", recipe.methods):
-        trial = recipe.trial("lora", {"lr": 0.2, **values}).training
+        trial = recipe.tuned("lora", {"lr": 0.2, **values}, trial=True).training
         assert trial.steps == (steps or 25)
         assert max(rates_of(trial, trial.steps)) == pytest.approx(0.2)
 
@@ -110,7 +110,7 @@ def test_every_trial_that_is_accepted_reaches_its_rate(warmup, schedule, decay, 
 def test_a_trial_of_epochs_is_judged_by_the_steps_that_they_are():
     axes = {"training.warmup_steps": [1, 30]}
     recipe = small(epochs=2.0, warmup_steps=1, tuning={"learning_rates": [0.1, 0.2], "grid": axes})
-    assert recipe.trial("lora", {"lr": 0.2, "warmup_steps": 30}).training.epochs == 2.0
+    assert recipe.tuned("lora", {"lr": 0.2, "warmup_steps": 30}, trial=True).training.epochs == 2.0
     in_steps = [recipe.model_copy(update={"training": with_steps(recipe.training, blocks=n * 8)}) for n in (31, 30)]
     in_steps[0].check_trials()
     with pytest.raises(HfpatchError, match=r"training.warmup_steps is 30; must be below training.steps \(30\)"):
@@ -142,7 +142,7 @@ def test_a_trial_is_the_recipe_at_its_values():
     combined = recipe.tuning.combinations("pre", trained)
     assert len(combined) == len(recipe.tuning.combinations("lora", trained)) == 8
     assert combined[1] == {"weight_decay": 0.0, "learning_rates.skip": 0.3, "1.init": "identity"}
-    trial = recipe.trial("pre", {"lr": 0.2, **combined[-1]})
+    trial = recipe.tuned("pre", {"lr": 0.2, **combined[-1]}, trial=True)
     changed = {"steps": 20, "lr": 0.2, "weight_decay": 0.5, "learning_rates": {"skip": 0.4}}
     once = {"evaluate_every": None, "patience": None, "keep_best": False, "on_bad_loss": "record", "report_to": ()}
     assert trial.training == recipe.training.model_copy(update=changed | once)
