@@ -28,7 +28,7 @@ class Text:
     tokens: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Inspection:
     """The results of `inspect`; an analysis that was not possible is empty, and ``notes`` gives the reason.
 

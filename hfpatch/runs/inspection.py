@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -70,8 +69,10 @@ def inspect(
     source, rows = _rows(base, seen.sites[0].hidden_size, text, tokens, data_dir)
     batches = batches_of(rows, pad=int(base.tokenizer.pad_token_id or 0))
     notes = [f"Block {layer} is no attention branch: {why}." for layer, why in seen.skipped.items()]
+    inspection = Inspection(base, patch, seen.sites, patch_summary(base.model), notes=notes)
+    if rows:
+        inspection.text = Text(source, len(rows), sum(map(len, rows)))
     # First the patch against its own initialisation: one that does not fit is refused at once
-    found: dict[str, Any] = {}
     if patch is not None:
         folder = patch.resolve().parent
         seed = int(name[1]) if (name := _SEED.fullmatch(folder.name)) else None
@@ -82,29 +83,29 @@ def inspect(
                 f"Movement: {len(unknown)} tensors not shown; the seed of their initialisation is not known (it is "
                 "that of the run, read from the folder name seed-N)."
             )
-        found["movement"] = movement(first, {name: last[name] for name in first})
+        inspection.movement = movement(first, {name: last[name] for name in first})
         if any((folder / name).is_file() for name in ("training.json", "metrics.jsonl")):
-            found["run"] = read_run(folder)
+            inspection.run = read_run(folder)
 
     # The base, then the patch in it
-    found |= _of_the_base(base, notes)
+    _inspect_base(inspection)
     with _noted(notes, "Attention on the text"):
-        found["attention"] = head_attention(base.model, batches) if rows else []
+        inspection.attention = head_attention(base.model, batches) if rows else []
     if patch is not None:
         load_patch(base.model, patch, allow_other_base=allow_other_base)
-        found |= _of_the_patch(base, rows, notes)
+        inspection.summary = patch_summary(base.model)
+        _inspect_patch(inspection, rows)
         with _noted(notes, "Attention on the text"):
-            found["attention_patched"] = head_attention(base.model, batches) if rows else []
+            inspection.attention_patched = head_attention(base.model, batches) if rows else []
     elif query_paths_with_f(base.model):
         if any(not isinstance(each.path.f, nn.Linear) for each in query_paths_with_f(base.model)):
             notes.append("Q-K relation: the nonlinear f that the model was pretrained with counts as 0 there.")
         if rows:
-            found["query_sizes"] = query_sizes(base.model, batches)
+            inspection.query_sizes = query_sizes(base.model, batches)
         else:
             notes.append("‖f‖/‖A‖: not shown; give text with --text.")
     base.model.eval()
-    measured = Text(source, len(rows), sum(map(len, rows))) if rows else None
-    return Inspection(base, patch, seen.sites, patch_summary(base.model), measured, notes=notes, **found)
+    return inspection
 
 
 def _rows(
@@ -133,48 +134,46 @@ def _noted(notes: list[str], what: str) -> Iterator[None]:
         notes.append(f"{what}: not shown; {error}.")
 
 
-def _of_the_base(base: Base, notes: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _inspect_base(inspection: Inspection) -> None:
+    """Measure the relation of queries and keys."""
+    base, notes = inspection.base, inspection.notes
     with _noted(notes, "Q-K relation"):
         relations, deviations = [], []
         for layer in head_weights_by_layer(base.model):
             relations += head_relations(base.model, [layer])
             deviations.append(gauge_deviation(base.model, layer))
-        found = {"relations": relations, "gauge": max(deviations, default=None)}
+        inspection.relations, inspection.gauge = relations, max(deviations, default=None)
     behind = [site for site in find_sites(base.model) if normed(site.attention)]
-    if found.get("relations") and behind:
+    if inspection.relations and behind:
         folded = all(norm_gains(site) is not None for site in behind)
         rest = "the division by their size" if folded else "the norms (B stands before them)"
         gains = "; the norms' gains are: B = W_Q diag(g_Q) R(Δ) diag(g_K) W_Kᵀ" if folded else ""
         notes.append(f"Q-K relation: queries and keys are normed behind W_Q and W_K, and {rest} is not in B{gains}.")
-    return found
 
 
-def _of_the_patch(base: Base, rows: list[list[int]], notes: list[str]) -> dict[str, Any]:
-    model = base.model
-    found: dict[str, Any] = {"skip_norms": skip_norms(model)}
+def _inspect_patch(inspection: Inspection, rows: list[list[int]]) -> None:
+    """Measure a patch that the base has; on text, where there are rows of it."""
+    base, model, notes = inspection.base, inspection.base.model, inspection.notes
+    inspection.skip_norms = skip_norms(model)
     if not rows:
         notes.append("Sizes on text, the linear stand-in, ablations and gradients: not shown; give text with --text.")
     if not has_adapters(model) or not stack(model):
-        return found
+        return
     if rows:
         pad = int(base.tokenizer.pad_token_id or 0)
         fit, held_out = batches_of(rows[::2], pad=pad), batches_of(rows[1::2], pad=pad)
         with _noted(notes, "Linear stand-in"):
-            found["linearised"] = linearise(model, fit, held_out)
-        found |= {
-            "skip_sizes": skip_sizes(model, held_out),
-            "pre_projection_sizes": pre_projection_sizes(model, held_out),
-            "query_sizes": query_sizes(model, held_out),
-            "ablations": ablate_layers(model, lambda scored: document_losses(scored, held_out)),
-            "gradients": gradient_norms(model, held_out),
-        }
+            inspection.linearised = linearise(model, fit, held_out)
+        inspection.skip_sizes = skip_sizes(model, held_out)
+        inspection.pre_projection_sizes = pre_projection_sizes(model, held_out)
+        inspection.query_sizes = query_sizes(model, held_out)
+        inspection.ablations = ablate_layers(model, lambda scored: document_losses(scored, held_out))
+        inspection.gradients = gradient_norms(model, held_out)
     # the relations with the patch: the fit's where the query is not linear, else those of the matrices
-    fits = {each.layer: each.weights for each in found.get("linearised", ())}
+    fits = {each.layer: each.weights for each in inspection.linearised}
     missing = {site.layer for site in find_sites(model) if is_nonlinear(site)} - fits.keys()
     if missing:
         notes.append(f"Q-K relation with the patch: not shown for {len(missing)} layers whose query is not linear.")
     kept = (fits.get(each.layer, each) for each in head_weights_by_layer(model) if each.layer not in missing)
     with _noted(notes, "Q-K relation with the patch"):
-        found["relations_patched"] = head_relations(model, kept)
-    return found
+        inspection.relations_patched = head_relations(model, kept)
