@@ -25,8 +25,9 @@ from hfpatch.results.folder import RESULTS
 from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
 from hfpatch.runs.folder import check_place
 from hfpatch.runs.progress import Progress
+from hfpatch.runs.records import EvaluationIdentity
 from hfpatch.runs.variants import ANSWERS, BASE, Models, Patches, Variant, Variants
-from hfpatch.support.files import read_json, write_json
+from hfpatch.support.files import write_json
 from hfpatch.support.paths import takes_text
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.support.ranks import Ranks
@@ -34,7 +35,6 @@ from hfpatch.surgery.placement import Placement
 
 IDENTITY = "evaluation.json"  # identifies the folder's evaluation; written before its first answer
 _NOT_IDENTITY = {"allow_unknown_base", "batch_size", "token_budget"}  # change no number, but for rounding
-_LIMITS = "limits"  # the part of the identity that may grow
 
 
 @takes_text
@@ -75,8 +75,8 @@ def evaluate(
             or if patches are to be compared with a base whose scores are not the published ones, or by a metric that
             allows no comparison.
     """
-    options: dict[str, Any] = {"allow_other_base": allow_other_base, "baseline": baseline}
-    variants = Patches(model, patches, scales, **options, placement=placement or Placement())
+    chosen, placement = {"allow_other_base": allow_other_base, "baseline": baseline}, placement or Placement()
+    variants = Patches(model, patches, scales, **chosen, placement=placement)
     return _evaluate(variants, settings, data_dir, output, log_samples, cache_dir, progress or Progress())
 
 
@@ -118,17 +118,17 @@ def _evaluate(
     """Score each variant, compare it with its references, and write the results into their folder, if there is one."""
     # What can be refused before anything is loaded, then what can be before anything is scored
     ranks, clock = variants.ranks, Clock()
-    decides = settings.model_dump(mode="json", exclude={*_NOT_IDENTITY, "limit"})
-    variants.identity |= {"settings": {**decides, "tasks": list(settings.tasks)}}
+    decides = settings.model_dump(mode="json", exclude={*_NOT_IDENTITY, "limit"}) | {"tasks": list(settings.tasks)}
+    variants.identity = variants.identity.model_copy(update={"settings": decides})
     ranks.on_first(check_output, output, variants.identity)
     progress.preparing("reading the tasks")
     selection = select(settings, data_dir)
     variants.progress = progress
-    variants.identity[_LIMITS] = selection.limits
+    variants.identity = variants.identity.model_copy(update={"limits": selection.limits})
     variants.prepare(settings)
     ranks.on_first(check_output, output, variants.identity)
     if output is not None and ranks.is_first:
-        write_json(output / IDENTITY, variants.identity)
+        variants.identity.write(output / IDENTITY)
 
     # One variant after the other; a bare model's scores are checked before the next one's
     answers = cache_dir if output is None else output / ANSWERS
@@ -139,10 +139,10 @@ def _evaluate(
         for variant in variants.variants:
             log, model = None, variant.model
             if log_samples and output is not None:  # lm-eval's own files
-                known: dict[str, Any] = {"pretrained": model.full_name, "dtype": model.dtype}
-                known |= {"revision": model.revision, "patch": variant.patch}
-                shown = {key: str(value) for key, value in known.items() if value is not None}
-                log = SampleLog(output, variant.log_name, shown)
+                arguments = {"pretrained": model.full_name, "dtype": model.dtype}
+                arguments |= {"revision": model.revision} if model.revision is not None else {}
+                arguments |= {"patch": str(variant.patch)} if variant.patch is not None else {}
+                log = SampleLog(output, variant.log_name, arguments)
             storage = Storage(records / variant.label, log, answers, answers_optional=output is None)
             scored[variant.label] = _score(variants, variant, selection, storage, progress, ranks)
             progress.finished(variant.label, "")
@@ -171,7 +171,7 @@ def _evaluate(
             )
 
     warnings += dependence_cautions(comparisons, selection.tasks)
-    found = EvaluationResults(
+    results = EvaluationResults(
         model=variants.model,
         settings=settings.model_dump(mode="json"),
         variants=scored,
@@ -180,8 +180,8 @@ def _evaluate(
         provenance={**provenance(clock), **variants.computed},
     )
     if output is not None and ranks.is_first:
-        write_json(output / RESULTS, found.to_json())
-    return ranks.same(found)
+        write_json(output / RESULTS, results.to_json())
+    return ranks.same(results)
 
 
 def _common(scored: Mapping[str, EvaluatedVariant]) -> tuple[dict[str, TaskResult], list[str]]:
@@ -225,7 +225,7 @@ def _score(
     )
 
 
-def check_output(output: Path | None, identity: Mapping[str, Any]) -> None:
+def check_output(output: Path | None, identity: EvaluationIdentity) -> None:
     """Refuse a folder that has other files than those of this evaluation, or cannot be a folder.
 
     The evaluation there may have fewer documents of a task, but not more.
@@ -237,16 +237,15 @@ def check_output(output: Path | None, identity: Mapping[str, Any]) -> None:
         return
     if not (output / IDENTITY).is_file():
         raise HfpatchError(f"{output}: is not empty and holds no evaluation of hfpatch; choose another --output")
-    there, here = read_json(output / IDENTITY), dict(identity)
-    before = there.pop(_LIMITS, {})
-    for task, limit in (here.pop(_LIMITS, None) or {}).items():
-        known = before.get(task, limit)
-        if limit is not None and (known is None or known > limit):
+    stored = EvaluationIdentity.read(output / IDENTITY)
+    for task, limit in identity.limits.items():
+        scored = stored.limits.get(task, limit)
+        if limit is not None and (scored is None or scored > limit):
             raise HfpatchError(
-                f"{output}: holds {'all' if known is None else f'{known:,}'} documents of {task}, and --limit asks for "
-                f"the first {limit:,}; leave it out, or choose another --output"
+                f"{output}: holds {'all' if scored is None else f'{scored:,}'} documents of {task}, and --limit asks "
+                f"for the first {limit:,}; leave it out, or choose another --output"
             )
-    old, new = flatten(there), flatten(here)
+    old, new = (flatten(each.model_copy(update={"limits": {}}).to_json()) for each in (stored, identity))
     for key in [*new, *(key for key in old if key not in new and not key.endswith(".sha256"))]:
         one, other = old.get(key, "absent"), new.get(key, "absent")
         if one != other:

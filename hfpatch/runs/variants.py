@@ -27,6 +27,7 @@ from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.runs.identity import describe_base
 from hfpatch.runs.progress import Progress
+from hfpatch.runs.records import EvaluationIdentity
 from hfpatch.sites import count_values
 from hfpatch.support.cpu import pinned_library
 from hfpatch.support.files import hash_values, sha256_file
@@ -107,7 +108,7 @@ class Variants(ABC):
         HfpatchError: if the processes cannot meet, or the placement does not go with their number.
     """
 
-    identity: dict[str, Any]
+    identity: EvaluationIdentity
     model: dict[str, Any]
     compared: str
 
@@ -214,8 +215,8 @@ class Patches(Variants):
         placement: Placement,
     ) -> None:
         parts = [patch.absolute().parts[1:] for patch in patches]
-        for place, folder in enumerate(patches):
-            if parts[place] in parts[:place]:
+        for index, folder in enumerate(patches):
+            if parts[index] in parts[:index]:
                 raise HfpatchError(f"--patch {folder}: named twice")
         if not all(map(math.isfinite, scales)) or len(set(scales)) < len(scales) or not scales:
             raise HfpatchError(f"--scale {','.join(map(str, scales))}: give different finite numbers, such as 0.5,1")
@@ -228,12 +229,12 @@ class Patches(Variants):
         for label, folder in zip(names, patches, strict=True):
             for scale in scales:
                 patch = Patch(folder, scale, allow_other_base)
-                own = label if scale == 1 else f"{label} at {scale:g}"
-                variants.append(Variant(own, str(patch), model, patch, references))
+                scaled = label if scale == 1 else f"{label} at {scale:g}"
+                variants.append(Variant(scaled, str(patch), model, patch, references))
         super().__init__(variants, placement)
         self.compared = "the patches" if len(variants) > 1 else ""
         hashes = {variant.label: variant.patch and variant.patch.sha256 for variant in variants}
-        self.identity = {"model": model.identity, "variants": hashes}
+        self.identity = EvaluationIdentity(model=model.identity, variants=hashes)
 
     def prepare(self, settings: EvaluationSettings) -> None:
         """Load the base and, of several variants, try every patch on it."""
@@ -241,7 +242,7 @@ class Patches(Variants):
         for variant in self.variants if len(self.variants) > 1 else ():
             with self.opened(variant):
                 pass
-        self.identity["model"]["sha256"] = base.sha256
+        self.identity = self.identity.model_copy(update={"model": {**self.identity.model, "sha256": base.sha256}})
         self.model = describe_base(base, self._model)
         self.computed = {"matmul": choose_library(base.model), "computed_with": computed_with(base.model)}
 
@@ -260,14 +261,14 @@ class Models(Variants):
         parts = []
         for model in models:
             path = Path(model.full_name)
-            *place, last = path.absolute().parts[1:] if path.exists() else model.full_name.split("/")
+            *above, last = path.absolute().parts[1:] if path.exists() else model.full_name.split("/")
             ending = f"@{model.revision.replace('/', '-')}" if model.revision else ""
-            parts.append((*place, f"{last}{ending}"))
+            parts.append((*above, f"{last}{ending}"))
             if parts[-1] in parts[:-1]:
                 raise HfpatchError(f"--model {model.name}: named twice; a model is compared with others")
         labels = tuple(f"{name} (model)" if name in RESERVED else name for name in short_names(parts))
         named = dict(zip(labels, models, strict=True))
-        self.identity = {"models": {label: model.identity for label, model in named.items()}}
+        self.identity = EvaluationIdentity(models={label: model.identity for label, model in named.items()})
         variants = []
         for number, (label, model) in enumerate(named.items()):
             log_name = f"{model.full_name}@{model.revision}" if model.revision else model.full_name
@@ -276,7 +277,7 @@ class Models(Variants):
 
     def prepare(self, settings: EvaluationSettings) -> None:
         """Load every model and check that each can be scored and no two are the same."""
-        found = {}
+        facts_of = {}
         for variant in reversed(self.variants):  # as the first one, which is scored first, then stays in memory
             base = self.load(variant.model)
             try:
@@ -285,11 +286,11 @@ class Models(Variants):
                     scorer = HfpatchLM(base.model, tokenizer=base.tokenizer, max_length=settings.max_length)
             except HfpatchError as error:
                 raise HfpatchError(f"--model {variant.model.name}: {error}") from error
-            known, tokenizer = describe_base(base, variant.model), hash_tokenizer(base.tokenizer)
+            described, tokenizer = describe_base(base, variant.model), hash_tokenizer(base.tokenizer)
             chat = bool(settings.apply_chat_template)  # else its template writes no prompt
-            identity = {**known["identity"], **({} if chat else {"tokenizer": tokenizer})}
-            found[variant.label] = {
-                **known,
+            identity = {**described["identity"], **({} if chat else {"tokenizer": tokenizer})}
+            facts_of[variant.label] = {
+                **described,
                 "parameters": sum(map(count_values, base.model.parameters())),
                 "max_length": scorer.max_length,
                 "tokenizer_sha256": tokenizer,
@@ -298,7 +299,7 @@ class Models(Variants):
                 "computed_with": computed_with(base.model),
             }
             del base, scorer  # one model is in memory at a time
-        self.models = self.ranks.same({variant.label: found[variant.label] for variant in self.variants})
+        self.models = self.ranks.same({variant.label: facts_of[variant.label] for variant in self.variants})
         self.model = next(iter(self.models.values()))
         first: dict[str, str] = {}
         for label, facts in self.models.items():
@@ -308,14 +309,18 @@ class Models(Variants):
                     f"--model {facts['name']}: {label} is the same model as {other} (weights, configuration, code "
                     "and tokenizer); leave one of them out"
                 )
-            self.identity["models"][label]["sha256"] = facts["sha256"]
+        hashed = {
+            label: {**settings, "sha256": self.models[label]["sha256"]}
+            for label, settings in self.identity.models.items()
+        }
+        self.identity = self.identity.model_copy(update={"models": hashed})
 
 
-def short_names(places: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return a folder name for each of several different places: its last parts, as many as the others do not have."""
+def short_names(paths: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return a folder name for each of several different paths: its last parts, as many as the others do not have."""
     names = []
-    for own in places:
-        others = [other for other in places if other != own]
-        sizes = (n for n in range(1, len(own)) if all(other[-n:] != own[-n:] for other in others))
-        names.append("-".join(own[-next(sizes, len(own)) :]))
+    for path in paths:
+        others = [other for other in paths if other != path]
+        sizes = (n for n in range(1, len(path)) if all(other[-n:] != path[-n:] for other in others))
+        names.append("-".join(path[-next(sizes, len(path)) :]))
     return names
