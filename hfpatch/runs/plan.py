@@ -157,7 +157,7 @@ def plan_study(recipe: StudyRecipe, out: Path, variant: str | None = None) -> Pl
         HfpatchError: if there is no such variant.
     """
     if variant is not None:
-        _check_known("variant", variant, recipe.variants)
+        _check_name("variant", variant, recipe.variants)
     tuning, trials = _plan_tuning(recipe, out, (), variant)
     runs = planned_runs(recipe, out)
     return _with_runs(recipe, out, runs, trials, tuple(trials), tuning, variant)
@@ -211,7 +211,7 @@ def plan_training(recipe: Recipe, out: Path, method: str) -> Plan:
     Raises:
         HfpatchError: if there is no such method, or nothing in it to train.
     """
-    _check_known("method", method, recipe.methods)
+    _check_name("method", method, recipe.methods)
     if method == recipe.baseline:
         raise HfpatchError(f"{method!r} is the unchanged model: there is nothing to train")
     runs, (tuning, trials) = planned_runs(recipe, out), _plan_tuning(recipe, out, (), recipe.tuned_at(method))
@@ -283,12 +283,13 @@ def _plan_tuning(
                 name, folder = f"{method} · {point_name(point)} · tuning", f"tuning/{point_name(point)}"
                 runs.append(_planned(name, method, point, recipe.tuning_seed, out, folder))
         made.append(Round(edge, tuple(runs), least))
-        own_runs = [run for run in runs if part in (None, run.variant)]
-        units += [Unit("tune", run, RunPaths(run.folder).training, before) for run in own_runs]
+        units += [
+            Unit("tune", run, RunPaths(run.folder).training, before) for run in runs if part in (None, run.variant)
+        ]
     return tuple(made), units
 
 
-def _check_known(kind: str, name: str, known: Collection[str]) -> None:
-    if name not in known:
-        hint = nearest(name, known) or f"; there are {', '.join(known)}"
+def _check_name(kind: str, name: str, names: Collection[str]) -> None:
+    if name not in names:
+        hint = nearest(name, names) or f"; there are {', '.join(names)}"
         raise HfpatchError(f"no {kind} {name!r} in the recipe{hint}")

@@ -320,13 +320,14 @@ def publish_values(
     ``trials`` are the losses of tuning's documents, see :func:`hfpatch.results.records.write_published`.
     """
     records = {**_records(out, results.methods), **retention_records(out, results.methods)}
-    reader, (path, *_) = Reader(), [path for own in records.values() for path in own.values()]  # documents are alike
+    reader, (path, *_) = Reader(), [path for runs in records.values() for path in runs.values()]  # documents are alike
     run = next(run for method in results.methods.values() for run in method.runs.values())
-    groups = {task: reader.read_groups(path, score) for task, score in results.scores_of(run).items()}
+    groups_of = ((task, reader.read_groups(path, score)) for task, score in results.scores_of(run).items())
+    groups = {task: groups for task, groups in groups_of if groups is not None}
     points = results.retention.points if results.retention is not None else []
     made = [*results.comparisons, *(each for point in points for each in point.comparisons)]
     measures = [(each.task, each.metric) for each in made]
-    write_published(out, records, measures, {task: own for task, own in groups.items() if own is not None}, trials)
+    write_published(out, records, measures, groups, trials)
 
 
 def _records(out: Path, methods: Mapping[str, Method]) -> dict[str, dict[int, Path]]:

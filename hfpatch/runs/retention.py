@@ -99,9 +99,8 @@ def by_document(
 ) -> Array:
     """Return what ``measure`` finds of each document (documents, ...), which the ranks measure together."""
     with fast_attention(), fast_matmul(model, library=setup.matmul):
-        own = measure(model, blocks, **_passes(setup, ranks))
-    found: Array = np.sum(ranks.everyone(own), axis=0) if ranks.shares else own
-    return found
+        measured = measure(model, blocks, **_passes(setup, ranks))
+    return np.asarray(np.sum(ranks.everyone(measured), axis=0)) if ranks.shares else measured
 
 
 def _passes(setup: Setup, ranks: Ranks) -> dict[str, Any]:
@@ -135,7 +134,7 @@ def collect_retention(
     for name in recipe.trained:
         for scale in sorted({*recipe.rewind, 1.0}):
             rewound = [(run.rewound or {}).get(f"{scale:g}") for run in methods[name].runs.values()]
-            losses = [each.tuning_loss for each in rewound if each is not None and each.tuning_loss is not None]
+            losses = [one.tuning_loss for one in rewound if one is not None and one.tuning_loss is not None]
             loss = float(np.mean(losses)) if losses else None
             points.append(RetentionPoint(method=name, scale=scale, tuning_loss=loss))
     if complete and base is not None:
@@ -158,14 +157,14 @@ def retention_records(out: Path, methods: Mapping[str, Method]) -> dict[str, dic
     """Return the folder of the records of each method, at each scale of its patch, by `point_name` and seed."""
     from hfpatch.evaluation.retention import point_name
 
-    found: dict[str, dict[int, Path]] = {}
+    records: dict[str, dict[int, Path]] = {}
     for name, method in methods.items():
         for seed, run in method.runs.items():
             paths = RunPaths.of(out, name, seed)
             if run.retention:
-                found.setdefault(name, {})[seed] = paths.evaluations
+                records.setdefault(name, {})[seed] = paths.evaluations
             for scale, rewound in (run.rewound or {}).items():
                 if rewound.evaluation:
                     point = point_name(name, float(scale))
-                    found.setdefault(point, {})[seed] = paths.rewound(float(scale)).parent
-    return found
+                    records.setdefault(point, {})[seed] = paths.rewound(float(scale)).parent
+    return records

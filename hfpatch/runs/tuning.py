@@ -65,12 +65,13 @@ class Tuning:
 
     def needs(self, run: PlannedRun) -> bool:
         """Whether a trial takes place, by the outcomes of the rounds before."""
-        known: list[Outcome] = []
-        for each in self.rounds:
-            needed = _needed(each, known, self.base_loss)
-            if run in each.runs:
+        trials: list[Outcome] = []
+        for tried in self.rounds:
+            needed = _needed(tried, trials, self.base_loss)
+            if run in tried.runs:
                 return run in needed
-            known += [one for one in self._outcomes(each) if one.run in needed and self.part in (None, one.run.variant)]
+            done = self._outcomes(tried)
+            trials += [trial for trial in done if trial.run in needed and self.part in (None, trial.run.variant)]
         return False
 
     def outcomes(self) -> list[Outcome]:
@@ -79,89 +80,90 @@ class Tuning:
         Those of a round that turned out not to be needed are left out, unless one method alone is known: which rounds
         the others need is then not decided here.
         """
-        known: list[Outcome] = []
-        for each in self.rounds:
-            needed = each.runs if self.part is not None else _needed(each, known, self.base_loss)
-            known += [one for one in self._outcomes(each) if one.run in needed]
-        return sorted(known, key=lambda outcome: outcome.rate)
+        trials: list[Outcome] = []
+        for tried in self.rounds:
+            needed = tried.runs if self.part is not None else _needed(tried, trials, self.base_loss)
+            trials += [trial for trial in self._outcomes(tried) if trial.run in needed]
+        return sorted(trials, key=lambda trial: trial.rate)
 
     @property
     def base_loss(self) -> float | None:
         """The untrained base's loss on the text of tuning; None where it was not measured."""
-        is_measured = self.base is not None and self.base.is_file()
-        return loss_of(Losses.read(self.base).losses) if self.base is not None and is_measured else self.untrained
+        return (
+            loss_of(Losses.read(self.base).losses) if self.base is not None and self.base.is_file() else self.untrained
+        )
 
     def losses(self, baseline: str) -> dict[str, list[DocumentLosses | None]]:
         """Return the documents' losses of the base and of each method's trials, rates ascending.
 
         A trial that diverged has none.
         """
-        found: dict[str, list[DocumentLosses | None]] = {}
+        by_method: dict[str, list[DocumentLosses | None]] = {}
         if self.base is not None and self.base.is_file():
-            found[baseline] = [Losses.read(self.base).losses]
-        for outcome in self.outcomes():
-            found.setdefault(outcome.run.variant, []).append(outcome.trained.losses)
-        return found
+            by_method[baseline] = [Losses.read(self.base).losses]
+        for trial in self.outcomes():
+            by_method.setdefault(trial.run.variant, []).append(trial.trained.losses)
+        return by_method
 
     def chosen(self, method: str) -> Values:
         """Return the values that a method's final runs are trained at; nothing while it has no trial."""
         best = best_of(self.outcomes(), method)
         return {} if best is None else dict(best.run.point)
 
-    def _outcomes(self, each: Round) -> list[Outcome]:
+    def _outcomes(self, tried: Round) -> list[Outcome]:
         """Return the trials of a round that are complete."""
-        found = []
-        for run in each.runs:
+        trials = []
+        for run in tried.runs:
             file = RunPaths(run.folder).training
             with suppress(FileNotFoundError):
                 changed = file.stat().st_mtime_ns
                 if self._read.get(file, (None,))[0] != changed:
                     self._read[file] = changed, Outcome(run, Trained.read(file))
-                found.append(self._read[file][1])
-        return found
+                trials.append(self._read[file][1])
+        return trials
 
 
-def best_of(outcomes: Sequence[Outcome], method: str) -> Outcome | None:
-    """Return the outcome of the lowest loss among a method's, of equal ones that of the lowest rate, or None."""
-    own = [outcome for outcome in outcomes if outcome.run.variant == method]
-    return min(own, key=lambda outcome: (outcome.loss, outcome.rate), default=None)
+def best_of(trials: Sequence[Outcome], method: str) -> Outcome | None:
+    """Return the trial of the lowest loss among a method's, of equal ones that of the lowest rate, or None."""
+    of_method = [trial for trial in trials if trial.run.variant == method]
+    return min(of_method, key=lambda trial: (trial.loss, trial.rate), default=None)
 
 
-def _needed(each: Round, known: Sequence[Outcome], base_loss: float | None) -> Sequence[PlannedRun]:
+def _needed(tried: Round, trials: Sequence[Outcome], base_loss: float | None) -> Sequence[PlannedRun]:
     """Return the trials of a round that take place, by the outcomes before."""
-    if each.enough is None:
-        return each.runs if each.edge is None or _at_edge(known, each.edge) else ()
-    best = {run.variant: best_of(known, run.variant) for run in each.runs}
-    found = [one for one in best.values() if one is not None and math.isfinite(one.loss)]
-    if all(_error(known, one, base_loss) < each.enough for one in found):
+    if tried.enough is None:
+        return tried.runs if tried.edge is None or _at_edge(trials, tried.edge) else ()
+    best = [best_of(trials, method) for method in dict.fromkeys(run.variant for run in tried.runs)]
+    finite = [trial for trial in best if trial is not None and math.isfinite(trial.loss)]
+    if all(_error(trials, trial, base_loss) < tried.enough for trial in finite):
         return ()
     beside = {}
-    for one in found:
-        rates = sorted({float(run.point["lr"] or 0.0) for run in each.runs if run.variant == one.run.variant})
-        place = bisect(rates, one.rate)
-        beside[one.run.variant] = rates[max(0, place - 1) : place + 1]
-    return [run for run in each.runs if run.point["lr"] in beside.get(run.variant, ())]
+    for trial in finite:
+        rates = sorted({float(run.point["lr"] or 0.0) for run in tried.runs if run.variant == trial.run.variant})
+        above = bisect(rates, trial.rate)
+        beside[trial.run.variant] = rates[max(0, above - 1) : above + 1]
+    return [run for run in tried.runs if run.point["lr"] in beside.get(run.variant, ())]
 
 
-def _error(known: Sequence[Outcome], best: Outcome, base_loss: float | None) -> float:
+def _error(trials: Sequence[Outcome], best: Outcome, base_loss: float | None) -> float:
     """Return what the choice of a method's rate may be worth, in nats per token."""
     values = {key: value for key, value in best.run.point.items() if key != "lr"}
     losses = {
-        one.rate: one.loss
-        for one in known
-        if one.run.variant == best.run.variant and {**one.run.point, **values} == one.run.point
+        trial.rate: trial.loss
+        for trial in trials
+        if trial.run.variant == best.run.variant and {**trial.run.point, **values} == trial.run.point
     }
     return rate_error(losses, best.rate, math.inf if base_loss is None else base_loss)
 
 
-def _at_edge(known: Sequence[Outcome], edge: Edge) -> list[str]:
+def _at_edge(trials: Sequence[Outcome], edge: Edge) -> list[str]:
     """Return the methods whose best rate is the lowest, or highest, that was tried."""
     rates: dict[str, list[float]] = {}
-    for outcome in known:
-        rates.setdefault(outcome.run.variant, []).append(outcome.rate)
+    for trial in trials:
+        rates.setdefault(trial.run.variant, []).append(trial.rate)
     limits = {method: (min if edge == "lowest" else max)(tried) for method, tried in rates.items()}
-    best = {method: best_of(known, method) for method in rates}
-    return [method for method, outcome in best.items() if outcome is not None and outcome.rate == limits[method]]
+    best = {method: best_of(trials, method) for method in rates}
+    return [method for method, trial in best.items() if trial is not None and trial.rate == limits[method]]
 
 
 def collect_tuning(
@@ -172,9 +174,9 @@ def collect_tuning(
     outcomes = tuning.outcomes()
     rates = list(dict.fromkeys(outcome.rate for outcome in outcomes))
     sides: tuple[Edge, Edge] = ("highest", "lowest")  # a single rate counts as the lowest
-    tried = [own for name in recipe.trained if (own := recipe.tuning_of(name)) is not None]
-    beyond = {rate for own in tried for edge in sides for rate in own.extension(edge)}
-    listed = {rate for own in tried for rate in own.learning_rates}
+    tried = [settings for name in recipe.trained if (settings := recipe.tuning_of(name)) is not None]
+    beyond = {rate for settings in tried for edge in sides for rate in settings.extension(edge)}
+    listed = {rate for settings in tried for rate in settings.learning_rates}
     edges = {method: edge for edge in sides for method in _at_edge(outcomes, edge)}
     return results.Tuning(
         seed=recipe.tuning_seed,
