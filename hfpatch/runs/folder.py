@@ -17,6 +17,7 @@ from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretra
 from hfpatch.recipes.strict import flatten
 from hfpatch.recipes.tuning import tuning_seed
 from hfpatch.runs.locks import FOLDER as LOCKS
+from hfpatch.runs.records import ResultsHead
 from hfpatch.support.files import read_json, remove_leftovers, write_json, write_text
 
 AnyRecipe: TypeAlias = Recipe | PretrainRecipe | StudyRecipe
@@ -77,7 +78,7 @@ class RunPaths:
 def is_complete(out: Path) -> bool:
     """Return whether everything that the recipe of a folder asks for is done."""
     results = out / "results.json"
-    return results.is_file() and bool(read_json(results).get("complete"))
+    return results.is_file() and ResultsHead.read(results).complete
 
 
 def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None = None) -> None:
@@ -124,11 +125,11 @@ def check_place(folder: Path, option: str) -> None:
     Raises:
         HfpatchError: if the path or one above it is a file, or a link to nothing.
     """
-    for place in (folder, *folder.parents):
-        if place.is_symlink() and not place.exists():
-            raise HfpatchError(f"{place}: is a link to a folder that does not exist; choose another {option}")
-        if place.exists() and not place.is_dir():
-            raise HfpatchError(f"{place}: is a file, not a folder; choose another {option}")
+    for path in (folder, *folder.parents):
+        if path.is_symlink() and not path.exists():
+            raise HfpatchError(f"{path}: is a link to a folder that does not exist; choose another {option}")
+        if path.exists() and not path.is_dir():
+            raise HfpatchError(f"{path}: is a file, not a folder; choose another {option}")
 
 
 @contextmanager

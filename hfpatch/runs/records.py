@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
@@ -24,12 +24,18 @@ AnyFile = TypeVar("AnyFile", bound="Stored")
 
 
 class Stored(Part):
-    """A JSON file."""
+    """A JSON file; where it is ``as_given``, without the fields that were not given."""
+
+    as_given: ClassVar[bool] = False
 
     @classmethod
     def read(cls: type[AnyFile], path: Path) -> AnyFile:
         """Return the content of a file."""
         return validate(read_json(path), cls, str(path))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=self.as_given)
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
@@ -80,6 +86,7 @@ class Questions(Stored):
         sha256: of everything else.
     """
 
+    as_given = True
     questions: list[PrimaryQuestion]
     margin: dict[str, float]
     seeds: list[int]
@@ -91,10 +98,6 @@ class Questions(Stored):
     def hash(self) -> str:
         """What ``sha256`` is where nobody changed the file."""
         return hash_values([self.model_dump(mode="json", exclude={"later", "sha256"}, exclude_unset=True), self.later])
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the file's content, without what was not given."""
-        return self.model_dump(mode="json", exclude_unset=True)
 
 
 class Looks(Stored):
@@ -114,15 +117,12 @@ class EvaluationIdentity(Stored):
         limits: how many documents of each task are scored, which may grow; None is all.
     """
 
+    as_given = True
     model: Values = Field(default_factory=dict)
     variants: dict[str, str | None] = Field(default_factory=dict)
     models: dict[str, Values] = Field(default_factory=dict)
     settings: Values = Field(default_factory=dict)
     limits: dict[str, int | None] = Field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the file's content, without what was not given."""
-        return self.model_dump(mode="json", exclude_unset=True)
 
 
 class Record(Stored):
@@ -197,6 +197,25 @@ class PretrainingResult(Record):
             return f"diverged at step {train.diverged_step}"
         measured = train.final_eval_loss
         return f"loss {train.final_loss:.4f}" + ("" if measured is None else f", on held-out text {measured:.4f}")
+
+
+class Times(Part):
+    """When a run first started, ISO 8601, and how long all its sessions have taken."""
+
+    started: str
+    wall_s: float
+
+
+class ResultsHead(Stored):
+    """What a command reads of ``results.json`` before it goes on.
+
+    Attributes:
+        complete: whether everything that the folder's recipe asks for is done.
+        provenance: the times.
+    """
+
+    complete: bool
+    provenance: Times
 
 
 class Costs(Stored):

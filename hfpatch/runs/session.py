@@ -15,9 +15,9 @@ from hfpatch.runs.identity import check_measured, check_run, check_scores, check
 from hfpatch.runs.locks import hold, hold_shared
 from hfpatch.runs.plan import Plan, Unit
 from hfpatch.runs.progress import Progress
+from hfpatch.runs.records import ResultsHead
 from hfpatch.runs.setup import Inputs
 from hfpatch.support.cpu import pinned_library
-from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock
 from hfpatch.training.processes import start_processes
 
@@ -185,5 +185,5 @@ def resumed_clock(out: Path) -> Clock:
     """Return a clock that continues from the wall time in a folder's results.json."""
     if not (out / "results.json").is_file():
         return Clock()
-    last = read_json(out / "results.json")["provenance"]
-    return Clock(started=last["started"], before=last["wall_s"])
+    last = ResultsHead.read(out / "results.json").provenance
+    return Clock(started=last.started, before=last.wall_s)
