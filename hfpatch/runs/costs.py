@@ -35,8 +35,8 @@ def measure_costs(setup: ComparisonSetup, seconds: float) -> dict[str, Cost]:
         return {}
 
     def take(name: str, blocks: int, least: int) -> StepTime:
-        with training_of(setup, name) as training:
-            return time_step(training, blocks, 0.0, least=least)
+        with training_of(setup, name) as (_, whole, train):
+            return time_step(setup, whole, train, blocks, 0.0, least=least)
 
     reset_peak_memory()
     is_reset = peak_memory_bytes() <= 1.02 * resident_memory_bytes()

@@ -291,12 +291,13 @@ def measure(recipe: Recipe | StudyRecipe, seconds: float, progress: Progress, *,
 
 def _measure_kind(measured: Measured, name: str, seconds: float) -> tuple[StepTime, float, int]:
     """Return a training step, the seconds of a forward pass of one row, and the bytes of a method's model."""
-    with training_of(measured.setup, name) as training:
-        forward_s = _forward_seconds(measured.setup, training.model)
+    with training_of(measured.setup, name) as (model, whole, train):
+        forward_s = _forward_seconds(measured.setup, model)
         # the first step of a process, or of a compiled model, is mostly start-up
-        least = 2 if not measured.kinds.keys() - {BASE} or training.settings.compile else 1
+        least = 2 if not measured.kinds.keys() - {BASE} or whole.compile else 1
         blocks = int(seconds / max(forward_s / FORWARD, 1e-9))
-        return time_step(training, blocks, seconds, least=least), forward_s, _bytes_of(training.model)
+        step = time_step(measured.setup, whole, train, blocks, seconds, least=least)
+        return step, forward_s, _bytes_of(model)
 
 
 def _bytes_of(model: PreTrainedModel) -> int:
@@ -380,55 +381,44 @@ class StepTime:
     training_memory_bytes: int
 
 
-@dataclass(frozen=True)
-class Training:
-    """A model as its method, or its variant, trains it.
-
-    Attributes:
-        setup: has the text.
-        model: the model.
-        settings: of a whole training.
-        train: trains it with settings like these.
-    """
-
-    setup: Setup
-    model: PreTrainedModel
-    settings: LoopSettings
-    train: Callable[..., object]
-
-
 @contextmanager
-def training_of(setup: Setup, name: str) -> Iterator[Training]:
-    """Yield the training of a method, which is then taken out of the base again, or of a variant."""
+def training_of(setup: Setup, name: str) -> Iterator[tuple[PreTrainedModel, LoopSettings, Callable[..., object]]]:
+    """Yield a model with a method, which is then taken out of the base again, or of a variant, and its training.
+
+    That is the settings of a whole training, and a function that trains with settings like these.
+    """
     seed = setup.recipe.training.all_seeds[0]
     reset_peak_memory()
     if isinstance(setup, ComparisonSetup):
         model = patch(setup.base.model, setup.methods[name].configs, seed=seed)
         train = partial(train_probe, model, origin={"frozen": setup.base.sha256}, blocks_checked=True)
         try:
-            yield Training(setup, model, setup.recipe.training, train)
+            yield model, setup.recipe.training, train
         finally:
             unpatch(model)
     else:
         assert isinstance(setup, StudySetup)
         single = setup.recipe.single(name, {}, seed)
         model = build_model(single.architecture, tokenizer=setup.tokenizer, seed=seed).to(PartialState().device)
-        yield Training(setup, model, single.training, partial(pretrain, model, save=False))
+        yield model, single.training, partial(pretrain, model, save=False)
 
 
-def time_step(training: Training, blocks: int, seconds: float, *, least: int) -> StepTime:
+def time_step(
+    setup: Setup, whole: LoopSettings, train: Callable[..., object], blocks: int, seconds: float, *, least: int
+) -> StepTime:
     """Return seconds and memory of an optimiser step, from steps of about so many of its blocks.
 
     At least ``least`` steps are taken, at most ``_MOST`` where there is time, and the last counts.
 
     Args:
-        training: what is trained.
+        setup: has the text.
+        whole: the settings of the whole training.
+        train: trains with settings like these.
         blocks: how many blocks there is time for.
         seconds: for so long.
         least: how many steps are taken at least.
     """
-    whole, text, taken = training.settings, training.setup.blocks, list[float]()
-    micro = whole.micro_batch_size or 1
+    taken, micro = list[float](), whole.micro_batch_size or 1
     blocks = min(whole.batch_size, max(1, blocks))
     blocks = max(blocks // micro * micro, 1)
     changed = {
@@ -444,7 +434,7 @@ def time_step(training: Training, blocks: int, seconds: float, *, least: int) ->
         **({"on_bad_loss": "skip"} if isinstance(whole, TrainingSettings) else {"diagnose_every": None}),
     }
     settings = whole.model_copy(update=changed)
-    seed, begun = training.setup.recipe.training.all_seeds[0], time.perf_counter()
+    seed, begun = setup.recipe.training.all_seeds[0], time.perf_counter()
 
     def on_step(record: StepRecord) -> None:
         taken.append(record.seconds)
@@ -453,8 +443,8 @@ def time_step(training: Training, blocks: int, seconds: float, *, least: int) ->
             raise _Enough
 
     with tempfile.TemporaryDirectory() as folder, suppress(_Enough):
-        plan, run_dir = draw_plans(settings, text, [seed])[seed], Path(folder) / "run"
-        training.train(settings=settings, blocks=text, plan=plan, seed=seed, run_dir=run_dir, on_step=on_step)
+        plan, run_dir = draw_plans(settings, setup.blocks, [seed])[seed], Path(folder) / "run"
+        train(settings=settings, blocks=setup.blocks, plan=plan, seed=seed, run_dir=run_dir, on_step=on_step)
     share = blocks / whole.batch_size
     return StepTime(taken[-1] / share, share, peak_memory_bytes())
 
