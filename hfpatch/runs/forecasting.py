@@ -68,22 +68,8 @@ def forecast(
     measured = measure(recipe, seconds, progress or Progress(), spread=True)
     setup, spreads, recipe = measured.setup, measured.spreads, measured.setup.recipe
     comparisons = len(recipe.trained) * sum(spread.sd is not None for spread in spreads.values())
-    warnings = _warnings(measured, seconds)
     questions = _questions(measured, units, earlier)
-    if unlike := [asked.task for asked in questions if asked.like is None and earlier is not None]:
-        named = listed(list(dict.fromkeys(unlike)))
-        warnings.append(f"{like} has no pair with several seeds on {named}: no measured variance to go by there.")
-    if unknown := [asked.task for asked in questions if asked.like is None and not asked.is_assumed]:
-        named = listed(list(dict.fromkeys(unknown)))
-        why = "too few documents were scored"
-        if isinstance(setup, StudySetup):
-            why = "there is no base whose documents vary; --like RUN takes the variances of an earlier study"
-        warnings.append(f"What the primary questions can decide on {named} is not known: {why}.")
-    for task in dict.fromkeys(asked.task for asked in questions):
-        if (number := _units_of(measured, task, None)) < FEWEST_DOCUMENTS:
-            warnings.append(f"{task} has {number} documents; with fewer than {FEWEST_DOCUMENTS} nothing is tested.")
-    if len(recipe.training.all_seeds) == 1 and questions:
-        warnings.append("With one seed no primary question is decided.")
+    warnings = [*_warnings(measured, seconds), *_warnings_of(questions, measured, like)]
     first = [unit for unit in units if unit.run.seed in recipe.training.first_seeds or unit.run.point]
     return Forecast(
         name=recipe.name,
@@ -159,6 +145,26 @@ def _warnings(measured: Measured, seconds: float) -> list[str]:
             )
         elif spread.sd is None:
             warnings.append(f"{name}: what differences of {spread.metric} it can show is not known: it is no mean.")
+    return warnings
+
+
+def _warnings_of(questions: Sequence[PlannedQuestion], measured: Measured, like: Path | None) -> list[str]:
+    """Return what cannot be said of primary questions, or not be decided."""
+    warnings = []
+    if like is not None and (unlike := dict.fromkeys(asked.task for asked in questions if asked.like is None)):
+        named = listed(list(unlike))
+        warnings.append(f"{like} has no pair with several seeds on {named}: no measured variance to go by there.")
+    unknown = dict.fromkeys(asked.task for asked in questions if asked.like is None and not asked.is_assumed)
+    if unknown:
+        why = "too few documents were scored"
+        if isinstance(measured.setup, StudySetup):
+            why = "there is no base whose documents vary; --like RUN takes the variances of an earlier study"
+        warnings.append(f"What the primary questions can decide on {listed(list(unknown))} is not known: {why}.")
+    for task in dict.fromkeys(asked.task for asked in questions):
+        if (number := _units_of(measured, task, None)) < FEWEST_DOCUMENTS:
+            warnings.append(f"{task} has {number} documents; with fewer than {FEWEST_DOCUMENTS} nothing is tested.")
+    if len(measured.setup.recipe.training.all_seeds) == 1 and questions:
+        warnings.append("With one seed no primary question is decided.")
     return warnings
 
 
