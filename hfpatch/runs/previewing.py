@@ -12,7 +12,7 @@ from hfpatch.runs.engines.driver import open_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import RunPaths, check_folder
 from hfpatch.runs.measuring import SECONDS, measure
-from hfpatch.runs.plan import MEASURING, Unit, plan_comparison, plan_study, training_steps
+from hfpatch.runs.plan import MEASURING, Plan, Unit, plan_comparison, plan_study, training_steps
 from hfpatch.runs.progress import Progress
 from hfpatch.support.paths import takes_text
 from hfpatch.training.records import MetricsFile
@@ -24,7 +24,7 @@ class Step:
 
     Attributes:
         unit: the unit.
-        needs: the places of the units that must be complete before, counted from 1.
+        needs: the numbers of the units that must be complete before, counted from 1.
         seconds: how long it takes; None where nothing is known of it.
         optional: whether it may turn out not to be needed.
     """
@@ -95,7 +95,35 @@ def preview(
     with open_engine(engine, progress) as executor:
         devices = executor.at_once
     plan = plan_study(recipe, out, variant) if isinstance(recipe, StudyRecipe) else plan_comparison(recipe, out)
-    # Trainings by the median step of finished ones; a trial of tuning and a final run take the same time a step
+    seconds = _seconds_of_finished(plan)
+    sources = [f"finished runs in {out}"] if any(seconds) else []
+
+    # All else by measuring
+    unknown = [index for index, unit in enumerate(plan.units) if not unit.is_complete() and seconds[index] is None]
+    if unknown:
+        measured = measure(recipe, SECONDS, progress or Progress(), spread=False)
+        for index in unknown:
+            seconds[index] = measured.work_of(plan.units[index]).seconds
+        sources.append(measured.words.rstrip("."))
+    number_of = {id(unit): number for number, unit in enumerate(plan.units, start=1)}
+    extensions = {
+        run.folder for trials in plan.tuning if (trials.edge, trials.enough) != (None, None) for run in trials.runs
+    }
+    if recipe.training.looks:
+        first = recipe.training.first_seeds
+        extensions |= {run.folder for run in plan.runs if not run.point and run.seed not in first}
+    all_steps = tuple(
+        Step(unit, tuple(number_of[id(needed)] for needed in unit.needs), value, unit.run.folder in extensions)
+        for unit, value in zip(plan.units, seconds, strict=True)
+    )
+    return Preview(all_steps, devices, "; ".join(sources) or None)
+
+
+def _seconds_of_finished(plan: Plan) -> list[float | None]:
+    """Return how long each training takes by the median step of its method's finished ones; None where none is.
+
+    A trial of tuning and a final run take the same time a step. Checks and looks take none.
+    """
     of_step: dict[str, list[float]] = {}
     of_epochs: int | None = None
     for unit in plan.units:
@@ -104,32 +132,14 @@ def preview(
             of_step.setdefault(unit.run.variant, []).extend(record.seconds for record in taken)
             if training_steps(plan.recipe, unit) is None:  # equal for all runs but the ones that end early
                 of_epochs = max([of_epochs or 0, *(record.step for record in taken)])
-    medians = {variant: statistics.median(found) for variant, found in of_step.items() if found}
-    seconds: list[float | None] = []
+    medians = {variant: statistics.median(steps) for variant, steps in of_step.items() if steps}
+    seconds = list[float | None]()
     for unit in plan.units:
-        steps = training_steps(plan.recipe, unit) or of_epochs
-        known = None
-        if unit.action not in MEASURING and unit.run.variant in medians and steps is not None:
-            known = medians[unit.run.variant] * steps
-        seconds.append(0.0 if unit.marker is None else known)
-    sources = [f"finished runs in {out}"] if medians else []
-
-    # All else by measuring
-    open_units = [place for place, unit in enumerate(plan.units) if not unit.is_complete() and seconds[place] is None]
-    if open_units:
-        measured = measure(recipe, SECONDS, progress or Progress(), spread=False)
-        for place in open_units:
-            seconds[place] = measured.work_of(plan.units[place]).seconds
-        sources.append(measured.words.rstrip("."))
-    place_of = {id(unit): number for number, unit in enumerate(plan.units, start=1)}
-    extensions = {
-        run.folder for each in plan.tuning if each.edge is not None or each.enough is not None for run in each.runs
-    }
-    if recipe.training.looks:
-        first = recipe.training.first_seeds
-        extensions |= {run.folder for run in plan.runs if not run.point and run.seed not in first}
-    all_steps = tuple(
-        Step(unit, tuple(place_of[id(needed)] for needed in unit.needs), value, unit.run.folder in extensions)
-        for unit, value in zip(plan.units, seconds, strict=True)
-    )
-    return Preview(all_steps, devices, "; ".join(sources) or None)
+        steps, step_s = training_steps(plan.recipe, unit) or of_epochs, medians.get(unit.run.variant)
+        if unit.marker is None:
+            seconds.append(0.0)
+        elif unit.action in MEASURING or steps is None or step_s is None:
+            seconds.append(None)
+        else:
+            seconds.append(step_s * steps)
+    return seconds
