@@ -62,15 +62,17 @@ def identify_base(base: Base) -> Identity:
     )
 
 
-def describe_base(base: Base, settings: ModelSettings) -> dict[str, Any]:
-    """Return the facts about an evaluated base that results have: its name, dtype, type and identity."""
-    loading, tokenizer = settings.describe(), identify_tokenizer(base.tokenizer)
+def describe_base(base: Base, settings: ModelSettings, identity: Identity | None = None) -> dict[str, Any]:
+    """Return the facts about a base that results have: its name, dtype, type and identity; None computes the last."""
+    loading = settings.describe()
+    if identity is None:
+        identity = identify_base(base).model_copy(update={"tokenizer": identify_tokenizer(base.tokenizer)})
     return {
         **base.facts,
         "dtype": settings.dtype,
         "model_type": base.model.config.model_type,
         **({"loading": loading} if loading else {}),
-        "identity": facts_of_base({**dict(identify_base(base)), "tokenizer": tokenizer}),
+        "identity": facts_of_base(dict(identity)),
     }
 
 

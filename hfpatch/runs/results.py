@@ -20,7 +20,6 @@ from hfpatch.recipes.models import split_architecture
 from hfpatch.recipes.pairs import Question, is_lora, question_of, references
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.results.cautions import comparison_cautions
-from hfpatch.results.identity import facts_of_base
 from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN, TaskResult
 from hfpatch.results.records import DocumentLosses, write_published
 from hfpatch.results.schema import (
@@ -37,6 +36,7 @@ from hfpatch.results.series import mean_curve, mean_series
 from hfpatch.results.verdicts import LookTaken, look_parts
 from hfpatch.runs.declared import growth_of, questions_of
 from hfpatch.runs.folder import COSTS, RunPaths
+from hfpatch.runs.identity import describe_base
 from hfpatch.runs.looks import read_looks
 from hfpatch.runs.plan import planned_runs
 from hfpatch.runs.pretraining import StudySetup
@@ -168,12 +168,8 @@ def _facts_of_base(setup: ComparisonSetup) -> dict[str, Any]:
     return {
         "protocol": recipe.protocol,
         "model": {
-            **setup.base.facts,
-            "dtype": recipe.model.dtype,
-            "model_type": setup.base.model.config.model_type,
+            **describe_base(setup.base, recipe.model, setup.shared),
             "parameters": setup.sizes[recipe.baseline].base,
-            **({"loading": loading} if (loading := recipe.model.describe()) else {}),
-            "identity": facts_of_base(dict(setup.shared)),
         },
         "evaluation": recipe.evaluation.model_dump(mode="json"),
     }
