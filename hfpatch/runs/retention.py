@@ -34,7 +34,7 @@ from hfpatch.support.provenance import checkout_state
 from hfpatch.support.ranks import Ranks
 from hfpatch.training.processes import start_ranks
 from hfpatch.training.retention import document_changes
-from hfpatch.training.validation import document_losses, mean_loss
+from hfpatch.training.validation import document_losses, mean_loss, start_losses
 
 Array = npt.NDArray[np.float64]
 
@@ -62,7 +62,7 @@ def measure_further(unit: Unit, setup: ComparisonSetup, progress: Progress) -> s
 
 def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Ranks) -> Measurement:
     """Measure the texts of a unit, and write its records."""
-    from hfpatch.evaluation.retention import held_out_result, retained_result
+    from hfpatch.evaluation.retention import retained_result
 
     run, paths = unit.run, RunPaths(unit.run.folder)
     assert unit.marker is not None
@@ -86,12 +86,26 @@ def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Rank
             scores[task_of(name)] = retained_result(task_of(name), changes, setup.retained_documents[name], records)
         if unit.action == "rewind" and unit.scale != 1 and setup.held_out is not None:
             progress.evaluating(run.name, HELD_OUT)
-            losses = by_document(document_losses, model, setup, setup.held_out, ranks)
-            scores[HELD_OUT] = held_out_result(losses, setup.held_out_documents, records)
+            scores[HELD_OUT] = measure_held_out(model, setup, records, ranks)
     if records is not None and scores:
         scored = RunResult.read(run.result).evaluation if unit.action == "retain" else ()
         write_values(records, [*scored, *scores])
     return Measurement(tuning_loss=tuning_loss, evaluation=scores)
+
+
+def measure_held_out(
+    model: PreTrainedModel, setup: Setup, records: Path | None, ranks: Ranks, *, with_starts: bool = False
+) -> TaskResult:
+    """Return the loss on held-out text, and write that of each document into the folder of ``records``.
+
+    ``with_starts`` measures those at the starts of documents and of blocks, too.
+    """
+    from hfpatch.evaluation.retention import held_out_result
+
+    assert setup.held_out is not None
+    losses = by_document(document_losses, model, setup, setup.held_out, ranks)
+    starts = by_document(start_losses, model, setup, setup.held_out, ranks) if with_starts else None
+    return held_out_result(losses, setup.held_out_documents, records, starts=starts)
 
 
 def by_document(

@@ -19,12 +19,11 @@ from hfpatch.runs.plan import PlannedRun, plan_study
 from hfpatch.runs.pretraining import StudySetup, set_up_study, train_model
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import RunResult
-from hfpatch.runs.retention import by_document
+from hfpatch.runs.retention import measure_held_out
 from hfpatch.runs.train_eval import TrainEvalSession
 from hfpatch.runs.tuning import Tuning
 from hfpatch.support.paths import takes_text
 from hfpatch.training.processes import start_ranks
-from hfpatch.training.validation import document_losses
 
 
 class StudySession(TrainEvalSession):
@@ -47,15 +46,12 @@ class StudySession(TrainEvalSession):
     def score(self, run: PlannedRun) -> RunResult:
         """Return the loss of a saved model on held-out text, and write that of each document."""
         from hfpatch.evaluation.cache import computed_with
-        from hfpatch.evaluation.retention import held_out_result
 
-        setup, paths, ranks = self.setup, RunPaths(run.folder), start_ranks()
-        assert setup.held_out is not None
+        paths, ranks = RunPaths(run.folder), start_ranks()
         self.progress.evaluating(run.name, HELD_OUT)
         model = load_model(paths.model).to(PartialState().device)
-        losses = by_document(document_losses, model, setup, setup.held_out, ranks)
         records = paths.evaluations if ranks.is_first else None
-        scores = {HELD_OUT: held_out_result(losses, setup.held_out_documents, records)}
+        scores = {HELD_OUT: measure_held_out(model, self.setup, records, ranks)}
         if records is not None:
             write_values(records, scores)
         return RunResult(evaluation=scores, computed_with=computed_with(model))

@@ -31,7 +31,7 @@ from hfpatch.runs.looks import FILE as LOOKS
 from hfpatch.runs.looks import is_wanted, read_looks
 from hfpatch.runs.plan import MEASURING, PlannedRun, Unit
 from hfpatch.runs.records import Costs, Looks, Losses, RunResult, Trained
-from hfpatch.runs.retention import by_document, measure_further
+from hfpatch.runs.retention import by_document, measure_further, measure_held_out
 from hfpatch.runs.session import Session, check_start, open_runs, resumed_clock
 from hfpatch.runs.setup import ComparisonSetup, Setup, set_up
 from hfpatch.runs.tuning import Outcome, Tuning
@@ -40,7 +40,7 @@ from hfpatch.support.provenance import checkout_state
 from hfpatch.surgery.folder import save_patch
 from hfpatch.training.probe import train_probe
 from hfpatch.training.processes import start_processes, start_ranks
-from hfpatch.training.validation import document_losses, start_losses
+from hfpatch.training.validation import document_losses
 
 COST_SHARE = 0.05
 """The share of a run's time that measuring the cost of each method may take."""
@@ -331,7 +331,6 @@ class ComparisonSession(TrainEvalSession):
 
     def _score(self, run: PlannedRun) -> RunResult:
         from hfpatch.evaluation.cache import computed_with
-        from hfpatch.evaluation.retention import held_out_result
         from hfpatch.evaluation.run import Storage, evaluate
         from hfpatch.evaluation.selection import select
 
@@ -346,12 +345,8 @@ class ComparisonSession(TrainEvalSession):
                     Losses(losses=losses.tolist()).write(paths.tuning_losses)
             if setup.held_out is not None:
                 progress.evaluating(run.name, HELD_OUT)
-                losses = by_document(document_losses, model, setup, setup.held_out, ranks)
-                records = paths.evaluations if ranks.is_first else None
-                starts = None
-                if run.variant == recipe.baseline:
-                    starts = by_document(start_losses, model, setup, setup.held_out, ranks)
-                scores[HELD_OUT] = held_out_result(losses, setup.held_out_documents, records, starts=starts)
+                records, is_base = paths.evaluations if ranks.is_first else None, run.variant == recipe.baseline
+                scores[HELD_OUT] = measure_held_out(model, setup, records, ranks, with_starts=is_base)
             scores = evaluate(
                 model,
                 setup.base.tokenizer,
