@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from hfpatch.runs.folder import Changes, adds_documents, changes, check_folder, discard_failed_start, reopen
@@ -21,38 +19,6 @@ from hfpatch.support.cpu import pinned_library
 from hfpatch.support.provenance import Clock
 from hfpatch.training.processes import start_processes
 
-EVERY_S = 30.0
-"""Seconds between two writes of results.json while runs finish."""
-SHARE = 0.05
-"""The largest share of the time that writing may take; with very many runs it is written less often."""
-
-
-@dataclass(eq=False)
-class Throttled(AbstractContextManager["Throttled"]):
-    """Calls a function that writes the complete runs, unless one was called a short while ago.
-
-    This affects only readers during the run: every run has its own result, from which the next call, or the next
-    command after a kill, collects everything. As a context manager it writes once more if an error ends the block.
-    """
-
-    clock: Callable[[], float] = time.monotonic
-    _next: float = field(default=-math.inf, init=False)
-    _pending: Callable[[], object] | None = field(default=None, init=False)
-
-    def __call__(self, write: Callable[[], object]) -> None:
-        """Write unless it is too soon."""
-        self._pending, started = write, self.clock()
-        if started >= self._next:
-            write()
-            ended = self.clock()
-            self._pending, self._next = None, ended + max(EVERY_S, (ended - started) / SHARE)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Write what is pending if an error ends the block."""
-        if kind is not None and self._pending is not None:
-            self._pending()
-        self._pending = None
-
 
 class Session(ABC):
     """One command on a run folder: it completes the units of a plan.
@@ -64,14 +30,12 @@ class Session(ABC):
     Attributes:
         setup: the inputs that all runs share, which `set_up` loads. Their recipe is the plan's.
         clock: gives results.json its times.
-        throttle: writes results.json now and then while runs finish.
     """
 
     setup: Inputs
 
     def __init__(self, plan: Plan, progress: Progress | None = None) -> None:
         self.plan, self.progress, self.clock = plan, progress or Progress(), Clock()
-        self.throttle = Throttled()
 
     def set_up(self) -> None:
         """Load and check the inputs of all runs, so that a mistake shows before any training.
@@ -97,14 +61,6 @@ class Session(ABC):
             HfpatchError: if it fails, naming the run.
         """
 
-    def write_results(self, *, complete: bool = False) -> None:
-        """Write results.json, of the runs that are complete so far; of several processes the first does.
-
-        Args:
-            complete: whether these are all runs.
-        """
-        return  # a single model has none
-
     def declare(self, added: Changes) -> None:
         """Note in the folder what the runs are to decide, before the first of them.
 
@@ -119,7 +75,7 @@ class Session(ABC):
 
     def record(self, unit: Unit) -> None:
         """Note that a unit that took time is complete."""
-        self.throttle(self.write_results)
+        return  # a single model has one
 
 
 def check_start(plan: Plan, *, resume: bool) -> None:

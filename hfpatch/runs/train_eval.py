@@ -5,7 +5,9 @@ lm-eval, whose import takes seconds, is imported when an evaluation starts.
 
 from __future__ import annotations
 
+import math
 import shutil
+import time
 import warnings
 from abc import abstractmethod
 from functools import partial
@@ -42,6 +44,10 @@ from hfpatch.training.probe import train_probe
 from hfpatch.training.processes import start_processes, start_ranks
 from hfpatch.training.validation import document_losses
 
+EVERY_S = 30.0
+"""Seconds between two writes of results.json while runs finish."""
+SHARE = 0.05
+"""The largest share of the time that writing may take; with very many runs it is written less often."""
 COST_SHARE = 0.05
 """The share of a run's time that measuring the cost of each method may take."""
 
@@ -50,6 +56,8 @@ class TrainEvalSession(Session):
     """The units of a comparison of patches, or of models from scratch."""
 
     setup: Setup
+    _next_write = -math.inf
+    _is_unwritten = False
 
     def run(self, *, resume: bool, engine: EngineSettings | None) -> dict[str, Any]:
         """Complete the units of the plan and, unless it is of a part, report.
@@ -68,8 +76,12 @@ class TrainEvalSession(Session):
         if not (is_complete(out) and not changes(out, plan.recipe)[0]):
             self.clock = resumed_clock(out)
             with open_engine(engine, self.progress) as executor, open_runs(self, resume=resume):
-                with self.throttle:
+                try:
                     executor.execute(self)
+                except BaseException:
+                    if self._is_unwritten:
+                        self.write_results()
+                    raise
                 if executor.measures and is_whole:
                     self.measure_costs()
                 self.write_results(complete=is_whole)
@@ -99,12 +111,23 @@ class TrainEvalSession(Session):
         declare(self.plan.out, self.setup, begun=begun, late=scored or (begun and asked))
 
     def record(self, unit: Unit) -> None:
-        """Note that a unit is complete; a training changes nothing in results.json until it is evaluated."""
-        if unit.action in ("tune", *MEASURING):
-            super().record(unit)
+        """Note that a unit is complete, and write results.json unless that was done a short while ago.
+
+        This affects only readers during the run: every run has its own result, from which the next call, or the next
+        command after a kill, collects everything. A training changes nothing in it until it is evaluated.
+        """
+        begin = time.monotonic()
+        self._is_unwritten |= unit.action in ("tune", *MEASURING)
+        if self._is_unwritten and begin >= self._next_write:
+            self.write_results()
+            end = time.monotonic()
+            self._is_unwritten, self._next_write = False, end + max(EVERY_S, (end - begin) / SHARE)
 
     def write_results(self, *, complete: bool = False) -> None:
-        """Write results.json, of the runs that are complete so far."""
+        """Write results.json, of the runs that are complete so far; ``complete`` says that these are all.
+
+        Of several processes the first does.
+        """
         if PartialState().is_main_process:
             from hfpatch.runs.results import collect, publish_values
 
