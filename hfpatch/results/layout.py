@@ -21,7 +21,7 @@ from hfpatch.results.verdicts import LookTaken, PrimaryQuestion
 
 
 class Curve(Part):
-    """A method's training loss, the mean over its seeds; each seed's own is in its ``metrics.jsonl``.
+    """A method's training loss, the mean over the seeds that all methods have; a seed's is in its ``metrics.jsonl``.
 
     Attributes:
         steps: optimiser steps that every seed has, ascending; thinned out where a run has very many.
