@@ -71,7 +71,7 @@ def make(out: Path, options: argparse.Namespace) -> None:
     records = {path.stem: _records(path, options.documents) for path in template.glob("runs/baseline/*/*/*.jsonl")}
     for run in planned_runs(recipe, out):
         source = template / "runs" / ("baseline" if run.variant == "baseline" else "lora_001") / "seed-0"
-        _write_run(run.folder, source, setup.identify(run), records, options, rng)
+        _write_run(run.folder, source, setup.identify(run).to_json(), records, options, rng)
     (out / "recipe.yaml").write_text(recipe.to_yaml())
 
 
