@@ -133,6 +133,12 @@ def _fast(stock: _Attention) -> _Attention:
     def attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
+        if value.requires_grad and value.device.type == "cpu":
+            of_value, *others = (states.untyped_storage() for states in (value, query, key))
+            if of_value.nbytes() > 2 * value.nbytes and all(
+                of_value.data_ptr() != other.data_ptr() for other in others
+            ):
+                value = value.contiguous()  # its gradient would keep all of a fused projection's output
         layout = None
         if (
             attention_mask is not None
