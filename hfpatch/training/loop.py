@@ -29,6 +29,7 @@ from hfpatch.models.attention import fast_attention
 from hfpatch.nn.matmul import choose_library, fast_matmul
 from hfpatch.results.parts import TrainResult
 from hfpatch.support.cpu import keep_freed_memory, pinned_library
+from hfpatch.training.activations import CheapRecomputation, pays
 from hfpatch.training.checkpoint import load_optimizer, load_trainables, read_checkpoint, save_checkpoint, step_name
 from hfpatch.training.diagnostics import counting_survival, diagnose, survival_shares, survival_steps
 from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, tokens_per_s_at_most
@@ -153,6 +154,11 @@ class TrainingLoop:
         self.scheduler = build_scheduler(self.optimizer, run.settings, steps=run.plan.steps)
         self.parameters = trainable_parameters(model)  # by their own names, however the model is wrapped
         self.evaluated = self.model if accelerator.distributed_type == DistributedType.FSDP else model
+        whole_on_cpu = accelerator.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU)
+        recomputed = run.settings.gradient_checkpointing or run.settings.compile
+        cheap = whole_on_cpu and accelerator.device.type == "cpu" and not recomputed
+        cheap = cheap and pays(model, self.micro_batch * run.blocks.block_size)
+        self.activations = CheapRecomputation(model) if cheap else contextlib.nullcontext()
         if run.checkpoint is not None:
             load_optimizer(run.checkpoint, self.parameters, self.optimizer, self.scheduler)
         self.trackers = Trackers(run, model, speed_limit)
@@ -245,7 +251,7 @@ class TrainingLoop:
             accelerator.sync_gradients = last = number == len(batches)
             exchange = contextlib.nullcontext() if last or deepspeed else accelerator.no_sync(self.model)
             with exchange:
-                with autocast_context(run.settings.autocast, accelerator.device):
+                with autocast_context(run.settings.autocast, accelerator.device), self.activations:
                     loss = self.model(**batch, use_cache=False).loss * factor
                 backward(loss)
             total += loss.detach()

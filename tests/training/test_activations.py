@@ -1,0 +1,129 @@
+import contextlib
+
+import pytest
+import torch
+from families import make_config
+from peft import LoraConfig
+from torch.autograd.graph import saved_tensors_hooks
+from training_blocks import metrics_of, same, trainables
+from training_blocks import run_probe as run
+from transformers import AutoModelForCausalLM
+
+from hfpatch import PreProjectionConfig, patch
+from hfpatch.models.attention import fast_attention
+from hfpatch.nn.matmul import fast_matmul
+from hfpatch.training.activations import CheapRecomputation
+from hfpatch.training.head import loss_in_forward
+
+TOKENS = torch.arange(24).view(2, 12) % 90 + 3
+
+
+def patched(case, dtype=torch.float32, layers=2, lora="all-linear"):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(make_config(case, num_hidden_layers=layers), dtype=dtype)
+    patch(model, [PreProjectionConfig(content_skip=True), *([LoraConfig(r=2, target_modules=lora)] if lora else [])])
+    generator = torch.Generator().manual_seed(0)
+    for value in model.parameters():
+        if value.requires_grad:
+            value.data.normal_(std=0.1, generator=generator)
+    return model.train()
+
+
+def gradients(model, context, autocast=False):
+    model.zero_grad()
+    torch.manual_seed(5)
+    with context, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = model(TOKENS, labels=TOKENS, use_cache=False).loss
+    loss.backward()
+    return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("case", ["llama", "gpt_neox", "gpt2", "gemma2", "phi3", "bloom"])
+def test_gradients_have_the_same_bits(case, autocast):
+    model = patched(case, torch.bfloat16 if autocast else torch.float32)
+    with loss_in_forward(model):
+        expected = gradients(model, contextlib.nullcontext(), autocast)
+        found = gradients(model, CheapRecomputation(model), autocast)
+    assert same(found, expected)
+    assert len(found) > 4
+
+
+def test_dropout_is_kept():
+    model = patched("gpt2")
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.3
+    expected = gradients(model, contextlib.nullcontext())
+    assert same(gradients(model, CheapRecomputation(model)), expected)
+    torch.nn.Module.eval(model)
+    assert not same(gradients(model, contextlib.nullcontext()), expected)
+
+
+def kept_bytes(case, layers, *, recompute):
+    """Return the bytes of the storages that autograd holds after a forward pass, parameters left out."""
+    model = patched(case, layers=layers, lora=None)
+    cheap, held = CheapRecomputation(model), {value.untyped_storage().data_ptr(): None for value in model.parameters()}
+    pack = cheap._pack
+
+    def noted(value):
+        packed = pack(value) if recompute else value
+        for root in [packed] if isinstance(packed, torch.Tensor) else packed.result.roots():
+            held.setdefault(root.untyped_storage().data_ptr(), root)  # which is not freed, so that no address returns
+        return packed
+
+    cheap._pack = noted
+    context = cheap if recompute else saved_tensors_hooks(noted, lambda value: value)
+    with fast_matmul(model, library="onednn"), loss_in_forward(model), fast_attention(), context:
+        model(TOKENS, labels=TOKENS, use_cache=False)
+    return sum(root.untyped_storage().nbytes() for root in held.values() if root is not None)
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt_neox"])
+def test_a_layer_keeps_what_takes_products_to_compute(case):
+    d, inner, mlp, keys, heads = 32, 40, 48, {"llama": 16, "gpt_neox": 32}[case], 4
+    attention = d + 2 * keys + d + heads  # q, k, v, result, logarithms of sums
+    patch_keeps = inner + d  # W_up x and x~
+    rest = {"llama": 2 * mlp + 2 * (d + 1), "gpt_neox": mlp + d + 2 * 2}[
+        case
+    ]  # gate and up, residual stream; statistics
+    kept = 4 * (attention + patch_keeps + rest)
+    recomputed = 4 * (inner + d + {"llama": mlp, "gpt_neox": 0}[case])  # σ, norm, silu(gate)
+    for recompute, expected in ((True, kept), (False, kept + recomputed)):
+        a_layer = kept_bytes(case, 3, recompute=recompute) - kept_bytes(case, 2, recompute=recompute)
+        assert a_layer == expected * TOKENS.numel()
+
+
+@pytest.mark.parametrize(
+    ("options", "fewest", "on"),
+    [
+        ({}, 1, True),
+        ({}, 1 << 20, False),
+        ({"autocast": "bfloat16"}, 1, True),
+        ({"gradient_checkpointing": True}, 1, False),
+    ],
+)
+def test_a_run_has_the_same_bits(blocks, tmp_path, monkeypatch, options, fewest, on):
+    monkeypatch.setattr("hfpatch.training.activations.FEWEST_VALUES", fewest)
+    entered, models = [], [patched("llama", lora=None) for _ in range(2)]
+    enter = CheapRecomputation.__enter__
+    monkeypatch.setattr(CheapRecomputation, "__enter__", lambda self: entered.append(self) or enter(self))
+    run(models[0], blocks, tmp_path / "cheap", micro_batch_size=2, **options)
+    assert bool(entered) is on
+    monkeypatch.setattr("hfpatch.training.loop.CheapRecomputation", lambda model: contextlib.nullcontext())
+    run(models[1], blocks, tmp_path / "plain", micro_batch_size=2, **options)
+    assert same(trainables(models[0]), trainables(models[1]))
+    first, second = ([line["loss"] for line in metrics_of(tmp_path / name)] for name in ("cheap", "plain"))
+    assert first == second
+
+
+def test_a_value_changed_in_place_is_refused():
+    weight = torch.ones(4, 3, requires_grad=True)
+    layer = torch.nn.Linear(4, 4)
+    with CheapRecomputation(layer):
+        x = layer(torch.ones(3, 4))
+        loss = (torch.nn.functional.silu(x) @ weight).sum()
+    with torch.no_grad():
+        x.mul_(2)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        loss.backward()
