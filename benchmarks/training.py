@@ -19,6 +19,11 @@ Printed: (a) tokens a second of ours over published, and its peak memory above w
 with A added, P body and H head parameters. Medians over rounds of the ratio within a round, smallest and largest in
 brackets. On CPUs each variant has a process of its own, as hfpatch changes how much freed memory a process keeps, and
 the clock is the process's CPU time, which others on the machine disturb least (``--clock wall``).
+``--activations`` instead compares ours with itself where autograd keeps everything (all_kept), in time, in peak memory
+over lora's, and in the bytes kept a layer and token. ``--scratch`` compares pretraining a GPT-2 of 5.8 million
+parameters (d 256, 6 layers, 16 rows of 256 tokens) with a plain loop over a plain model of its shape, eager and under
+torch.compile, and needs no other option.
+
 With ``--profile`` alone: a step of ours by kind of operator, and one by shape of matrix product, with its rate.
 Without ``--text``, random tokens with lengths like those of WikiText-103's paragraphs stand in.
 """
@@ -37,7 +42,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -48,6 +53,8 @@ from typing import Any
 import numpy as np
 import torch
 from profiling import ProductTimes, profiler, seconds_by_kind
+from torch import nn
+from torch.nn import functional as F
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -64,6 +71,7 @@ from hfpatch.data.blocks import TokenBlocks, blocks_from_stream, collate
 from hfpatch.data.load import load_blocks
 from hfpatch.data.plan import BatchPlan
 from hfpatch.data.tokenizer import TokenStream
+from hfpatch.models.attention import fast_attention
 from hfpatch.nn.matmul import fast_matmul
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.training import TrainingSettings
@@ -73,8 +81,11 @@ from hfpatch.support.provenance import Clock, provenance
 from hfpatch.surgery.bases import load_base, load_config, load_tokenizer
 from hfpatch.surgery.methods import build_method
 from hfpatch.surgery.patch import patch, patch_summary
+from hfpatch.training import loop
+from hfpatch.training.activations import CheapRecomputation
+from hfpatch.training.architecture import build_model
 from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, resident_memory_bytes
-from hfpatch.training.loop import run_training
+from hfpatch.training.head import loss_in_forward
 from hfpatch.training.records import StepRecord
 from hfpatch.training.run import Run
 from hfpatch.training.validation import autocast_context
@@ -92,6 +103,10 @@ METHODS = {
 }
 VARIANTS = ("published", "ours", "lora", "lora_ours", "forward")
 MEASURED = ("published", "ours", "lora")
+ACTIVATIONS = ("all_kept", "ours", "lora")
+SCRATCH = ("scratch", "plain", "plain_compiled")
+SCRATCH_SHAPE = {"vocab_size": 4096, "n_embd": 256, "n_layer": 6, "n_head": 8, "n_positions": 256}
+SCRATCH_ROWS = 16
 BLOCK = 512
 PUBLISHED_ROWS = 4
 PARAGRAPHS = 2000
@@ -110,6 +125,12 @@ def main() -> None:
         profile_step(arguments, data, clock)
         return
     times = measure(arguments, data)
+    if arguments.scratch or arguments.activations:
+        report = compare(arguments, data, times) | {"provenance": provenance(clock)}
+        print(json.dumps({key: value for key, value in report.items() if key != "provenance"}, indent=2))
+        if arguments.json:
+            write_json(arguments.json, report)
+        return
     report = {**summarise(arguments, data, times), "memory": {}, "provenance": provenance(clock)}
     if arguments.json:
         write_json(arguments.json, report)  # what a run that is cut short leaves
@@ -136,10 +157,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write everything to this file")
     parser.add_argument("--profile", action="store_true", help="only profile two of ours' steps, on the CPU")
     parser.add_argument("--no-memory", action="store_true", help="do not measure memory, in processes of their own")
-    parser.add_argument("--memory-of", choices=MEASURED, help=argparse.SUPPRESS)
+    parser.add_argument("--activations", action="store_true", help="compare with keeping all activations, on CPUs")
+    parser.add_argument("--scratch", action="store_true", help="compare pretraining with a plain loop, on CPUs")
+    parser.add_argument("--memory-of", choices=(*MEASURED, "all_kept"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.profile and torch.cuda.is_available():
-        parser.error("--profile times the CPU alone; set CUDA_VISIBLE_DEVICES= to leave the GPU out")
+    if (arguments.profile or arguments.activations or arguments.scratch) and torch.cuda.is_available():
+        parser.error(
+            "--profile, --activations and --scratch time the CPU alone; set CUDA_VISIBLE_DEVICES= to leave the GPU out"
+        )
     return arguments
 
 
@@ -158,6 +183,12 @@ class Data:
 
 def make_data(arguments: argparse.Namespace) -> Data:
     """Pack the corpus, take the first rows, and pad the pieces that they hold."""
+    if arguments.scratch:
+        length = SCRATCH_SHAPE["n_positions"]
+        stream = blocks_from_stream(
+            made_up(SCRATCH_SHAPE["vocab_size"]), DataSettings(source="made-up", block_size=length, layout="stream")
+        )
+        return Data(stream.head(SCRATCH_ROWS), stream.head(SCRATCH_ROWS))
     settings = DataSettings(
         source=arguments.text or "made-up", block_size=BLOCK, min_characters=51, max_documents=PARAGRAPHS
     )
@@ -189,6 +220,8 @@ def made_up(vocabulary: int) -> TokenStream:
 
 
 def make_model(arguments: argparse.Namespace, method: str | None) -> PreTrainedModel:
+    if arguments.scratch:
+        return build_model({"model_type": "gpt2", **SCRATCH_SHAPE, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0})
     if arguments.model:
         model = load_base(arguments.model, dtype=arguments.dtype).model
     else:
@@ -335,10 +368,11 @@ def tell_processes(arguments: argparse.Namespace, data: Data) -> dict[str, list[
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
-    seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    names = SCRATCH if arguments.scratch else ACTIVATIONS if arguments.activations else VARIANTS
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     with ExitStack() as stack:
         told = {}
-        for name in VARIANTS:
+        for name in seconds:
             told[name], others = context.Pipe()
             process = context.Process(target=run_when_told, args=(name, arguments, data, others))
             process.start()
@@ -392,7 +426,9 @@ def take_turns(
 
 
 def method_of(name: str) -> str | None:
-    return {"published": "pre_projection_skip", "ours": "pre_projection_skip", "forward": None}.get(name, "lora")
+    return {**dict.fromkeys(("published", "ours", "all_kept"), "pre_projection_skip"), "forward": None}.get(
+        name, "lora"
+    )
 
 
 def run_variant(
@@ -401,12 +437,17 @@ def run_variant(
     bf16 = arguments.autocast is not None
     if name == "forward":
         run_forward(model, arguments, data, steps, callback)
+    elif name in ("plain", "plain_compiled"):
+        run_plain(arguments, data.packed, steps, callback, compiled=name == "plain_compiled")
     elif name == "published":
         run_hf_trainer(model, data.padded, PUBLISHED_ROWS, steps, callback, gradient_checkpointing=True, bf16=bf16)
     elif name == "lora":
         run_hf_trainer(model, data.packed, arguments.micro, steps, callback, gradient_checkpointing=False, bf16=bf16)
     else:
-        run_hfpatch(model, data.packed, arguments.micro, steps, callback, autocast=arguments.autocast)
+        if name == "all_kept":  # in a process of its own
+            loop.CheapRecomputation = lambda model: nullcontext()
+        micro = len(data.packed) if name == "scratch" else arguments.micro
+        run_hfpatch(model, data.packed, micro, steps, callback, autocast=arguments.autocast)
 
 
 def run_forward(
@@ -469,7 +510,108 @@ def run_hfpatch(
             measure_survival=False, on_step=on_step,
         )  # fmt: skip
         callback.on_step_begin(None, None, None)
-        run_training(model, run, resume=False)
+        loop.run_training(model, run, resume=False)
+
+
+class PlainBlock(nn.Module):
+    """A block of GPT-2 without dropout, as nanoGPT writes it."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (batch, seq, hidden) to itself."""
+        batch, length, width = x.shape
+        q, k, v = (
+            part.view(batch, length, self.heads, -1).transpose(1, 2) for part in self.qkv(self.first(x)).chunk(3, -1)
+        )
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.second(x))
+
+
+class PlainModel(nn.Module):
+    """GPT-2 with a tied head; returns the mean loss."""
+
+    def __init__(self, *, vocab_size: int, n_embd: int, n_layer: int, n_head: int, n_positions: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocab_size, n_embd), nn.Embedding(n_positions, n_embd)
+        self.blocks = nn.Sequential(*(PlainBlock(n_embd, n_head) for _ in range(n_layer)))
+        self.norm = nn.LayerNorm(n_embd)
+        for embedding in (self.tokens, self.positions):
+            nn.init.normal_(embedding.weight, std=0.02)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the mean cross-entropy of (batch, seq) ids, each predicted from those before it."""
+        x = self.norm(self.blocks(self.tokens(ids) + self.positions.weight[: ids.shape[1]]))
+        return F.cross_entropy(F.linear(x, self.tokens.weight)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def run_plain(
+    arguments: argparse.Namespace, blocks: TokenBlocks, steps: int, callback: TrainerCallback, *, compiled: bool
+) -> None:
+    """Pretrain a plain model in a plain loop: forward, backward, clipping, fused AdamW."""
+    torch.manual_seed(0)
+    model = PlainModel(**SCRATCH_SHAPE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    loss_of = torch.compile(model) if compiled else model
+    ids = collate([blocks[row] for row in range(len(blocks))])["input_ids"]
+    for _ in range(steps):
+        callback.on_step_begin(None, None, None)
+        with autocast_context(arguments.autocast, ids.device):
+            loss = loss_of(ids)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        callback.on_step_end(None, None, None)
+
+
+class CountKept(CheapRecomputation):
+    """Counts the bytes that autograd keeps, with recomputation or without."""
+
+    def __init__(self, model: nn.Module, *, cheap: bool) -> None:
+        super().__init__(model)
+        self.cheap, self.bytes = cheap, 0
+
+    def _find(self, tensor: torch.Tensor) -> Any:
+        return super()._find(tensor) if self.cheap else None
+
+    def _keep(self, tensor: torch.Tensor) -> None:
+        self.bytes += tensor.untyped_storage().nbytes()
+        super()._keep(tensor)
+
+
+def kept_by_layer(arguments: argparse.Namespace, data: Data) -> dict[str, float]:
+    """Return the bytes that autograd keeps of one row, by layer and token, with ours and where all is kept."""
+    model, batch = make_model(arguments, "pre_projection_skip").train(), collate([data.packed[0]])
+    places = model.config.num_hidden_layers * batch["input_ids"].numel()
+    kept = {}
+    for name in ("ours", "all_kept"):
+        count = CountKept(model, cheap=name == "ours")
+        autocast = autocast_context(arguments.autocast, model.device)
+        with fast_matmul(model), loss_in_forward(model), fast_attention(), autocast, count:
+            model(**batch, use_cache=False)
+        kept[name] = count.bytes / places
+    return kept
+
+
+def compare(arguments: argparse.Namespace, data: Data, times: dict[str, list[float]]) -> dict[str, Any]:
+    """Return what --activations or --scratch reports: times, their ratios, and memory."""
+    report: dict[str, Any] = {"settings": settings_of(arguments), "tokens": data.tokens, "seconds": times}
+    if arguments.scratch:
+        peers = ("plain", "plain_compiled")
+        return report | {"ratios": {f"scratch_over_{peer}": ratio(times["scratch"], times[peer]) for peer in peers}}
+    report["ratios"] = {f"ours_over_{peer}": ratio(times["ours"], times[peer]) for peer in ("all_kept", "lora")}
+    report["kept_bytes_a_layer_and_token"] = kept_by_layer(arguments, data)
+    if not arguments.no_memory:
+        memory = {name: memory_in_a_process(name) for name in ACTIVATIONS}
+        report |= {"memory": memory, "memory_over_lora": memory["ours"] / memory["lora"]}
+    return report
 
 
 class ProfileSteps(TrainerCallback):
@@ -525,7 +667,7 @@ def profile_step(arguments: argparse.Namespace, data: Data, clock: Clock) -> Non
 def extra_memory(arguments: argparse.Namespace, data: Data) -> int:
     """Return the bytes that a step of one variant needs above what lies in memory before it."""
     name, callback = arguments.memory_of, MeasureMemory()
-    steps = 3 if name == "ours" else 2  # hfpatch's last step also writes a checkpoint
+    steps = 2 if name in ("published", "lora") else 3  # hfpatch's last step also writes a checkpoint
     run_variant(name, make_model(arguments, method_of(name)), arguments, data, steps, callback)
     return callback.extra
 

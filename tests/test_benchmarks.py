@@ -157,6 +157,21 @@ def test_training_counts_parameters_and_arithmetic(start, tmp_path):
 
 
 @pytest.mark.slow
+def test_training_compares_activations_and_pretraining(start, tmp_path):
+    forked.context()  # as above
+    out, steps = tmp_path / "out.json", ["--rounds", "1", "--rows", "2", "--no-memory", "--json"]
+    start("training", "--shape", "tiny", "--activations", *steps, out)
+    told = json.loads(out.read_text())
+    assert set(told["seconds"]) == {"ours", "all_kept", "lora"}
+    kept = told["kept_bytes_a_layer_and_token"]
+    # σ(W_up x) and the normed input are computed again; the model's embeddings and last norm are in both
+    assert kept["all_kept"] - kept["ours"] == pytest.approx(4 * (40 + 32), abs=2)
+    start("training", "--scratch", *steps, out)
+    ratios = json.loads(out.read_text())["ratios"]
+    assert all(ratios[f"scratch_over_{peer}"]["median"] > 0 for peer in ("plain", "plain_compiled"))
+
+
+@pytest.mark.slow
 def test_the_checks_of_a_gpu_pass_on_a_cpu(tmp_path):
     options = ["--device", "cpu", "--shapes", "tiny,unknown", "--tasks", "arc_easy", "--requests", "8", "--rounds", "1"]
     options += ["--rows", "1", "--threads", "1", "--no-compile", "--readme", tmp_path / "README.md"]
