@@ -54,24 +54,30 @@ def recipe_of(methods: int, seeds: int, steps: int) -> dict[str, Any]:
     }
 
 
-def make(out: Path, options: argparse.Namespace) -> None:
-    """Write the folder, from a short real run beside it."""
+def make_template(folder: Path, documents: int) -> None:
+    """Compare one LoRA with the base for two steps: the form of every file."""
     from hfpatch.recipes.comparison import Recipe
     from hfpatch.runs import compare
+
+    values = recipe_of(2, 1, 2)
+    values["evaluation"] |= {"limit": min(documents, 400)}
+    compare(Recipe.model_validate(values), folder)
+
+
+def make(out: Path, template: Path, values: dict[str, Any], documents: int) -> None:
+    """Write the folder of a recipe's complete runs, all of them made of the template's."""
+    from hfpatch.recipes.comparison import Recipe
     from hfpatch.runs.plan import planned_runs
     from hfpatch.runs.setup import set_up
 
-    template, limit = out / "template", min(options.documents, 400)
-    values = recipe_of(2, 1, 2)
-    compare(Recipe.model_validate(values | {"evaluation": values["evaluation"] | {"limit": limit}}), template)
-    values = recipe_of(options.methods, options.seeds, options.steps)
+    out.mkdir(parents=True, exist_ok=True)
     (out / "recipe.json").write_text(json.dumps(values))
     recipe = Recipe.model_validate(values)
     setup, rng = set_up(recipe), random.Random(0)
-    records = {path.stem: _records(path, options.documents) for path in template.glob("runs/baseline/*/*/*.jsonl")}
+    records = {path.stem: _records(path, documents) for path in template.glob("runs/baseline/*/*/*.jsonl")}
     for run in planned_runs(recipe, out):
         source = template / "runs" / ("baseline" if run.variant == "baseline" else "lora_001") / "seed-0"
-        _write_run(run.folder, source, setup.identify(run).to_json(), records, options, rng)
+        _write_run(run.folder, source, setup.identify(run).to_json(), records, recipe.training.steps, rng)
     (out / "recipe.yaml").write_text(recipe.to_yaml())
 
 
@@ -87,22 +93,22 @@ def _records(path: Path, documents: int) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def _write_run(
-    folder: Path, source: Path, identity: Any, records: Any, options: argparse.Namespace, rng: random.Random
-) -> None:
+def _write_run(folder: Path, source: Path, identity: Any, records: Any, steps: int, rng: random.Random) -> None:
     from hfpatch.results.records import write_values
 
     (folder / "evaluations").mkdir(parents=True)
     result = json.loads((source / "result.json").read_text()) | {"identity": identity}
     for task, lines in records.items():
-        varied = [{key: _varied(value, rng) for key, value in metrics.items()} for _, metrics in lines]
+        varied = [metrics for _, metrics in lines]
+        if result["train"] is not None:  # the baseline's give its scores
+            varied = [{key: _varied(value, rng) for key, value in metrics.items()} for metrics in varied]
         text = (f"{same}, {json.dumps(metrics)[1:]}\n" for (same, _), metrics in zip(lines, varied, strict=True))
         path = folder / "evaluations" / f"{task}.jsonl"
         path.write_text("".join(text), encoding="utf-8")
         result["evaluation"][task] |= {"n": len(lines)}
     write_values(folder / "evaluations", records)
     if result["train"] is not None:
-        losses = [3 + rng.gauss(0, 0.1) for _ in range(options.steps)]
+        losses = [3 + rng.gauss(0, 0.1) for _ in range(steps)]
         line = '{{"step": {}, "loss": {!r}, "lr": 0.001, "tokens": 512, "seconds": 0.011234567}}\n'
         text = "".join(line.format(step + 1, loss) for step, loss in enumerate(losses))
         (folder / "metrics.jsonl").write_text(text)
@@ -197,16 +203,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--count", action="store_true", help="count file-system operations, with strace")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--stage", choices=("make", *STAGES), help="this alone, in this process")
+    parser.add_argument("--stage", choices=STAGES, help="this alone, in this process")
     options = parser.parse_args()
-    if options.stage == "make":
-        make(options.out, options)
-        return
     if options.stage:
         print(json.dumps(measure(options.stage, options.out)))
         return
     if not (options.out / "recipe.yaml").is_file():
-        make(options.out, options)
+        make_template(options.out / "template", options.documents)
+        values = recipe_of(options.methods, options.seeds, options.steps)
+        make(options.out, options.out / "template", values, options.documents)
     runs = 1 + (options.methods - 1) * options.seeds
     found: dict[str, Any] = {"runs": runs, "documents": 4 * options.documents, "steps": options.steps}
     found |= {stage: in_process(stage, options.out) for stage in STAGES}

@@ -143,6 +143,63 @@ def test_the_table_has_the_ratios_of_the_committed_files(start):
     assert any(line.startswith("evaluation-amd") and shown in line for line in start("table").splitlines())
 
 
+def test_growth_fits_exponents_and_draws_them(start, tmp_path):
+    path, page = tmp_path / "growth.json", tmp_path / "README.md"
+    growth = runpy.run_path(str(BENCHMARKS / "growth.py"))
+    points = [
+        {"part": "scoring", "curve": "documents", "at": x, "who": who, "x": x, "seconds": [9 * x, times * x**1.5]}
+        | {"peak_bytes": 1e6 * x**0.5, "stages": {}}
+        for x in (4, 16, 256)
+        for who, times in (("hfpatch", 0.1), ("lm-eval", 0.2))
+    ]
+    fits = growth["exponents"](points)
+    assert [(row["what"], round(row["all"], 9), round(row["largest"], 9)) for row in fits] == 2 * [
+        ("seconds", 1.5, 1.5),
+        ("peak_bytes", 0.5, 0.5),
+    ]
+    missing = [{"part": "scoring", "curve": "parameters", "at": "1b", "who": "hfpatch", "why": "no time"}]
+    path.write_text(json.dumps({"points": points, "not_measured": missing, "exponents": fits}))
+    page.write_text("before\n<!-- growth: begin -->\nold\n<!-- growth: end -->\nafter\n")
+    start("growth", "--draw", path, "--readme", page)
+    text = page.read_text()
+    assert "| scoring, hfpatch | documents | 4 | 256 | 0.8 to 410 | 1.50 | 1.50 | 2 to 16 | 0.50 |" in text
+    assert "Not measured for lack of time: scoring of parameters 1b by hfpatch." in text
+    assert "(growth.svg)" in text
+    assert "old" not in text
+    assert (tmp_path / "growth.svg").read_text().startswith("<?xml")
+    order = growth["ordered"](["scoring", "compare"])
+    assert [tuple(point) for point in order[:6]] == [
+        ("scoring", "documents", 100, "hfpatch"),
+        ("scoring", "documents", 100, "lm-eval"),
+        ("scoring", "parameters", "14m", "hfpatch"),
+        ("scoring", "parameters", "14m", "lm-eval"),
+        ("compare", "methods", 1, "hfpatch"),
+        ("compare", "seeds", 1, "hfpatch"),
+    ]
+
+
+@pytest.mark.slow
+def test_growth_leaves_out_what_does_not_fit_and_keeps_other_parts(start, tmp_path):
+    out = tmp_path / "growth.json"
+    out.write_text(json.dumps({"points": [{"part": "training", "curve": "parameters", "x": 1, "who": "hfpatch"}
+                               | {"seconds": [1.0], "peak_bytes": 1}]}))  # fmt: skip
+    start("growth", "--part", "compare", "--largest", "1", "--rounds", "1", "--minutes", "8", "--json", out)
+    told = json.loads(out.read_text())
+    first, *compared = told["points"]
+    assert (first["part"], [(row["curve"], row["x"]) for row in compared]) == (
+        "training",
+        [("methods", 4), ("seeds", 4)],
+    )
+    assert all(sum(row["stages"].values()) == pytest.approx(row["seconds"][0]) for row in compared)
+    start("growth", "--part", "scoring", "--largest", "100", "--minutes", "0", "--json", out)
+    told = json.loads(out.read_text())
+    assert len(told["points"]) == 3
+    assert {(row["curve"], row["at"], row["why"]) for row in told["not_measured"]} == {
+        ("documents", 100, "not enough time left"),
+        *(("parameters", shape, "not enough time left") for shape in ("14m", "31m", "70m")),
+    }
+
+
 @pytest.mark.slow
 def test_training_counts_parameters_and_arithmetic(start, tmp_path):
     forked.context()  # whose server of processes the benchmark takes
