@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -93,14 +93,18 @@ class Method:
         return all(map(can, self.configs)) if self.configs else None
 
 
-def validate_methods(methods: Methods) -> None:
+def validate_methods(methods: Methods, only: Collection[str] | None = None) -> None:
     """Check every part of every method, without a model.
+
+    Args:
+        methods: the methods.
+        only: the names of those to check; None for all.
 
     Raises:
         HfpatchError: naming the method, the part, the key and the nearest known one.
     """
-    for name, parts in methods.items():
-        for number, part in enumerate(parts):
+    for name in methods if only is None else only:
+        for number, part in enumerate(methods[name]):
             where = f"methods.{name}[{number}]"
             part = _known(where, part)
             cls = method_classes()[part["type"]]
@@ -132,7 +136,7 @@ def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
     """
     if name not in methods:
         raise HfpatchError(f"method {name!r} is not in the recipe{nearest(name, methods)}; it has {', '.join(methods)}")
-    validate_methods({name: methods[name]} | {n: p for n, p in methods.items() if n != name})
+    validate_methods(methods, [name])
     configs: list[PeftConfig] = []
     match = None
     for number, part in enumerate(methods[name]):

@@ -6,6 +6,7 @@ from peft import IA3Config, LoraConfig
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import hfpatch
+import hfpatch.surgery.methods as methods_module
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.surgery.budget import count_added
 from hfpatch.surgery.methods import build_method, target_names, validate_methods
@@ -44,6 +45,17 @@ def test_options_reach_the_configurations_in_their_order(model):
     part = {"type": "lora", "r": 2, "lora_alpha": 1, "lora_dropout": 0.1}
     (given,) = build_method(model, {"l": [part]}, "l").configs
     assert (given.lora_alpha, given.lora_dropout) == (1, 0.1)
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_building_all_methods_takes_configurations_in_proportion_to_them(model, monkeypatch, count):
+    made = []
+    plain = methods_module._config
+    monkeypatch.setattr(methods_module, "_config", lambda *given: made.append(given) or plain(*given))
+    methods = {f"pre_{n}": [{"type": "pre_projection", "expansion": n}] for n in range(1, count + 1)}
+    for name in methods:
+        build_method(model, methods, name)
+    assert len(made) == 2 * count  # one that is checked, one that is returned
 
 
 @pytest.mark.parametrize(
