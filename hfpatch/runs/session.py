@@ -122,7 +122,11 @@ def open_runs(session: Session, *, resume: bool) -> Iterator[None]:
                 check_folder(out, recipe, resume=resume, part=plan.part)  # another process may have written it
                 check_shared(out, setup.shared, plans)
                 added = changes(out, recipe)[0] if (out / "recipe.yaml").is_file() else {}
+                methods = set[str]()
                 for run in plan.runs:
+                    if run.variant in methods and not run.folder.is_dir():
+                        continue  # hashing a method's code takes as long as hundreds of other checks
+                    methods.add(run.variant)
                     check_run(run.folder, setup.identify(run))
                     if not adds_documents(added):
                         check_scores(run.result, scores)

@@ -1,0 +1,41 @@
+from types import SimpleNamespace
+
+from hfpatch.recipes.comparison import Recipe
+from hfpatch.runs.plan import plan_comparison
+from hfpatch.runs.records import Identity
+from hfpatch.runs.session import Session, open_runs
+
+
+class Counting(Session):
+    """The start of a comparison whose set-up loads nothing and counts the identities that it gives."""
+
+    def load(self):
+        self.identified, shared = [], Identity(text="a" * 64)
+
+        def identify(run):
+            self.identified.append(run.name)
+            return shared
+
+        return SimpleNamespace(recipe=self.plan.recipe, plans={}, shared=shared, matmul=None, identify=identify)
+
+    def complete(self, unit):
+        raise AssertionError(unit)
+
+
+def test_a_methods_code_is_hashed_once_before_its_runs_are_there(tmp_path):
+    recipe = Recipe.model_validate(
+        {
+            "model": {"name": "tinyworld/gpt-neox"},
+            "name": "counted",
+            "data": {"source": "tinyworld/shifted"},
+            "training": {"steps": 2, "warmup_steps": 1, "seeds": [0, 1, 2]},
+            "evaluation": {"tasks": ["tinyworld_cloze"]},
+            "methods": {"baseline": [], "lora": [{"type": "lora", "r": 2}], "ia3": [{"type": "ia3"}]},
+        }
+    )
+    out, expected = tmp_path / "out", ["baseline · seed 0", "lora · seed 0", "ia3 · seed 0"]
+    for number in (0, 1):
+        session = Counting(plan_comparison(recipe, out))
+        with open_runs(session, resume=number > 0):
+            (out / "runs" / "ia3" / "seed-2").mkdir(parents=True, exist_ok=True)
+        assert session.identified == [*expected, "ia3 · seed 2"][: len(expected) + number]
