@@ -114,10 +114,11 @@ def sentences(results: ComparisonResults) -> Findings:
     if results.comparisons and (untested or results.frontier is None):  # the table of budgets has them
         others = [each for name in ("lora", "base") for each in results.answers(name) if each.role == "secondary"]
         first = asked(results)
-        beside = [each for each in against_controls(results, first[0].task if first else None) if each not in primary]
-        some = [each for each in beside if each.is_found]
+        beside = against_controls(results, first[0].task if first else None)
+        some = [each for each in beside if each.role == "secondary" and each.is_found]
         if untested:
-            some = [each for each in others if each.is_found or (not primary and each in first)]
+            asked_first = set() if primary else {(each.method, each.other, each.task) for each in first}
+            some = [each for each in others if each.is_found or (each.method, each.other, each.task) in asked_first]
         for question, task in dict.fromkeys((each.question, each.task) for each in some):
             group = [each for each in some if (each.question, each.task) == (question, task)]
             items += _grouped(results, group, f"Exploratory, {task_text(task)}: ")

@@ -1,6 +1,7 @@
 import re
 
 import pytest
+from reporting.big import write_big_run
 from scipy import stats
 
 from hfpatch.reporting.comparison.answer import (
@@ -12,6 +13,8 @@ from hfpatch.reporting.comparison.answer import (
     uncovered,
 )
 from hfpatch.reporting.comparison.forest import control_for, forest_of
+from hfpatch.results.folder import load_results
+from hfpatch.results.verdicts import Verdict
 
 TEXT, CLOZE, ENDINGS, SKIP = "tinyworld_text", "tinyworld_cloze", "tinyworld_endings", "pre_projection_skip"
 T6 = stats.t.ppf(1 - 0.025 / 6, 100) / stats.t.ppf(0.975, 100)  # the example compares six pairs with the base
@@ -224,3 +227,12 @@ def test_noise_that_the_intervals_do_not_cover_is_named(build, raw, seeds, told)
     for each in raw["comparisons"]:
         each["seeds"] = seeds
     assert told in next(uncovered(build(raw)))
+
+
+def test_no_verdict_is_compared_with_all_others(tmp_path, monkeypatch):
+    results = load_results(write_big_run(tmp_path, methods=5, tasks=1, seeds=1, documents=2, steps=0))
+    compared = []
+    monkeypatch.setattr(Verdict, "__eq__", lambda one, other: compared.append(other) or one is other)
+    assert sentences(results).items
+    assert not results.primary
+    assert not compared
