@@ -38,9 +38,9 @@ def check(
     """
     parts = EVERY_KIND if part is None else [part]
     progress = progress or Progress()
-    for each in parts:
+    for tried in parts:
         try:
-            validate_methods({"checked": [each]})
+            validate_methods({"checked": [tried]})
         except HfpatchError as error:  # there is no recipe whose key the message could name
             raise HfpatchError(str(error).removeprefix("methods.checked[0]").lstrip(".: ")) from error
     if config_only:
@@ -57,16 +57,16 @@ def check(
 
     reports: list[CheckReport] = []
     refused: dict[str, str] = {}
-    for each in parts:
+    for tried in parts:
         try:
-            method = build_method(loaded, {"checked": [each]}, "checked")
-            report = run_promises(loaded, method.configs[0], watch=partial(show, str(each["type"])))
+            method = build_method(loaded, {"checked": [tried]}, "checked")
+            report = run_promises(loaded, method.configs[0], watch=partial(show, str(tried["type"])))
             reports.append(replace(report, model=name))
-            progress.finished(str(each["type"]), "" if report.passed else "broken promises")
+            progress.finished(str(tried["type"]), "" if report.passed else "broken promises")
         except HfpatchError as error:
             if part is not None:
                 raise
-            refused[str(each["type"])] = str(error)
+            refused[str(tried["type"])] = str(error)
     if not reports:
         raise HfpatchError(next(iter(refused.values())))
     return reports, refused

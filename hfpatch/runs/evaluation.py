@@ -245,7 +245,7 @@ def check_output(output: Path | None, identity: EvaluationIdentity) -> None:
                 f"{output}: holds {'all' if scored is None else f'{scored:,}'} documents of {task}, and --limit asks "
                 f"for the first {limit:,}; leave it out, or choose another --output"
             )
-    old, new = (flatten(each.model_copy(update={"limits": {}}).to_json()) for each in (stored, identity))
+    old, new = (flatten(one.model_copy(update={"limits": {}}).to_json()) for one in (stored, identity))
     for key in [*new, *(key for key in old if key not in new and not key.endswith(".sha256"))]:
         one, other = old.get(key, "absent"), new.get(key, "absent")
         if one != other:

@@ -171,8 +171,8 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
     """
     load = load_recipe if isinstance(recipe, Recipe) else load_pretrain_or_study
     old: AnyRecipe = load(out / "recipe.yaml", trust_code=True)  # its code is not run
-    there, here = (flatten(each.model_dump(mode="json")) for each in (old, recipe))
-    names = {name for each in (old, recipe) for key in ("methods", "variants") for name in getattr(each, key, ())}
+    there, here = (flatten(one.model_dump(mode="json")) for one in (old, recipe))
+    names = {name for one in (old, recipe) for key in ("methods", "variants") for name in getattr(one, key, ())}
     unrun = [name for name in names if not (out / "runs" / name).exists()]
     added: Changes = {}
     changed: Changes = {}

@@ -53,7 +53,7 @@ def identify_base(base: Base) -> Identity:
     model: nn.Module = base.model
     parameters, tensors = dict(model.named_parameters(remove_duplicate=False)), model.state_dict()
     configs = [base.model.config, *filter(None, [getattr(model, "generation_config", None)])]
-    settings = [{k: v for k, v in each.to_diff_dict().items() if k not in _CONFIG_WITHOUT} for each in configs]
+    settings = [{k: v for k, v in config.to_diff_dict().items() if k not in _CONFIG_WITHOUT} for config in configs]
     return Identity(
         base_weights=base.sha256,
         base_buffers=hash_tensors({name: value for name, value in tensors.items() if name not in parameters}),

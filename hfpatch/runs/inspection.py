@@ -98,7 +98,7 @@ def inspect(
         with _noted(notes, "Attention on the text"):
             inspection.attention_patched = head_attention(base.model, batches) if rows else []
     elif query_paths_with_f(base.model):
-        if any(not isinstance(each.path.f, nn.Linear) for each in query_paths_with_f(base.model)):
+        if any(not isinstance(query.path.f, nn.Linear) for query in query_paths_with_f(base.model)):
             notes.append("Q-K relation: the nonlinear f that the model was pretrained with counts as 0 there.")
         if rows:
             inspection.query_sizes = query_sizes(base.model, batches)
@@ -170,10 +170,12 @@ def _inspect_patch(inspection: Inspection, rows: list[list[int]]) -> None:
         inspection.ablations = ablate_layers(model, lambda scored: document_losses(scored, held_out))
         inspection.gradients = gradient_norms(model, held_out)
     # the relations with the patch: the fit's where the query is not linear, else those of the matrices
-    fits = {each.layer: each.weights for each in inspection.linearised}
+    fits = {fit.layer: fit.weights for fit in inspection.linearised}
     missing = {site.layer for site in find_sites(model) if is_nonlinear(site)} - fits.keys()
     if missing:
         notes.append(f"Q-K relation with the patch: not shown for {len(missing)} layers whose query is not linear.")
-    kept = (fits.get(each.layer, each) for each in head_weights_by_layer(model) if each.layer not in missing)
+    kept = (
+        fits.get(weights.layer, weights) for weights in head_weights_by_layer(model) if weights.layer not in missing
+    )
     with _noted(notes, "Q-K relation with the patch"):
         inspection.relations_patched = head_relations(model, kept)

@@ -115,7 +115,7 @@ class Measured:
 
     def estimate_kind(self, kind: str, method: str) -> None:
         """Take a kind of method to be as slow as the slowest measured one."""
-        slowest = max(self.kinds.values(), key=lambda each: each.step_s or 0.0)
+        slowest = max(self.kinds.values(), key=lambda kind: kind.step_s or 0.0)
         self.kinds[kind] = slowest.model_copy(update={"method": method, "step_share": None})
         self.estimated.append(kind)
 
@@ -164,8 +164,8 @@ class Measured:
         if unit.action == "evaluate":
             return Work(
                 units=1,
-                requests=sum(len(each.encoded) for each in self.asked.values()),
-                tokens=sum(each.tokens for each in self.asked.values()),
+                requests=sum(len(task.encoded) for task in self.asked.values()),
+                tokens=sum(task.tokens for task in self.asked.values()),
                 seconds=sum(kind.evaluation_s.values()) + step_s * measured,
             )
         return Work(
@@ -301,7 +301,7 @@ def _measure_kind(measured: Measured, name: str, seconds: float) -> tuple[StepTi
 
 
 def _bytes_of(model: PreTrainedModel) -> int:
-    return sum(each.numel() * each.element_size() for each in model.parameters())
+    return sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
 
 
 def _measure_spreads(
@@ -314,7 +314,7 @@ def _measure_spreads(
     setup, all_needed_s = measured.setup, [0.0]
     assert isinstance(setup, ComparisonSetup)
     base = setup.base
-    asked_on = {name for each in setup.questions for name in each.on}
+    asked_on = {name for asked in setup.questions for name in asked.on}
     for name in sorted({**texts, **measured.asked}, key=lambda name: name not in asked_on):
         left = clock.share(BASE, f"documents of {name}", _SPREAD)
         task = measured.asked.get(name)
@@ -339,7 +339,7 @@ def _asked_texts(setup: ComparisonSetup) -> dict[str, TokenBlocks]:
     """Return the held-out text and the texts of retention that a primary question is asked on."""
     texts = {task_of(name): blocks for name, blocks in setup.retained.items()}
     texts |= {HELD_OUT: setup.held_out} if setup.held_out is not None else {}
-    return {name: texts[name] for each in setup.questions for name in each.on if name in texts}
+    return {name: texts[name] for asked in setup.questions for name in asked.on if name in texts}
 
 
 def _text_spread(setup: ComparisonSetup, name: str, blocks: TokenBlocks) -> Spread | None:

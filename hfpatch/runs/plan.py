@@ -216,7 +216,7 @@ def plan_training(recipe: Recipe, out: Path, method: str) -> Plan:
         raise HfpatchError(f"{method!r} is the unchanged model: there is nothing to train")
     runs, (tuning, trials) = planned_runs(recipe, out), _plan_tuning(recipe, out, (), recipe.tuned_at(method))
     units = (Unit("train", run, RunPaths(run.folder).training, tuple(trials)) for run in runs if run.variant == method)
-    all_runs = (*runs, *(run for each in tuning for run in each.runs))
+    all_runs = (*runs, *(run for trials in tuning for run in trials.runs))
     return Plan(recipe, out, all_runs, (*trials, *units), part=method, tuning=tuning)
 
 

@@ -194,13 +194,15 @@ def take_look(
         The results with these seeds alone, and the look.
     """
     looks = setup.recipe.training.looks
-    asked = {(*pair, task) for each in setup.questions for pair in each.pairs for task in each.on}
+    asked = {(*pair, task) for question in setup.questions for pair in question.pairs for task in question.on}
     results = collect(setup, out, clock, complete=True, looks=before, seeds=range(seeds))
     look = LookTaken(seeds=seeds, part=look_parts(looks)[looks.index(seeds)], comparisons=results.compared_in(asked))
     results = results.model_copy(update={"looks": [*before, look]})
     growing = set[str]()
     if seeds < looks[-1]:
-        growing = {name for each in results.primary if each.needs_seeds for name in (each.method, each.other)}
+        growing = {
+            name for verdict in results.primary if verdict.needs_seeds for name in (verdict.method, verdict.other)
+        }
     return results, look.model_copy(update={"growing": [name for name in setup.recipe.trained if name in growing]})
 
 
@@ -321,8 +323,8 @@ def publish_values(
     groups_of = ((task, reader.read_groups(path, score)) for task, score in results.scores_of(run).items())
     groups = {task: groups for task, groups in groups_of if groups is not None}
     points = results.retention.points if results.retention is not None else []
-    made = [*results.comparisons, *(each for point in points for each in point.comparisons)]
-    measures = [(each.task, each.metric) for each in made]
+    made = [*results.comparisons, *(comparison for point in points for comparison in point.comparisons)]
+    measures = [(comparison.task, comparison.metric) for comparison in made]
     write_published(out, records, measures, groups, trials)
 
 
