@@ -1,13 +1,11 @@
-"""The plots that every report is drawn with: panels, forests, lines with bands, scatter, heat maps, and their keys.
+"""The plots that several figures are drawn with: panels, lines, heat maps, and their keys.
 
 Every function draws on matplotlib's axes. Colours and fonts are :mod:`hfpatch.reporting.theme`'s.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -17,25 +15,15 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from hfpatch.reporting.document import WORDS, Tone
-from hfpatch.reporting.numbers import Change, Scale, signed
-from hfpatch.reporting.theme import BAND, BLUE, GREY, INK, MUTED, PAPER, VERMILLION, Style, shade, short, to_svg
+from hfpatch.reporting.theme import BLUE, INK, PAPER, VERMILLION, Style, shade, short, to_svg
 
 Floats = NDArray[np.float64]
 
 COLUMNS = 4  # of panels, and of entries of a key
 LARGEST = 1e30  # larger values are drawn at the edge, as infinities are
-TONES: dict[Tone, tuple[str, str, str]] = {  # colour, marker and the face of the marker
-    "better": (BLUE, "o", BLUE),
-    "worse": (VERMILLION, "D", VERMILLION),
-    "same": (INK, "s", INK),
-    "undecided": (GREY, "o", PAPER),
-    "not tested": (GREY, "x", GREY),
-}
 _SHADES = 48  # from 49 on, matplotlib turns a colour bar into a picture
 _DIVERGING = LinearSegmentedColormap.from_list("hfpatch", [VERMILLION, "#f4f4f4", BLUE], N=_SHADES)
 _RISING = LinearSegmentedColormap.from_list("hfpatch_rising", ["#f4f4f4", BLUE], N=_SHADES)
@@ -93,74 +81,6 @@ def named_rows(ax: Axes, names: Sequence[str]) -> None:
     """Name the rows 0, 1, … of a panel, from the top down."""
     ax.set_yticks(range(len(names)), [short(name, 48) for name in names], color=INK)
     ax.set_ylim(len(names) - 0.4, -0.6)
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A row of a forest.
-
-    Attributes:
-        change: the difference with the interval of its verdict (NaN if it has none).
-        verdict: decides colour and mark.
-        plain: the interval of this difference alone, where it is not that of the verdict.
-    """
-
-    change: Change
-    verdict: Tone
-    plain: tuple[float, float] | None = None
-
-
-def forest(
-    ax: Axes,
-    names: Sequence[str],
-    rows: Mapping[int, Interval],
-    *,
-    limits: tuple[float, float],
-    margin: float | None = None,
-) -> None:
-    """Draw gains around zero, a row each, within ``limits``; to the right is better.
-
-    ``rows`` are by their place in ``names``. A grey band spans the differences within ± ``margin``. A difference
-    outside the panel is an arrow at its edge with its number.
-    """
-    left, right = limits
-    ax.set_xlim(left, right)
-    if margin is not None:
-        ax.axvspan(-margin, margin, color=BAND, zorder=1)
-    for y, row in rows.items():
-        change, (colour, marker, face) = row.change, TONES[row.verdict]
-        low, high = np.clip([change.low, change.high], left, right)
-        if low < high and not math.isinf(change.high - change.low):
-            ax.hlines(y, low, high, color=colour, linewidth=1.8 if row.plain is None else 0.9, zorder=3)
-        if row.plain is not None and all(map(math.isfinite, row.plain)):
-            inner = np.clip(row.plain, left, right)
-            ax.hlines(y, inner[0], inner[1], color=colour, linewidth=2.8, zorder=3)
-        if left <= change.difference <= right:
-            ax.plot(change.difference, y, marker, color=colour, markerfacecolor=face, markersize=6.5, zorder=4)
-        else:
-            above = change.difference > right
-            edge, offset, side = (0.97, -6, "right") if above else (0.03, 6, "left")
-            transform = ax.get_yaxis_transform()
-            ax.plot(edge, y, marker=">" if above else "<", color=colour, markersize=6.5, zorder=4, transform=transform)
-            digits = 0 if abs(change.difference) >= 10 else 2
-            text = f"{signed(change.difference, digits)}{' %' if change.scale is Scale.RELATIVE else ''}"
-            ax.annotate(text, (edge, y), (offset, 0), transform, "offset points", ha=side, va="center", color=INK)
-    ax.axvline(0, color=MUTED, linewidth=1.0, zorder=2)
-    ax.grid(visible=False, axis="y")
-    ax.spines["left"].set_visible(False)
-    named_rows(ax, names)
-
-
-def verdict_key(figure: Figure, verdicts: Iterable[Tone], *, margin: str = "") -> None:
-    """Put the key of a forest below the panels; ``margin`` names the band of the margin."""
-    handles: list[Line2D | Patch] = []
-    for verdict in verdicts:
-        colour, marker, face = TONES[verdict]
-        look: dict[str, Any] = {"color": colour, "marker": marker, "markerfacecolor": face}
-        handles.append(Line2D([], [], linewidth=1.8, label=WORDS.get(verdict, verdict), **look))
-    if margin:
-        handles.append(Patch(color=BAND, label=margin))
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, handletextpad=0.5, columnspacing=1.8)
 
 
 def line(ax: Axes, x: ArrayLike, y: ArrayLike, look: Style, index: int) -> None:

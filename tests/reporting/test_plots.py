@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from hfpatch.reporting import plots
-from hfpatch.reporting.numbers import Change, Scale
 from hfpatch.reporting.theme import styles
 
 pytestmark = pytest.mark.usefixtures("style")
@@ -37,27 +36,6 @@ def test_smooth_is_the_centred_mean_over_a_25th(window):
 )
 def test_an_outlier_does_not_set_the_limit(sizes, options, expected):
     assert plots.robust_limit(sizes, *options) == expected
-
-
-def shown(ax, markers):
-    return [line for line in ax.lines if line.get_marker() in markers]
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_what_is_outside_a_forest_is_an_arrow_with_its_number(ax, sign):
-    inside = plots.Interval(Change(1.0, -1.0, 9.0, Scale.RAW), "undecided")
-    outside = plots.Interval(Change(sign * 70.0, sign * 70 - 1, sign * 70 + 1, Scale.RELATIVE), "better")
-    unknown = plots.Interval(Change(2.0, math.nan, math.nan, Scale.RAW), "not tested")
-    rows = {0: inside, 1: outside, 3: unknown}
-    plots.forest(ax, ["a", "b", "no row", "c"], rows, limits=(-4.0, 5.0), margin=2.0)
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b", "no row", "c"]
-    assert ax.get_xlim() == (-4.0, 5.0)
-    assert [line.get_xydata().tolist() for line in shown(ax, "ox")] == [[[1.0, 0.0]], [[2.0, 3.0]]]
-    assert [segment.tolist() for each in ax.collections for segment in each.get_segments()] == [[[-1, 0], [5, 0]]]
-    assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(-2.0, 4.0)]
-    (arrow,) = shown(ax, "<>")
-    assert (arrow.get_marker(), arrow.get_xdata()[0] > 0.5) == (">" if sign > 0 else "<", sign > 0)
-    assert [text.get_text() for text in ax.texts] == [f"{'+' if sign > 0 else '−'}70 %"]
 
 
 def test_a_line_is_distinguished_by_dash_and_marks(ax):

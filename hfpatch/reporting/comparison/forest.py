@@ -5,15 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from hfpatch.recipes.pairs import in_one_group, is_lora
 from hfpatch.reporting import plots
-from hfpatch.reporting.document import MARKS
-from hfpatch.reporting.numbers import MOST_METHODS, Change, gain_of, margin_of, margin_text, task_text, unit_text
-from hfpatch.reporting.theme import INK, MUTED, report_style, short
+from hfpatch.reporting.document import MARKS, WORDS, Tone
+from hfpatch.reporting.numbers import (
+    MOST_METHODS,
+    Change,
+    Scale,
+    gain_of,
+    margin_of,
+    margin_text,
+    signed,
+    task_text,
+    unit_text,
+)
+from hfpatch.reporting.theme import BAND, BLUE, GREY, INK, MUTED, PAPER, VERMILLION, report_style, short
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.verdicts import Verdict
 
@@ -25,6 +39,13 @@ _ROW, _LOW_ROW, _FEW_ROWS = (
     0.17,
     8,
 )  # inches of a row, and of one of more rows, so that the first screen holds all
+_LOOKS: dict[Tone, tuple[str, str, str]] = {  # colour, marker and the face of the marker
+    "better": (BLUE, "o", BLUE),
+    "worse": (VERMILLION, "D", VERMILLION),
+    "same": (INK, "s", INK),
+    "undecided": (GREY, "o", PAPER),
+    "not tested": (GREY, "x", GREY),
+}
 _LINE, _PLAIN, _CENTRE, _BAND = "─", "━", "│", "·"
 
 
@@ -191,15 +212,48 @@ def forest_figure(results: ComparisonResults, *, title: bool = False) -> Figure 
     names = ["exploratory" if row is None else row.name for row in rows]
     height = (1.15 if title else 0.9) + (_ROW if len(rows) <= _FEW_ROWS else _LOW_ROW) * len(rows)
     figure, (ax,) = plots.panels(1, columns=1, width=_WIDTH, height=height, title=shown if title else "")
-    drawn = {y: plots.Interval(row.gain, row.verdict.tone, plain=row.plain) for y, row in enumerate(rows) if row}
-    plots.forest(ax, names, drawn, limits=forest.limits, margin=forest.margin)
+    ax.set_xlim(forest.limits)
+    if forest.margin is not None:
+        ax.axvspan(-forest.margin, forest.margin, color=BAND, zorder=1)
+    for y, row in enumerate(rows):
+        if row is not None:
+            _draw_row(ax, y, row, forest.limits)
+    ax.axvline(0, color=MUTED, linewidth=1.0, zorder=2)
+    ax.grid(visible=False, axis="y")
+    ax.spines["left"].set_visible(False)
+    plots.named_rows(ax, names)
     for label, row in zip(ax.get_yticklabels(), rows, strict=True):
         label.set(color=MUTED if row is None else INK, style="italic" if row is None else "normal")
     room = _WIDTH - _LETTER * max(map(len, names))
     ax.xaxis.set_major_locator(MaxNLocator(min(6, max(2, int(room / _TICK)))))
     axis_label = f"gain over {short(forest.other, 44)}, {forest.unit}{'' if primary else ', exploratory'} (better →)"
     ax.set_xlabel(axis_label, loc="right")  # it may be wider than the panel
-    margin = margin_text(forest.rows[0].verdict, forest.rows[0].gain)
-    tones = [tone for tone in plots.TONES if any(row.verdict.tone == tone for row in forest.rows)]
-    plots.verdict_key(figure, tones, margin=f"within {margin}" if margin else "")
+    handles: list[Line2D | Patch] = []
+    for tone, (colour, marker, face) in _LOOKS.items():
+        if any(row.verdict.tone == tone for row in forest.rows):
+            look: dict[str, Any] = {"color": colour, "marker": marker, "markerfacecolor": face, "linewidth": 1.8}
+            handles.append(Line2D([], [], label=WORDS.get(tone, tone), **look))
+    if margin := margin_text(forest.rows[0].verdict, forest.rows[0].gain):
+        handles.append(Patch(color=BAND, label=f"within {margin}"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, handletextpad=0.5, columnspacing=1.8)
     return figure
+
+
+def _draw_row(ax: Axes, y: int, row: ForestRow, limits: tuple[float, float]) -> None:
+    """Draw both intervals and the mark of a difference; outside the limits an arrow at the edge with its number."""
+    left, right = limits
+    gain, (colour, marker, face) = row.gain, _LOOKS[row.verdict.tone]
+    for (low, high), width in (((gain.low, gain.high), 0.9), (row.plain, 2.8)):
+        if math.isfinite(high - low):
+            ends = (min(max(end, left), right) for end in (low, high))
+            ax.hlines(y, *ends, color=colour, linewidth=width, zorder=3)
+    if left <= gain.difference <= right:
+        ax.plot(gain.difference, y, marker, color=colour, markerfacecolor=face, markersize=6.5, zorder=4)
+        return
+    above = gain.difference > right
+    edge, offset, side = (0.97, -6, "right") if above else (0.03, 6, "left")
+    transform = ax.get_yaxis_transform()
+    ax.plot(edge, y, marker=">" if above else "<", color=colour, markersize=6.5, zorder=4, transform=transform)
+    text = signed(gain.difference, 0 if abs(gain.difference) >= 10 else 2)
+    text += " %" if gain.scale is Scale.RELATIVE else ""
+    ax.annotate(text, (edge, y), (offset, 0), transform, "offset points", ha=side, va="center", color=INK)

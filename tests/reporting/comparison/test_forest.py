@@ -92,12 +92,15 @@ def test_without_a_lora_it_is_the_gain_over_the_base_and_without_tests_there_is_
     assert forest_figure(build(raw)) is None
 
 
-def test_an_outlier_does_not_set_the_limits(many, build):
+@pytest.mark.parametrize(("sign", "arrow"), [("−", "<"), ("+", ">")])
+def test_an_outlier_does_not_set_the_limits_and_is_an_arrow_with_its_number(many, build, sign, arrow):
     raw = many(8)
-    raw["comparisons"][0]["difference"] = 800.0
-    found = forest_of(build(raw, curves=False))
-    assert max(map(abs, found.limits)) < 20
-    assert f"−{80000 / 19:.0f} %" in texts(to_svg(forest_figure(build(raw, curves=False))))
+    raw["comparisons"][0]["difference"] = 800.0 if sign == "−" else -800.0
+    results = build(raw, curves=False)
+    assert max(map(abs, forest_of(results).limits)) < 20
+    (ax,) = forest_figure(results).axes
+    assert [text.get_text() for text in ax.texts] == [f"{sign}{80000 / 19:.0f} %"]
+    assert [line.get_marker() for line in ax.lines if line.get_marker() in "<>"] == [arrow]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308])
