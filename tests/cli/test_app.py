@@ -58,11 +58,11 @@ def refused(capsys, *arguments: object) -> str:
     """Run hfpatch, expect exit code 2 and exactly one line on standard error, and return that line."""
     assert main([str(argument) for argument in arguments]) == 2
     lines = capsys.readouterr().err.splitlines()
-    told = [line for line in lines if line.startswith("hfpatch: error: ")]
-    assert len(told) == 1
-    assert lines[-1] == told[0]
+    errors = [line for line in lines if line.startswith("hfpatch: error: ")]
+    assert len(errors) == 1
+    assert lines[-1] == errors[0]
     assert not any("Traceback" in line for line in lines)
-    return told[0]
+    return errors[0]
 
 
 @pytest.mark.parametrize("command", [["compare"], ["train", "--method", "pre_projection"], ["pretrain"], ["tokenize"]])
@@ -480,8 +480,8 @@ def test_eval_keeps_answers_for_the_next_call(capsys, monkeypatch, tmp_path):
 
     def scores(*options):
         scored.clear()
-        found = printed_json(capsys, *arguments, *options)
-        return len(scored), found["variants"]["base"]["scores"]["tinyworld_cloze"]
+        results = printed_json(capsys, *arguments, *options)
+        return len(scored), results["variants"]["base"]["scores"]["tinyworld_cloze"]
 
     cost, first = scores()
     assert cost > 0
@@ -538,21 +538,21 @@ def test_eval_compares_several_patches_with_one_base(capsys, tmp_path, two_patch
     arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "60", "--baseline"]
     for patch in two_patches:
         arguments += ["--patch", str(patch)]
-    found = printed_json(capsys, *arguments, "--output", out)
-    assert found == json.loads((out / "results.json").read_text(encoding="utf-8"))
-    assert found == load_results(out, "evaluation").to_json()
-    assert (found["schema"], found["kind"]) == (2, "evaluation")
-    assert list(found["variants"]) == ["base", "same-patch", "spoilt-patch"]
-    base, same, spoilt = (each["scores"]["tinyworld_cloze"]["metrics"] for each in found["variants"].values())
+    as_json = printed_json(capsys, *arguments, "--output", out)
+    assert as_json == json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert as_json == load_results(out, "evaluation").to_json()
+    assert (as_json["schema"], as_json["kind"]) == (2, "evaluation")
+    assert list(as_json["variants"]) == ["base", "same-patch", "spoilt-patch"]
+    base, same, spoilt = (each["scores"]["tinyworld_cloze"]["metrics"] for each in as_json["variants"].values())
     assert same == pytest.approx(base)
     assert spoilt["acc"] < base["acc"] - 0.3
-    same, spoilt = found["verdicts"]
+    same, spoilt = as_json["verdicts"]
     assert (same["method"], same["difference"], same["outcome"]) == ("same-patch", 0, "not decided")
     assert (spoilt["outcome"], spoilt["metric"], spoilt["family"]) == ("worse", "bits_per_byte", 2)
-    assert [(each["method"], each["metric"]) for each in found["comparisons"]] == [
+    assert [(each["method"], each["metric"]) for each in as_json["comparisons"]] == [
         (patch, metric) for metric in ("acc", "bits_per_byte") for patch in ("same-patch", "spoilt-patch")
     ]
-    for label in found["variants"]:
+    for label in as_json["variants"]:
         assert len((out / label / "tinyworld_cloze.jsonl").read_text(encoding="utf-8").splitlines()) == 60
     assert len(list((out / "answers").glob("*.jsonl"))) == 3
     assert main([*arguments, "--output", str(out)]) == 0
@@ -599,14 +599,14 @@ def test_eval_compares_whole_models(capsys, tmp_path):
     arguments = ["eval", *models, *tasks, "--cluster", "tinyworld_questions=passage", "--output", str(out)]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    found = printed_json(capsys, *arguments)
-    assert found == load_results(out, "evaluation").to_json()
-    assert {label: variant["model"]["name"] for label, variant in found["variants"].items()} == {
+    as_json = printed_json(capsys, *arguments)
+    assert as_json == load_results(out, "evaluation").to_json()
+    assert {label: variant["model"]["name"] for label, variant in as_json["variants"].items()} == {
         "gpt-neox": "tinyworld/gpt-neox", "gpt2": "tinyworld/gpt2",
     }  # fmt: skip
-    assert [(one["method"], one["reference"]) for one in found["comparisons"][:2]] == [("gpt2", "gpt-neox")] * 2
-    assert found["verdicts"][0]["outcome"] == "worse"
-    assert found["comparisons"][1]["clusters"]["column"] == "passage"
+    assert [(one["method"], one["reference"]) for one in as_json["comparisons"][:2]] == [("gpt2", "gpt-neox")] * 2
+    assert as_json["verdicts"][0]["outcome"] == "worse"
+    assert as_json["comparisons"][1]["clusters"]["column"] == "passage"
     assert main(["report", str(out)]) == 0
     again = capsys.readouterr().out
     assert printed == "\n".join(again.splitlines()[:-1]) + "\n"
@@ -628,8 +628,8 @@ def test_eval_compares_whole_models(capsys, tmp_path):
 def test_eval_stops_before_the_patches_of_a_base_outside_its_known_score(capsys, monkeypatch, two_patches):
     from hfpatch.evaluation import known_scores
 
-    known = known_scores.KnownScore("tinyworld/gpt-neox", ("main",), "tinyworld_cloze", "acc", 0.1, 200, "x")
-    monkeypatch.setattr(known_scores, "KNOWN_SCORES", (known,))
+    published = known_scores.KnownScore("tinyworld/gpt-neox", ("main",), "tinyworld_cloze", "acc", 0.1, 200, "x")
+    monkeypatch.setattr(known_scores, "KNOWN_SCORES", (published,))
     bare = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "40"]
     assert main(bare) == 0
     assert "but 0.100" in " ".join(capsys.readouterr().out.split())
@@ -680,11 +680,11 @@ def test_pretrain_writes_a_model_and_refuses_a_wrong_architecture(capsys, tmp_pa
 def test_check_reports_the_promises(capsys):
     assert main(["check", "tinyworld/gpt-neox", "--json"]) == 0
     out, shown = capsys.readouterr()
-    found = json.loads(out)
+    as_json = json.loads(out)
     assert "no-op at init" not in shown
-    assert found["passed"]
-    assert not found["refused"]
-    assert [report["method"] for report in found["reports"]] == ["PreProjectionConfig", "NonlinearQueryConfig"]
+    assert as_json["passed"]
+    assert not as_json["refused"]
+    assert [report["method"] for report in as_json["reports"]] == ["PreProjectionConfig", "NonlinearQueryConfig"]
     wrong = ["--method", "pre_projection", "content_skp=true"]
     assert "did you mean 'content_skip'" in refused(capsys, "check", "tinyworld/gpt-neox", *wrong)
     assert "options belong to a method" in refused(capsys, "check", "tinyworld/gpt-neox", "content_skip=true")

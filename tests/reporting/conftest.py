@@ -33,8 +33,8 @@ HOSTILE = '<script>alert("1")</script> | `$\\frac{x}$` *b* & _c_\n# x \u0000\ud8
 def task_result(task, value, *, stderr=0.02):
     info = TASKS[task]
     metrics = {info["primary"]: value} | ({"bits_per_byte": 1.25} if "perpl" in info["primary"] else {})
-    known = {"metrics": metrics, "stderr": {info["primary"]: stderr}, **dict.fromkeys(OF_TASK, "d" * 64)}
-    return {"task": task, **info, **known, "num_fewshot": 0, "version": "1"}
+    fields = {"metrics": metrics, "stderr": {info["primary"]: stderr}, **dict.fromkeys(OF_TASK, "d" * 64)}
+    return {"task": task, **info, **fields, "num_fewshot": 0, "version": "1"}
 
 
 def train_result(speed):
@@ -86,7 +86,7 @@ def example():
         comparison(lora, "tinyworld_text", -1.0, 0.5, "not decided", p=0.02),
         comparison(skip, "tinyworld_text", -1.4, 0.57, "better", reference=lora, p=0.003),
     ]
-    identity = {name: f"{place}" * 64 for place, name in enumerate(OF_BASE) if name != "base_weights"}
+    identity = {name: f"{index}" * 64 for index, name in enumerate(OF_BASE) if name != "base_weights"}
     return {
         **{"schema": 2, "kind": "comparison", "name": "quickstart", "protocol": "as_it_should_be", "complete": True},
         "description": "Every method on the embedded world.",
@@ -123,8 +123,8 @@ def tuned_example():
             **{"method": method, "seed": 1000, "values": {"lr": rate}, "loss": loss, "plan": "e" * 64},
             "diverged_step": None if loss else 7,
         }
-        for method, known in losses.items()
-        for rate, loss in known.items()
+        for method, by_rate in losses.items()
+        for rate, loss in by_rate.items()
     ]
     chosen = {
         skip: {"values": {"lr": 1e-2}, "loss": 1.2, "trials": 3, "edge": None},

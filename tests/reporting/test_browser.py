@@ -27,7 +27,7 @@ from hfpatch.reporting.inspection.figures import figures
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra 'browser')")
 CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 pytestmark = [
     pytest.mark.slow,
@@ -143,19 +143,19 @@ def column(page, table, index):
 
 def test_a_heading_sorts_up_down_and_back(visit):
     page = visit("quickstart")
-    place = page.locator("#methods thead th").all_inner_texts().index("trainable")
-    before = column(page, "methods", place)
-    heading = page.locator("#methods thead th").nth(place)
+    index = page.locator("#methods thead th").all_inner_texts().index("trainable")
+    before = column(page, "methods", index)
+    heading = page.locator("#methods thead th").nth(index)
     numbers = sorted(int(text.replace(",", "")) for text in before)
     heading.locator("button").click()
     assert heading.get_attribute("aria-sort") == "ascending"
-    assert [int(text.replace(",", "")) for text in column(page, "methods", place)] == numbers
+    assert [int(text.replace(",", "")) for text in column(page, "methods", index)] == numbers
     heading.locator("button").click()
     assert heading.get_attribute("aria-sort") == "descending"
-    assert [int(text.replace(",", "")) for text in column(page, "methods", place)] == numbers[::-1]
+    assert [int(text.replace(",", "")) for text in column(page, "methods", index)] == numbers[::-1]
     heading.locator("button").click()
     assert heading.get_attribute("aria-sort") is None
-    assert column(page, "methods", place) == before
+    assert column(page, "methods", index) == before
     page.locator("#main thead th button").first.click()
     assert column(page, "main", 0) == sorted(column(page, "main", 0))
     page.locator("#differences thead th button").nth(2).click()
@@ -242,8 +242,8 @@ def test_the_explorer_has_no_overflow_and_its_filters_work(visit, width):
     page = visit("explorer", width=width)
     assert page.evaluate("document.documentElement.scrollWidth") == width
     form, panels = page.locator(".explorer form"), page.locator(".panel")
-    told = form.locator("output").inner_text
-    every = told()
+    status = form.locator("output").inner_text
+    every = status()
     assert every.endswith(f"from {len(list(RESULTS.rglob('results.json')))} runs")
     for box in panels.all():
         inside = box.evaluate(
@@ -260,7 +260,7 @@ def test_the_explorer_has_no_overflow_and_its_filters_work(visit, width):
     form.locator("[name=method]").select_option("lora")
     assert set(column(page, "explore .gains", 0)) == {"lora"}
     form.locator("[name=verdict]").select_option("better")
-    assert told().startswith("0 of ")
+    assert status().startswith("0 of ")
     form.locator("button[type=reset]").click()
     page.wait_for_function("(every) => document.querySelector('.explorer output').textContent === every", arg=every)
 
@@ -321,10 +321,10 @@ def test_a_row_and_a_mark_of_the_explorer_open_the_report(visit):
     assert "run=quickstart" in page.url
     point = page.locator(".panel .point[tabindex='0']").first
     point.focus()
-    told = page.locator(".panel .detail").first.inner_text()
-    assert "(quickstart): " in told
+    detail = page.locator(".panel .detail").first.inner_text()
+    assert "(quickstart): " in detail
     page.keyboard.press("ArrowRight")
-    assert page.locator(".panel .detail").first.inner_text() != told
+    assert page.locator(".panel .detail").first.inner_text() != detail
     page.locator(".gains thead button").nth(3).click()
     gains = [float(text.split("[")[0].replace("−", "-")) for text in column(page, "explore .gains", 3)]
     assert all(one <= other + 0.005 for one, other in pairwise(gains))  # they are rounded
@@ -392,10 +392,10 @@ def axe(tmp_path_factory):
 def test_axe_finds_nothing(visit, axe, name, scheme):
     page = visit(name, scheme=scheme)
     page.evaluate(axe)
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    told = [
+    report = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    violations = [
         (each["impact"], each["id"], each["nodes"][0]["html"][:200], each["nodes"][0]["failureSummary"][:300])
-        for each in found["violations"]
+        for each in report["violations"]
         if each["impact"] in ("moderate", "serious", "critical")
     ]
-    assert told == []
+    assert violations == []

@@ -13,8 +13,8 @@ CLOZE, ENDINGS = "tinyworld_cloze", "tinyworld_endings"
 
 
 def scored(value, n=400, *, chance=None, primary="acc", groups=None):
-    known = {**task_result(CLOZE, value), "n": n, "primary": primary, "metrics": {primary: value}, "chance": chance}
-    return TaskResult.model_validate(known | {"clusters": {"column": "x", "groups": groups} if groups else None})
+    fields = {**task_result(CLOZE, value), "n": n, "primary": primary, "metrics": {primary: value}, "chance": chance}
+    return TaskResult.model_validate(fields | {"clusters": {"column": "x", "groups": groups} if groups else None})
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,9 @@ def floored(build, raw, compared):
 
 
 def test_nothing_found_at_floor_says_so(floored):
-    found = {(row.cells[0].lines, row.keys["task"][0]): str(row.cells[-1]) for row in difference_table(floored).rows}
-    assert found[("lora", "baseline"), CLOZE] == "not decided (baseline at floor)"
-    assert found[("pre_projection_skip", "baseline"), CLOZE] == "better"  # one wherever the base is
-    assert found[("lora", "baseline"), ENDINGS] == "not decided"
-    assert found[("pre_projection_skip", "lora"), CLOZE] == "not decided"  # LoRA is not at floor
+    outcomes = {(row.cells[0].lines, row.keys["task"][0]): str(row.cells[-1]) for row in difference_table(floored).rows}
+    assert outcomes[("lora", "baseline"), CLOZE] == "not decided (baseline at floor)"
+    assert outcomes[("pre_projection_skip", "baseline"), CLOZE] == "better"  # one wherever the base is
+    assert outcomes[("lora", "baseline"), ENDINGS] == "not decided"
+    assert outcomes[("pre_projection_skip", "lora"), CLOZE] == "not decided"  # LoRA is not at floor
     assert score_table(floored).columns[1].notes[-1] == "base at floor"

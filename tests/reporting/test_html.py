@@ -99,8 +99,8 @@ def test_documents_are_data_and_not_markup(build, raw):
     change = Change("0/ab", gained=2, lost=0)
     sides = Sides("lora", "tinyworld_cloze", 2, 400, 1, 0, (change,), 3)
     parsed, text = page_of(build(raw), Samples((sides,), {"tinyworld_cloze": {"0/ab": {"target": nasty}}}, ()))
-    found = re.search(r'<script type="application/json" class="sample-data">(.*?)</script>', text, re.DOTALL)
-    data = json.loads(found[1])
+    embedded = re.search(r'<script type="application/json" class="sample-data">(.*?)</script>', text, re.DOTALL)
+    data = json.loads(embedded[1])
     assert data["documents"]["tinyworld_cloze"]["0/ab"]["target"] == nasty
     assert data["sides"][0][0] == {"seeds": 2, "binary": True, "left_out": 3, "changes": [["0/ab", 2, 0]]}
     assert "samples" in [attrs["id"] for tag, attrs in parsed.tags if tag == "section"]

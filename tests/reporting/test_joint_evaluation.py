@@ -91,13 +91,13 @@ def test_documents_that_another_precision_decides_otherwise_are_counted(alone, t
     right = {"x": [0.0, 1.0, 1.0, 0.0], "y": [1.0, 1.0, 0.0, 0.0]}
     for name, folder in folders.items():
         (folder / "base").mkdir(parents=True)
-        known = enumerate(right[name])
-        rows = [{"doc_id": i, "doc_hash": str(i), "acc": value, "perplexity": 0.5 * i} for i, value in known]
+        decisions = enumerate(right[name])
+        rows = [{"doc_id": i, "doc_hash": str(i), "acc": value, "perplexity": 0.5 * i} for i, value in decisions]
         (folder / "base" / "cloze.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         write_values(folder / "base", ["cloze"])
 
-    (told,) = (text for text in differing(alone, low, folders=folders) if "decided otherwise" in text)
-    assert re.match(r"cloze, base: 2 of 4 documents .* in y \(bfloat16 .* float32\) than in x \(float32\)", told)
+    (sentence,) = (text for text in differing(alone, low, folders=folders) if "decided otherwise" in text)
+    assert re.match(r"cloze, base: 2 of 4 documents .* in y \(bfloat16 .* float32\) than in x \(float32\)", sentence)
     assert differing(alone, alone, folders=folders) == []
     (folders["y"] / "base" / "cloze.jsonl").unlink()  # no records, no count
     assert "decided otherwise" not in " ".join(differing(alone, low, folders=folders))
@@ -138,8 +138,8 @@ def test_evaluations_and_comparisons_have_no_joint_report(evaluated, tmp_path):
 
 
 def test_the_explorer_lists_scores_that_were_compared_with_nothing(alone):
-    found = entries(alone)
-    assert [(entry.method, entry.axis.task, entry.gain, entry.text, entry.verdict) for entry in found] == [
+    listed = entries(alone)
+    assert [(entry.method, entry.axis.task, entry.gain, entry.text, entry.verdict) for entry in listed] == [
         ("base", "cloze", None, "0.7500 ± 0.0123, compared with nothing", "not tested"),
         ("base", "page", None, "0.1250 ± 0.0123, compared with nothing", "not tested"),
     ]

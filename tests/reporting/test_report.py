@@ -119,8 +119,8 @@ def test_labels_are_shown_and_are_no_keys(run_dir, raw):
     results = load_results(run_dir)
     assert results.comparison("lora", "tinyworld_cloze", "baseline", "acc") is not None
     assert results.labelled().comparison("lora", "tinyworld_cloze", "baseline", "acc") is None
-    found = results.labelled().comparison("Low rank", "tinyworld_cloze", "baseline", "acc")
-    assert found.p == pytest.approx(results.comparison("lora", "tinyworld_cloze", "baseline", "acc").p)
+    relabelled = results.labelled().comparison("Low rank", "tinyworld_cloze", "baseline", "acc")
+    assert relabelled.p == pytest.approx(results.comparison("lora", "tinyworld_cloze", "baseline", "acc").p)
     report = write_report(run_dir)
     assert "Low rank &" in report.tex.read_text()
     assert report.tex.read_text().count(r"\caption{") == report.tex.read_text().count(r"\end{table}") == 2

@@ -37,17 +37,17 @@ def drawn(seed):
     }
     for name, parts in methods.items():
         scores, speed = {"tinyworld_cloze": [0.5] * seeds}, 2048 if parts else None
-        _, own = method(name, parts, 1000 if parts else 0, scores, speed=speed)
-        for run in own["runs"].values():
+        _, made = method(name, parts, 1000 if parts else 0, scores, speed=speed)
+        for run in made["runs"].values():
             (score,) = run["evaluation"].values()
             run["evaluation"] = {}
             for task in tasks:
                 metrics = {BASES[task][0]: rng.uniform(0.3, 0.6)} | (
                     {"bits_per_byte": 1.5} if task in low_noise else {}
                 )
-                known = {"task": task, "metrics": metrics, "primary": BASES[task][0], "stderr": {}}
-                run["evaluation"][task] = {**score, **known, "higher_is_better": BASES[task][1], "n": 100}
-        raw["methods"][name] = own
+                fields = {"task": task, "metrics": metrics, "primary": BASES[task][0], "stderr": {}}
+                run["evaluation"][task] = {**score, **fields, "higher_is_better": BASES[task][1], "n": 100}
+        raw["methods"][name] = made
     for name in methods:
         others = ["baseline", *["lora"] * (name != "lora"), *["two"] * (name == "one")]
         for other in (each for each in others if each in methods and name != "baseline" and rng.random() < 0.9):
@@ -104,9 +104,9 @@ def test_no_two_statements_disagree_in_any_rendering(tmp_path, printed, seed):
     pairs = {"html": html_rows(page, "differences") if made else []}
     pairs["markdown"] = markdown_rows(text, "## Paired differences") if made else []
     for source, lines in pairs.items():
-        known = [line for line in lines if line[-1] != ["no verdict"]]
-        statements += [(source, (*line[0], line[1][0]), " ".join(line[-1])) for line in known]
-        assert len(known) == len(made)  # each pair and task once
+        decided = [line for line in lines if line[-1] != ["no verdict"]]
+        statements += [(source, (*line[0], line[1][0]), " ".join(line[-1])) for line in decided]
+        assert len(decided) == len(made)  # each pair and task once
     gains = [(entry, entry.axis.task) for entry in entries(results) if entry.axis.primary and entry.gain is not None]
     statements += [("explorer", (entry.method, "baseline", task), entry.verdict) for entry, task in gains]
     write_json(folder / "results.json", results.to_json())  # as a run writes it
@@ -120,12 +120,12 @@ def test_no_two_statements_disagree_in_any_rendering(tmp_path, printed, seed):
             if name.startswith("against ") and (outcome := re.match("better|worse|not decided|not tested", cell[0])):
                 control = control_for(results, line[0][0])
                 statements.append(("headline", (line[0][0], control, first), outcome[0]))
-    by_pair = {}  # (method, other, task) -> verdict -> the renderings that say it
+    renderings = {}  # (method, other, task) -> verdict -> the renderings that say it
     for source, key, verdict in statements:
-        by_pair.setdefault(key, {}).setdefault(
+        renderings.setdefault(key, {}).setdefault(
             re.sub(r" \(.*", "", verdict).replace("not decided", "undecided"), []
         ).append(source)
-    for key, verdicts in by_pair.items():
+    for key, verdicts in renderings.items():
         assert len(verdicts) == 1, (key, verdicts)
     for row in made:  # a claim needs a test
         tested = row["outcome"] != "not tested"
@@ -134,9 +134,9 @@ def test_no_two_statements_disagree_in_any_rendering(tmp_path, printed, seed):
             float(row["corrected_low"]) > 0 or float(row["corrected_high"]) < 0
         )
         assert leaves_out == (row["outcome"] in ("better", "worse"))
-    known = {(row["method"], row["other"], row["task"]): row for row in made}
-    _check_words(headline, columns, known, results, first)
-    _check_sentences(text, known, results)
+    by_pair = {(row["method"], row["other"], row["task"]): row for row in made}
+    _check_words(headline, columns, by_pair, results, first)
+    _check_sentences(text, by_pair, results)
     if not headline:
         return
     # HTML, LaTeX, the terminal and the card have the cells that Markdown has
@@ -148,12 +148,12 @@ def test_no_two_statements_disagree_in_any_rendering(tmp_path, printed, seed):
     assert all(line[-1] in rendered for line in shown for rendered in (terminal, tex, card))
 
 
-def _check_words(headline, columns, known, results, first):
+def _check_words(headline, columns, by_pair, results, first):
     """The cells on other tasks name those with the outcome, and those whose plain interval alone excludes 0."""
-    place = columns.index("on other tasks") if "on other tasks" in columns else None
-    for line in headline if place is not None else ():
-        rows = [row for (m, o, t), row in known.items() if (m, o) == (line[0][0], "baseline") and t != first]
-        for clause in line[place][0].split("; "):
+    index = columns.index("on other tasks") if "on other tasks" in columns else None
+    for line in headline if index is not None else ():
+        rows = [row for (m, o, t), row in by_pair.items() if (m, o) == (line[0][0], "baseline") and t != first]
+        for clause in line[index][0].split("; "):
             words, _, names = clause.partition(": ")
             tasks = names.split(", ") if names else [row["task"] for row in rows]
             mine = [row for row in rows if row["task"] in tasks]
@@ -166,13 +166,17 @@ def _check_words(headline, columns, known, results, first):
                 assert names == "" or len(mine) == sum(row["outcome"] == words for row in rows)
 
 
-def _check_sentences(text, known, results):
+def _check_sentences(text, by_pair, results):
     """Every sentence names pairs with its outcome, and every pair with LoRA that differs has one."""
-    told = re.findall(r"- . \*\*Exploratory, (\S+): (better|worse) than (\S+)\*\* – (.*)\.", text.replace("\\", ""))
+    exploratory = re.findall(
+        r"- . \*\*Exploratory, (\S+): (better|worse) than (\S+)\*\* – (.*)\.", text.replace("\\", "")
+    )
     said = {
-        (part.split(" ")[0], other, task): outcome for task, outcome, other, rest in told for part in rest.split(", ")
+        (part.split(" ")[0], other, task): outcome
+        for task, outcome, other, rest in exploratory
+        for part in rest.split(", ")
     }
     for key, outcome in said.items():
-        assert known[key]["outcome"] == outcome
-    found = {key for key, row in known.items() if row["outcome"] in ("better", "worse") and key[1] != "baseline"}
-    assert {key for key in found if known[key]["question"] == "lora"} <= said.keys()
+        assert by_pair[key]["outcome"] == outcome
+    differing = {key for key, row in by_pair.items() if row["outcome"] in ("better", "worse") and key[1] != "baseline"}
+    assert {key for key in differing if by_pair[key]["question"] == "lora"} <= said.keys()

@@ -26,7 +26,7 @@ def rows(results):
     return {str(row.cells[0]): dict(zip(names[1:], map(str, row.cells[1:]), strict=True)) for row in table.rows}
 
 
-def told(results):
+def tones_and_sentences(results):
     return [(finding.tone, str(finding)) for finding in sentences(results).items]
 
 
@@ -52,7 +52,7 @@ def asked(raw, build, compared):
 
 
 def test_a_primary_pair_has_one_sentence_with_its_numbers_and_what_would_decide_it(asked):
-    first, _ = told(
+    first, _ = tones_and_sentences(
         asked(0.45, 0.1, p=0.045, tests=2, seed_error=0.1, low=0.01, high=0.89)
     )  # of a perplexity of 19, lower is better
     tone, said = first
@@ -61,27 +61,27 @@ def test_a_primary_pair_has_one_sentence_with_its_numbers_and_what_would_decide_
     assert re.search(r"undecided; \d+ seeds.* would decide it", said)
     # alone its interval excludes 0, which stands beside it
     assert "Alone, its 95 % interval [−4.7,\u00a0−0.1] excludes 0" in said  # 0.89 and 0.01 of 19
-    (tone, said), _ = told(asked(0.3, 0.4, p=0.2, tests=2))
+    (tone, said), _ = tones_and_sentences(asked(0.3, 0.4, p=0.2, tests=2))
     assert tone == "undecided"
     assert "excludes 0" not in said
 
 
 def test_outcomes_are_said_as_they_are(asked):
     better = asked(-2.0, 0.2)
-    assert [tone for tone, _ in told(better)] == ["better"]
+    assert [tone for tone, _ in tones_and_sentences(better)] == ["better"]
     assert lead(better).startswith(f"On {TEXT}, {SKIP} beats lora.")
     worse = asked(2.0, 0.2)
-    assert [tone for tone, _ in told(worse)] == ["worse"]
+    assert [tone for tone, _ in tones_and_sentences(worse)] == ["worse"]
     assert "no method is shown to be better than lora" in lead(worse)
     same = asked(0.05, 0.1, p=0.5, margin=0.6)
-    ((tone, said),) = told(same)
+    ((tone, said),) = tones_and_sentences(same)
     assert tone == "same"
     assert said.endswith(f"equivalent within {100 * 0.6 / 19:g} %.")
 
 
 def test_one_seed_decides_nothing_and_says_so(asked):
     one = asked(-2.0, 0.2, errors=[[0.1, 100]], seeds=1)
-    ((tone, said),) = told(one)
+    ((tone, said),) = tones_and_sentences(one)
     assert tone == "undecided"
     assert "(one seed)" in said
     assert "would decide" not in said
@@ -108,7 +108,7 @@ def test_what_was_not_tested_says_why_once_and_secondary_findings_follow(asked):
     results = asked(0.5, 0.2, **few)
     why = "too few groups: 5 groups of page, and 20 are needed"
     assert why in lead(results)
-    first, *others = told(results)
+    first, *others = tones_and_sentences(results)
     assert first[0] == "not tested"
     assert why in first[1]
     assert f"{SKIP} −2.63 %" in first[1]
@@ -142,11 +142,11 @@ def test_costs_are_ratios_in_each_round_to_the_control_and_merging_is_said(raw, 
     for name, steps, memory in ((SKIP, [2.0, 6.0, 3.0], 300), ("lora", [1.0, 2.0, 2.0], 200)):
         raw["methods"][name] |= {"cost": {"steps_s": steps, "memory_bytes": memory, "shared": name == SKIP}}
     raw["methods"][SKIP]["merges"] = False
-    found = rows(build(raw))
-    assert found[SKIP]["step time"] == "2.00 × *"  # of 2, 3 and 1.5
-    assert found[SKIP]["memory"] == "1.50 ×"
-    assert [found[name]["folds"] for name in (SKIP, "lora")] == ["no", "–"]
-    assert found["lora"]["step time"] == "–"
+    cells = rows(build(raw))
+    assert cells[SKIP]["step time"] == "2.00 × *"  # of 2, 3 and 1.5
+    assert cells[SKIP]["memory"] == "1.50 ×"
+    assert [cells[name]["folds"] for name in (SKIP, "lora")] == ["no", "–"]
+    assert cells["lora"]["step time"] == "–"
     raw["methods"]["lora"]["cost"]["memory_bytes"] = None
     assert "memory" not in rows(build(raw))[SKIP]
 
@@ -166,8 +166,8 @@ def test_a_terminal_has_the_forest_as_characters(results):
     assert strips["lora"] == ""
     assert "●" in strips[SKIP]
     assert "━" in strips[SKIP]
-    found = forest_of(results)
-    left, right = found.limits
+    forest = forest_of(results)
+    left, right = forest.limits
     assert round((7.37 - left) / (right - left) * (len(strips[SKIP]) - 1)) == strips[SKIP].index("●")
     assert [str(row.cells[3]).replace("\u00a0", " ") for row in table.rows] == ["+7.4 % [4.4, 10.4]†", "is a LoRA"]
     assert [row.cells[3].tone for row in table.rows[:1]] == ["better"]
@@ -190,7 +190,7 @@ def test_questions_that_were_asked_late_are_named(asked, raw, build):
 def test_without_comparisons_nothing_is_claimed(build, raw):
     raw["comparisons"] = []
     assert lead(build(raw)).startswith("No paired comparison")
-    assert told(build(raw)) == []
+    assert tones_and_sentences(build(raw)) == []
     raw["complete"] = False
     assert "not complete" in lead(build(raw))
     raw["methods"] = {"baseline": raw["methods"]["baseline"]}

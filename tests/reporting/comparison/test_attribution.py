@@ -33,15 +33,15 @@ def sentence(results):
 
 def test_the_interval_is_fiellers():
     z2 = 1.96**2
-    found = fieller(2.0, 1.5, 1.96 * 0.2, 1.96 * math.sqrt(0.05), z2 * 0.03)
-    assert found.value == 0.75
+    reached = fieller(2.0, 1.5, 1.96 * 0.2, 1.96 * math.sqrt(0.05), z2 * 0.03)
+    assert reached.value == 0.75
 
     def inside(r):
         return (1.5 - r * 2.0) ** 2 <= z2 * (0.05 - 2 * r * 0.03 + r * r * 0.04)
 
-    steps = [place / 10_000 for place in range(-20_000, 30_000)]
+    steps = [step / 10_000 for step in range(-20_000, 30_000)]
     held = [r for r in steps if inside(r)]
-    assert (found.low, found.high) == pytest.approx((held[0], held[-1]), abs=2e-4)
+    assert (reached.low, reached.high) == pytest.approx((held[0], held[-1]), abs=2e-4)
     assert fieller(0.1, 1.5, 0.4, 0.45, 0.1) is None  # the method's gain may be 0: any share is possible
     assert fieller(-2.0, 1.5, 0.4, 0.45, 0.1) is None
     assert fieller(2.0, 1.5, math.inf, 0.45, 0.0) is None
@@ -53,9 +53,9 @@ def test_a_part_that_carries_most_of_a_perplexitys_gain(controlled):
         ("skip_alone", TEXT, -2.2, 0.2, "better"),
         (SKIP, TEXT, -0.25, 0.1, "better", "skip_alone"),
     )
-    found = share(results, SKIP, "skip_alone", TEXT)
-    assert found.value == pytest.approx(math.log(1 - 2.2 / 20) / math.log(1 - 2.4 / 20))
-    assert 0.85 < found.low < found.value < found.high < 1
+    reached = share(results, SKIP, "skip_alone", TEXT)
+    assert reached.value == pytest.approx(math.log(1 - 2.2 / 20) / math.log(1 - 2.4 / 20))
+    assert 0.85 < reached.low < reached.value < reached.high < 1
     words, tone = sentence(results)
     assert words.endswith("the skip alone carries most of the effect.")
     assert tone == "better"
@@ -83,9 +83,9 @@ def test_points_are_compared_as_they_are_and_pairing_narrows_the_interval(contro
     ],
 )  # fmt: skip
 def test_what_cannot_be_told_is_said(controlled, comparisons, ending, tone):
-    words, found = sentence(controlled(*comparisons))
+    words, said_tone = sentence(controlled(*comparisons))
     assert words.endswith(ending)
-    assert found == tone
+    assert said_tone == tone
 
 
 @pytest.mark.parametrize(("half", "ending"), [(0.01, "."), (0.0005, "; the skip alone the most.")])
@@ -118,9 +118,9 @@ def test_the_table_groups_a_method_with_its_controls(controlled):
     table = sections["attribution"].blocks[-1]
     assert [row.cells[:2] for row in table.rows] == [(SKIP, "all"), ("skip_alone", "the skip alone")]
     assert table.rows[0].strong
-    place = [column.name for column in table.columns].index(CLOZE)
-    assert table.rows[0].cells[place] == "better"
-    assert table.rows[1].cells[place].startswith("80 % [")
+    index = [column.name for column in table.columns].index(CLOZE)
+    assert table.rows[0].cells[index] == "better"
+    assert table.rows[1].cells[index].startswith("80 % [")
 
 
 def test_nothing_is_shown_without_controls_or_comparisons(results, controlled):
@@ -134,6 +134,6 @@ def test_bits_per_byte_measure_a_task_that_has_them(controlled, raw, build):
     raw["comparisons"] += [each | {"metric": "bits_per_byte"} for each in raw["comparisons"]]
     results = build(raw)
     assert "gains on tinyworld_cloze (bits per byte)" in sentence(results)[0]
-    found = share(results, SKIP, "skip_alone", CLOZE)
-    assert found.value == pytest.approx(0.75)  # fewer bits are a gain
-    assert found.low < 0.75 < found.high
+    reached = share(results, SKIP, "skip_alone", CLOZE)
+    assert reached.value == pytest.approx(0.75)  # fewer bits are a gain
+    assert reached.low < 0.75 < reached.high

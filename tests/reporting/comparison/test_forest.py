@@ -55,7 +55,7 @@ def test_a_row_a_pair_with_both_intervals_the_margin_and_a_mark_for_each_outcome
         "o": [pytest.approx([undecided, 2])],
     } | {"o": [pytest.approx([undecided, 2])]}
     points = [line.get_xydata().tolist()[0] for line in ax.lines if line.get_marker() in "oD"]
-    assert points == [pytest.approx(place) for place in ([worse, 0], [better, 1], [undecided, 2])]
+    assert points == [pytest.approx(point) for point in ([worse, 0], [better, 1], [undecided, 2])]
     band = ax.patches[0].get_extents().transformed(ax.transData.inverted())
     assert (band.x0, band.x1) == pytest.approx((-1.0, 1.0))  # 0.19 of 19
     ends = [segment[:, 0].tolist() for lines in ax.collections for segment in lines.get_segments()]
@@ -74,8 +74,8 @@ def test_what_is_compared_is_named_and_exploratory_pairs_follow_primary_ones(man
     assert forest_of(build(raw, curves=False)).other == SIZE
     raw["methods"]["n"] = raw["methods"]["m0"]
     raw["comparisons"].append(compared("n", TEXT, 0.1, 1.0, "not decided", reference="l"))
-    found = forest_of(build(raw, curves=False))
-    assert [(row.verdict.method, row.verdict.role) for row in found.rows] == [
+    forest = forest_of(build(raw, curves=False))
+    assert [(row.verdict.method, row.verdict.role) for row in forest.rows] == [
         ("m0", "primary"), ("m1", "primary"), ("n", "secondary"),
     ]  # fmt: skip
     (ax,) = forest_figure(build(raw, curves=False)).axes
@@ -86,8 +86,8 @@ def test_what_is_compared_is_named_and_exploratory_pairs_follow_primary_ones(man
 
 def test_without_a_lora_it_is_the_gain_over_the_base_and_without_tests_there_is_none(build, raw):
     raw["comparisons"] = [each for each in raw["comparisons"] if each["reference"] == "baseline"]
-    found = forest_of(build(raw))
-    assert (found.other, [row.gain.difference for row in found.rows]) == ("baseline", [12.0, 5.0])
+    forest = forest_of(build(raw))
+    assert (forest.other, [row.gain.difference for row in forest.rows]) == ("baseline", [12.0, 5.0])
     raw["comparisons"] = []
     assert forest_figure(build(raw)) is None
 

@@ -28,22 +28,22 @@ def merged(folders):
     return merge({folder.name: load_results(folder) for folder in folders})
 
 
-def verdicts(found):
-    return {check.what: check.verdict for check in found.checks}
+def verdicts(joined):
+    return {check.what: check.verdict for check in joined.checks}
 
 
 def test_the_same_model_and_documents_share_a_table(two):
     folders = two(lambda raw: raw["comparisons"].append({**raw["comparisons"][0], "metric": "margin"}))
-    found = merged(folders)
-    assert set(verdicts(found).values()) == {"same"}
+    joined = merged(folders)
+    assert set(verdicts(joined).values()) == {"same"}
     names = ["baseline", "pre_projection_skip (first)", "lora (first)", "pre_projection_skip (second)", "lora (second)"]
-    assert list(found.results.methods) == names
-    assert len(found.results.comparisons) == 15
+    assert list(joined.results.methods) == names
+    assert len(joined.results.comparisons) == 15
     own = [(v.task, v.p_corrected, v.family) for folder in folders for v in load_results(folder).verdicts]
-    assert [(v.task, v.p_corrected, v.family) for v in found.results.verdicts] == own
-    pairs = {(each.method, each.reference) for each in found.results.comparisons}
+    assert [(v.task, v.p_corrected, v.family) for v in joined.results.verdicts] == own
+    pairs = {(each.method, each.reference) for each in joined.results.comparisons}
     assert pairs >= {("lora (second)", "baseline"), ("pre_projection_skip (second)", "lora (second)")}
-    assert found.results.methods["lora (second)"].match.to == "pre_projection_skip (second)"
+    assert joined.results.methods["lora (second)"].match.to == "pre_projection_skip (second)"
 
 
 def test_names_that_do_not_meet_stay(two):
@@ -51,8 +51,8 @@ def test_names_that_do_not_meet_stay(two):
         raw["methods"]["mine"] = raw["methods"].pop("lora")
         raw["comparisons"] = []
 
-    found = merged(two(other)).results
-    assert {"lora", "mine"} < set(found.methods)
+    joined = merged(two(other)).results
+    assert {"lora", "mine"} < set(joined.methods)
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,13 @@ def test_names_that_do_not_meet_stay(two):
     ],
 )
 def test_runs_that_differ_share_a_table_with_a_warning_or_are_side_by_side(two, change, what, shared):
-    found = merged(two(change))
-    assert verdicts(found)[what] == "differs"
+    joined = merged(two(change))
+    assert verdicts(joined)[what] == "differs"
     if shared:
-        assert any(warning.startswith(f"{what} of the runs: differs;") for warning in found.results.warnings)
+        assert any(warning.startswith(f"{what} of the runs: differs;") for warning in joined.results.warnings)
     else:
-        assert found.results is None
-        assert [check.what for check in found.checks if check.verdict != "same"] == [what]
+        assert joined.results is None
+        assert [check.what for check in joined.checks if check.verdict != "same"] == [what]
 
 
 @pytest.mark.parametrize(("tokens", "shared"), [("c" * 64, True), ("d" * 64, False)])
@@ -91,11 +91,11 @@ def test_settings_that_change_the_tokens_of_the_prompts_keep_runs_apart(two, tok
         load_results(folder).to_json() for folder in two(lambda raw: raw["evaluation"].update(max_length=16))
     )
     pair = {"first": hashed(first, "c" * 64), "second": hashed(second, tokens)}
-    found = merge({label: ComparisonResults.model_validate(raw) for label, raw in pair.items()})
-    assert verdicts(found)["Evaluation settings"] == "differs"
-    (check,) = (check for check in found.checks if check.what == "Evaluation settings")
+    joined = merge({label: ComparisonResults.model_validate(raw) for label, raw in pair.items()})
+    assert verdicts(joined)["Evaluation settings"] == "differs"
+    (check,) = (check for check in joined.checks if check.what == "Evaluation settings")
     assert ("changed no score" in check.consequence) == shared
-    assert (found.results is not None) == shared
+    assert (joined.results is not None) == shared
 
 
 def test_what_is_not_recorded_is_not_called_the_same(two):
@@ -157,11 +157,11 @@ def test_losses_on_other_held_out_documents_share_no_column(two, digest, shared)
     first = type(first).model_validate(held_out(first.to_json(), "a" * 64))
     if digest:
         second = type(second).model_validate(held_out(second.to_json(), digest))
-    found = merge({"first": first, "second": second})
-    assert verdicts(found)["Held-out text"] == ("same" if shared else "differs")
-    assert verdicts(found)["Tasks and their documents"] == "same"
-    assert ("held_out_text" in found.results.tasks) == shared
-    assert len([each for each in found.results.comparisons if each.task == "held_out_text"]) == 2 * shared
+    joined = merge({"first": first, "second": second})
+    assert verdicts(joined)["Held-out text"] == ("same" if shared else "differs")
+    assert verdicts(joined)["Tasks and their documents"] == "same"
+    assert ("held_out_text" in joined.results.tasks) == shared
+    assert len([each for each in joined.results.comparisons if each.task == "held_out_text"]) == 2 * shared
 
 
 def test_side_by_side_each_run_has_its_own_part(two, tmp_path):

@@ -49,10 +49,10 @@ def test_rates_of_groups_are_told_of_the_methods_that_have_them(raw, build, tens
     untuned = raw | {"tuning": None, "comparisons": [], "training": {"lr": 1e-5, "learning_rates": {"lora": 3e-3}}}
     methods = {"baseline": raw["methods"]["baseline"]}
     for name, groups in tensors.items():
-        own = json.loads(json.dumps(raw["methods"]["lora"]))
-        for run in own["runs"].values():
+        copied = json.loads(json.dumps(raw["methods"]["lora"]))
+        for run in copied["runs"].values():
             run["train"]["update_survival"] = dict.fromkeys([*groups, "all"], 1.0)
-        methods[name] = own
+        methods[name] = copied
     assert rates_sentence(build(untuned | {"methods": methods})).startswith(expected)
 
 
@@ -112,8 +112,8 @@ def test_the_figure_has_a_curve_a_method_and_rings_the_choices(tuned):
         (ax,) = tuning_figure(tuned).axes
     assert ax.get_xscale() == "log"
     curves = [line for line in ax.lines if len(line.get_xdata()) == 3]
-    known = [[y for y in line.get_ydata() if y == y] for line in curves]
-    assert known == [[1.5, 1.2], [1.6, 1.3, 1.25]]
+    losses = [[y for y in line.get_ydata() if y == y] for line in curves]
+    assert losses == [[1.5, 1.2], [1.6, 1.3, 1.25]]
     rings = [line.get_xydata().tolist()[0] for line in ax.lines if line.get_markerfacecolor() == "none"]
     assert rings == [[1e-2, 1.2], [1e-1, 1.25]]
     assert [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "x"] == [1e-1]

@@ -12,20 +12,20 @@ from hfpatch.results.schema import ComparisonResults, EvaluationResults
 SKIP, CLOZE, TEXT = "pre_projection_skip", "tinyworld_cloze", "tinyworld_text"
 
 
-def by_place(results):
+def by_axis(results):
     return {(each.method, each.axis.task, each.axis.metric): each for each in entries(results)}
 
 
 def test_a_gain_is_better_above_zero_in_the_units_of_the_report(results):
-    found = by_place(results)
-    assert len(found) == 2 * 3
-    cloze, text = found[SKIP, CLOZE, "acc"], found[SKIP, TEXT, "word perplexity"]
+    listed = by_axis(results)
+    assert len(listed) == 2 * 3
+    cloze, text = listed[SKIP, CLOZE, "acc"], listed[SKIP, TEXT, "word perplexity"]
     wider = stats.t.ppf(1 - 0.025 / 6, 100) / stats.t.ppf(0.975, 100)  # of six intervals together
     half = 3 * wider  # 0.03 in points, and 0.6 of 20: lower is better
     assert (cloze.gain, cloze.low, cloze.high) == pytest.approx((5.0, 5 - half, 5 + half))
     assert (text.gain, text.low, text.high) == pytest.approx((12.0, 12 - half, 12 + half))
     assert (cloze.axis.unit, text.axis.unit) == ("points", "% lower")
-    assert (cloze.verdict, found["lora", TEXT, "word perplexity"].verdict) == ("better", "undecided")
+    assert (cloze.verdict, listed["lora", TEXT, "word perplexity"].verdict) == ("better", "undecided")
     assert (cloze.parameters, cloze.seconds, cloze.memory, cloze.seeds) == (80_000, 409_600 / 2048, 512 * 2**20, 2)
     assert text.text == f"+12.0 [{12 - half:.1f}, {12 + half:.1f}] %"
     assert cloze.axis.documents == "400 documents"
@@ -38,11 +38,11 @@ def test_what_is_missing_has_no_number_and_says_why(build, raw):
         lost["runs"][seed]["evaluation"] = {}
     raw["comparisons"] = [each for each in raw["comparisons"] if each["method"] != "lora"]
     raw["comparisons"][1] |= dict.fromkeys(("low", "high", "p")) | {"test": "none (too few documents)"}
-    found = by_place(build(raw))
-    diverged = found["lora", CLOZE, "acc"]
+    listed = by_axis(build(raw))
+    diverged = listed["lora", CLOZE, "acc"]
     assert (diverged.gain, diverged.verdict) == (None, "diverged")
     assert diverged.text == "diverged at step 7 (seed 0) and 9 (seed 1)"
-    few_documents = found[SKIP, "tinyworld_endings", "acc norm"]
+    few_documents = listed[SKIP, "tinyworld_endings", "acc norm"]
     assert (few_documents.low, few_documents.verdict) == (None, "not tested")
     assert few_documents.text == "+1.50 points, no interval"
 
@@ -56,21 +56,21 @@ def test_a_measure_that_decides_nothing_has_no_verdict(build, raw, compared):
     for method in raw["methods"].values():
         for run in method["runs"].values():
             run["evaluation"][CLOZE]["metrics"]["bits_per_byte"] = 2.0
-    found = by_place(build(raw))
-    accuracy, low_noise = found["lora", CLOZE, "acc"], found["lora", CLOZE, "bits per byte"]
+    listed = by_axis(build(raw))
+    accuracy, low_noise = listed["lora", CLOZE, "acc"], listed["lora", CLOZE, "bits per byte"]
     assert (accuracy.axis.primary, accuracy.verdict, accuracy.gain) == (False, "no verdict", pytest.approx(1.5))
     assert low_noise.gain == pytest.approx(0.1)  # in bits
     assert (low_noise.axis.primary, low_noise.verdict) == (True, "better")
-    assert found["lora", CLOZE, "margin"].text == "+0.30, no interval"
+    assert listed["lora", CLOZE, "margin"].text == "+0.30, no interval"
 
 
 def test_a_study_shows_each_variant_against_its_baseline():
-    found = {each.method: each for each in entries(ComparisonResults.model_validate(pretrained()))}
-    assert {name: (each.gain, each.parameters) for name, each in found.items()} == {
+    listed = {each.method: each for each in entries(ComparisonResults.model_validate(pretrained()))}
+    assert {name: (each.gain, each.parameters) for name, each in listed.items()} == {
         "nonlinear": (pytest.approx(0.1), 1_005_000),
         "identity": (pytest.approx(-0.1), 900_000),
     }
-    axes = {(each.axis.reference, each.axis.size, each.axis.model) for each in found.values()}
+    axes = {(each.axis.reference, each.axis.size, each.axis.model) for each in listed.values()}
     assert axes == {("linear", "non-embedding parameters", "pretrained in queries")}
 
 
@@ -83,5 +83,5 @@ def test_an_evaluation_shows_patches_against_the_base(evaluated):
     whole = {"name": "other", "sha256": "cd" * 32, "dtype": "float32", "parameters": 7_000}
     raw = evaluated.to_json()
     raw["variants"]["one"]["model"] = whole
-    found = entries(EvaluationResults.model_validate(raw))[0]
-    assert (found.parameters, found.axis.reference, found.axis.size) == (7_000, "base", "parameters of the model")
+    entry = entries(EvaluationResults.model_validate(raw))[0]
+    assert (entry.parameters, entry.axis.reference, entry.axis.size) == (7_000, "base", "parameters of the model")

@@ -44,11 +44,11 @@ def relation(layer, head, symmetric):
     return HeadRelation(layer, head, head // 2, offsets)
 
 
-def inspection(**found):
+def inspection(**analyses):
     model = SimpleNamespace(config=SimpleNamespace(model_type="llama"))
     base = Base("small/llama", None, model, None, "0123456789abcdef" * 4)
     sites = [site(0), site(1)]
-    return Inspection(base, found.pop("patch", None), sites, PatchSummary(5, 40, 1600, {0: 30, 1: 10}), **found)
+    return Inspection(base, analyses.pop("patch", None), sites, PatchSummary(5, 40, 1600, {0: 30, 1: 10}), **analyses)
 
 
 def whole():
@@ -82,21 +82,21 @@ def whole():
 
 
 @pytest.fixture(scope="module")
-def found():
+def inspected():
     return whole()
 
 
-def tables_of(found):
+def tables_of(inspected):
     """The cells of each table by its title."""
-    tables = [block for block in inspection_document(found).summary if isinstance(block, Table)]
+    tables = [block for block in inspection_document(inspected).summary if isinstance(block, Table)]
     return {table.title: [row.cells for row in table.rows] for table in tables}
 
 
-def test_tables_show_what_was_found(found):
+def test_tables_show_what_was_found(inspected):
     # columns of numbers are marked, so that they sort as numbers
-    tables = {block.title: block for block in inspection_document(found).summary if isinstance(block, Table)}
+    tables = {block.title: block for block in inspection_document(inspected).summary if isinstance(block, Table)}
     assert [column.number for column in tables["Attention branches"].columns] == [True, *[False] * 4, True]
-    assert tables_of(found) == {
+    assert tables_of(inspected) == {
         "Attention branches": [
             ("0", "llama", "layers.N.attention", "–", "norm", "30"),
             ("1", "llama", "layers.N.attention", "q_proj", "itself", "10"),
@@ -125,8 +125,8 @@ def test_tables_show_what_was_found(found):
 
 
 def table_of(sites, per_layer):
-    found = replace(inspection(), sites=sites, summary=PatchSummary(5, 40, 1600, per_layer))
-    (table,) = (block for block in inspection_document(found).summary if isinstance(block, Table))
+    inspected = replace(inspection(), sites=sites, summary=PatchSummary(5, 40, 1600, per_layer))
+    (table,) = (block for block in inspection_document(inspected).summary if isinstance(block, Table))
     return [row.cells for row in table.rows], table.caption
 
 
@@ -148,18 +148,20 @@ def test_layers_that_are_alike_are_one_row_and_those_that_differ_in_anything_are
 
 
 def test_what_was_not_found_is_left_out():
-    found = inspection(relations=[relation(0, 0, 0.25)])
-    document = inspection_document(found, figures(found))
-    assert list(tables_of(found)) == ["Attention branches", "Q-K relation", "Q-K relation by relative offset"]
+    inspected = inspection(relations=[relation(0, 0, 0.25)])
+    document = inspection_document(inspected, figures(inspected))
+    assert list(tables_of(inspected)) == ["Attention branches", "Q-K relation", "Q-K relation by relative offset"]
     assert [section.name for section in document.parts[0].sections] == ["model", "relation"]
     assert list(document.parts[0].figures) == ["relation", "offsets"]
-    own = inspection(query_sizes=[QuerySize(1, "own", "query", 0.0197, 0.1, (0.1, 0.2), (0.1, 0.2), (0.3,), (0.1,))])
-    assert list(tables_of(own)) == ["Attention branches", "What f adds to its anchor"]
+    of_queries = inspection(
+        query_sizes=[QuerySize(1, "own", "query", 0.0197, 0.1, (0.1, 0.2), (0.1, 0.2), (0.3,), (0.1,))]
+    )
+    assert list(tables_of(of_queries)) == ["Attention branches", "What f adds to its anchor"]
 
 
-def test_the_terminal_shows_what_was_looked_at_and_what_is_not_shown(found, capsys, monkeypatch):
+def test_the_terminal_shows_what_was_looked_at_and_what_is_not_shown(inspected, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    document = inspection_document(found)
+    document = inspection_document(inspected)
     assert document.parts[0].figures == {}
     print_document(document)
     lines = capsys.readouterr().out.splitlines()
@@ -173,12 +175,12 @@ def test_the_terminal_shows_what_was_looked_at_and_what_is_not_shown(found, caps
     assert any("0.9000 with the whole patch" in line for line in lines)
 
 
-def page_of(found):
-    return html(inspection_document(found, figures(found)))
+def page_of(inspected):
+    return html(inspection_document(inspected, figures(inspected)))
 
 
-def test_the_page_needs_nothing_else_and_escapes_what_it_shows(found):
-    text = page_of(found)
+def test_the_page_needs_nothing_else_and_escapes_what_it_shows(inspected):
+    text = page_of(inspected)
     page = Page()
     page.feed(text)
     tags = [tag for tag, _ in page.tags]
@@ -192,7 +194,7 @@ def test_the_page_needs_nothing_else_and_escapes_what_it_shows(found):
     (download,) = (link for link in page.links if not link.startswith("#"))
     head, _, data = download.partition(",")
     assert head == "data:application/gzip;base64"
-    assert json.loads(gzip.decompress(base64.b64decode(data))) == found.to_json()
+    assert json.loads(gzip.decompress(base64.b64decode(data))) == inspected.to_json()
     assert "url(http" not in text
     assert tags.count("h1") == 1
-    assert page_of(found) == text
+    assert page_of(inspected) == text

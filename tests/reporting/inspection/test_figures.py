@@ -1,6 +1,6 @@
 """The figures of an inspection: what they draw is what was found."""
 
-from types import SimpleNamespace as Found
+from types import SimpleNamespace as Item
 
 import pytest
 from scipy.stats import t as student
@@ -12,46 +12,46 @@ LAYERS = range(3)
 
 
 def relation(value):
-    return Found(symmetric=value, positive_energy=1 - value, effective_rank=8 * value, norm=2 * value)
+    return Item(symmetric=value, positive_energy=1 - value, effective_rank=8 * value, norm=2 * value)
 
 
 def head(layer, number):
     value = 0.1 + 0.2 * layer + 0.1 * number
-    return Found(layer=layer, head=number, here=relation(value), by_offset={0: relation(value), 4: relation(value / 2)})
+    return Item(layer=layer, head=number, here=relation(value), by_offset={0: relation(value), 4: relation(value / 2)})
 
 
 def attending(layer, number):
-    return Found(layer=layer, head=number, sink=0.1 * layer + 0.3 * number, entropy=1.0 + layer, distance=9.0 - number)
+    return Item(layer=layer, head=number, sink=0.1 * layer + 0.3 * number, entropy=1.0 + layer, distance=9.0 - number)
 
 
 @pytest.fixture
-def found():
-    sizes = [Found(layer=layer, size=20.0 + layer) for layer in LAYERS]
-    return Found(
+def inspected():
+    sizes = [Item(layer=layer, size=20.0 + layer) for layer in LAYERS]
+    return Item(
         attention=[attending(layer, number) for layer in LAYERS for number in range(2)],
         attention_patched=[],
         relations=[head(layer, number) for layer in LAYERS for number in range(2)],
         relations_patched=[],
-        skip_norms=[Found(layer=layer, norm=1.0 + layer, at_paper_init=9.0) for layer in LAYERS],
+        skip_norms=[Item(layer=layer, norm=1.0 + layer, at_paper_init=9.0) for layer in LAYERS],
         skip_sizes=sizes,
         pre_projection_sizes=sizes,
         query_sizes=[
-            Found(
+            Item(
                 layer=layer, target=target, size=0.5, cosine=-0.5, head_sizes=(0.1, 0.2), position_sizes=(1.0, 2.0, 3.0)
             )
             for layer in LAYERS
             for target in ("query", "key")
         ],
-        linearised=[Found(layer=layer, explained=(0.5, -3.0), explained_change=(None, 0.25)) for layer in LAYERS],
-        ablations=Found(items=6, without=[Found(layer=layer, change=1.0, error=0.5) for layer in (*LAYERS, None)]),
+        linearised=[Item(layer=layer, explained=(0.5, -3.0), explained_change=(None, 0.25)) for layer in LAYERS],
+        ablations=Item(items=6, without=[Item(layer=layer, change=1.0, error=0.5) for layer in (*LAYERS, None)]),
     )
 
 
 @pytest.fixture
-def axes(found):
+def axes(inspected):
     """Return a function from the name of a figure to its panels."""
     with report_style():
-        drawn = {name: figure for name, _, _, figure in module._drawn(found)}
+        drawn = {name: figure for name, _, _, figure in module._drawn(inspected)}
     return lambda name: drawn[name].axes
 
 
@@ -59,23 +59,25 @@ def values(ax):
     return [list(line.get_ydata()) for line in ax.lines]
 
 
-def test_every_analysis_has_a_figure_and_one_that_was_not_made_has_none(found):
+def test_every_analysis_has_a_figure_and_one_that_was_not_made_has_none(inspected):
     names = ["attention", "relation", "offsets", "skips", "pre-projections", "queries", "explained", "ablations"]
-    made = module.figures(found)
+    made = module.figures(inspected)
     assert [name for name, *_ in made] == names
     assert all(title and caption and svg.rstrip().endswith("</svg>") for _, title, caption, svg in made)
-    nothing = {name: [] for name in vars(found)} | {"ablations": None}
-    assert module.figures(Found(**nothing)) == []
-    assert module.figures(Found(**nothing | {"relations": found.relations})) == made[1:3]
+    nothing = {name: [] for name in vars(inspected)} | {"ablations": None}
+    assert module.figures(Item(**nothing)) == []
+    assert module.figures(Item(**nothing | {"relations": inspected.relations})) == made[1:3]
 
 
-def test_maps_have_a_cell_a_head_and_the_patch_a_row_of_its_own(found, axes):
+def test_maps_have_a_cell_a_head_and_the_patch_a_row_of_its_own(inspected, axes):
     assert len(axes("relation")) == 3 + 3  # with their colour bars
     for ax, name in zip(axes("relation"), ("symmetric", "positive_energy", "effective_rank"), strict=False):
-        expected = [[getattr(each.here, name) for each in found.relations if each.layer == layer] for layer in LAYERS]
+        expected = [
+            [getattr(each.here, name) for each in inspected.relations if each.layer == layer] for layer in LAYERS
+        ]
         assert ax.collections[0].get_array().tolist() == expected
-    found.relations_patched = found.relations[2:]
-    figure = next(figure for name, _, _, figure in module._drawn(found) if name == "relation")
+    inspected.relations_patched = inspected.relations[2:]
+    figure = next(figure for name, _, _, figure in module._drawn(inspected) if name == "relation")
     titles = [ax.get_title() or ax.get_title(loc="left") for ax in figure.axes]
     assert titles[3:6] == ["symmetric share, with the patch", "positive share, with the patch", "effective rank, with the patch"]  # noqa: E501  # fmt: skip
     assert figure.axes[3].collections[0].get_array().mask.tolist() == [[True] * 2, [False] * 2, [False] * 2]
@@ -89,10 +91,10 @@ def test_relations_by_offset_are_the_mean_over_heads_a_line_a_layer(axes):
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_a_layer_without_rope_has_no_line_by_offset(found, layer):
-    for each in found.relations[2 * layer : 2 * layer + 2]:
+def test_a_layer_without_rope_has_no_line_by_offset(inspected, layer):
+    for each in inspected.relations[2 * layer : 2 * layer + 2]:
         del each.by_offset[4]
-    (figure,) = [figure for name, _, _, figure in module._drawn(found) if name == "offsets"]
+    (figure,) = [figure for name, _, _, figure in module._drawn(inspected) if name == "offsets"]
     assert len(values(figure.axes[0])) == len(LAYERS)  # one fewer, and the line at 0.5
 
 
