@@ -13,7 +13,7 @@ _SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}", "<": r"\textless{}",
     ">": r"\textgreater{}", "−": "$-$", "×": r"$\times$", "∞": r"$\infty$", "–": "--",
-    "†": r"\dag{}", "…": r"\dots{}", "±": r"$\pm$", "[": "{[}", "]": "{]}", "*": "{*}",
+    "†": r"\dag{}", "‡": r"\ddag{}", "…": r"\dots{}", "±": r"$\pm$", "[": "{[}", "]": "{]}", "*": "{*}",
 }  # fmt: skip
 """``[`` and ``*`` after a line's end would be its argument; reports write ``−``, ``×`` and other signs."""
 

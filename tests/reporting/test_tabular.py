@@ -7,10 +7,10 @@ import pytest
 from hfpatch.reporting.document import Cell, Column, Row, Table
 from hfpatch.reporting.tabular import csv_text, escape, latex
 
-HOSTILE = '\\input{x} & 5 % of $a_1$ #1 ~ ^ {b} <c> | [d] *\n\\end{tabular}\r\u2028"é" −1 × ∞ – ± † …'
+HOSTILE = '\\input{x} & 5 % of $a_1$ #1 ~ ^ {b} <c> | [d] *\n\\end{tabular}\r\u2028"é" −1 × ∞ – ± † ‡ …'
 COMMANDS = {
     *("textbackslash", "textasciitilde", "textasciicircum", "textbar", "textless", "textgreater"),
-    *("times", "infty", "dag", "dots", "pm"),
+    *("times", "infty", "dag", "ddag", "dots", "pm"),
 }
 
 
@@ -19,7 +19,7 @@ def set_as(text):
     back = {
         r"\textbackslash{}": "\\", r"\textasciitilde{}": "~", r"\textasciicircum{}": "^", r"\textbar{}": "|",
         r"\textless{}": "<", r"\textgreater{}": ">", r"$-$": "−", r"$\times$": "×", r"$\infty$": "∞", "--": "–",
-        r"$\pm$": "±", r"\dag{}": "†", r"\dots{}": "…", "{[}": "[", "{]}": "]", "{*}": "*",
+        r"$\pm$": "±", r"\dag{}": "†", r"\ddag{}": "‡", r"\dots{}": "…", "{[}": "[", "{]}": "]", "{*}": "*",
         **{f"\\{char}": char for char in "{}&%$#_"},
     }  # fmt: skip
     parts = re.split("(" + "|".join(map(re.escape, sorted(back, key=len, reverse=True))) + ")", text)

@@ -50,12 +50,17 @@ from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.verdicts import Verdict
 
-_MOST_SENTENCES = 6  # of more pairs, a sentence for each outcome names them
+_MOST_SENTENCES = 5  # of more pairs, a sentence for each outcome names them
 _MOST_SIZES = 4  # of more pairs, a sentence has the range of their gains
 _MOST_LEFT_OUT = 3
 _FEW_SEEDS = 5
 _LONGEST_WHY = 40  # letters of a reason in a table; sentences have longer ones
-_EXPLORATORY, _TRIED = "†", "‡"  # beside an outcome in a terminal
+_EXPLORATORY, _TRIED, _SHARED = "†", "‡", "*"
+_FOOTNOTES = {
+    _EXPLORATORY: "exploratory",
+    _TRIED: "at the rates tried",
+    _SHARED: "other programs used the machine meanwhile",
+}
 _TONES: tuple[Tone, ...] = ("better", "worse", "same", "undecided", "not tested")
 _Column = tuple[Column, Sequence[str | Cell]]  # a column and its cells
 
@@ -284,8 +289,9 @@ def headline_table(results: ComparisonResults, *, terminal: bool = False) -> Tab
     shown, caption = tuple(column for column, _ in columns), _LEGEND if results.study is None else _LEGEND_OF_STUDY
     table = Table("headline", "Headline", shown, rows, caption, heading=False).with_values()
     table = _for_terminal(table) if terminal else table
-    is_shared = any(method.cost is not None and method.cost.shared for method in results.methods.values())
-    return replace(table, caption=f"{table.caption} {_SHARED}") if is_shared else table
+    text = " ".join(str(cell) for row in table.rows for cell in row.cells)
+    footnotes = [f"{mark}: {words}." for mark, words in _FOOTNOTES.items() if mark in text]
+    return replace(table, caption=" ".join([table.caption, *footnotes]))
 
 
 def _for_terminal(table: Table) -> Table:
@@ -297,8 +303,6 @@ def _for_terminal(table: Table) -> Table:
         "[corrected intervals]",
         " ".join(f"{MARKS[tone]} {WORDS.get(tone, tone)}" for tone in MARKS if tone in tones),
     ]
-    footnotes = {_EXPLORATORY: "exploratory", _TRIED: "at the rates tried"}
-    said += [f"{mark} {words}" for mark, words in footnotes.items() if any(mark in str(cell) for cell in cells)]
     columns = tuple(replace(column, notes=column.notes if column.rank else ()) for column in table.columns)
     return replace(table, columns=columns, caption=f"{'; '.join(filter(None, said))}.")
 
@@ -355,12 +359,12 @@ def _against(results: ComparisonResults, name: str, task: str, control: str | No
     if verdict is None:
         return "is a LoRA" if pairs.is_lora(method.parts) else NOTHING
     gain = gain_of(results, verdict)
-    notes = [] if verdict.role == "primary" else ["exploratory"]
-    if method.diverged and not verdict.why:
-        notes.append(f"{len(method.diverged)} of {len(method.runs)} seeds diverged")
+    marks = _EXPLORATORY * (verdict.role != "primary") + _TRIED * bool(verdict.at_rates_tried)
+    diverged = (
+        f"{len(method.diverged)} of {len(method.runs)} seeds diverged" if method.diverged and not verdict.why else ""
+    )
     if gain is not None and brief:
         ends = _ends(gain, digits_for(gain)) if math.isfinite(gain.high - gain.low) else ""
-        marks = _EXPLORATORY * (verdict.role != "primary") + _TRIED * bool(verdict.at_rates_tried)
         needs = needs_text(verdict) if verdict.tone == "undecided" else ""
         parts = signed_size(gain), ends * (verdict.tone != "not tested") + marks, f"({needs})" * bool(needs)
         return Cell((" ".join(filter(None, parts)),), verdict.tone)
@@ -370,13 +374,12 @@ def _against(results: ComparisonResults, name: str, task: str, control: str | No
     if gain is not None:
         size = "" if verdict.is_found else f" {signed_size(gain)}"
         turned = gain.turned if verdict.tone == "worse" else gain
-        ends = f" {interval(turned.low, turned.high, digits_for(gain))}" if math.isfinite(gain.high - gain.low) else ""
+        ends = f" {_ends(turned, digits_for(gain))}" if math.isfinite(gain.high - gain.low) else ""
         numbers = size + ends
-    outcome = outcome_text(verdict, gain)
+    outcome = outcome_text(verdict, gain).replace(" at the rates tried", "")
     if len(verdict.why) > _LONGEST_WHY:
         outcome = outcome.replace(f" ({why_text(verdict)})", "")
-    words = f"{outcome}{numbers}{f', {listed(notes)}' if notes else ''}"
-    return Cell((words,), verdict.tone)
+    return Cell((f"{outcome}{numbers}{marks}{f', {diverged}' if diverged else ''}",), verdict.tone)
 
 
 def _naming(control: str | None, cell: str | Cell) -> str | Cell:
@@ -434,7 +437,7 @@ def _costs(results: ComparisonResults, order: Sequence[str], controls: Mapping[s
         cost, control = results.methods[name].cost, controls[name]
         other = results.methods[control].cost if control is not None else None
         over = cost.memory_over(other) if cost and other else None
-        mark = " *" if cost is not None and cost.shared else ""
+        mark = f" {_SHARED}" if cost is not None and cost.shared else ""
         times.append(f"{ratio(cost.steps_over(other))} ×{mark}" if cost and other else NOTHING)
         memory.append(NOTHING if over is None else f"{ratio(over)} ×")
         folds.append({True: "yes", False: "no", None: NOTHING}[results.methods[name].merges])
@@ -459,7 +462,6 @@ _LEGEND_OF_STUDY = (
     "Losses are means over seeds; improvements are shares of the baseline's loss with the same seeds, and not tested. "
     "[Intervals] belong to their outcomes, corrected for all pairs of the question; above 0 is better."
 )
-_SHARED = "*: other programs used the machine meanwhile."
 
 
 def changed_text(results: ComparisonResults) -> str:
