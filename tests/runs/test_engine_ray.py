@@ -1,15 +1,19 @@
 """What `--ray` says where Ray, a cluster or its devices are not there."""
 
+import os
 import re
 import socket
 import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
+from accelerate import PartialState
 from tiny_runs import refused
 
 from hfpatch.runs.engines.driver import open_engine
 from hfpatch.runs.engines.settings import EngineSettings
+from hfpatch.training.processes import CPU_ONLY
 
 
 def opened(**options):
@@ -62,6 +66,19 @@ def test_as_many_runs_at_a_time_as_have_room(options, room):
 def test_devices_that_no_machine_has_are_refused(options, devices):
     there = "there are machines of 64 cores and 0 GPUs, 8 cores and 4 GPUs"
     assert f"no machine of the cluster has {devices} for a run ({there})" in refused(opened, ray="auto", **options)
+
+
+def test_ray_on_this_machine_inherits_nothing_of_a_driver_that_leaves_the_devices(cluster, monkeypatch):
+    monkeypatch.delenv(CPU_ONLY, raising=False)
+    inherited = []
+    cluster.is_initialized, cluster.shutdown = lambda: False, lambda: None
+    cluster.init = lambda **_: inherited.append(os.environ.get(CPU_ONLY))
+    PartialState()
+    PartialState._shared_state["device"] = torch.device("cuda")  # until the engine resets it
+    with open_engine(EngineSettings(ray="local")) as engine:
+        assert (os.environ[CPU_ONLY], PartialState().device.type, engine.measures) == ("true", "cpu", False)
+    assert inherited == [None]
+    assert CPU_ONLY not in os.environ
 
 
 @pytest.mark.parametrize("prefix", ["", "ray://"])
