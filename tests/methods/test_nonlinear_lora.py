@@ -1,4 +1,4 @@
-"""What is nonlinear LoRA's own: its counts, its linear form, dropout, options and refusals."""
+"""What is nonlinear LoRA's own: its counts, its linear form, options and refusals."""
 
 import pytest
 import torch
