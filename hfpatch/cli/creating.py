@@ -16,21 +16,13 @@ from hfpatch.support.files import write_text
 
 
 class Place(NamedTuple):
-    """A new method's term at a place: it adds r A B to y.
+    """A new method's term at a place: it adds r A B to y."""
 
-    Attributes:
-        arguments: of the place's function, after ``parts``; the first is y.
-        read: r, one of the arguments.
-        inputs: the width of r, as ``build`` computes it.
-        outputs: the width of y.
-        returned: the result, for the function's docstring.
-    """
-
-    arguments: str
-    read: str
-    inputs: str
-    outputs: str
-    returned: str
+    arguments: str  # of the place's function, after ``parts``; the first is y
+    read: str  # r, one of the arguments
+    inputs: str  # the width of r, as ``build`` computes it
+    outputs: str  # the width of y
+    returned: str  # the result, for the function's docstring
 
 
 _HIDDEN, _MIXED = "site.hidden_size", "site.mixed_size or 0"

@@ -99,23 +99,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table.
-
-    Attributes:
-        cells: one for each column.
-        strong: whether it is emphasised.
-        faint: whether it is greyed.
-        keys: its values under the keys of the table's filters.
-        href: the link of its first cell, escaped; empty for none.
-        page_only: whether it is left out of Markdown.
-    """
+    """A line of a table."""
 
     cells: tuple[str | Cell, ...]
     strong: bool = False
     faint: bool = False
-    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    href: str = ""
-    page_only: bool = False
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # its values under the keys of filters
+    href: str = ""  # the link of its first cell, escaped
+    page_only: bool = False  # whether it is left out of Markdown
 
 
 @dataclass(frozen=True)
@@ -129,29 +120,17 @@ class Filter:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text; the first column names the row.
+    """A table of text; the first column names the row."""
 
-    Attributes:
-        name: its anchor.
-        title: its heading, or, without ``heading``, its name for screen readers.
-        columns: one for each cell of a row.
-        rows: the lines.
-        caption: how to read it.
-        heading: whether the title is shown.
-        search: whether rows can be searched.
-        filters: choices that show some rows only.
-        folded: whether a page shows it only when asked, unless it is short.
-    """
-
-    name: str
+    name: str  # its anchor
     title: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     caption: str = ""
-    heading: bool = True
+    heading: bool = True  # whether the title is shown, or only read by screen readers
     search: bool = False
     filters: tuple[Filter, ...] = ()
-    folded: bool = False
+    folded: bool = False  # whether a page shows it only when asked, unless it is short
 
     @classmethod
     def of(
@@ -253,26 +232,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Document:
-    """A whole report.
-
-    Attributes:
-        title: its heading.
-        parts: one, or one for each run that is reported separately.
-        kind: such as ``report`` or ``inspection``.
-        description: a paragraph below the title.
-        complete: whether every planned run is in it.
-        glance: the few facts shown first.
-        opening: sections before the parts.
-        closing: sections after the parts.
-        summary: the blocks that a terminal shows.
-    """
+    """A whole report."""
 
     title: str
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # one, or one for each run that is reported separately
     kind: str = "report"
     description: str = ""
-    complete: bool = True
-    glance: tuple[Fact, ...] = ()
-    opening: tuple[Section, ...] = ()
-    closing: tuple[Section, ...] = ()
-    summary: tuple[Block, ...] = ()
+    complete: bool = True  # whether every planned run is in it
+    glance: tuple[Fact, ...] = ()  # the few facts shown first
+    opening: tuple[Section, ...] = ()  # before the parts
+    closing: tuple[Section, ...] = ()  # after the parts
+    summary: tuple[Block, ...] = ()  # what a terminal shows

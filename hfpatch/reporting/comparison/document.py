@@ -47,29 +47,17 @@ _SAMPLES = (
 
 @dataclass(frozen=True)
 class RunData:
-    """A run, or several that share a table: the results and the other contents of its report.
+    """A run, or several that share a table: the results and the other contents of its report."""
 
-    Attributes:
-        title: the run's label where several are reported side by side, else nothing.
-        results: the results.
-        layers: the series by layer.
-        samples: the documents that changed sides.
-        missing: a sentence for each thing that is missing.
-        sources: label -> results of each run behind it, for protocol and environment.
-        drawn: the figures as SVG documents, by name. The summary for a terminal needs none.
-        unlabelled: the run with every method under its name in the recipe; None where it has no labels.
-        note: a sentence for tables that show some of the run's methods.
-    """
-
-    title: str
+    title: str  # the run's label where several are reported side by side, else nothing
     results: ComparisonResults
     layers: Layers
     samples: Samples
-    missing: Sequence[str]
-    sources: Mapping[str, ComparisonResults]
-    drawn: Mapping[str, str] = field(default_factory=dict)
-    unlabelled: RunData | None = None
-    note: str = ""
+    missing: Sequence[str]  # a sentence for each thing that is missing
+    sources: Mapping[str, ComparisonResults]  # label -> results of each run behind it
+    drawn: Mapping[str, str] = field(default_factory=dict)  # figures as SVG; the summary for a terminal needs none
+    unlabelled: RunData | None = None  # with methods by their names in the recipe; None where it has no labels
+    note: str = ""  # for tables that show some of the run's methods
 
     @property
     def data(self) -> RunData:

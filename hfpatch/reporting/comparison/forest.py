@@ -61,23 +61,14 @@ class ForestRow:
 
 @dataclass(frozen=True)
 class Forest:
-    """The differences that answer the first question.
-
-    Attributes:
-        task: what they are measured on.
-        other: what each method is compared with, in words.
-        rows: the pairs, in the order of the recipe.
-        margin: the margin in the unit of the gains; None without one.
-        unit: that unit.
-        limits: the ends of an axis.
-    """
+    """The differences that answer the first question."""
 
     task: str
-    other: str
-    rows: tuple[ForestRow, ...]
-    margin: float | None
+    other: str  # what each method is compared with, in words
+    rows: tuple[ForestRow, ...]  # in the order of the recipe
+    margin: float | None  # in the unit of the gains
     unit: str
-    limits: tuple[float, float]
+    limits: tuple[float, float]  # of an axis
 
     def strip(self, method: str, width: int = 25) -> str:
         """Return the first row of a method as characters: the mark, both intervals, zero, and the margin's band."""

@@ -21,36 +21,22 @@ _HELD_OUT_CHECK = "Held-out text"
 
 @dataclass(frozen=True)
 class Check:
-    """Whether the runs agree in one respect.
+    """Whether the runs agree in one respect."""
 
-    Attributes:
-        what: the respect.
-        values: the value of each run.
-        verdict: ``same``, ``differs`` or ``not recorded``.
-        decides: whether runs that differ in it cannot share a table.
-        consequence: of a difference.
-    """
-
-    what: str
-    values: tuple[str, ...]
-    verdict: str
-    decides: bool
-    consequence: str
+    what: str  # the respect
+    values: tuple[str, ...]  # of each run
+    verdict: str  # SAME, DIFFERS or UNKNOWN
+    decides: bool  # whether runs that differ in it cannot share a table
+    consequence: str  # of a difference
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The checks, and the union of the runs; None where they are reported side by side.
-
-    Attributes:
-        checks: one for each respect.
-        results: the union.
-        names: label -> a method's name in its run -> its name in the union.
-    """
+    """The checks, one for each respect, and the union of the runs; None where they are reported side by side."""
 
     checks: tuple[Check, ...]
     results: ComparisonResults | None = None
-    names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # label -> name in the run -> in the union
 
 
 def merge(runs: Mapping[str, ComparisonResults]) -> Merged:

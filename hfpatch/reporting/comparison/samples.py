@@ -32,13 +32,10 @@ _LONGEST = 600  # characters of a field
 
 @dataclass(frozen=True)
 class Change:
-    """A document on which a method differs from the baseline.
+    """A document, by its key, on which a method differs from the baseline.
 
-    Attributes:
-        document: its key among the task's documents.
-        gained: seeds that are right where the baseline is wrong; of a measure that is neither, the change of the
-            document's value a unit (a word, say), the mean over seeds.
-        lost: seeds that are wrong where the baseline is right.
+    ``gained`` seeds are right where the baseline is wrong, ``lost`` ones the reverse; of a measure that is neither,
+    ``gained`` is the change of the document's value a unit (a word, say), the mean over seeds.
     """
 
     document: str
@@ -48,27 +45,16 @@ class Change:
 
 @dataclass(frozen=True)
 class Sides:
-    """One method against the baseline on one task.
-
-    Attributes:
-        method: the method.
-        task: the task.
-        seeds: how many seeds of the method have records.
-        documents: how many documents were compared.
-        gained: documents that most seeds get right and the baseline wrong; None for a measure without right or wrong.
-        lost: documents that the baseline gets right and most seeds wrong.
-        changes: the listed documents, the surest first.
-        left_out: how many more changed.
-    """
+    """One method against the baseline on one task."""
 
     method: str
     task: str
-    seeds: int
-    documents: int
-    gained: int | None
+    seeds: int  # of the method, that have records
+    documents: int  # that were compared
+    gained: int | None  # that most seeds get right and the baseline wrong; None for a measure without right or wrong
     lost: int | None
-    changes: tuple[Change, ...]
-    left_out: int
+    changes: tuple[Change, ...]  # the listed documents, the surest first
+    left_out: int  # how many more changed
 
 
 @dataclass(frozen=True)

@@ -23,63 +23,35 @@ NOT_TESTED, NO_VERDICT = "not tested", "no verdict"
 
 @dataclass(frozen=True)
 class Axis:
-    """The key of an axis: gains on one axis agree in all of it.
-
-    Attributes:
-        task: the task.
-        metric: its metric, with spaces.
-        unit: the unit of the gains.
-        model: the name of the frozen base; of a study the study.
-        identity: distinguishes models of one name: hash, dtype, and a hash of all else that is known of it.
-        documents: the scored documents, in words.
-        data: their hash.
-        prompts: the hash of prompts and scoring.
-        reference: the model that gains are relative to.
-        size: the kind of parameters that are counted.
-        primary: whether the metric decides the task.
-    """
+    """The key of an axis: gains on one axis agree in all of it."""
 
     task: str
     metric: str
     unit: str
-    model: str
-    identity: str = ""
-    documents: str = ""
-    data: str = ""
-    prompts: str = ""
+    model: str  # the name of the frozen base; of a study the study's
+    identity: str = ""  # of models of one name: hash, dtype, and a hash of all else that is recorded
+    documents: str = ""  # in words
+    data: str = ""  # their hash
+    prompts: str = ""  # the hash of prompts and scoring
     reference: str = "the base"
     size: str = "trainable parameters"
-    primary: bool = True
+    primary: bool = True  # whether the metric decides the task
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One method on one axis; values that were not measured are None.
-
-    Attributes:
-        axis: its axis.
-        method: the method, variant, patch or model.
-        gain: the gain; above 0 is better.
-        low: the lower end of its 95 % interval.
-        high: the upper end.
-        text: gain and interval in words, or why there is none.
-        verdict: of the corrected test; measures that decide nothing have none.
-        parameters: how many it trains or adds.
-        seconds: of a training, the mean over seeds.
-        memory: the peak in bytes, the mean over seeds.
-        seeds: how many seeds were run.
-    """
+    """One method, variant, patch or model on one axis; values that were not measured are None."""
 
     axis: Axis
     method: str
-    gain: float | None = None
+    gain: float | None = None  # above 0 is better
     low: float | None = None
     high: float | None = None
-    text: str = ""
-    verdict: str = NOT_TESTED
-    parameters: int | None = None
-    seconds: float | None = None
-    memory: float | None = None
+    text: str = ""  # gain and interval in words, or why there is none
+    verdict: str = NOT_TESTED  # of the corrected test; measures that decide nothing have none
+    parameters: int | None = None  # trained or added
+    seconds: float | None = None  # of a training, the mean over seeds
+    memory: float | None = None  # the peak in bytes, the mean over seeds
     seeds: int | None = None
 
 
