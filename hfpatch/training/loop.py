@@ -154,10 +154,12 @@ class TrainingLoop:
         self.scheduler = build_scheduler(self.optimizer, run.settings, steps=run.plan.steps)
         self.parameters = trainable_parameters(model)  # by their own names, however the model is wrapped
         self.evaluated = self.model if accelerator.distributed_type == DistributedType.FSDP else model
-        whole_on_cpu = accelerator.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU)
-        recomputed = run.settings.gradient_checkpointing or run.settings.compile
-        cheap = whole_on_cpu and accelerator.device.type == "cpu" and not recomputed
-        cheap = cheap and pays(model, self.micro_batch * run.blocks.block_size)
+        cheap = (
+            accelerator.device.type == "cpu"
+            and accelerator.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU)
+            and not (run.settings.gradient_checkpointing or run.settings.compile)
+            and pays(model, self.micro_batch * run.blocks.block_size)
+        )
         self.activations = CheapRecomputation(model) if cheap else contextlib.nullcontext()
         if run.checkpoint is not None:
             load_optimizer(run.checkpoint, self.parameters, self.optimizer, self.scheduler)
@@ -303,7 +305,7 @@ class TrainingLoop:
             size, autocast = self.micro_batch, run.settings.autocast
             series = diagnose(self.evaluated, run.held_out, step=record.step, batch_size=size, autocast=autocast)
             if main:
-                run.diagnostics.write([asdict(each) for each in series])
+                run.diagnostics.write([asdict(diagnostic) for diagnostic in series])
 
     def _save(self, step: int) -> None:
         run, main = self.run, self.accelerator.is_main_process

@@ -49,8 +49,11 @@ def test_gradients_have_the_same_bits(case, autocast):
     assert len(found) > 4
 
 
-def test_dropout_is_kept():
+@pytest.mark.parametrize("trained", ["patch", "all"])
+def test_dropout_is_kept(trained):
     model = patched("gpt2")
+    if trained == "all":
+        model.requires_grad_(True)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.3
