@@ -13,12 +13,12 @@ from hfpatch.recipes import pairs
 from hfpatch.recipes.budgets import budget_in, family_of
 from hfpatch.reporting.comparison.forest import (
     ANOTHER,
-    SIZE,
     against_controls,
     are_loras,
     asked,
     control_for,
     forest_of,
+    loras_text,
     others_text,
 )
 from hfpatch.reporting.document import MARKS, WORDS, Cell, Column, Finding, Findings, Row, Table, Tone
@@ -264,8 +264,9 @@ def headline_table(results: ComparisonResults, *, terminal: bool = False) -> Tab
     gains = {name: gain for name in results.others if task and (gain := _gain_on(results, name, task)) is not None}
     order = sorted(results.others, key=lambda name: -gains[name].difference if name in gains else math.inf)
     controls = {name: control_for(results, name) for name in order}
-    others = {other for other in controls.values() if other is not None}
-    shared = next(iter(others)) if len(others) == 1 else SIZE if are_loras(results, [*others]) else ""
+    compared = [(name, other) for name, other in controls.items() if other is not None]
+    others = {other for _, other in compared}
+    shared = next(iter(others)) if len(others) == 1 else loras_text(results, compared)
     columns: list[_Column] = [(Column("method"), order)]
     if task is not None and results.study is not None:
         order = [str(results.baseline), *order]
@@ -452,8 +453,8 @@ def _costs(results: ComparisonResults, order: Sequence[str], controls: Mapping[s
     ]
 
 
-_TIME = "The time of a training step over that of the LoRA of its size, the median of interleaved rounds."
-_MEMORY = "The peak memory of a training step over that of the LoRA of its size."
+_TIME = "The time of a training step over that of the LoRA that it is compared with, the median of interleaved rounds."
+_MEMORY = "The peak memory of a training step over that of the LoRA that it is compared with."
 _LEGEND = (
     "Gains are over the base. [Intervals] belong to their outcomes, corrected for all pairs of the question; above 0 "
     "is better. Alone: the plain 95 % interval excludes 0. × is over the LoRA that a method is compared with."

@@ -32,6 +32,7 @@ from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.verdicts import Verdict
 
 SIZE = "the LoRA of its size"
+_OF_ITS_SIZE = 0.1  # as for budgets; the cautions name smaller differences
 ANOTHER = "another method"
 _WIDTH, _LETTER, _TICK = 5.4, 0.075, 0.6  # inches: of the figure, of a letter of a name, from tick to tick
 _ROW, _LOW_ROW, _FEW_ROWS = (
@@ -131,11 +132,19 @@ def control_for(results: ComparisonResults, name: str) -> str | None:
 
 
 def others_text(results: ComparisonResults, verdicts: list[Verdict]) -> str:
-    """Return what the methods are compared with: one name, the LoRA of its size, or another method."""
-    others = list(dict.fromkeys(each.other for each in verdicts))
+    """Return what the methods are compared with: one name, the LoRA of its size, a LoRA, or another method."""
+    others = list(dict.fromkeys(verdict.other for verdict in verdicts))
     if len(others) == 1:
         return others[0]
-    return SIZE if are_loras(results, others) else ANOTHER
+    return loras_text(results, [(verdict.method, verdict.other) for verdict in verdicts]) or ANOTHER
+
+
+def loras_text(results: ComparisonResults, compared: Sequence[tuple[str, str]]) -> str:
+    """Return what LoRAs are to the methods compared with them; nothing where some are no LoRAs."""
+    if not are_loras(results, [other for _, other in compared]):
+        return ""
+    sizes = [[results.methods[name].trainable for name in pair] for pair in compared]
+    return SIZE if all(abs(other - method) <= _OF_ITS_SIZE * method for method, other in sizes) else "a LoRA"
 
 
 def are_loras(results: ComparisonResults, names: Sequence[str]) -> bool:
@@ -158,7 +167,8 @@ def forest_of(results: ComparisonResults) -> Forest | None:
             name = each.method if each.other in unnamed else f"{each.method} − {each.other}"
             rows.append(ForestRow(name, each, gain, (plain.low, plain.high)))
     if other == ANOTHER:
-        other = f"{SIZE if loras else results.baseline}, or what is named"
+        of_loras = [(verdict.method, verdict.other) for verdict in verdicts if verdict.other in loras]
+        other = f"{loras_text(results, of_loras) if loras else results.baseline}, or what is named"
     if not rows:
         return None
     if len(rows) > MOST_METHODS:  # those with the smallest p stay

@@ -2,6 +2,7 @@ import re
 
 import pytest
 from reporting.big import write_big_run
+from reporting.ten_methods import ten_methods
 from scipy import stats
 
 from hfpatch.reporting.comparison.answer import (
@@ -213,6 +214,16 @@ def test_the_control_is_that_of_the_question_else_the_matched_lora(build, raw, c
     assert control_for(build(raw), SKIP) == "near"
     raw["questions"] = [{"question": "gain", "pairs": [[SKIP, "lora"]], "on": [TEXT]}]
     assert control_for(build(raw), SKIP) == "lora"
+
+
+@pytest.mark.parametrize(("times", "heading"), [(1.1, "against the LoRA of its size"), (1.2, "against a LoRA")])
+def test_a_lora_of_another_size_is_not_called_of_its_size(build, times, heading):
+    raw = ten_methods()
+    lora, trainable = raw["methods"]["lora_of_its_size_1"], 1000
+    for method in raw["methods"].values():
+        method["parameters"] = {"trainable": trainable, "added": 0, "base": 0}
+    lora["parameters"] = lora["parameters"] | {"trainable": round(times * trainable)}
+    assert heading in [column.name for column in headline_table(build(raw)).columns]
 
 
 def test_what_diverged_is_said(build, raw):
