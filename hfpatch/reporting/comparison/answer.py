@@ -170,6 +170,8 @@ def _alone(results: ComparisonResults, verdict: Verdict) -> str:
     plain = gain_of(results, verdict, plain=True)
     if plain is None or verdict.p is None or plain.low <= 0 <= plain.high:
         return ""
+    if (verdict.low, verdict.high) == (verdict.corrected_low, verdict.corrected_high):  # the only pair of its question
+        return "The interval excludes 0"
     return f"Alone, its 95 % interval {_ends(plain, digits_for(plain))} excludes 0"
 
 

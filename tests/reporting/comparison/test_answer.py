@@ -91,6 +91,7 @@ def test_one_seed_decides_nothing_and_says_so(asked):
     assert tone == "undecided"
     assert "(one seed)" in said
     assert "would decide" not in said
+    assert said.count("[") == 1  # the plain interval of the only pair is that of its outcome
 
 
 def test_what_is_kept_has_sentences_too_and_many_pairs_one_for_each_outcome(asked, raw, build):
