@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any, cast, get_args
@@ -29,6 +30,7 @@ from hfpatch.sites.families import BUILT_IN
 from hfpatch.sites.family import NO_WEIGHTS, load_plugins
 from hfpatch.support.code import hash_code, module_of
 from hfpatch.support.provenance import PACKAGES
+from hfpatch.surgery.gguf_cache import dequantised, keep_dequantised, read_dequantised
 from hfpatch.surgery.gguf_files import (
     SUFFIX,
     GgufFile,
@@ -133,18 +135,29 @@ def load_base(
     if tensor_parallel is not None:
         config = load_config(name, revision=revision, trust_remote_code=trust_remote_code)
         options["distributed_config"] = tensor_parallel_plan(config, tensor_parallel)
-    with loading(f"model {name!r}", gguf=gguf is not None):
-        register_scratch(source)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            source,
-            revision=revision,
-            dtype=getattr(torch, dtype),
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-            **{key: value for key, value in options.items() if value is not None},
-        )
-        tokenizer = _tokenizer_of(source, file, revision, trust_remote_code=trust_remote_code)
-    _require_complete(model, name, sorted(report["missing_keys"]), gguf)
+    given: dict[str, Any] = {"dtype": getattr(torch, dtype), "trust_remote_code": trust_remote_code}
+    given |= {"output_loading_info": True, "revision": revision}
+    load = partial(AutoModelForCausalLM.from_pretrained, **given)
+    placed = device_map is not None or tensor_parallel is not None or load_in_8bit or load_in_4bit
+    kept = None if gguf is None or placed else dequantised(gguf, dtype)
+    read = partial(load, attn_implementation=attn_implementation)
+    found = None if kept is None else read_dequantised(kept, read, hash_weights)
+    if found is not None:
+        model, tokenizer, sha256 = found
+        if tokenizer is None:
+            with loading(f"tokenizer {name!r}", gguf=True):
+                tokenizer = _tokenizer_of(source, file, revision)
+        model.config.name_or_path = tokenizer.name_or_path = source
+        _require_complete(model, name, [], gguf)
+    else:
+        with loading(f"model {name!r}", gguf=gguf is not None):
+            register_scratch(source)
+            model, report = load(source, **{key: value for key, value in options.items() if value is not None})
+            tokenizer = _tokenizer_of(source, file, revision, trust_remote_code=trust_remote_code)
+        _require_complete(model, name, sorted(report["missing_keys"]), gguf)
+        sha256 = hash_weights(model)
+        if kept is not None:
+            keep_dequantised(kept, model, tokenizer, sha256)
     if getattr(model.config, "quantization_config", None) is not None:
         from hfpatch.tuners.quantised import keep_unpacked  # with PEFT, which a plain base does without
 
@@ -154,8 +167,8 @@ def load_base(
         revision=_commit(source, file, revision),
         model=model.eval(),
         tokenizer=tokenizer,
-        sha256=hash_weights(model),
-        placed=device_map is not None or tensor_parallel is not None or load_in_8bit or load_in_4bit,
+        sha256=sha256,
+        placed=placed,
         gguf=gguf,
     )
 
