@@ -1,12 +1,15 @@
 """CPU seconds of processes: `hfpatch train` and `hfpatch compare` of next to nothing, over minimal scripts.
 
     python benchmarks/start.py --rounds 5 --json start.json
+    python benchmarks/start.py --gguf FILE.gguf --data-dir DATA --rounds 3 --json start-gguf.json
+    python benchmarks/start.py --gguf FILE.gguf --data-dir DATA --rounds 3 --checkout OTHER --json start-before.json
 
 The scripts do what the commands cannot do without: build the same model class with transformers, put a PEFT adapter in
 it and do two training steps; for the whole of `compare` they also import lm-eval's evaluator and model class, and
 matplotlib. Up to its first training step, `compare` is measured over the script that trains, too. The processes take
 turns, the first round warms the caches up, and the smallest time of each counts, as whatever else runs on the machine
-only adds to them.
+only adds to them. With ``--gguf`` it is ``eval`` of one document by a GGUF file, dequantised and then kept, and by the
+model that was kept, and ``compare`` of two jobs. ``--checkout`` measures the package of another commit.
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ COMMANDS = {
     "hfpatch compare": ["-m", "hfpatch", "compare", "quickstart", *SMALL],
     "hfpatch compare to a step": ["-c", FIRST_STEP, "compare", "quickstart", *SMALL],
 }
+DEQUANTISED, KEPT, JOBS = "hfpatch eval, dequantised", "hfpatch eval, kept", "hfpatch compare --jobs 2"
 PEERS = {
     "hfpatch train": "minimal training script",
     "hfpatch compare": "minimal comparison script",
@@ -68,9 +72,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count; one more warms up")
     parser.add_argument("--only", default=",".join(COMMANDS), help="names of commands, with commas between them")
+    parser.add_argument("--gguf", type=Path, help="measure commands on this file")
+    parser.add_argument("--data-dir", type=Path, help="a folder with local copies of hub data, for --gguf")
+    parser.add_argument("--checkout", type=Path, help="measure the package in this checkout")
     parser.add_argument("--json", type=Path, help="write everything to this file")
     arguments = parser.parse_args()
     clock = Clock()
+    if arguments.checkout:
+        os.environ["PYTHONPATH"] = str(arguments.checkout.resolve())
+    if arguments.gguf:
+        scored = ["--tasks", "lambada_openai", "--limit", "1", "--no-cache", "--data-dir", arguments.data_dir.resolve()]
+        command = list(map(str, ["-m", "hfpatch", "eval", "--model", arguments.gguf.resolve(), *scored]))
+        COMMANDS.clear()
+        COMMANDS.update({DEQUANTISED: command, KEPT: command})
+        COMMANDS[JOBS] = ["-m", "hfpatch", "compare", "quickstart", *SMALL, "--jobs", "2"]
+        arguments.only = ",".join(COMMANDS)
     seconds: dict[str, list[float]] = {name: [] for name in arguments.only.split(",")}
     for _ in range(arguments.rounds + 1):
         for name, taken in seconds.items():
@@ -87,9 +103,12 @@ def main() -> None:
 def cpu_seconds(name: str) -> float:
     """Return the CPU time, user and system, of a process that runs a command in a new run folder."""
     with tempfile.TemporaryDirectory() as folder:
-        out = ["--out", f"{folder}/run"] if name.startswith("hfpatch") else []
+        words = [sys.executable, *COMMANDS[name]]
+        if name.startswith("hfpatch"):
+            words += ["--output" if "eval" in name else "--out", f"{folder}/run"]
+        cache = {"HFPATCH_CACHE": f"{folder}/cache"} if name == DEQUANTISED else {}
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, *COMMANDS[name], *out], env=os.environ, capture_output=True, text=True)
+        done = subprocess.run(words, env={**os.environ, **cache}, cwd=folder, capture_output=True, text=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise SystemExit(f"{name}: {done.stderr.strip().splitlines()[-1]}")
