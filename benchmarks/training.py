@@ -184,11 +184,9 @@ class Data:
 def make_data(arguments: argparse.Namespace) -> Data:
     """Pack the corpus, take the first rows, and pad the pieces that they hold."""
     if arguments.scratch:
-        length = SCRATCH_SHAPE["n_positions"]
-        stream = blocks_from_stream(
-            made_up(SCRATCH_SHAPE["vocab_size"]), DataSettings(source="made-up", block_size=length, layout="stream")
-        )
-        return Data(stream.head(SCRATCH_ROWS), stream.head(SCRATCH_ROWS))
+        settings = DataSettings(source="made-up", block_size=SCRATCH_SHAPE["n_positions"], layout="stream")
+        rows = blocks_from_stream(made_up(SCRATCH_SHAPE["vocab_size"]), settings, pad_token_id=0).head(SCRATCH_ROWS)
+        return Data(rows, rows)
     settings = DataSettings(
         source=arguments.text or "made-up", block_size=BLOCK, min_characters=51, max_documents=PARAGRAPHS
     )
@@ -221,7 +219,8 @@ def made_up(vocabulary: int) -> TokenStream:
 
 def make_model(arguments: argparse.Namespace, method: str | None) -> PreTrainedModel:
     if arguments.scratch:
-        return build_model({"model_type": "gpt2", **SCRATCH_SHAPE, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0})
+        no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        return build_model({"model_type": "gpt2", "bos_token_id": 0, "eos_token_id": 0, **SCRATCH_SHAPE, **no_dropout})
     if arguments.model:
         model = load_base(arguments.model, dtype=arguments.dtype).model
     else:
