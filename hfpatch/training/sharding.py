@@ -17,7 +17,7 @@ from hfpatch.training.optim import trainable_parameters
 from hfpatch.training.processes import is_set
 
 FSDP = "ACCELERATE_USE_FSDP"
-DEEPSPEED = "ACCELERATE_USEDEEPSPEED"
+DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
