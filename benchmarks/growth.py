@@ -227,7 +227,8 @@ class Curve(NamedTuple):
 
 def by_curve(points: list[dict[str, Any]]) -> dict[Curve, list[dict[str, Any]]]:
     curves: dict[Curve, list[dict[str, Any]]] = {}
-    for point in sorted(points, key=lambda point: point["x"]):
+    parts = list(CURVES)
+    for point in sorted(points, key=lambda point: (parts.index(point["part"]), point["curve"], point["x"])):
         curves.setdefault(Curve(point["part"], point["curve"], point["who"]), []).append(point)
     return curves
 
@@ -424,6 +425,8 @@ def compare_complete(recipe: Any, made: Path, out: Path, found: dict[str, Any]) 
 
 def draw(path: Path, readme: Path) -> None:
     """Write the figure of a file beside it, and its table into a page that shows the figure."""
+    from matplotlib.ticker import NullFormatter
+
     from hfpatch.reporting.plots import panels
     from hfpatch.reporting.theme import BLUE, VERMILLION, report_style, to_svg
     from hfpatch.support.files import write_text
@@ -446,6 +449,9 @@ def draw(path: Path, readme: Path) -> None:
             over = f"runs ({curve})" if part in ("compare", "report") else curve
             for ax, what in zip(axes[2 * number : 2 * number + 2], ("CPU seconds", "peak MB"), strict=True):
                 ax.set(xscale="log", yscale="log", title=f"{part}: {what}", xlabel=over)
+                for axis in (ax.xaxis, ax.yaxis):
+                    axis.set_major_formatter(lambda value, _: f"{value:.0e}" if value >= 1e5 else f"{value:g}")
+                    axis.set_minor_formatter(NullFormatter())
                 if len(WHO[part]) > 1:
                     ax.legend()
     write_text(path.with_suffix(".svg"), to_svg(figure))
@@ -472,9 +478,11 @@ def markdown(report: dict[str, Any]) -> str:
         peaks = f"{memory['from'] / 1e6:.0f} to {memory['to'] / 1e6:.0f}" if memory else ""
         cells += [peaks, f"{memory['all']:.2f}" if memory else ""]
         rows.append(f"| {' | '.join(cells)} |")
-    missing = [f"{row['part']} of {row['curve']} {row['at']} by {row['who']}" for row in report["not_measured"]]
-    text = "\n".join(rows) + "\n"
-    return text + (f"\nNot measured for lack of time: {', '.join(missing)}.\n" if missing else "")
+    missing: dict[str, list[str]] = {}
+    for row in report["not_measured"]:
+        missing.setdefault(f"{row['part']} over {row['curve']} by {row['who']}", []).append(f"{row['at']}")
+    said = "; ".join(f"{curve}: {', '.join(sizes)}" for curve, sizes in missing.items())
+    return "\n".join(rows) + "\n" + (f"\nNot measured for lack of time: {said}.\n" if said else "")
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ def test_growth_fits_exponents_and_draws_them(start, tmp_path):
     start("growth", "--draw", path, "--readme", page)
     text = page.read_text()
     assert "| scoring, hfpatch | documents | 4 | 256 | 0.8 to 410 | 1.50 | 1.50 | 2 to 16 | 0.50 |" in text
-    assert "Not measured for lack of time: scoring of parameters 1b by hfpatch." in text
+    assert "Not measured for lack of time: scoring over parameters by hfpatch: 1b." in text
     assert "(growth.svg)" in text
     assert "old" not in text
     assert (tmp_path / "growth.svg").read_text().startswith("<?xml")
