@@ -10,6 +10,7 @@ import shutil
 import time
 import warnings
 from abc import abstractmethod
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -73,9 +74,11 @@ class TrainEvalSession(Session):
 
         plan, out, is_whole = self.plan, self.plan.out, self.plan.part is None
         check_start(plan, resume=resume)
-        if not (is_complete(out) and not changes(out, plan.recipe)[0]):
-            self.clock = resumed_clock(out)
-            with open_engine(engine, self.progress) as executor, open_runs(self, resume=resume):
+        with ExitStack() as stack:  # which holds the locks until the report is written
+            if not (is_complete(out) and not changes(out, plan.recipe)[0]):
+                self.clock = resumed_clock(out)
+                executor = stack.enter_context(open_engine(engine, self.progress))
+                stack.enter_context(open_runs(self, resume=resume))
                 try:
                     executor.execute(self)
                 except BaseException:
@@ -85,11 +88,11 @@ class TrainEvalSession(Session):
                 if executor.measures and is_whole:
                     self.measure_costs()
                 self.write_results(complete=is_whole)
-        state = start_processes()  # again: an engine that leaves the devices to its workers resets it
-        if state.is_main_process and is_whole:
-            reporting.write_report(out)
-        state.wait_for_everyone()
-        results: dict[str, Any] = read_json(out / "results.json")
+            state = start_processes()
+            if state.is_main_process and is_whole:
+                reporting.write_report(out)
+            results: dict[str, Any] = read_json(out / "results.json")
+            state.wait_for_everyone()
         return results
 
     @abstractmethod

@@ -1,8 +1,10 @@
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 from hfpatch.runs import train_eval
-from hfpatch.runs.plan import PlannedRun, Unit
+from hfpatch.runs.plan import Plan, PlannedRun, Unit
 from hfpatch.runs.train_eval import EVERY_S, SHARE, ComparisonSession
+from hfpatch.support.files import read_json, write_json
 
 
 def test_results_are_written_at_once_then_rarely(monkeypatch, tmp_path):
@@ -30,3 +32,26 @@ def test_results_are_written_at_once_then_rarely(monkeypatch, tmp_path):
     now[0] = written[1] + 100.0 / SHARE - 1  # it may take a twentieth of the time
     session.record(evaluated)
     assert len(written) == 2
+
+
+def test_runs_stay_locked_until_their_report_is_written(monkeypatch, tmp_path):
+    events = []
+
+    @contextmanager
+    def open_runs(session, *, resume):
+        events.append("locked")
+        yield
+        events.append("released")
+        write_json(tmp_path / "results.json", {"of": "another command that waited for the locks"})
+
+    class Empty(ComparisonSession):
+        def write_results(self, *, complete=False):
+            write_json(tmp_path / "results.json", {"complete": complete})
+
+    monkeypatch.setattr(train_eval, "check_start", lambda plan, *, resume: None)
+    monkeypatch.setattr(train_eval, "open_runs", open_runs)
+    monkeypatch.setattr("hfpatch.reporting.write_report", lambda out: events.append(read_json(out / "results.json")))
+    monkeypatch.setattr(Empty, "measure_costs", lambda self: None)
+    results = Empty(Plan(None, tmp_path, (), ())).run(resume=False, engine=None)
+    assert events == ["locked", results, "released"]
+    assert results == {"complete": True}
