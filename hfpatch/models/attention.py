@@ -133,7 +133,7 @@ def _fast(stock: _Attention) -> _Attention:
     def attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        if value.requires_grad and value.device.type == "cpu":
+        if value.requires_grad and value.device.type == "cpu" and not torch.compiler.is_compiling():
             of_value, *others = (states.untyped_storage() for states in (value, query, key))
             if of_value.nbytes() > 2 * value.nbytes and all(
                 of_value.data_ptr() != other.data_ptr() for other in others

@@ -217,3 +217,10 @@ def test_torchs_kernel_computes_where_no_other_library_is_faster(calls):
     with fast_matmul(model, library="mkl"), fast_attention():
         model(torch.randint(50, (1, 300)), use_cache=False)
     assert calls == [(300, False)] * 2
+
+
+def test_a_model_with_a_fused_projection_compiles_to_one_graph():
+    tokens = torch.arange(12)[None]
+    with fast_attention():
+        graphs = torch._dynamo.explain(model_of(CONFIGS["gpt_neox"]))(tokens, labels=tokens, use_cache=False)
+    assert (graphs.graph_count, graphs.graph_break_count) == (1, 0)
