@@ -15,12 +15,13 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from hfpatch.support.cpu import release_freed_memory
+from hfpatch.training.hardware import resident_memory_bytes
 
 _OF_ONE = frozenset({"add", "div", "float", "gelu", "layer_norm", "neg", "pow", "rms_norm", "silu", "sub", "to"})
 _CHEAP = _OF_ONE | {"mul"}
 """Operators, by torch's names, that take far less time than a matrix product; those of one tensor, and products."""
 _RECIPE = "_hfpatch_recipe"
-_KEPT_BYTES = 64 << 20  # between two times that freed memory is released
+_GROWTH = 64 << 20  # of the resident memory, looked at whenever so many bytes more are kept
 FEWEST_VALUES = 1 << 20
 """Hidden values of all layers in a forward pass, from which on recomputation pays: some 64 MiB are kept for them."""
 
@@ -85,7 +86,8 @@ class CheapRecomputation(TorchFunctionMode):
     matrix products, attention, dropout and sums of tensors are kept.
 
     On CPUs the C library would also hold what is freed between kept tensors, half as much again, as a freed block
-    rarely fits another aligned one. It is given back to the system after every 64 MiB that are kept.
+    rarely fits another aligned one. It is given back to the system whenever the process has grown by 64 MiB; memory
+    that was freed before the forward pass is used again first.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -93,10 +95,11 @@ class CheapRecomputation(TorchFunctionMode):
         self._parameters = frozenset(_storage_id(parameter) for parameter in model.parameters())
         self._results: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by storage
         self._kept: dict[int, torch.UntypedStorage] = {}
-        self._unreleased = 0
+        self._unseen = self._resident = 0
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> CheapRecomputation:
+        self._resident = resident_memory_bytes()
         self._stack.enter_context(saved_tensors_hooks(self._pack, _computed))
         super().__enter__()  # type: ignore[no-untyped-call]  # torch has no types for it
         return self
@@ -156,10 +159,12 @@ class CheapRecomputation(TorchFunctionMode):
         storage = tensor.untyped_storage()
         self._kept[storage._cdata] = storage
         self._results.pop(storage._cdata, None)
-        self._unreleased += storage.nbytes()
-        if self._unreleased > _KEPT_BYTES and tensor.device.type == "cpu":
-            self._unreleased = 0
-            release_freed_memory()
+        self._unseen += storage.nbytes()
+        if self._unseen > _GROWTH and tensor.device.type == "cpu":
+            self._unseen = 0
+            if resident_memory_bytes() > self._resident + _GROWTH:
+                release_freed_memory()
+                self._resident = resident_memory_bytes()
 
 
 def pays(model: PreTrainedModel, tokens: int) -> bool:
