@@ -39,9 +39,10 @@ class StudySession(TrainEvalSession):
 
     def train(self, run: PlannedRun) -> None:
         """Train a variant from scratch, from its newest checkpoint where it has one."""
+        identity = self.setup.identify(run)
         if not run.point:
-            check_seeds(run.folder.parent, self.setup.identify(run))
-        self.finish_training(run, *train_model(self.setup, self.setup.single(run), run, self.progress))
+            check_seeds(run.folder.parent, identity)
+        self.finish_training(run, identity, *train_model(self.setup, self.setup.single(run), run, self.progress))
 
     def score(self, run: PlannedRun) -> RunResult:
         """Return the loss of a saved model on held-out text, and write that of each document."""

@@ -33,7 +33,7 @@ from hfpatch.runs.identity import check_run, check_scores, check_seeds
 from hfpatch.runs.looks import FILE as LOOKS
 from hfpatch.runs.looks import is_wanted, read_looks
 from hfpatch.runs.plan import MEASURING, PlannedRun, Unit
-from hfpatch.runs.records import Costs, Looks, Losses, RunResult, Trained
+from hfpatch.runs.records import Costs, Identity, Looks, Losses, RunResult, Trained
 from hfpatch.runs.retention import by_document, measure_further, measure_held_out
 from hfpatch.runs.session import Session, check_start, open_runs, resumed_clock
 from hfpatch.runs.setup import ComparisonSetup, Setup, set_up
@@ -240,9 +240,14 @@ class TrainEvalSession(Session):
                 stacklevel=2,
             )
 
-    def finish_training(self, run: PlannedRun, model: PreTrainedModel, outcome: TrainResult) -> None:
-        """Write the outcome of a training; of a trial also its loss on the text of tuning, and its commit."""
-        trained = Trained(**dict(outcome), identity=self.setup.identify(run))
+    def finish_training(
+        self, run: PlannedRun, identity: Identity, model: PreTrainedModel, outcome: TrainResult
+    ) -> None:
+        """Write the outcome of a training; of a trial also its loss on the text of tuning, and its commit.
+
+        ``identity`` is that of the run when it began: files that a method's code names may change meanwhile.
+        """
+        trained = Trained(**dict(outcome), identity=identity)
         if run.point:
             trained = trained.model_copy(update={"commit": checkout_state()[0]})
             if trained.diverged_step is None:
@@ -329,7 +334,7 @@ class ComparisonSession(TrainEvalSession):
             )
             if PartialState().is_main_process and outcome.diverged_step is None and not run.point:
                 save_patch(model, RunPaths(run.folder).patch)
-            self.finish_training(run, model, outcome)
+            self.finish_training(run, identity, model, outcome)
 
     def score(self, run: PlannedRun) -> RunResult:
         """Return the scores of the bare base or of a saved patch, and how they were computed.

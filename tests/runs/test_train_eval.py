@@ -1,8 +1,10 @@
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
+from hfpatch.results.parts import TrainResult
 from hfpatch.runs import train_eval
 from hfpatch.runs.plan import Plan, PlannedRun, Unit
+from hfpatch.runs.records import Identity, Trained
 from hfpatch.runs.train_eval import EVERY_S, SHARE, ComparisonSession
 from hfpatch.support.files import read_json, write_json
 
@@ -55,3 +57,25 @@ def test_runs_stay_locked_until_their_report_is_written(monkeypatch, tmp_path):
     results = Empty(Plan(None, tmp_path, (), ())).run(resume=False, engine=None)
     assert events == ["locked", results, "released"]
     assert results == {"complete": True}
+
+
+def test_what_was_trained_names_the_method_that_the_training_began_with(monkeypatch, tmp_path):
+    code = ["before"]
+
+    def train_probe(model, **options):
+        code[0] = "after"  # as where a file that the method names is changed meanwhile
+        return TrainResult(steps=1, final_loss=1.0, tokens=1, wall_s=1.0, tokens_per_s=1.0, peak_memory_bytes=1)
+
+    monkeypatch.setattr(train_eval, "train_probe", train_probe)
+    monkeypatch.setattr(train_eval, "save_patch", lambda model, folder: None)
+    session, run = ComparisonSession(SimpleNamespace()), PlannedRun("pre", "pre", {}, 0, tmp_path / "seed-0", "pre")
+    session.setup = SimpleNamespace(
+        identify=lambda run: Identity(method=code[0]),
+        recipe_of=lambda run: SimpleNamespace(training=SimpleNamespace(steps=1)),
+        patched=lambda run: nullcontext(),
+        blocks=None,
+        held_out=None,
+        plans={0: None},
+    )
+    session.train(run)
+    assert Trained.read(run.folder / "training.json").identity == Identity(method="before")
