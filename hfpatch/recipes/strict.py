@@ -25,6 +25,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 SEED_LIMIT = 2**32
 """Seeds are below it, as NumPy's must be."""
 MOST_SEEDS = 1000
+"""Of a recipe, and of what is planned for one."""
 RATES = ("lr", "learning_rate")
 NO_OWN_RATE = (
     "; a method has no rate of its own: tuning: finds each method's best, training.learning_rates gives a group of "

@@ -35,13 +35,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hfpatch.recipes.strict import MOST_SEEDS
+
 ALPHA = 0.05
 """The level of a question: the probability that any of its claims is false."""
 POWER = 0.80
 """The probability with which a design should decide."""
 FEWEST_DOCUMENTS = 20
 """With fewer documents, or groups of them, no difference is tested: below this the intervals have no known coverage."""
-MOST_SEEDS = 1000
 MOST_DOCUMENTS = 10**7
 _POINTS = 24
 _DOUBLINGS = 60

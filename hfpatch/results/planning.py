@@ -17,8 +17,7 @@ from hfpatch.results.parts import Comparison
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.verdicts import unit_of
 
-MOST_SEEDS = 100
-"""Of a design that is looked for."""
+_MOST_SEEDS = 100  # of a design that is looked for
 _MOST_TIMES = 4.0  # as many documents as the recipe has, at most
 
 
@@ -94,7 +93,7 @@ def cheapest(
     """
     best: Cheapest | None = None
     numbers, (fixed, of_documents) = _document_numbers(documents), seconds
-    for seeds in range(2, MOST_SEEDS + 1):
+    for seeds in range(2, _MOST_SEEDS + 1):
         of_seeds = design.with_seeds(seeds)
         for number in numbers:
             taken = seeds * (fixed + of_documents * number / documents)
