@@ -21,9 +21,12 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import Progress, compare, pretrain_study
 from hfpatch.runs.engines import processes
-from hfpatch.runs.engines.driver import open_engine
+from hfpatch.runs.engines.driver import Engine, open_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import COSTS
+from hfpatch.runs.locks import FOLDER
+from hfpatch.runs.plan import Plan, PlannedRun, Unit
+from hfpatch.runs.records import Entry
 from hfpatch.support.files import read_json
 from hfpatch.support.signals import sigterm_kept
 from hfpatch.training.records import MetricsFile
@@ -153,6 +156,23 @@ def test_how_a_worker_ended(ends, reason, tmp_path, monkeypatch):
     worker = processes.WorkerProcess(tmp_path / "worker", SimpleNamespace(settings=EngineSettings(jobs=1)), 0)
     worker.wait()
     assert worker.ended() == reason
+
+
+def test_a_unit_begun_on_another_machine_in_the_last_moment_is_left_unlocked(tmp_path):
+    class Ending:
+        settings, threads, most, description = EngineSettings(jobs=1), 1, 1, ""
+
+        def start(self, job, seat, slot):
+            Entry(attempts=1, seat=seat, lock="there").write(job.queue / "0.json")
+            (tmp_path / FOLDER).mkdir()
+            (tmp_path / FOLDER / unit.work_lock).write_text('{"machine": "another", "token": "there"}')
+            raise KeyboardInterrupt
+
+    unit = Unit("train", PlannedRun("a", "a", {}, 0, tmp_path / "a", "a"), None)
+    session = SimpleNamespace(plan=Plan(None, tmp_path, (unit.run,), (unit,)), progress=Progress(), is_due=bool)
+    with pytest.raises(KeyboardInterrupt):
+        Engine(Ending()).execute(session)
+    assert list((tmp_path / FOLDER).iterdir()) == []
 
 
 @pytest.mark.slow

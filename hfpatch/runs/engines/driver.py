@@ -169,8 +169,9 @@ class _Dispatch:
                     time.sleep(PAUSE_S)
             for _, worker in self.started.values():
                 worker.end()
-            for number, entry in self.entries.items():
-                remove_lost(self.session.plan.out, self.units[number].work_lock, entry.lock)
+            for number in self.entries:
+                if (entry := Entry.find(self.queue / f"{number}.json")) is not None:  # perhaps begun since
+                    remove_lost(self.session.plan.out, self.units[number].work_lock, entry.lock)
 
         # What failed, in one line
         which = "unit that needs" if self.open == 1 else "units that need"
