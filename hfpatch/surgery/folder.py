@@ -210,7 +210,7 @@ def _fill(model: nn.Module, name: str, tensors: dict[str, Tensor], folder: Path)
     ):
         if keys:
             more = f" (and {len(keys) - 1} more)" if len(keys) > 1 else ""
-            raise HfpatchError(f"{folder / TENSORS}: tensor {min(keys)!r} {problem}{more}; it is not for this model")
+            raise HfpatchError(f"{folder / TENSORS}: tensor {min(keys)!r} {problem}{more}: not a patch of this model")
     filling = {}
     for nested, key, tensor in adapter_tensors(model, name, keep_vars=True):
         filling[nested] = tensors[key]

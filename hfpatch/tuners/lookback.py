@@ -223,7 +223,9 @@ def _layer(module: nn.Module, cache: Any, index: int | None) -> Any:
         layers.append(cache.layer_class_to_replicate())
     if len(layers) <= index or not hasattr(layers[index], "batch_select_indices"):
         held = type(layers[index]).__name__ if len(layers) > index else "nothing"
-        raise cannot_look_back(module, f"{type(cache).__name__} has a {held}, which keeps no values; use DynamicCache")
+        raise cannot_look_back(
+            module, f"{type(cache).__name__} has a {held}, which keeps no further values; use a DynamicCache"
+        )
     layer: Any = layers[index]
     if not isinstance(layer, Remembering):  # one that keeps values takes its place, and shares all that there is
         stock: Any = type(layer)

@@ -142,7 +142,7 @@ class _Merge:
         if place not in config.acts_at():
             return
         if (module := output_projection(site)) is None:
-            raise _cannot(config, site, "the attention has no output projection of its by_value")
+            raise _cannot(config, site, "the attention has no output projection of its own")
         matrix = self._matrix(site.output_path, module)
         if place == "left" and site.exit is not site.attention and unwrapped(site.exit) is not module:
             raise _cannot(config, site, f"{site.exit_path} comes between the output projection and the residual stream")
@@ -168,7 +168,7 @@ class _Merge:
                 lambda a, x: config.mixed(parts, a, x, method), inputs, site.hidden_size, like=matrix
             )
             if by_read.any():
-                raise _cannot(config, site, "the output projection does not by_read what enters the attention")
+                raise _cannot(config, site, "the output projection does not read what enters the attention")
             matrix.bias = matrix.bias + constant @ matrix.weight
             matrix.weight = by_value @ matrix.weight
 

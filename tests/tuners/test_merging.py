@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from families import logits_of, make_model, make_tokens, perturb
+from own_methods import defined, forgotten, low_rank
 from peft import LoraConfig, get_peft_model
 
 import hfpatch
@@ -86,6 +87,26 @@ def test_merged_adapters_are_not_unpatched_folded_or_deleted():
     wrapped.merge_adapter()
     with pytest.raises(ValueError, match="merged"):
         wrapped.delete_adapter("default")
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("mixed", "the output projection does not read what enters the attention"),
+        ("left", "no matrix leads from what enters the attention to the residual stream"),
+    ],
+)
+def test_what_no_matrix_computes_is_not_merged(place, why):
+    def act(self, parts, value, x, site):
+        return value + parts["b"](parts["a"](x))
+
+    with forgotten():
+        members = {"query": None, place: act, "unmergeable": lambda self: None}
+        members["build"] = lambda self, site, seed: low_rank(site, seed, site.hidden_size)
+        model = hfpatch.patch(make_model("llama"), defined(**members)())
+        perturb(model)
+        with pytest.raises(HfpatchError, match=why):
+            hfpatch.fold(model)
 
 
 def test_only_a_method_that_says_so_is_merged():
