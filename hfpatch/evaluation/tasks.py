@@ -85,15 +85,13 @@ def load_tasks(
         fewshot_seed: for choosing few-shot examples.
 
     Raises:
-        HfpatchError: if a name is unknown, the data cannot be loaded, or a task file has an error.
+        HfpatchError: if a name is unknown, a number is out of range, the data cannot be loaded, or a task file has an
+            error.
     """
-    settings = EvaluationSettings(
-        tasks=(names,) if isinstance(names, str) else tuple(names),
-        num_fewshot=num_fewshot,
-        include_path=None if include_path is None else Path(include_path),
-        gen_kwargs=dict(gen_kwargs or {}),
-        seed=(None, None, None, fewshot_seed),
-    )
+    given: dict[str, Any] = {"tasks": [names] if isinstance(names, str) else list(names), "num_fewshot": num_fewshot}
+    given |= {"gen_kwargs": dict(gen_kwargs or {}), "seed": [None, None, None, fewshot_seed]}
+    given |= {"include_path": None if include_path is None else str(include_path)}
+    settings = validate(given, EvaluationSettings, "load_tasks")
     loaded = [load_named(name, settings, None if data_dir is None else Path(data_dir)) for name in settings.tasks]
     return {name: task for named in loaded for name, task in named.tasks.items()}
 

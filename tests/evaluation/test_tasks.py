@@ -87,6 +87,12 @@ def test_unknown_names(name, meant):
         load_tasks((name,))
 
 
+@pytest.mark.parametrize("given", [{"num_fewshot": -1}, {"fewshot_seed": -1}])
+def test_a_number_out_of_range_is_one_line(given):
+    with pytest.raises(HfpatchError, match=r"load_tasks: .*-1; must be"):
+        load_tasks("tinyworld_cloze", **given)
+
+
 def test_a_task_whose_file_has_another_name_is_found():
     assert "cola" not in index._files()
     entries = index.entries_of("cola", index.AddedFolder())
