@@ -25,6 +25,7 @@ from hfpatch.recipes.comparison import load_recipe
 from hfpatch.recipes.pretraining import load_pretrain_or_study
 from hfpatch.recipes.training import TrainingSettings
 from hfpatch.sites import family
+from hfpatch.support.folders import recipes_dir
 from hfpatch.tinyworld import checkpoint
 from hfpatch.tuners import registration as methods
 
@@ -153,6 +154,16 @@ def test_commands_that_are_only_shown_have_what_they_name(page):
         words = shlex.split(line.rstrip("'"), comments=True)
         if not {"RECIPE", "...", "|"} & set(words):
             check_command(words)
+
+
+def test_recipes_are_in_their_table():
+    table = text_of("recipes").partition("## The recipes that come with hfpatch")[2]
+    assert set(re.findall(r"`([\w-]+)`", table)) == {path.stem for path in recipes_dir().glob("*.yaml")}
+
+
+def test_every_file_that_the_guide_names_is_there():
+    named = re.findall(r"`((?:hfpatch|tests|docs|benchmarks|examples)/[^`<: ]+)`", text_of("../CONTRIBUTING"))
+    assert [name for name in named if not (DOCS.parent / name).exists()] == []
 
 
 @pytest.mark.parametrize("page", ["../README", *PAGES])

@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import hfpatch
 import hfpatch.surgery.methods as methods_module
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
-from hfpatch.surgery.budget import count_added
+from hfpatch.surgery.budget import attention_modules, count_added
 from hfpatch.surgery.methods import build_method, target_names, validate_methods
 
 METHODS = {
@@ -45,6 +45,7 @@ def test_options_reach_the_configurations_in_their_order(model):
     part = {"type": "lora", "r": 2, "lora_alpha": 1, "lora_dropout": 0.1}
     (given,) = build_method(model, {"l": [part]}, "l").configs
     assert (given.lora_alpha, given.lora_dropout) == (1, 0.1)
+    assert set(given.target_modules) == set(attention_modules(model))  # PEFT would take q_proj and v_proj
 
 
 @pytest.mark.parametrize("count", [2, 8])

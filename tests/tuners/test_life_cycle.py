@@ -1,7 +1,5 @@
 """Every PEFT call, and transformers' own adapter calls, with each method on every family."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from families import FAMILIES, FEW, logits_of, make_model, make_tokens, perturb
@@ -11,7 +9,6 @@ from transformers import AutoModelForCausalLM
 
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 
-TESTS = Path(__file__).parents[1]
 LOW = [torch.bfloat16, torch.float16]
 METHODS = {
     "pre": lambda **options: PreProjectionConfig(gated=True, content_skip=True, **options),
@@ -38,7 +35,11 @@ def test_further_adapters_take_their_own_layers(method, tmp_path):
         keys = [key for key, _ in peft_model.named_parameters() if f".{name}." in key]
         return {int(key.split(".layers.")[1].split(".")[0]) for key in keys}
 
-    assert [layers(model, name) for name in ("default", "second", "third")] == [{0}, {1}, {0, 1}]
+    names = list(model.state_dict())
+    with pytest.raises(HfpatchError, match="do not exist"):
+        model.add_adapter("fourth", METHODS[method](layers_to_transform=[7]))
+    assert list(model.state_dict()) == names
+    assert [layers(model, name) for name in model.peft_config] == [{0}, {1}, {0, 1}]
     model.save_pretrained(tmp_path)
     again = PeftModel.from_pretrained(make_model("llama"), tmp_path)
     again.load_adapter(tmp_path / "second", "second")
