@@ -131,6 +131,12 @@ class Table:
     search: bool = False
     filters: tuple[Filter, ...] = ()
     folded: bool = False  # whether a page shows it only when asked, unless it is short
+    footnotes: Mapping[str, str] = field(default_factory=dict)  # for a terminal: a sentence for each mark in cells
+
+    def notes(self, footnotes: Mapping[str, str]) -> list[str]:
+        """Return the sentences of the marks that some cell has."""
+        text = " ".join(str(cell) for row in self.rows for cell in row.cells)
+        return [sentence for mark, sentence in footnotes.items() if mark in text]
 
     @classmethod
     def of(

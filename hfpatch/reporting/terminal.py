@@ -70,6 +70,12 @@ def _print_table(console: Console, content: doc.Table) -> None:
         if not rest:
             break
     caption = [content.caption] if content.caption else []
+    cells = [cell for row in content.rows for cell in row.cells if isinstance(cell, doc.Cell)]
+    words = {tone: doc.WORDS.get(tone, tone) for tone in doc.MARKS}
+    unsaid = {cell.tone for cell in cells if cell.tone and words[cell.tone] not in str(cell)}
+    if unsaid:
+        caption.append(f"{', '.join(f'{doc.MARKS[tone]} {words[tone]}' for tone in words if tone in unsaid)}.")
+    caption += content.notes(content.footnotes)
     caption += [f"The report has the columns that do not fit: {', '.join(left_out)}."] if left_out else []
     if caption:
         console.print(" ".join(caption), style="dim", highlight=False, markup=False)

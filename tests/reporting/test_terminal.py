@@ -1,12 +1,13 @@
 """Tables and answers in a terminal of 80 columns."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from reporting.ten_methods import ten_methods
 
-from hfpatch.reporting.document import Column, Document, Row, Sentences, Table
+from hfpatch.reporting.document import Cell, Column, Document, Row, Sentences, Table
 from hfpatch.reporting.forecast import forecast_document
 from hfpatch.reporting.report import document_of
 from hfpatch.results import load_results
@@ -52,6 +53,16 @@ def test_brief_sentences_have_a_line_each_and_a_number_for_the_others(printed):
     assert max(map(len, lines)) <= 80
     (whole,) = printed(Document("", (), summary=(Sentences(("short",), brief=True),)), 80).splitlines()
     assert whole == "· short"
+
+
+def test_marks_are_explained_where_they_are_shown(printed):
+    cells = (Cell(("+0.1 [0.0, 0.2]†",), "same"), Cell(("better",), "better"), "2.0 × *")
+    document = table(["method", "gain", "other", "step time"], ("lora", *cells), ranks=[3])
+    notes = {"[": "Corrected.", "†": "Exploratory.", "‡": "Tried.", "*": "Shared."}
+    (content,) = document.summary
+    document = replace(document, summary=(replace(content, footnotes=notes),))
+    assert "■ equivalent. Corrected. Exploratory. Shared." in printed(document, 80)
+    assert "■ equivalent. Corrected. Exploratory. The report" in " ".join(printed(document, 36).split())
 
 
 def words_of(document):

@@ -21,7 +21,7 @@ from hfpatch.reporting.comparison.forest import (
     loras_text,
     others_text,
 )
-from hfpatch.reporting.document import MARKS, WORDS, Cell, Column, Finding, Findings, Row, Table, Tone
+from hfpatch.reporting.document import Cell, Column, Finding, Findings, Row, Table, Tone
 from hfpatch.reporting.numbers import (
     MINUS,
     NOTHING,
@@ -57,9 +57,9 @@ _FEW_SEEDS = 5
 _LONGEST_WHY = 40  # letters of a reason in a table; sentences have longer ones
 _EXPLORATORY, _TRIED, _SHARED = "†", "‡", "*"
 _FOOTNOTES = {
-    _EXPLORATORY: "exploratory",
-    _TRIED: "at the rates tried",
-    _SHARED: "other programs used the machine meanwhile",
+    _EXPLORATORY: "†: exploratory.",
+    _TRIED: "‡: at the rates tried.",
+    _SHARED: "*: other programs used the machine meanwhile.",
 }
 _TONES: tuple[Tone, ...] = ("better", "worse", "same", "undecided", "not tested")
 _Column = tuple[Column, Sequence[str | Cell]]  # a column and its cells
@@ -98,7 +98,7 @@ def lead(results: ComparisonResults) -> str:
     most = max(gains, key=lambda name: gains[name].difference, default=None)
     if most is not None and other != results.baseline and len(gains) > 1:
         size = short_count(results.methods[most].compared_size)
-        said += f" {most} gains most over {results.baseline}, with {size} parameters; its lead on all was not tested."
+        said += f" {most} gains most over {results.baseline}, with {size} parameters; its lead was not tested."
     return said
 
 
@@ -260,7 +260,7 @@ def headline_table(results: ComparisonResults, *, terminal: bool = False) -> Tab
     """Build the table of methods, by gain, the highest first; columns without values are left out.
 
     For a ``terminal`` an outcome is a mark and numbers, the forest is drawn with characters, and the caption has the
-    units and the meaning of the marks.
+    units. What marks mean is said of those that it shows.
     """
     task = next((each.task for each in asked(results)), results.first_task)
     gains = {name: gain for name in results.others if task and (gain := _gain_on(results, name, task)) is not None}
@@ -291,23 +291,15 @@ def headline_table(results: ComparisonResults, *, terminal: bool = False) -> Tab
     rows = tuple(map(Row, zip(*(cells for _, cells in columns), strict=True)))
     shown, caption = tuple(column for column, _ in columns), _LEGEND if results.study is None else _LEGEND_OF_STUDY
     table = Table("headline", "Headline", shown, rows, caption, heading=False).with_values()
-    table = _for_terminal(table) if terminal else table
-    text = " ".join(str(cell) for row in table.rows for cell in row.cells)
-    footnotes = [f"{mark}: {words}." for mark, words in _FOOTNOTES.items() if mark in text]
-    return replace(table, caption=" ".join([table.caption, *footnotes]))
+    return _for_terminal(table) if terminal else replace(table, caption=" ".join([caption, *table.notes(_FOOTNOTES)]))
 
 
 def _for_terminal(table: Table) -> Table:
-    """Return the table with the notes of its columns, and the meaning of its marks, in its caption."""
+    """Return the table with the notes of its columns in its caption."""
     said = [f"{column.name}: {', '.join(column.notes)}" for column in table.columns if column.notes and not column.rank]
-    cells = [cell for row in table.rows for cell in row.cells if isinstance(cell, Cell)]
-    tones = dict.fromkeys(cell.tone for cell in cells)
-    said += [
-        "[corrected intervals]",
-        " ".join(f"{MARKS[tone]} {WORDS.get(tone, tone)}" for tone in MARKS if tone in tones),
-    ]
     columns = tuple(replace(column, notes=column.notes if column.rank else ()) for column in table.columns)
-    return replace(table, columns=columns, caption=f"{'; '.join(filter(None, said))}.")
+    footnotes = {"[": "[Intervals] are corrected for all pairs of the question."} | _FOOTNOTES
+    return replace(table, columns=columns, caption=f"{'; '.join(said)}." if said else "", footnotes=footnotes)
 
 
 def _sizes(results: ComparisonResults, order: Sequence[str], controls: Mapping[str, str | None]) -> list[_Column]:

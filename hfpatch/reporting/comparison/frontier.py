@@ -162,7 +162,9 @@ def budget_table(results: ComparisonResults) -> doc.Table:
             cells.append(f"{times_text(equal.rate)} [{times_text(equal.low)}, {times_text(equal.high)}]")
         table.append(doc.Row(tuple(cells)))
     task, unit = task_text(frontier.task), unit_text(frontier.metric, scale_in(results, frontier.task, frontier.metric))
-    caption = f"Gains over the base on {task}, in {unit}; the marks are the outcomes against LoRA's budget."
+    caption = f"Gains over the base on {task}, in {unit}."
+    if (name := frontier.reference) is not None:
+        caption += f" Marks: against {name} of that budget. For equal gain: times the parameters of {name} [95 %]."
     return doc.Table("budgets", "Gain by budget", tuple(columns), tuple(table), caption, heading=False)
 
 
