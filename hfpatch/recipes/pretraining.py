@@ -112,6 +112,8 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
     """The optimiser, its schedule and the seeds."""
     questions: StudyQuestions = StudyQuestions()
     """What the study is to decide. Without ``pairs``: is each variant better than the baseline on held-out text?"""
+    margin: dict[str, PositiveFloat | None] = Field(default_factory=dict)
+    """The difference that does not matter, ``{nats_per_token: 0.02}``; null claims signs alone."""
     variants: Annotated[dict[str, Variant], Field(min_length=2)]
     """The variants to compare, in the order of the reports."""
 
