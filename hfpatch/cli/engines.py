@@ -63,9 +63,9 @@ def print_preview(recipe: Recipe | StudyRecipe, out: Path, **options: Any) -> No
     from hfpatch.runs import preview
 
     with choose_progress() as progress:
-        found = preview(recipe, out, progress=progress, **options)
+        shown = preview(recipe, out, progress=progress, **options)
     rows = [("#", "unit", "run", "needs", "about")]
-    for number, step in enumerate(found.steps, start=1):
+    for number, step in enumerate(shown.steps, start=1):
         unit = step.unit
         about = "unknown" if step.seconds is None else duration(step.seconds)
         if unit.is_complete():
@@ -80,20 +80,20 @@ def print_preview(recipe: Recipe | StudyRecipe, out: Path, **options: Any) -> No
                 ranges[-1][1:] = [needed]
             else:
                 ranges.append([needed])
-        needs = ", ".join("-".join(map(str, each)) for each in ranges)
+        needs = ", ".join("-".join(map(str, numbers)) for numbers in ranges)
         rows.append((str(number), action, unit.run.name, needs, about))
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    complete = sum(step.unit.is_complete() for step in found.steps)
-    optional = sum(step.optional for step in found.steps)
+    complete = sum(step.unit.is_complete() for step in shown.steps)
+    optional = sum(step.optional for step in shown.steps)
     extra = f", {optional} of them only if tuning needs other rates (not counted below)" if optional else ""
-    print(f"{len(found.steps)} units, {complete} of them complete{extra}")
-    if found.source is None:
+    print(f"{len(shown.steps)} units, {complete} of them complete{extra}")
+    if shown.source is None:
         print("no run is finished here, so nothing is known of the time")
         return
-    for devices in sorted({1, 2, 4, 8, found.devices}):
-        chosen = " <- as asked" * (devices == found.devices)
-        takes = found.duration(devices)
+    for devices in sorted({1, 2, 4, 8, shown.devices}):
+        chosen = " <- as asked" * (devices == shown.devices)
+        takes = shown.duration(devices)
         print(f"on {devices} at a time: {'unknown' if takes is None else duration(takes)}{chosen}")
-    print(f"times: {found.source}; loading and saving are left out")
+    print(f"times: {shown.source}; loading and saving are left out")

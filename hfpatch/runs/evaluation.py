@@ -151,8 +151,8 @@ def _evaluate(
                 of_base = (model, settings, scores, records / variant.label, selection.tasks)
                 warnings += ranks.on_first(check_base, *of_base, compared=compared)
 
-        for label, each in scored.items():
-            cautions = [*document_cautions(each.scores), *tie_cautions(each.scores, label)]
+        for label, evaluated in scored.items():
+            cautions = [*document_cautions(evaluated.scores), *tie_cautions(evaluated.scores, label)]
             warnings += [caution for caution in cautions if caution not in warnings]
         tasks, uncommon = _common(scored)
         warnings += uncommon

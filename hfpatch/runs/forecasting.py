@@ -79,9 +79,9 @@ def forecast(
         kinds=measured.kinds,
         tasks={
             name: _task(
-                each, measured.timed[name], spreads.get(name), len(recipe.training.all_seeds), comparisons, effect
+                asked, measured.timed[name], spreads.get(name), len(recipe.training.all_seeds), comparisons, effect
             )
-            for name, each in measured.asked.items()
+            for name, asked in measured.asked.items()
         },
         work=measured.work(units),
         questions=questions,
@@ -105,15 +105,15 @@ def _model(setup: Setup) -> dict[str, Any]:
 
 def _methods(measured: Measured) -> dict[str, PlannedMethod]:
     """Return each method that is trained, with its size."""
-    found, setup = {}, measured.setup
+    methods, setup = {}, measured.setup
     for name in setup.recipe.trained:
         if isinstance(setup, ComparisonSetup):
             match, size = setup.methods[name].match, setup.sizes[name].trainable
         else:
             assert isinstance(setup, StudySetup)
             match, size = None, setup.sizes[name][0]
-        found[name] = PlannedMethod(kind=measured.kind_of(name), trainable=size, match=match and match.to_json())
-    return found
+        methods[name] = PlannedMethod(kind=measured.kind_of(name), trainable=size, match=match and match.to_json())
+    return methods
 
 
 def _warnings(measured: Measured, seconds: float) -> list[str]:
@@ -133,11 +133,11 @@ def _warnings(measured: Measured, seconds: float) -> list[str]:
             f"Measuring took {measured.taken_s:.0f} s and not {seconds:g} s: this machine is slow or busy; the times "
             "are those of a machine as busy as now.",
         )
-    for name, each in measured.asked.items():
-        spread, document_s = measured.spreads.get(name), measured.timed[name].seconds / max(1, each.documents)
-        warnings += [f"{name}: {each.windows}."] if each.windows else []
-        if each.generated:
-            warnings.append(f"{name} generates {each.generated:,} texts, whose time is not estimated.")
+    for name, asked in measured.asked.items():
+        spread, document_s = measured.spreads.get(name), measured.timed[name].seconds / max(1, asked.documents)
+        warnings += [f"{name}: {asked.windows}."] if asked.windows else []
+        if asked.generated:
+            warnings.append(f"{name} generates {asked.generated:,} texts, whose time is not estimated.")
         elif spread is None:
             warnings.append(
                 f"{name}: what differences it can show is not known: a document takes {document_s:.2g} s here; "
@@ -324,8 +324,8 @@ def _assumptions(setup: Setup, spreads: Iterable[Spread]) -> list[str]:
         )
     for accuracy, name in ((True, "right and wrong answers"), (False, "likelihoods")):
         clauses = []
-        for change, each in ASSUMED.items() if accuracy in kinds else ():
-            assumed = each[accuracy]
+        for change, by_kind in ASSUMED.items() if accuracy in kinds else ():
+            assumed = by_kind[accuracy]
             clauses.append(
                 f"a method that changes the base {change} is assumed to correlate {assumed.correlation:g} with it, "
                 f"seeds sharing {assumed.shared:.0%} of the differences' variance"

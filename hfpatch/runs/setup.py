@@ -192,7 +192,7 @@ class ComparisonSetup(Setup):
         with quiet():
             chosen = select(self.recipe.evaluation, self.recipe.data_dir)
         asked = collect_requests(self.base.model, self.base.tokenizer, chosen)
-        return {task: each.identity for task, each in asked.items()}
+        return {task: requests.identity for task, requests in asked.items()}
 
     @contextmanager
     def patched(self, run: PlannedRun, saved: Path | None = None, *, scale: float = 1.0) -> Iterator[PreTrainedModel]:
