@@ -1,6 +1,8 @@
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
+import pytest
+
 from hfpatch.results.parts import TrainResult
 from hfpatch.runs import train_eval
 from hfpatch.runs.plan import Plan, PlannedRun, Unit
@@ -79,3 +81,28 @@ def test_what_was_trained_names_the_method_that_the_training_began_with(monkeypa
     )
     session.train(run)
     assert Trained.read(run.folder / "training.json").identity == Identity(method="before")
+
+
+@pytest.mark.parametrize("units", [1, 2])  # the second one comes too soon, and waits
+def test_results_that_wait_are_written_before_an_error_leaves(monkeypatch, tmp_path, units):
+    written, run = [], PlannedRun("pre", "pre", {}, 0, tmp_path, "pre")
+
+    class Writes(ComparisonSession):
+        def write_results(self, *, complete=False):
+            written.append(complete)
+
+    @contextmanager
+    def open_engine(settings, progress):
+        yield SimpleNamespace(execute=execute)
+
+    def execute(session):
+        for _ in range(units):
+            session.record(Unit("evaluate", run, None))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_eval, "check_start", lambda plan, *, resume: None)
+    monkeypatch.setattr(train_eval, "open_runs", lambda session, *, resume: nullcontext())
+    monkeypatch.setattr(train_eval, "open_engine", open_engine)
+    with pytest.raises(KeyboardInterrupt):
+        Writes(Plan(None, tmp_path, (), ())).run(resume=False, engine=None)
+    assert written == [False] * units
