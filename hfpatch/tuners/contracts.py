@@ -155,7 +155,7 @@ def require_parts(config: MethodConfig, sites: Sequence[MethodSite]) -> set[str]
         names.update(parts)
     if not has_parameters:
         layers = "the only layer" if len(sites) == 1 else f"any of the {len(sites)} layers"
-        raise HfpatchError(f"{config.spec.name} has no parameters in {layers} that it would change; it needs others")
+        raise HfpatchError(f"{config.spec.name} has no parameters in {layers} that it would change; it needs more")
     return names
 
 

@@ -75,7 +75,7 @@ def test_a_share_of_one_gives_later_layers_the_first_chosen_ones_value():
 @pytest.mark.parametrize(
     ("make_one", "layers", "says"),
     [
-        (deep, 2, "value_residual has no parameters in the only layer that it would change; it needs others"),
+        (deep, 2, "value_residual has no parameters in the only layer that it would change; it needs more"),
         (lambda: make("deepseek_v2"), None, "DeepseekV2Attention has no projection that computes the value alone"),
         (lambda: make("reformer/local"), None, "an autograd function of the model recomputes its blocks"),
         (with_other_widths, [0, 1], "layer 1 cannot be changed: its value has 32 columns, that of layer 0, .* 16"),
