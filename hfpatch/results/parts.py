@@ -165,7 +165,7 @@ class Clusters(Part):
         """The groups in words."""
         if self.run is None:
             return f"{self.groups:,} groups of {self.column}"
-        return f"{self.groups:,} runs of {self.run} neighbours"
+        return f"{self.groups:,} groups of {self.run} neighbours"
 
 
 class FewShot(Part):

@@ -153,7 +153,7 @@ def test_a_comparison_takes_runs_of_neighbours_or_the_declared_groups(tmp_path):
     assert found.test == "paired t over groups of documents"
     (said,) = dependence_cautions([found], {"t"})
     assert "neighbouring documents vary together (p = 0.001)" in said
-    assert f"tests take {found.clusters.groups} runs of {length} neighbours as units" in said
+    assert f"tests take {found.clusters.groups} groups of {length} neighbours as units" in said
     assert "--cluster t=COLUMN" in said
     assert "data.group" in next(iter(dependence_cautions([found], ())))
 

@@ -461,8 +461,8 @@ _LEGEND_OF_STUDY = (
 
 def changed_text(results: ComparisonResults) -> str:
     """Return which questions were asked when results existed already; nothing where none was."""
-    changed = dict.fromkeys(f"{each.question}: {each.changed}" for each in results.primary if each.changed)
-    return f"Questions, {'; '.join(changed)}." if changed else ""
+    changed = dict.fromkeys(f"Question {each.question}: {each.changed}." for each in results.primary if each.changed)
+    return " ".join(changed)
 
 
 def uncovered(results: ComparisonResults) -> Iterator[str]:
