@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hfpatch.recipes.base import ModelSettings
 from hfpatch.results.schema import TaskResult
 
 _SIGMAS = 3.0  # a correct base is refused once in 370 times
@@ -83,56 +84,49 @@ KNOWN_SCORES = tuple(
 _SHORT_NAMES = {"gpt2": "openai-community/gpt2"}
 
 
-def check_known_scores(
-    model_name: str, revision: str | None, dtype: str, results: Mapping[str, TaskResult], *, plain: bool = True
-) -> list[str]:
+def check_known_scores(model: ModelSettings, results: Mapping[str, TaskResult], *, plain: bool = True) -> list[str]:
     """Return one sentence for each result that is outside the tolerance of a published score.
 
     Args:
-        model_name: the base's hub id, the folder of a hub snapshot, or a folder with the model's name.
-        revision: its hub revision, a name or a commit; None is ``main``.
-        dtype: that of the evaluation, such as ``float32``.
+        model: the base: by its hub id, the folder of a hub snapshot, or a folder with the model's name.
         results: by task.
         plain: whether prompts are as published, with neither a chat template nor a system message.
     """
     sentences = []
-    for score in _known(model_name, revision, dtype, results) if plain else ():
+    for score in _known(model, results) if plain else ():
         result = results[score.task]
-        value, tolerance = result.metrics[score.metric], score.tolerance(result.n, dtype)
+        value, tolerance = result.metrics[score.metric], score.tolerance(result.n, model.dtype)
         if abs(value - score.value) > tolerance:
             sentences.append(
-                f"{model_name} scores {value:.3f} on {score.task} ({score.metric}, {result.n} documents, {dtype}), but "
-                f"{score.value:.3f} ± {tolerance:.3f} is known of {score.model} ({score.source}): "
+                f"{model.full_name} scores {value:.3f} on {score.task} ({score.metric}, {result.n} documents, "
+                f"{model.dtype}), but {score.value:.3f} ± {tolerance:.3f} is known of {score.model} ({score.source}): "
                 "check revision, dtype and tokenizer before comparing anything with it."
             )
     return sentences
 
 
-def unknown_base(
-    model_name: str, revision: str | None, dtype: str, results: Mapping[str, TaskResult], *, plain: bool = True
-) -> str | None:
+def unknown_base(model: ModelSettings, results: Mapping[str, TaskResult], *, plain: bool = True) -> str | None:
     """Return a sentence if no result has a published score to compare with; arguments as in `check_known_scores`."""
-    if plain and _known(model_name, revision, dtype, results):
+    if plain and _known(model, results):
         return None
-    where = f" (revision {revision})" if revision else ""
-    return (
-        f"hfpatch knows no published score of {model_name}{where} on these tasks, so its scores could not be checked."
-    )
+    name = model.full_name + (f" (revision {model.revision})" if model.revision else "")
+    return f"hfpatch knows no published score of {name} on these tasks, so its scores could not be checked."
 
 
-def _known(model_name: str, revision: str | None, dtype: str, results: Mapping[str, TaskResult]) -> list[KnownScore]:
+def _known(base: ModelSettings, results: Mapping[str, TaskResult]) -> list[KnownScore]:
     """Return the published scores that these results can be compared with."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    if snapshot := _SNAPSHOT.search(str(Path(model_name).absolute())):
+    folder, revision = Path(base.full_name), base.revision
+    if snapshot := _SNAPSHOT.search(str(folder.absolute())):
         owner, name, revision = snapshot.groups()
         model, revisions = f"{owner}/{name}", {revision}
     else:
-        model, revisions = _SHORT_NAMES.get(model_name, model_name), {revision or "main"}
-        if Path(model_name).is_dir():
-            folder = re.split(r"--|__", Path(model_name).absolute().name.lower())[-1]
+        model, revisions = _SHORT_NAMES.get(base.full_name, base.full_name), {revision or "main"}
+        if folder.is_dir():
+            name = re.split(r"--|__", folder.absolute().name.lower())[-1]
             models = {score.model for score in KNOWN_SCORES}
-            model = next((full_name for full_name in models if full_name.lower().rpartition("/")[2] == folder), model)
+            model = next((full_name for full_name in models if full_name.lower().rpartition("/")[2] == name), model)
     if revision:  # the branches and tags of this commit according to the local hub cache
         references = Path(HF_HUB_CACHE) / f"models--{model.replace('/', '--')}" / "refs"
         files = [path for path in references.rglob("*") if path.is_file()] if references.is_dir() else []
@@ -142,7 +136,6 @@ def _known(model_name: str, revision: str | None, dtype: str, results: Mapping[s
         for score in KNOWN_SCORES
         if score.model.lower() == model.lower()
         and revisions & set(score.revisions)
-        and dtype in _CHANGED
         and score.task in results
         and not results[score.task].num_fewshot
         and score.metric in results[score.task].metrics

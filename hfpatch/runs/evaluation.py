@@ -277,11 +277,11 @@ def check_base(
         HfpatchError: if something is to be compared with it and its scores are not known ones, unless the settings
             allow that, or a metric is one by which nothing can be compared.
     """
-    surprises = check_known_scores(model.full_name, model.revision, model.dtype, scores, plain=settings.plain)
+    surprises = check_known_scores(model, scores, plain=settings.plain)
     if not compared:
         return surprises
     if surprises and not settings.allow_unknown_base:
         raise HfpatchError(f"{' '.join(surprises)} --allow-unknown-base evaluates {compared} anyway")
     evaluation.check_comparable(records, scores, evaluation.all_aggregations(tasks))
-    unknown = unknown_base(model.full_name, model.revision, model.dtype, scores, plain=settings.plain)
+    unknown = unknown_base(model, scores, plain=settings.plain)
     return [*surprises, *([unknown] if unknown else []), *floor_cautions(scores, model.name)]

@@ -154,9 +154,8 @@ def _warnings(setup: Setup, out: Path, results: ComparisonResults) -> list[str]:
     if results.complete and isinstance(setup, ComparisonSetup):
         model, plain = setup.recipe.model, setup.recipe.evaluation.plain
         of_base = results.scores_of(results.methods[setup.recipe.baseline].runs[0])
-        of_model = (model.full_name, model.revision, model.dtype)
-        warnings += check_known_scores(*of_model, of_base, plain=plain)
-        warnings += filter(None, [unknown_base(*of_model, of_base, plain=plain)])
+        warnings += check_known_scores(model, of_base, plain=plain)
+        warnings += filter(None, [unknown_base(model, of_base, plain=plain)])
     if results.complete:
         warnings += comparison_cautions(setup.recipe, results)
     return warnings

@@ -397,11 +397,10 @@ class ComparisonSession(TrainEvalSession):
         from hfpatch.evaluation import all_aggregations, check_comparable, check_known_scores
         from hfpatch.evaluation.selection import select
 
-        recipe, model = self.setup.recipe, self.setup.recipe.model
+        recipe = self.setup.recipe
         scores = RunResult.read(run.result).evaluation
         tasks = select(recipe.evaluation, recipe.data_dir).tasks
         check_comparable(RunPaths(run.folder).evaluations, scores, all_aggregations(tasks))
-        plain = recipe.evaluation.plain
-        surprises = check_known_scores(model.full_name, model.revision, model.dtype, scores, plain=plain)
+        surprises = check_known_scores(recipe.model, scores, plain=recipe.evaluation.plain)
         if surprises and not recipe.evaluation.allow_unknown_base:
             raise HfpatchError(f"{' '.join(surprises)} evaluation.allow_unknown_base=true continues anyway")

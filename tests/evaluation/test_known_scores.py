@@ -6,6 +6,7 @@ from own_tasks import task_result
 
 from hfpatch.evaluation import check_known_scores
 from hfpatch.evaluation.known_scores import KNOWN_SCORES, unknown_base
+from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.strict import read_yaml
 from hfpatch.support.folders import recipes_dir
@@ -19,7 +20,7 @@ def results(acc, n=5153, task="lambada_openai", num_fewshot=0, metric="acc"):
 
 
 def check(acc, name="EleutherAI/pythia-410m", revision=None, dtype="float32", **options):
-    return check_known_scores(name, revision, dtype, results(acc, **options))
+    return check_known_scores(ModelSettings(name=name, revision=revision, dtype=dtype), results(acc, **options))
 
 
 def test_a_broken_base_is_named():
@@ -49,7 +50,7 @@ def test_what_is_known_is_compared_whatever_the_revision_is_called_and_the_dtype
 
 
 def test_scores_of_other_prompts_are_not_compared():
-    given = ("EleutherAI/pythia-410m", None, "float32", results(0.466))
+    given = (ModelSettings(name="EleutherAI/pythia-410m"), results(0.466))
     assert check_known_scores(*given, plain=False) == []
     assert unknown_base(*given, plain=True) is None
     assert "no published score of EleutherAI/pythia-410m" in unknown_base(*given, plain=False)
@@ -99,8 +100,10 @@ def test_folders_and_snapshots_are_recognised(tmp_path, monkeypatch):
 )
 def test_where_nothing_is_known_that_is_said(name, revision, given):
     assert check(0.1, name, revision, **given) == []
-    assert f"no published score of {name}" in unknown_base(name, revision, "float32", results(0.1, **given))
-    assert unknown_base("EleutherAI/pythia-410m", None, "bfloat16", results(0.5)) is None
+    assert f"no published score of {name}" in unknown_base(
+        ModelSettings(name=name, revision=revision), results(0.1, **given)
+    )
+    assert unknown_base(ModelSettings(name="EleutherAI/pythia-410m", dtype="bfloat16"), results(0.5)) is None
 
 
 def test_the_recipes_of_real_models_are_gated_where_a_score_is_known():
@@ -110,8 +113,7 @@ def test_the_recipes_of_real_models_are_gated_where_a_score_is_known():
         if "methods" in raw and raw["model"]["name"].startswith(("EleutherAI/", "openai-community/")):
             recipe = Recipe.model_validate(raw)
             scores = {name: results(0.0, task=name)[name] for name in recipe.evaluation.tasks}
-            model = recipe.model
-            gated[path.stem] = bool(check_known_scores(model.name, model.revision, model.dtype, scores))
+            gated[path.stem] = bool(check_known_scores(recipe.model, scores))
     known = dict.fromkeys(("gpt2", "pythia-160m", "pythia-160m-zoo", "pythia-410m"), True)
     assert gated == known | dict.fromkeys(("pythia-160m-as-published", "pythia-410m-as-published"), False)
 
