@@ -50,7 +50,7 @@ from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.verdicts import Verdict
 
-_MOST_SENTENCES = 5  # of more pairs, a sentence for each outcome names them
+_MOST_SENTENCES = 6  # of more pairs, a sentence for each outcome names them
 _MOST_SIZES = 4  # of more pairs, a sentence has the range of their gains
 _MOST_LEFT_OUT = 3
 _FEW_SEEDS = 5
@@ -109,13 +109,13 @@ def sentences(results: ComparisonResults) -> Findings:
     """
     items, primary = list[Finding](), results.primary
     untested = all(each.tone == "not tested" for each in primary)
-    if 0 < len(primary) <= _MOST_SENTENCES and not untested:
-        items = [_sentence(results, each) for each in primary]
-    else:
-        for question in ("gain", "keep"):
-            group = [each for each in primary if each.question == question]
-            for task in dict.fromkeys(each.task for each in group):
-                items += _grouped(results, [each for each in group if each.task == task])
+    for question in ("gain", "keep"):
+        group = [each for each in primary if each.question == question]
+        if len(items) + len(group) <= _MOST_SENTENCES and not untested:
+            items += [_sentence(results, each) for each in group]
+            continue
+        for task in dict.fromkeys(each.task for each in group):
+            items += _grouped(results, [each for each in group if each.task == task])
     if results.comparisons and (untested or results.frontier is None):  # the table of budgets has them
         others = [each for name in ("lora", "base") for each in results.answers(name) if each.role == "secondary"]
         first = asked(results)

@@ -100,6 +100,9 @@ def test_what_is_kept_has_sentences_too_and_many_pairs_one_for_each_outcome(aske
     assert not any("both together" in said for said in uncovered(asked(2.0, 0.2)))
     assert [finding.subject for finding in sentences(results).items] == [SKIP, SKIP, "lora"]
     assert rows(results)[SKIP][f"keeps {CLOZE}"].startswith("kept")
+    gain, kept, *_ = [finding.subject for finding in sentences(asked(2.0, 0.2, keep=[SKIP, "lora"] * 3)).items]
+    assert gain == SKIP
+    assert kept.startswith(f"{CLOZE}: ")
     raw["questions"] = [{"question": "gain", "pairs": [[SKIP, "lora"]] * 7, "on": [TEXT]}]
     (only,) = sentences(build(raw)).items
     assert only.subject == "Worse than lora, −10.5 % to −10.5 %"
