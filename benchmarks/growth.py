@@ -425,7 +425,7 @@ def compare_complete(recipe: Any, made: Path, out: Path, found: dict[str, Any]) 
 
 def draw(path: Path, readme: Path) -> None:
     """Write the figure of a file beside it, and its table into a page that shows the figure."""
-    from matplotlib.ticker import NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     from hfpatch.reporting.plots import panels
     from hfpatch.reporting.theme import BLUE, VERMILLION, report_style, to_svg
@@ -450,7 +450,8 @@ def draw(path: Path, readme: Path) -> None:
             for ax, what in zip(axes[2 * number : 2 * number + 2], ("CPU seconds", "peak MB"), strict=True):
                 ax.set(xscale="log", yscale="log", title=f"{part}: {what}", xlabel=over)
                 for axis in (ax.xaxis, ax.yaxis):
-                    axis.set_major_formatter(lambda value, _: f"{value:.0e}" if value >= 1e5 else f"{value:g}")
+                    axis.set_major_locator(LogLocator(subs=(1, 3)))  # a panel may be within one power of ten
+                    axis.set_major_formatter(lambda value, _: f"{value / 1e6:g}M" if value >= 1e6 else f"{value:g}")
                     axis.set_minor_formatter(NullFormatter())
                 if len(WHO[part]) > 1:
                     ax.legend()
