@@ -14,7 +14,7 @@ from rich.text import Text as Styled
 from hfpatch.reporting import document as doc
 
 _COLOURS = {"better": "green", "worse": "red", "same": "cyan", **dict.fromkeys(("undecided", "not tested"), "dim")}
-_MOST_BRIEF = 1  # so that the answer below them ends within 40 lines for ten methods
+_MOST_BRIEF = 2  # so that the answer below them ends within 40 lines for ten methods
 
 
 def print_document(document: doc.Document) -> None:

@@ -360,8 +360,7 @@ def _against(results: ComparisonResults, name: str, task: str, control: str | No
     )
     if gain is not None and brief:
         ends = _ends(gain, digits_for(gain)) if math.isfinite(gain.high - gain.low) else ""
-        needs = needs_text(verdict) if verdict.tone == "undecided" else ""
-        parts = signed_size(gain), ends * (verdict.tone != "not tested") + marks, f"({needs})" * bool(needs)
+        parts = signed_size(gain), ends * (verdict.tone != "not tested") + marks
         return Cell((" ".join(filter(None, parts)),), verdict.tone)
     if verdict.tone == "not tested" and gain is not None:  # the sentences say why
         return Cell((f"not tested, {signed_size(gain)}",), verdict.tone)
