@@ -87,7 +87,9 @@ def make_data(options: argparse.Namespace, shape: str, rows: int) -> training.Da
     text = options.data_dir and next(options.data_dir.glob("wikitext/wikitext-2-raw-v1/validation.*"), None)
     tokenizer = options.data_dir and str(options.data_dir / "gpt-neox-tokenizer")
     given = {"model": None, "text": text and str(text), "tokenizer": tokenizer}
-    return training.make_data(SimpleNamespace(shape="tiny" if shape == "tiny" else "160m", rows=rows, **given))
+    return training.make_data(
+        SimpleNamespace(shape="tiny" if shape == "tiny" else "160m", rows=rows, scratch=False, **given)
+    )
 
 
 def make_tokens(model: PreTrainedModel, rows: int = 2, length: int = 48) -> torch.Tensor:
