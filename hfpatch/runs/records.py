@@ -96,7 +96,7 @@ class Questions(Stored):
 
     @property
     def hash(self) -> str:
-        """What ``sha256`` is where nobody changed the file."""
+        """The value of ``sha256`` in a file that was not changed."""
         return hash_values([self.model_dump(mode="json", exclude={"later", "sha256"}, exclude_unset=True), self.later])
 
 

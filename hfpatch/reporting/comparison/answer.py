@@ -260,7 +260,7 @@ def headline_table(results: ComparisonResults, *, terminal: bool = False) -> Tab
     """Build the table of methods, by gain, the highest first; columns without values are left out.
 
     For a ``terminal`` an outcome is a mark and numbers, the forest is drawn with characters, and the caption has the
-    units. What marks mean is said of those that it shows.
+    units. Only the marks that it shows are explained.
     """
     task = next((each.task for each in asked(results)), results.first_task)
     gains = {name: gain for name in results.others if task and (gain := _gain_on(results, name, task)) is not None}

@@ -35,11 +35,8 @@ SIZE = "the LoRA of its size"
 _OF_ITS_SIZE = 0.1  # as for budgets; the cautions name smaller differences
 ANOTHER = "another method"
 _WIDTH, _LETTER, _TICK = 5.4, 0.075, 0.6  # inches: of the figure, of a letter of a name, from tick to tick
-_ROW, _LOW_ROW, _FEW_ROWS = (
-    0.205,
-    0.17,
-    8,
-)  # inches of a row, and of one of more rows, so that the first screen holds all
+_ROW, _LOW_ROW = 0.205, 0.17  # inches of a row; the lower one so that the first screen holds all
+_FEW_ROWS = 8  # of more rows each is a lower one
 _LOOKS: dict[Tone, tuple[str, str, str]] = {  # colour, marker and the face of the marker
     "better": (BLUE, "o", BLUE),
     "worse": (VERMILLION, "D", VERMILLION),
