@@ -46,10 +46,16 @@ class EngineCommand(TyperCommand):
     """A command whose ``--ray`` may come without an address."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments, with ``local`` after each ``--ray`` that no address follows."""
-        words: list[str] = []
+        """Read the arguments, with ``local`` after each ``--ray`` that no address follows.
+
+        Where the recipe comes first, the next word is an address or, with ``=``, an override.
+        """
+        words, recipe_is_first = list[str](), not "".join(args[:1]).startswith("-")
         for word, following in zip_longest(args, args[1:], fillvalue=""):
-            words += [word, "local"] if word == "--ray" and not _ADDRESS.fullmatch(following) else [word]
+            words.append(word)
+            is_address = recipe_is_first and following and not following.startswith("-") and "=" not in following
+            if word == "--ray" and not (is_address or _ADDRESS.fullmatch(following)):
+                words.append("local")
         return list(super().parse_args(ctx, words))
 
 

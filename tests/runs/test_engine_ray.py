@@ -11,6 +11,7 @@ import torch
 from accelerate import PartialState
 from tiny_runs import refused
 
+from hfpatch.__main__ import main
 from hfpatch.runs.engines.driver import open_engine
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.training.processes import CPU_ONLY
@@ -88,7 +89,28 @@ def test_an_address_that_does_not_answer_is_refused_at_once(cluster, prefix, mon
         free.bind(("127.0.0.1", 0))
         address = f"{prefix}127.0.0.1:{free.getsockname()[1]}"
     assert re.search(rf"^--ray {address}: cannot be joined \(.*Connection refused\)", refused(opened, ray=address))
-    assert "write its address as HOST:PORT" in refused(opened, ray=f"{prefix}head:")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["abc", "head:", "head:abc", "head:0", "head:65536", ":6379", "::1:6379", "[head:6379", "http://head:6379"]
+    + ["ray://", "ray://head", "ray://head:", "ray://:10001", "ray://head:10001/path", "head:6379,other:6379"],
+)
+@pytest.mark.parametrize("words", [["--ray={}"], ["--ray", "{}"]])
+def test_a_bad_address_is_one_line_with_what_is_expected(address, words, tmp_path, capsys):
+    given = [word.format(address) for word in words]
+    assert main(["compare", "quickstart", *given, "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == (
+        f"hfpatch: error: --ray {address}: write the address of a cluster as HOST:PORT, ray://HOST:PORT or auto, or "
+        "leave it out for Ray on this machine\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_address_of_an_ipv6_host_is_in_brackets(cluster):
+    cluster.is_initialized = lambda: False
+    assert "[::1]:9: cannot be joined ([Errno" in (message := refused(opened, ray="[::1]:9"))
+    assert "Name or service" not in message
 
 
 def test_no_running_ray_is_one_line(cluster):

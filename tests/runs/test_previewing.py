@@ -73,6 +73,7 @@ def test_a_study_takes_the_time_of_its_finished_runs(tmp_path, capsys, duration,
     ("words", "found"),
     [
         (["--ray"], ["--ray", "local"]),
+        (["--ray", "r"], ["--ray", "local", "r"]),
         (["--ray", "training.steps=3"], ["--ray", "local", "training.steps=3"]),
         (["r", "--ray", "--resume"], ["r", "--ray", "local", "--resume"]),
         (["--ray", "auto", "a=b:1"], ["--ray", "auto", "a=b:1"]),

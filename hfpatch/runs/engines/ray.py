@@ -57,14 +57,13 @@ class RayTasks:
             try:
                 if address not in (LOCAL, "auto"):  # Ray itself tries for minutes
                     host, _, port = address.removeprefix("ray://").rpartition(":")
-                    socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+                    socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
                 with sigterm_kept():
                     ray.init(address=address, **options)
             except (OSError, RuntimeError, ValueError) as error:
                 reason = " ".join(str(error).split())
                 raise HfpatchError(
-                    f"--ray {address}: cannot be joined ({reason}); start the cluster with ray start, and write its "
-                    "address as HOST:PORT, ray://HOST:PORT or auto"
+                    f"--ray {address}: cannot be joined ({reason}); start the cluster with ray start"
                 ) from error
             stack.callback(ray.shutdown)
         self.cpus = settings.cpus_per_run or settings.processes

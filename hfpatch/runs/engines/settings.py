@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hfpatch.errors import HfpatchError
 
 LOCAL = "local"
 """The address that starts Ray on this machine."""
+_ADDRESS = re.compile(r"(?:ray://)?(?:[^\s:/,\[\]]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,13 @@ class EngineSettings:
             value = getattr(self, name)
             if value is not None and not (value > 0 or (name == "gpus_per_run" and value == 0)):
                 raise HfpatchError(f"--{name.replace('_', '-')} {value:g}: must be positive")
+        if self.ray not in (None, LOCAL, "auto"):
+            match = _ADDRESS.fullmatch(str(self.ray))
+            if match is None or not 0 < int(match[1]) < 2**16:
+                raise HfpatchError(
+                    f"--ray {self.ray}: write the address of a cluster as HOST:PORT, ray://HOST:PORT or auto, or leave "
+                    "it out for Ray on this machine"
+                )
         gpus = self.gpus_per_run or 0.0
         if gpus > 1 and gpus != int(gpus):
             raise HfpatchError(f"--gpus-per-run {gpus:g}: more than one GPU must be a whole number")
