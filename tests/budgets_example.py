@@ -2,8 +2,8 @@
 
 from reporting.conftest import with_pairs
 
+from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.identity import OF_TASK
-from hfpatch.results.schema import ComparisonResults
 
 BUDGETS = {"1k": 1000, "10k": 10_000, "100k": 100_000}
 GAINS = {"lora": (0.1, 0.2, 0.3), "ahead": (0.2, 0.3, 0.4), "behind": (0.0, 0.1, 0.2), "turning": (0.2, 0.2, 0.2)}

@@ -22,7 +22,7 @@ from hfpatch.support.lazy import collection_paused
 if TYPE_CHECKING:
     from hfpatch.recipes.base import ModelSettings
     from hfpatch.recipes.evaluation import EvaluationSettings
-    from hfpatch.results.schema import EvaluationResults
+    from hfpatch.results.evaluation import EvaluationResults
 
 _LISTS = ("list", "list_groups", "list_subtasks", "list_tags")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from hfpatch.results.schema import Comparison, TaskResult
+from hfpatch.results.parts import Comparison, TaskResult
 from hfpatch.support.lazy import lazy_names, needing_lab
 
 if TYPE_CHECKING:

@@ -9,11 +9,13 @@ from typing import Any
 from hfpatch.evaluation.comparison import Runs, compare
 from hfpatch.evaluation.exchange import frontier_of
 from hfpatch.evaluation.retention import compare_points, kept_of
+from hfpatch.recipes.questions import HELD_OUT
+from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.folder import load_results
-from hfpatch.results.parts import HELD_OUT, task_results
+from hfpatch.results.parts import Comparison, task_results
 from hfpatch.results.records import published_runs, published_trials
 from hfpatch.results.retention import Retention
-from hfpatch.results.schema import Comparison, ComparisonResults, Tuning
+from hfpatch.results.tuning import Tuning
 from hfpatch.results.verdicts import LookTaken
 
 

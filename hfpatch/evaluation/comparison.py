@@ -27,7 +27,7 @@ from hfpatch.evaluation.stats import (
     paired_permutation,
 )
 from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE
-from hfpatch.results.schema import Clusters, Comparison, TaskResult
+from hfpatch.results.parts import Clusters, Comparison, TaskResult
 from hfpatch.results.verdicts import within
 
 RESAMPLES = 200  # of which a standard error is known to 5 %

@@ -13,7 +13,7 @@ from typing import Any
 from lm_eval.api.task import ConfigurableTask
 
 from hfpatch.errors import HfpatchError, first_line
-from hfpatch.results.schema import FewShot
+from hfpatch.results.parts import FewShot
 
 
 @contextmanager

@@ -43,9 +43,10 @@ from hfpatch.evaluation.reading import Reader
 from hfpatch.evaluation.stats import FEWEST_DOCUMENTS, Estimate, Part, over_documents, over_seeds
 from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.pairs import is_lora
+from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.decision import ALPHA
 from hfpatch.results.frontier import Exchange, Frontier, FrontierLine
-from hfpatch.results.schema import ComparisonResults, TaskResult
+from hfpatch.results.parts import TaskResult
 
 RESAMPLES = 999  # of which a standard error is known to 2 %
 _MISSED = 0.05  # of the draws, without a common gain

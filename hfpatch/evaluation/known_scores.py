@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hfpatch.recipes.base import ModelSettings
-from hfpatch.results.schema import TaskResult
+from hfpatch.results.parts import TaskResult
 
 _SIGMAS = 3.0  # a correct base is refused once in 370 times
 _CHANGED = {"float32": 0.02, "float16": 0.02, "bfloat16": 0.05}

@@ -14,8 +14,8 @@ from hfpatch.data.rows import number_groups
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.clusters import Groups, count_groups
 from hfpatch.evaluation.metrics import Metric
+from hfpatch.results.parts import TaskResult
 from hfpatch.results.records import TaskValues, hash_documents, read_lines, read_values
-from hfpatch.results.schema import TaskResult
 
 
 @dataclass

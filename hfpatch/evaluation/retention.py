@@ -20,11 +20,11 @@ from hfpatch.evaluation.comparison import Runs, compare, find_dependent
 from hfpatch.evaluation.metrics import Array, Metric, metric_named
 from hfpatch.evaluation.reading import Reader
 from hfpatch.evaluation.stats import over_documents
+from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.results.low_noise import BITS_PER_BYTE
-from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN, Clusters
+from hfpatch.results.parts import NATS_PER_TOKEN, Clusters, Comparison, TaskResult
 from hfpatch.results.records import hash_documents
-from hfpatch.results.retention import AGREEMENT, FORGETTING, KL, RETENTION, kept_answers
-from hfpatch.results.schema import Comparison, KeptAnswers, RetentionPoint, TaskResult
+from hfpatch.results.retention import AGREEMENT, FORGETTING, KL, RETENTION, KeptAnswers, RetentionPoint, kept_answers
 from hfpatch.support.files import hash_values, write_text
 
 _SHARE_OF_RIGHT = Metric()

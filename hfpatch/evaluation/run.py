@@ -33,8 +33,8 @@ from hfpatch.evaluation.sample_log import SampleLog
 from hfpatch.evaluation.selection import Selection, prompting, template_arguments
 from hfpatch.evaluation.stats import over_documents
 from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.results.parts import Clusters, FewShot, LeftOut, TaskResult
 from hfpatch.results.records import hash_documents, write_values
-from hfpatch.results.schema import Clusters, FewShot, LeftOut, TaskResult
 from hfpatch.support.code import hash_code
 from hfpatch.support.files import hash_values, json_value, write_text
 from hfpatch.support.modes import evaluating

@@ -14,7 +14,7 @@ from lm_eval.loggers.utils import add_tokenizer_info
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list, sanitize_model_name
 
 from hfpatch.evaluation.selection import Selection, as_lm_eval, prompting
-from hfpatch.results.schema import TaskResult
+from hfpatch.results.parts import TaskResult
 from hfpatch.support.files import write_text
 from hfpatch.support.provenance import Clock, provenance
 

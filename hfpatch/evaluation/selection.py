@@ -13,7 +13,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.evaluation.clusters import cluster_columns
 from hfpatch.evaluation.tasks import load_named
 from hfpatch.recipes.evaluation import EvaluationSettings
-from hfpatch.results.schema import GroupResult, TaskResult
+from hfpatch.results.parts import GroupResult, TaskResult
 
 
 @dataclass(frozen=True)

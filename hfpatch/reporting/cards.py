@@ -21,7 +21,7 @@ from hfpatch.reporting.numbers import (
     verdict_text,
 )
 from hfpatch.results.cautions import rates_sentence
-from hfpatch.results.schema import ComparisonResults
+from hfpatch.results.comparison import ComparisonResults
 from hfpatch.support.files import write_text
 from hfpatch.support.markup import block, escape, table
 from hfpatch.surgery.card import TAGS, Measured, base_licence, front, hub_id, patch_card, shown_base

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from importlib import resources
 
 from hfpatch.reporting.document import Code, Section, Text
-from hfpatch.results.schema import ComparisonResults, EvaluationResults, Results
+from hfpatch.results.comparison import ComparisonResults
+from hfpatch.results.evaluation import EvaluationResults
+from hfpatch.results.folder import Results
 
 _SOURCES = {
     "pre_projection": ("shinde2026preprojection",),

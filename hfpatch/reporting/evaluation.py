@@ -17,17 +17,11 @@ from hfpatch.reporting.facts import digest, evaluation_text, gguf_text, provenan
 from hfpatch.reporting.numbers import NOTHING, count, decimal, documents_text, interval, p_text, signed, significant
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.cautions import PRODUCTS
+from hfpatch.results.evaluation import EvaluatedVariant, EvaluationResults
 from hfpatch.results.identity import FREE_SETTINGS, OF_BASE, OF_TASK, base_identity, computed_differently, task_identity
+from hfpatch.results.parts import Clusters, Comparison, GroupResult, TaskResult
 from hfpatch.results.records import read_values
-from hfpatch.results.schema import (
-    Clusters,
-    Comparison,
-    EvaluatedVariant,
-    EvaluationResults,
-    GroupResult,
-    TaskResult,
-    Verdict,
-)
+from hfpatch.results.verdicts import Verdict
 
 
 def evaluation_document(results: EvaluationResults) -> Document:

@@ -8,7 +8,7 @@ from typing import Any
 from hfpatch.reporting.document import Fact
 from hfpatch.reporting.numbers import count, duration
 from hfpatch.results.cautions import PRODUCTS
-from hfpatch.results.schema import ComparisonResults
+from hfpatch.results.comparison import ComparisonResults
 
 PROTOCOLS = {
     "as_published": "as published: settings, evaluation sizes and scoring of the paper, its flaws included",

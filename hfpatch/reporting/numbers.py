@@ -10,12 +10,14 @@ from statistics import fmean
 from typing import Any
 
 from hfpatch.errors import listed
+from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.recipes.retention import text_of
 from hfpatch.results.cautions import level_at
+from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.decision import FEWEST_DOCUMENTS
 from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE, is_share
-from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
-from hfpatch.results.schema import Clusters, Comparison, ComparisonResults, Verdict
+from hfpatch.results.parts import NATS_PER_TOKEN, Clusters, Comparison
+from hfpatch.results.verdicts import Verdict
 
 MINUS = "−"
 NOTHING = "–"  # shown where there is no number

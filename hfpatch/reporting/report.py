@@ -27,8 +27,9 @@ from hfpatch.reporting.markdown import markdown
 from hfpatch.reporting.plots import to_svgs
 from hfpatch.reporting.tabular import latex
 from hfpatch.reporting.theme import to_file
+from hfpatch.results.comparison import ComparisonResults
+from hfpatch.results.evaluation import EvaluationResults
 from hfpatch.results.folder import load_results
-from hfpatch.results.schema import ComparisonResults, EvaluationResults
 from hfpatch.support.files import atomic_file, printable, write_text
 
 _RUN_FILES = ("results.json", "recipe.yaml")

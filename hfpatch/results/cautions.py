@@ -14,11 +14,12 @@ from hfpatch.errors import listed
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pairs import SAME_SIZE, controls_of, references
 from hfpatch.recipes.pretraining import StudyRecipe
+from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.recipes.training import TrainingSettings, group_of
+from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.identity import computed_differently
 from hfpatch.results.low_noise import is_share
-from hfpatch.results.parts import HELD_OUT, task_results
-from hfpatch.results.schema import Comparison, ComparisonResults, TaskResult
+from hfpatch.results.parts import Comparison, TaskResult, task_results
 from hfpatch.results.tuning import Tuning
 
 MATCHED = 0.01

@@ -1,38 +1,119 @@
-"""What follows from a comparison's results: its verdicts, its tables, and the answers to what readers ask."""
+"""The results of a comparison: what its file holds, and the verdicts, tables and answers that follow from that."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field, computed_field
+from pydantic import Field, computed_field, model_validator
 
 from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.methods import check_chosen
 from hfpatch.recipes.pairs import Question, is_lora, question_of
-from hfpatch.results.layout import ComparisonFile, Run
+from hfpatch.recipes.questions import HELD_OUT
+from hfpatch.results.frontier import Frontier
+from hfpatch.results.layout import Method, Run, Study
 from hfpatch.results.low_noise import BITS_PER_BYTE
-from hfpatch.results.parts import HELD_OUT, Comparison, TaskResult, Values, task_results, with_names
-from hfpatch.results.retention import RETENTION
-from hfpatch.results.tables import Record, Tabular, comparison_records, pair_records
-from hfpatch.results.verdicts import LookTaken, Measure, Verdict, deciding, judge, judge_primary, with_rates
+from hfpatch.results.parts import (
+    NATS_PER_TOKEN,
+    SCHEMA,
+    Comparison,
+    Task,
+    TaskResult,
+    Values,
+    task_results,
+    with_names,
+)
+from hfpatch.results.retention import RETENTION, KeptAnswers, Retention
+from hfpatch.results.tables import Record, Tabular, pair_records, score_records
+from hfpatch.results.tuning import Tuning
+from hfpatch.results.verdicts import (
+    LookTaken,
+    Measure,
+    PrimaryQuestion,
+    Verdict,
+    deciding,
+    judge,
+    judge_primary,
+    with_rates,
+)
 
+_COST = ("final_loss", "wall_s", "tokens_per_s", "peak_memory_bytes")
 _OF_TEXT = Measure(BITS_PER_BYTE, RETENTION[BITS_PER_BYTE])  # decides a text that should be kept
 
 
-class ComparisonResults(ComparisonFile, Tabular):
-    """The results of ``hfpatch compare``, or of a study of ``hfpatch pretrain``, and what follows from them.
+class ComparisonResults(Tabular):
+    """The results of ``hfpatch compare``, or of a study of ``hfpatch pretrain``, whose methods are its variants.
 
     Attributes:
+        schema_version: :data:`SCHEMA`, as ``schema`` in the file.
+        kind: what sort of results these are.
+        name, description, protocol: those of the recipe.
+        complete: whether every run of the recipe is there.
+        provenance: commit, versions, device, times.
+        model: the base: name, revision, hash, dtype, type and size; nothing in a study.
+        study: the baseline and what all variants share, where the models are trained from scratch; else None.
+        data: the training text and its blocks.
+        plan: the batch plan of each seed: hash, steps, batch size.
+        training, evaluation: the recipe's sections, without the rate where it was tuned.
+        tuning: the trials of every method and the chosen values; None where nothing was tuned.
+        tasks: what the scores of all runs on each task share: its metric, documents and prompts.
+        methods: each method with its runs.
+        questions: the primary questions, as the recipe declares them before anything has run.
+        margin: the largest difference that does not matter, by task and measure.
+        pairs: all pairs that are compared, by secondary question.
+        comparisons: the paired differences by every measure; empty until the comparison is complete.
+        retention: the changes on text that training should not change; None where the recipe names none.
+        kept: the right answers that each method kept and won; None before the comparison is complete.
+        warnings: the cautions.
+        left_out: methods of the recipe that reach no size near their budget, with the reason; None without any.
+        frontier: the methods by budget, where the recipe has budgets and is complete.
+        looks: what was found with growing numbers of seeds, where the recipe has ``training.seeds.looks``. A primary
+            pair's verdict is that of the look that decided it; plain intervals are not corrected for looks.
+        runs_saved: the trainings that looks made unnecessary, of complete results.
         verdicts: the verdict of each pair on each task and text, by the measure that decides it: primary ones first.
-        joined: the verdicts of whole runs, where a report joins several runs, or has some methods or other names.
+            They follow from the rest.
     """
 
     tables = ("scores", "methods", "verdicts", "comparisons", "curves", "layers", "trials", "retention")
 
+    schema_version: Literal[2] = Field(SCHEMA, alias="schema")
+    kind: Literal["comparison"] = "comparison"
+    name: str
+    description: str = ""
+    protocol: str = "custom"
+    complete: bool = False
+    provenance: Values = Field(default_factory=dict)
+    model: Values = Field(default_factory=dict)
+    study: Study | None = None
+    data: Values = Field(default_factory=dict)
+    plan: dict[str, Values] = Field(default_factory=dict)
+    training: Values = Field(default_factory=dict)
+    tuning: Tuning | None = None
+    evaluation: Values = Field(default_factory=dict)
+    tasks: dict[str, Task] = Field(default_factory=dict)
+    methods: dict[str, Method] = Field(default_factory=dict)
+    questions: list[PrimaryQuestion] = Field(default_factory=list)
+    margin: dict[str, float] = Field(default_factory=dict)
+    pairs: dict[Question, list[tuple[str, str]]] = Field(default_factory=dict)
+    comparisons: list[Comparison] = Field(default_factory=list)
+    retention: Retention | None = None
+    kept: list[KeptAnswers] | None = None
+    warnings: list[str] = Field(default_factory=list)
+    left_out: dict[str, str] | None = None
+    frontier: Frontier | None = None
+    looks: list[LookTaken] | None = None
+    runs_saved: int | None = None
+    # The verdicts of whole runs, where a report joins several runs, or has some methods or other names
     joined: list[Verdict] | None = Field(default=None, exclude=True)
+
+    @model_validator(mode="after")
+    def _baseline_is_a_method(self) -> ComparisonResults:
+        if self.study is not None and self.study.baseline not in self.methods:
+            raise ValueError(f"study.baseline: {self.study.baseline!r} is none of the methods")
+        return self
 
     @computed_field  # type: ignore[prop-decorator]  # pydantic stacks it on properties
     @cached_property
@@ -256,7 +337,52 @@ class ComparisonResults(ComparisonFile, Tabular):
         return deciding(primary, made or scored)
 
     def records(self, table: str) -> Iterator[Record]:  # noqa: D102 - as in Tabular
-        yield from pair_records(self.verdicts) if table == "verdicts" else comparison_records(self, table)
+        match table:
+            case "scores":
+                for name, method in self.methods.items():
+                    for seed, run in sorted(method.runs.items()):
+                        of_run = {"method": name, "seed": seed, "trainable": method.trainable}
+                        for score in task_results(self.tasks, run.evaluation).values():
+                            yield from (of_run | row for row in score_records(score))
+            case "methods":
+                for name, method in self.methods.items():
+                    trained = [run.train for run in method.runs.values() if run.train is not None]
+                    scores = [
+                        run.evaluation[HELD_OUT].metrics for run in method.runs.values() if HELD_OUT in run.evaluation
+                    ]
+                    losses = [metrics[NATS_PER_TOKEN] for metrics in scores if NATS_PER_TOKEN in metrics]
+                    yield {
+                        "method": name,
+                        **method.parameters.to_json(),
+                        "form": method.form,
+                        "matched_to": method.match.to if method.match is not None else None,
+                        "seeds": len(method.runs),
+                        "diverged": len(method.diverged),
+                        "held_out_loss": fmean(losses) if losses else None,
+                        **{key: fmean(getattr(train, key) for train in trained) if trained else None for key in _COST},
+                    }
+            case "verdicts" | "comparisons":
+                yield from pair_records(getattr(self, table))
+            case "curves":
+                for name, method in self.methods.items():
+                    if (curve := method.curve) is not None:
+                        for step, loss in zip(curve.steps, curve.loss, strict=True):
+                            yield {"method": name, "step": step, "loss": loss, "held_out": curve.held_out.get(step)}
+            case "layers":
+                for name, method in self.methods.items():
+                    for series in method.layers:
+                        of_series = {"method": name, "quantity": series.quantity, "group": series.group}
+                        for layer, value in sorted(series.points.items()):
+                            yield {**of_series, "layer": layer, "value": value}
+            case "trials" if (tuning := self.tuning) is not None:
+                for trial in tuning.trials:
+                    row = {"method": trial.method, **trial.values, "loss": trial.loss}
+                    yield {**row, "diverged_step": trial.diverged_step, "chosen": tuning.is_chosen(trial)}
+            case "retention" if (retention := self.retention) is not None:
+                for point in retention.points:
+                    of_point = {"method": point.method, "scale": point.scale, "tuning_loss": point.tuning_loss}
+                    of_point["chosen"] = retention.chosen(point.method) == point.scale
+                    yield from ({**row, **of_point} for row in pair_records(point.comparisons))
 
     def overview(self) -> Iterator[Record]:  # noqa: D102 - as in Tabular
         for name, method in self.methods.items():

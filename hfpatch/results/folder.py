@@ -1,16 +1,22 @@
-"""Reading the ``results.json`` of a folder that hfpatch wrote."""
+"""Reading the ``results.json`` of a folder that hfpatch wrote, and its layout for other tools."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, overload
+from typing import Annotated, Any, Literal, overload
+
+from pydantic import Field, TypeAdapter
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.strict import validate
-from hfpatch.results.schema import SCHEMA, ComparisonResults, EvaluationResults, Results
+from hfpatch.results.comparison import ComparisonResults
+from hfpatch.results.evaluation import EvaluationResults
+from hfpatch.results.parts import SCHEMA
 from hfpatch.support.files import printable, read_json
 
 RESULTS = "results.json"
+Results = ComparisonResults | EvaluationResults
+"""Any ``results.json``; ``kind`` says which."""
 _KINDS: dict[str, type[Results]] = {
     "comparison": ComparisonResults,
     "evaluation": EvaluationResults,
@@ -64,3 +70,12 @@ def load_results(folder: str | Path, kind: Literal["comparison", "evaluation"] |
             f"{folder}: these are the results of hfpatch {_COMMANDS[stored]}, not of hfpatch {_COMMANDS[kind]}"
         )
     return results
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of ``results.json``; verdicts follow from the rest, and may be missing."""
+    adapter: TypeAdapter[Any] = TypeAdapter(Annotated[Results, Field(discriminator="kind")])
+    schema = adapter.json_schema(by_alias=True, mode="serialization")
+    for model in schema["$defs"].values():
+        model["required"] = [name for name in model.get("required", []) if name != "verdicts"]
+    return schema

@@ -1,23 +1,13 @@
-"""What the ``results.json`` of a comparison, or of a study, holds.
-
-The scores and differences in it are in :mod:`hfpatch.results.parts`, the trials of tuning in
-:mod:`hfpatch.results.tuning`, text that should be kept in :mod:`hfpatch.results.retention`. What follows from the file,
-its verdicts first, is in :mod:`hfpatch.results.comparison`.
-"""
+"""The methods of a comparison, or the variants of a study, with their sizes, runs, curves and layers."""
 
 from __future__ import annotations
 
 from statistics import median
-from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from hfpatch.recipes.pairs import Question
-from hfpatch.results.frontier import Frontier
-from hfpatch.results.parts import SCHEMA, Comparison, Number, Part, Score, Task, TrainResult, Values
-from hfpatch.results.retention import KeptAnswers, Retention, Rewound
-from hfpatch.results.tuning import Tuning
-from hfpatch.results.verdicts import LookTaken, PrimaryQuestion
+from hfpatch.results.parts import Number, Part, Score, TrainResult, Values
+from hfpatch.results.retention import Rewound
 
 
 class Curve(Part):
@@ -234,71 +224,3 @@ class Study(Part):
     baseline: str
     architecture: Values = Field(default_factory=dict)
     tokenizer: Values = Field(default_factory=dict)
-
-
-class ComparisonFile(Part):
-    """What the ``results.json`` of a comparison holds, or of a study, whose methods are its variants.
-
-    Beside it stand the verdicts, which follow from it (:class:`hfpatch.results.ComparisonResults`).
-
-    Attributes:
-        schema_version: :data:`SCHEMA`, as ``schema`` in the file.
-        kind: what sort of results these are.
-        name, description, protocol: those of the recipe.
-        complete: whether every run of the recipe is there.
-        provenance: commit, versions, device, times.
-        model: the base: name, revision, hash, dtype, type and size; nothing in a study.
-        study: the baseline and what all variants share, where the models are trained from scratch; else None.
-        data: the training text and its blocks.
-        plan: the batch plan of each seed: hash, steps, batch size.
-        training, evaluation: the recipe's sections, without the rate where it was tuned.
-        tuning: the trials of every method and the chosen values; None where nothing was tuned.
-        tasks: what the scores of all runs on each task share: its metric, documents and prompts.
-        methods: each method with its runs.
-        questions: the primary questions, as the recipe declares them before anything has run.
-        margin: the largest difference that does not matter, by task and measure.
-        pairs: all pairs that are compared, by secondary question.
-        comparisons: the paired differences by every measure; empty until the comparison is complete.
-        retention: the changes on text that training should not change; None where the recipe names none.
-        kept: the right answers that each method kept and won; None before the comparison is complete.
-        warnings: the cautions.
-        left_out: methods of the recipe that reach no size near their budget, with the reason; None without any.
-        frontier: the methods by budget, where the recipe has budgets and is complete.
-        looks: what was found with growing numbers of seeds, where the recipe has ``training.seeds.looks``. A primary
-            pair's verdict is that of the look that decided it; plain intervals are not corrected for looks.
-        runs_saved: the trainings that looks made unnecessary, of complete results.
-    """
-
-    schema_version: Literal[2] = Field(SCHEMA, alias="schema")
-    kind: Literal["comparison"] = "comparison"
-    name: str
-    description: str = ""
-    protocol: str = "custom"
-    complete: bool = False
-    provenance: Values = Field(default_factory=dict)
-    model: Values = Field(default_factory=dict)
-    study: Study | None = None
-    data: Values = Field(default_factory=dict)
-    plan: dict[str, Values] = Field(default_factory=dict)
-    training: Values = Field(default_factory=dict)
-    tuning: Tuning | None = None
-    evaluation: Values = Field(default_factory=dict)
-    tasks: dict[str, Task] = Field(default_factory=dict)
-    methods: dict[str, Method] = Field(default_factory=dict)
-    questions: list[PrimaryQuestion] = Field(default_factory=list)
-    margin: dict[str, float] = Field(default_factory=dict)
-    pairs: dict[Question, list[tuple[str, str]]] = Field(default_factory=dict)
-    comparisons: list[Comparison] = Field(default_factory=list)
-    retention: Retention | None = None
-    kept: list[KeptAnswers] | None = None
-    warnings: list[str] = Field(default_factory=list)
-    left_out: dict[str, str] | None = None
-    frontier: Frontier | None = None
-    looks: list[LookTaken] | None = None
-    runs_saved: int | None = None
-
-    @model_validator(mode="after")
-    def _baseline_is_a_method(self) -> ComparisonFile:
-        if self.study is not None and self.study.baseline not in self.methods:
-            raise ValueError(f"study.baseline: {self.study.baseline!r} is none of the methods")
-        return self

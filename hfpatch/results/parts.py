@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
-from hfpatch.recipes.questions import HELD_OUT as HELD_OUT  # the task of the loss on documents kept out of training
 from hfpatch.results.low_noise import BITS_PER_BYTE
 
 SCHEMA: Literal[2] = 2

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hfpatch.recipes.questions import Asked
+from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.decision import ALPHA, FEWEST_DOCUMENTS, POWER, Design, Name
 from hfpatch.results.parts import Comparison
-from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.verdicts import unit_of
 
 _MOST_SEEDS = 100  # of a design that is looked for

@@ -15,8 +15,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from hfpatch.errors import HfpatchError
+from hfpatch.results.layout import Curve, LayerSeries
 from hfpatch.results.records import read_lines
-from hfpatch.results.schema import Curve, LayerSeries
 from hfpatch.support.files import printable, read_json
 
 ANALYSIS = "analysis.json"

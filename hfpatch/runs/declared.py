@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hfpatch.errors import HfpatchError, listed
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.results.schema import PrimaryQuestion
+from hfpatch.results.verdicts import PrimaryQuestion
 from hfpatch.runs.records import Questions
 from hfpatch.runs.setup import Setup
 

@@ -21,8 +21,9 @@ from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.strict import flatten
 from hfpatch.results.cautions import dependence_cautions, document_cautions, floor_cautions, tie_cautions
+from hfpatch.results.evaluation import EvaluatedVariant, EvaluationResults
 from hfpatch.results.folder import RESULTS
-from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
+from hfpatch.results.parts import Comparison, TaskResult
 from hfpatch.runs.folder import check_place
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import EvaluationIdentity

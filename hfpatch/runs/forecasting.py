@@ -14,12 +14,12 @@ from hfpatch.evaluation.sizing import Spread, TaskRequests, Timed
 from hfpatch.evaluation.stats import FEWEST_DOCUMENTS
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
+from hfpatch.recipes.questions import HELD_OUT
+from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.decision import ALPHA, POWER
 from hfpatch.results.folder import load_results
 from hfpatch.results.forecast import Detectable, Forecast, PlannedMethod, PlannedQuestion, PlannedTask
-from hfpatch.results.parts import HELD_OUT
 from hfpatch.results.planning import Stored, cheapest, level_of, stored_for
-from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.verdicts import look_parts, margin_for
 from hfpatch.runs.measuring import FORWARD, LATE_S, SECONDS, Measured, measure
 from hfpatch.runs.plan import Unit, plan_comparison, plan_study

@@ -36,11 +36,12 @@ from hfpatch.evaluation.sizing import (
 )
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
+from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.recipes.retention import task_of
 from hfpatch.recipes.training import LoopSettings, TrainingSettings
 from hfpatch.results.forecast import MeasuredKind, Work
 from hfpatch.results.low_noise import BITS_PER_BYTE
-from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
+from hfpatch.results.parts import NATS_PER_TOKEN
 from hfpatch.runs.plan import Unit, training_steps
 from hfpatch.runs.pretraining import StudySetup, set_up_study
 from hfpatch.runs.progress import Progress

@@ -12,10 +12,11 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from hfpatch.recipes.strict import validate
+from hfpatch.results.layout import Cost, LayerSeries, Run
 from hfpatch.results.parts import Part, TaskResult, TrainResult, Values
 from hfpatch.results.records import DocumentLosses
-from hfpatch.results.schema import Cost, LayerSeries, PrimaryQuestion, Rewound, Run
-from hfpatch.results.verdicts import LookTaken
+from hfpatch.results.retention import Rewound
+from hfpatch.results.verdicts import LookTaken, PrimaryQuestion
 from hfpatch.support.cpu import MatmulLibrary
 from hfpatch.support.files import hash_values, read_json, temporary_path, write_json
 from hfpatch.training.records import StepRecord

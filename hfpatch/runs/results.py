@@ -19,19 +19,12 @@ from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.models import split_architecture
 from hfpatch.recipes.pairs import Question, is_lora, question_of, references
 from hfpatch.recipes.pretraining import StudyRecipe
+from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.results.cautions import comparison_cautions
-from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN, TaskResult
+from hfpatch.results.comparison import ComparisonResults
+from hfpatch.results.layout import Curve, Diagnostic, Method, Parameters, Run, Study, Variant
+from hfpatch.results.parts import NATS_PER_TOKEN, TaskResult
 from hfpatch.results.records import DocumentLosses, write_published
-from hfpatch.results.schema import (
-    ComparisonResults,
-    Curve,
-    Diagnostic,
-    Method,
-    Parameters,
-    Run,
-    Study,
-    Variant,
-)
 from hfpatch.results.series import mean_curve, mean_series
 from hfpatch.results.verdicts import LookTaken, look_parts
 from hfpatch.runs.declared import growth_of, questions_of

@@ -19,11 +19,12 @@ from transformers import PreTrainedModel
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.models.attention import fast_attention
 from hfpatch.nn.matmul import fast_matmul
+from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.recipes.retention import task_of
-from hfpatch.results.parts import HELD_OUT, task_results
+from hfpatch.results.layout import Method
+from hfpatch.results.parts import Task, TaskResult, task_results
 from hfpatch.results.records import write_values
-from hfpatch.results.retention import KL
-from hfpatch.results.schema import Method, Retention, RetentionPoint, Task, TaskResult
+from hfpatch.results.retention import KL, Retention, RetentionPoint
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.identity import check_measured, check_run
 from hfpatch.runs.plan import Unit

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hfpatch.models import register_scratch
 from hfpatch.recipes.pretraining import StudyRecipe
-from hfpatch.results.parts import HELD_OUT
+from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.results.records import write_values
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import RunPaths

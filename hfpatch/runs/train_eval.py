@@ -20,9 +20,10 @@ from transformers import PreTrainedModel
 
 from hfpatch.errors import HfpatchError, listed
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.recipes.tuning import point_name
 from hfpatch.results.identity import task_identity
-from hfpatch.results.parts import HELD_OUT, TaskResult, TrainResult
+from hfpatch.results.parts import TaskResult, TrainResult
 from hfpatch.results.records import loss_of
 from hfpatch.results.series import patch_norms
 from hfpatch.runs.declared import declare

@@ -14,7 +14,7 @@ from hfpatch.data.plan import BatchPlan
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.tuning import Edge, Values
-from hfpatch.results import schema as results
+from hfpatch.results import tuning as results
 from hfpatch.results.decision import rate_error
 from hfpatch.results.records import DocumentLosses, loss_of
 from hfpatch.runs.folder import RunPaths

@@ -10,7 +10,7 @@ from hfpatch.data.documents import Documents
 from hfpatch.evaluation.retention import compare_points, retained_result
 from hfpatch.results.parts import Clusters
 from hfpatch.results.records import write_values
-from hfpatch.results.schema import RetentionPoint
+from hfpatch.results.retention import RetentionPoint
 
 TASK = "retention_old"
 DOCUMENTS = 30

@@ -18,7 +18,7 @@ from hfpatch.evaluation.selection import select
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.cautions import document_cautions, tie_cautions
 from hfpatch.results.low_noise import LOW_NOISE
-from hfpatch.results.schema import LeftOut
+from hfpatch.results.parts import LeftOut
 
 TASKS = ("lambada_openai", "hellaswag", "arc_easy", "wikitext")
 

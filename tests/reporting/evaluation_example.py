@@ -1,8 +1,8 @@
 """The results of an evaluation of a base and a patch, by hand."""
 
 from hfpatch.results import Comparison, EvaluationResults, TaskResult
+from hfpatch.results.evaluation import EvaluatedVariant
 from hfpatch.results.identity import OF_TASK
-from hfpatch.results.schema import EvaluatedVariant
 
 HOSTILE = "<script>alert(1)</script>"
 GROUPS = {"column": "passage", "groups": 300}

@@ -3,7 +3,7 @@ import re
 from reporting.study_example import study
 
 from hfpatch.reporting.citations import citation_section
-from hfpatch.results.schema import ComparisonResults
+from hfpatch.results.comparison import ComparisonResults
 
 
 def keys(*results):

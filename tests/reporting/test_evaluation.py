@@ -11,7 +11,7 @@ from hfpatch.reporting.document import Sentences, Table
 from hfpatch.reporting.evaluation import evaluation_document
 from hfpatch.reporting.terminal import print_document
 from hfpatch.results import load_results
-from hfpatch.results.schema import EvaluatedVariant
+from hfpatch.results.evaluation import EvaluatedVariant
 
 
 @pytest.fixture

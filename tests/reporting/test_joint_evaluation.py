@@ -14,9 +14,9 @@ from hfpatch.reporting import write_joint_report
 from hfpatch.reporting.evaluation import joint_evaluation_document, score_table_of
 from hfpatch.reporting.explorer.entries import entries
 from hfpatch.reporting.facts import evaluation_text
+from hfpatch.results.evaluation import EvaluatedVariant
 from hfpatch.results.parts import GroupResult
 from hfpatch.results.records import write_values
-from hfpatch.results.schema import EvaluatedVariant
 
 GROUP = GroupResult(group="both", tasks=["cloze", "page"], n=1244, metrics={"acc": 0.45}, stderr={"acc": 0.01})
 

@@ -23,7 +23,7 @@ from hfpatch.reporting.numbers import (
     signed_size,
     significant,
 )
-from hfpatch.results.schema import Verdict
+from hfpatch.results.verdicts import Verdict
 
 
 @pytest.mark.parametrize(

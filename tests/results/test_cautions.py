@@ -6,8 +6,8 @@ import re
 
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.cautions import comparison_cautions
+from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.identity import OF_TASK
-from hfpatch.results.schema import ComparisonResults
 from hfpatch.runs.results import form_of
 
 SCORE = {

@@ -7,11 +7,11 @@ import pytest
 from scipy import stats
 
 from hfpatch.recipes.questions import Asked
+from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.decision import Design
 from hfpatch.results.identity import OF_TASK
 from hfpatch.results.parts import Comparison
 from hfpatch.results.planning import cheapest, level_of, stored_for
-from hfpatch.results.schema import ComparisonResults
 
 
 def difference(method, reference, error, seeds=3, documents=200):

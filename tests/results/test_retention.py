@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hfpatch.results.retention import KL, front, kept_answers
-from hfpatch.results.schema import Comparison, ComparisonResults, Method, Parameters, Retention, RetentionPoint
+from hfpatch.results.comparison import ComparisonResults
+from hfpatch.results.layout import Method, Parameters
+from hfpatch.results.parts import Comparison
+from hfpatch.results.retention import KL, Retention, RetentionPoint, front, kept_answers
 
 TEXT = "retention_old"
 

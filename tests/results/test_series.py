@@ -4,7 +4,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from hfpatch.results.schema import LayerSeries
+from hfpatch.results.layout import LayerSeries
 from hfpatch.results.series import ANALYSIS, MOST_STEPS, mean_curve, mean_series, patch_norms, read_analyses
 
 

@@ -33,8 +33,9 @@ from hfpatch.reporting.comparison.merging import SAME, merge
 from hfpatch.reporting.explorer.entries import entries
 from hfpatch.reporting.explorer.page import Source, explorer_document
 from hfpatch.reporting.html import html
+from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.identity import COMPUTED_WITH, OF_BASE, OF_TASK, base_identity, task_identity
-from hfpatch.results.schema import ComparisonResults, Method, Parameters, Run
+from hfpatch.results.layout import Method, Parameters, Run
 from hfpatch.runs import Progress, compare
 from hfpatch.runs.folder import NOT_IDENTITY, changes
 from hfpatch.runs.identity import check_scores, identify_base

@@ -10,7 +10,7 @@ from hfpatch.data.plan import BatchPlan
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.training import TrainingSettings
 from hfpatch.results.parts import TrainResult
-from hfpatch.results.schema import PrimaryQuestion
+from hfpatch.results.verdicts import PrimaryQuestion
 from hfpatch.runs.identity import identify_training
 from hfpatch.runs.records import (
     EvaluationIdentity,

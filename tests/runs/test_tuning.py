@@ -18,7 +18,7 @@ from hfpatch.evaluation import compare_again
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.results.folder import load_results
-from hfpatch.results.schema import Tuning as Found
+from hfpatch.results.tuning import Tuning as Found
 from hfpatch.runs import compare, records, train
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.plan import Plan, plan_comparison, plan_study, plan_training

@@ -11,6 +11,7 @@ from statistics import fmean
 from hfpatch.errors import listed
 from hfpatch.recipes import pairs
 from hfpatch.recipes.budgets import budget_in, family_of
+from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.reporting.comparison.forest import (
     ANOTHER,
     against_controls,
@@ -45,9 +46,9 @@ from hfpatch.reporting.numbers import (
     unit_text,
     why_text,
 )
+from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.decision import ALPHA, reach
-from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
-from hfpatch.results.schema import ComparisonResults
+from hfpatch.results.parts import NATS_PER_TOKEN
 from hfpatch.results.verdicts import Verdict
 
 _MOST_SENTENCES = 6  # of more pairs, a sentence for each outcome names them

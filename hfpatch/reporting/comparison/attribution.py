@@ -9,10 +9,10 @@ from statistics import fmean
 
 from hfpatch.errors import listed
 from hfpatch.recipes.pairs import Control, controls_of
+from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.reporting.document import Column, Finding, Findings, Row, Section, Table, Text, Tone
 from hfpatch.reporting.numbers import NOTHING, Scale, decimal, metric_text, scale_of, verdict_text
-from hfpatch.results.parts import HELD_OUT
-from hfpatch.results.schema import ComparisonResults
+from hfpatch.results.comparison import ComparisonResults
 
 _HALF = 0.5
 _CAPTION = (

@@ -34,7 +34,7 @@ from hfpatch.reporting.comparison.tuning import tuning_sections
 from hfpatch.reporting.facts import environment_facts, protocol_facts
 from hfpatch.reporting.numbers import NOTHING, count, duration
 from hfpatch.results.cautions import rates_sentence
-from hfpatch.results.schema import ComparisonResults
+from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.series import QUANTITIES, read_analyses
 from hfpatch.support.files import printable
 

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from hfpatch.recipes.pairs import is_lora
+from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.recipes.retention import text_of
 from hfpatch.reporting import document as doc
 from hfpatch.reporting import plots
@@ -21,9 +22,9 @@ from hfpatch.reporting.comparison.tuning import tuning_csv, tuning_figure
 from hfpatch.reporting.numbers import MOST_METHODS
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import GREY, INK, MUTED, PAPER, report_style, short, styles
-from hfpatch.results.parts import HELD_OUT
-from hfpatch.results.retention import KL, front
-from hfpatch.results.schema import ComparisonResults, LayerSeries, RetentionPoint
+from hfpatch.results.comparison import ComparisonResults
+from hfpatch.results.layout import LayerSeries
+from hfpatch.results.retention import KL, RetentionPoint, front
 
 _Ends = tuple[float, float, float]  # a value, and the ends of its interval
 _MOST_PANELS = 12

@@ -28,7 +28,7 @@ from hfpatch.reporting.numbers import (
     unit_text,
 )
 from hfpatch.reporting.theme import BAND, BLUE, GREY, INK, MUTED, PAPER, VERMILLION, report_style, short
-from hfpatch.results.schema import ComparisonResults
+from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.verdicts import Verdict
 
 SIZE = "the LoRA of its size"

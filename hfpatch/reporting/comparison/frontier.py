@@ -27,8 +27,9 @@ from hfpatch.reporting.numbers import (
 )
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import INK, MUTED, Style, report_style, short, styles
+from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.frontier import Exchange, Frontier, FrontierLine, times_text
-from hfpatch.results.schema import ComparisonResults, Verdict
+from hfpatch.results.verdicts import Verdict
 
 _BOUNDS = ("why", "more_than", "less_than")
 _READING = (

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
+from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.reporting.facts import evaluation_text, settings_text
 from hfpatch.reporting.numbers import NOTHING
+from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.identity import FREE_SETTINGS, base_identity, task_identity
-from hfpatch.results.parts import HELD_OUT
-from hfpatch.results.schema import ComparisonResults, Method
+from hfpatch.results.layout import Method
 from hfpatch.results.verdicts import LookTaken
 from hfpatch.support.files import hash_values
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.recipes.retention import text_of
 from hfpatch.reporting.document import Cell, Column, Row, Table
 from hfpatch.reporting.numbers import (
@@ -16,9 +17,9 @@ from hfpatch.reporting.numbers import (
     outcome_text,
     significant,
 )
-from hfpatch.results.parts import HELD_OUT, NATS_PER_TOKEN
-from hfpatch.results.retention import AGREEMENT, RETENTION, Retention, RetentionPoint
-from hfpatch.results.schema import Comparison, ComparisonResults, KeptAnswers
+from hfpatch.results.comparison import ComparisonResults
+from hfpatch.results.parts import NATS_PER_TOKEN, Comparison
+from hfpatch.results.retention import AGREEMENT, RETENTION, KeptAnswers, Retention, RetentionPoint
 
 
 def gain_at(results: ComparisonResults, point: RetentionPoint) -> Comparison | None:

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from hfpatch.results.parts import HELD_OUT
+from hfpatch.recipes.questions import HELD_OUT
+from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.records import TaskValues, read_lines, read_values
-from hfpatch.results.schema import ComparisonResults
 from hfpatch.support.files import printable
 
 Record = Mapping[str, Any]

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from hfpatch.reporting import plots
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import INK, MUTED, short
-from hfpatch.results.schema import ComparisonResults
+from hfpatch.results.comparison import ComparisonResults
 
 DIAGNOSTICS = (
     "What f does on the evaluation text, a line a layer, from the first (light) to the last (dark), the mean over "

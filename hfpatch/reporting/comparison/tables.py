@@ -31,7 +31,9 @@ from hfpatch.reporting.numbers import (
 )
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.cautions import level_at
-from hfpatch.results.schema import Comparison, ComparisonResults, Method
+from hfpatch.results.comparison import ComparisonResults
+from hfpatch.results.layout import Method
+from hfpatch.results.parts import Comparison
 from hfpatch.results.verdicts import QUESTIONS, Verdict
 
 _MOST_IN_MARKDOWN = 40  # verdicts; of more, Markdown has only differences that were found

@@ -16,7 +16,7 @@ from hfpatch.reporting import plots
 from hfpatch.reporting.numbers import NOTHING, count, decimal
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.reporting.theme import PAPER, report_style, styles
-from hfpatch.results.schema import ComparisonResults
+from hfpatch.results.comparison import ComparisonResults
 
 
 def chosen_facts(results: ComparisonResults, method: str) -> list[doc.Fact]:

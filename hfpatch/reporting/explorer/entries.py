@@ -13,9 +13,12 @@ from typing import Any
 from hfpatch.reporting.comparison.tables import mean_of
 from hfpatch.reporting.evaluation import value_text
 from hfpatch.reporting.numbers import Change, Scale, change, change_of, change_text, diverged_text, scale_of, signed
+from hfpatch.results.comparison import ComparisonResults
+from hfpatch.results.evaluation import EvaluationResults
+from hfpatch.results.folder import Results
 from hfpatch.results.identity import base_identity, task_identity
 from hfpatch.results.low_noise import LOW_NOISE
-from hfpatch.results.schema import ComparisonResults, EvaluationResults, Results, Task
+from hfpatch.results.parts import Task
 from hfpatch.support.files import hash_values
 
 NOT_TESTED, NO_VERDICT = "not tested", "no verdict"

@@ -18,9 +18,10 @@ from hfpatch.reporting.html import html
 from hfpatch.reporting.numbers import NOTHING, count
 from hfpatch.reporting.report import labels
 from hfpatch.results.cautions import baseline_cautions
-from hfpatch.results.folder import RESULTS, load_results
+from hfpatch.results.comparison import ComparisonResults
+from hfpatch.results.evaluation import EvaluationResults
+from hfpatch.results.folder import RESULTS, Results, load_results
 from hfpatch.results.identity import computed_differently
-from hfpatch.results.schema import ComparisonResults, EvaluationResults, Results
 from hfpatch.support.files import write_text
 
 _READING = (

@@ -18,7 +18,7 @@ from hfpatch.reporting.numbers import MOST_METHODS
 from hfpatch.reporting.plots import to_svgs
 from hfpatch.reporting.theme import to_svg
 from hfpatch.results.folder import load_results
-from hfpatch.results.schema import Curve, LayerSeries
+from hfpatch.results.layout import Curve, LayerSeries
 
 pytestmark = pytest.mark.usefixtures("style")
 

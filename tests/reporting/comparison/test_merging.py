@@ -7,8 +7,8 @@ from reporting.conftest import example, write_run
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting import default_out, write_joint_report
 from hfpatch.reporting.comparison.merging import merge
+from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.folder import load_results
-from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.verdicts import LookTaken
 
 

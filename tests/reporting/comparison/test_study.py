@@ -14,7 +14,7 @@ from hfpatch.reporting.comparison.forest import forest_of
 from hfpatch.reporting.comparison.study import diagnostics, trial_maps
 from hfpatch.reporting.comparison.tables import method_table
 from hfpatch.reporting.markdown import markdown
-from hfpatch.results.schema import ComparisonResults
+from hfpatch.results.comparison import ComparisonResults
 
 pytestmark = pytest.mark.usefixtures("style")
 

@@ -7,7 +7,8 @@ from reporting.study_example import study as pretrained
 from scipy import stats
 
 from hfpatch.reporting.explorer.entries import entries
-from hfpatch.results.schema import ComparisonResults, EvaluationResults
+from hfpatch.results.comparison import ComparisonResults
+from hfpatch.results.evaluation import EvaluationResults
 
 SKIP, CLOZE, TEXT = "pre_projection_skip", "tinyworld_cloze", "tinyworld_text"
 

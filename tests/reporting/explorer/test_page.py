@@ -14,7 +14,7 @@ from hfpatch import HfpatchError
 from hfpatch.cli.app import app
 from hfpatch.reporting.explorer.page import Source, explorer_document, write_explorer
 from hfpatch.reporting.html import html
-from hfpatch.results.schema import ComparisonResults
+from hfpatch.results.comparison import ComparisonResults
 
 RESULTS = Path(__file__).parents[3] / "results"
 

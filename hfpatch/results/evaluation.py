@@ -1,57 +1,16 @@
-"""The layout of ``results.json``: of a comparison, a study among them, and of an evaluation.
-
-``runs/`` builds these models and writes them, ``reporting/`` and users read them with :func:`hfpatch.load_results`.
-Nothing here imports torch. A number that is not finite is null in the file. :func:`json_schema` is the same layout for
-other tools.
-"""
+"""The results of ``hfpatch eval``."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, computed_field
+from pydantic import Field, computed_field
 
-from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.layout import (
-    ComparisonFile,
-    Cost,
-    Curve,
-    Diagnostic,
-    LayerSeries,
-    Method,
-    Parameters,
-    Run,
-    Study,
-    Variant,
-)
-from hfpatch.results.parts import (
-    SCHEMA,
-    Clusters,
-    Comparison,
-    FewShot,
-    GroupResult,
-    LeftOut,
-    ModelFacts,
-    Part,
-    Score,
-    Task,
-    TaskResult,
-    Values,
-)
-from hfpatch.results.retention import KeptAnswers, Retention, RetentionPoint, Rewound
+from hfpatch.results.parts import SCHEMA, Comparison, GroupResult, ModelFacts, Part, TaskResult, Values
 from hfpatch.results.tables import Record, Tabular, pair_records, score_records
-from hfpatch.results.tuning import Choice, Trial, Tuning
-from hfpatch.results.verdicts import Measure, PrimaryQuestion, Verdict, deciding, judge
-
-__all__ = [
-    "SCHEMA", "Choice", "Clusters", "Comparison", "ComparisonResults", "Cost", "Curve", "Diagnostic",
-    "EvaluatedVariant", "EvaluationResults", "FewShot", "GroupResult", "KeptAnswers", "LayerSeries", "LeftOut",
-    "Method", "Parameters", "PrimaryQuestion", "Results", "Retention", "RetentionPoint", "Rewound", "Run", "Score",
-    "Study", "Task", "TaskResult", "Trial", "Tuning", "Variant", "Verdict", "json_schema",
-]  # fmt: skip
+from hfpatch.results.verdicts import Measure, Verdict, deciding, judge
 
 
 class EvaluatedVariant(Part):
@@ -133,17 +92,3 @@ class EvaluationResults(Tabular):
     def of_models(self) -> bool:
         """Whether several whole models were evaluated, instead of one base and its patches."""
         return any(variant.model is not None for variant in self.variants.values())
-
-
-Results = ComparisonResults | EvaluationResults
-"""Any ``results.json``; ``kind`` says which."""
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of ``results.json``; verdicts follow from the rest, and may be missing."""
-    adapter: TypeAdapter[Any] = TypeAdapter(Annotated[Results, Field(discriminator="kind")])
-    schema = adapter.json_schema(by_alias=True, mode="serialization")
-    schema["$defs"]["ComparisonResults"]["description"] = inspect.getdoc(ComparisonFile)
-    for model in schema["$defs"].values():
-        model["required"] = [name for name in model.get("required", []) if name != "verdicts"]
-    return schema
