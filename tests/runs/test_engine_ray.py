@@ -93,11 +93,23 @@ def test_an_address_that_does_not_answer_is_refused_at_once(cluster, prefix, mon
 
 @pytest.mark.parametrize(
     "address",
-    ["abc", "head:", "head:abc", "head:0", "head:65536", ":6379", "::1:6379", "[head:6379", "http://head:6379"]
-    + ["ray://", "ray://head", "ray://head:", "ray://:10001", "ray://head:10001/path", "head:6379,other:6379"],
+    [
+        "abc",
+        "head:",
+        "head:abc",
+        "head:0",
+        "head:65536",
+        ":6379",
+        "::1:6379",
+        "[head:6379",
+        "http://head:6379",
+        "a:1,b:2",
+    ],
 )
+@pytest.mark.parametrize("prefix", ["", "ray://"])
 @pytest.mark.parametrize("words", [["--ray={}"], ["--ray", "{}"]])
-def test_a_bad_address_is_one_line_with_what_is_expected(address, words, tmp_path, capsys):
+def test_a_bad_address_is_one_line_with_what_is_expected(address, prefix, words, tmp_path, capsys):
+    address = f"{prefix}{address}"
     given = [word.format(address) for word in words]
     assert main(["compare", "quickstart", *given, "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == (
