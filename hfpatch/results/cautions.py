@@ -19,7 +19,7 @@ from hfpatch.recipes.training import TrainingSettings, group_of
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.identity import computed_differently
 from hfpatch.results.low_noise import is_share
-from hfpatch.results.parts import Comparison, TaskResult, task_results
+from hfpatch.results.parts import Comparison, TaskResult
 from hfpatch.results.tuning import Tuning
 
 MATCHED = 0.01
@@ -93,10 +93,10 @@ def comparison_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults
 def _size_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults) -> Iterator[str]:
     """Yield a sentence for each method whose size does not match that of methods compared with it."""
     smaller = {
-        (name, control.name)
+        (name, control)
         for name, controls in controls_of(recipe.methods).items()
-        for control in controls
-        if control.keeps not in SAME_SIZE
+        for control, keeps in controls.items()
+        if keeps not in SAME_SIZE
     }
     sizes = {name: method.trainable for name, method in results.methods.items()}
     unmatched: dict[str, list[str]] = {}
@@ -204,8 +204,7 @@ def level_of(score: TaskResult | None) -> Level | None:
 def level_at(results: ComparisonResults, method: str | None, task: str) -> Level | None:
     """Say whether a method, such as the baseline, is at floor or at chance on a task with every seed."""
     runs = results.methods[method].runs.values() if method in results.methods else ()
-    shared = {name: info for name, info in results.tasks.items() if name == task}
-    levels = {level_of(task_results(shared, run.evaluation).get(task)) for run in runs}
+    levels = {level_of(results.scores_of(run).get(task)) for run in runs}
     return levels.pop() if len(levels) == 1 else None
 
 

@@ -35,8 +35,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hfpatch.recipes.strict import MOST_SEEDS
-
 ALPHA = 0.05
 """The level of a question: the probability that any of its claims is false."""
 POWER = 0.80
@@ -204,22 +202,6 @@ class Design:
 
         return self._solve(excess)
 
-    def seeds_for(self, name: Name, effect: float, level: float, margin: float, *, above: int = 1) -> int | None:
-        """Return the fewest seeds, more than ``above``, that decide a true difference in 80 % of cases, or None."""
-
-        def enough(seeds: int) -> bool:
-            return self.with_seeds(seeds).decides(name, effect, level, margin) >= POWER
-
-        return _fewest(enough, above + 1, MOST_SEEDS) if self.of_seeds is not None else None
-
-    def documents_for(self, name: Name, effect: float, level: float, margin: float, *, above: int = 1) -> int | None:
-        """Return the fewest documents, or groups, more than ``above``, that decide it in 80 % of cases, or None."""
-
-        def enough(documents: int) -> bool:
-            return self.with_documents(documents).decides(name, effect, level, margin) >= POWER
-
-        return _fewest(enough, above + 1, MOST_DOCUMENTS)
-
     def _points(self, level: float) -> tuple[Array, Array, Array]:
         """Return at equally probable points the error of the difference, reach(level) and reach(2·level)."""
         error, freedom = self.of_documents
@@ -259,10 +241,22 @@ def _chance(below: Callable[[Array], Array], name: Name, wide: Array, narrow: Ar
     return float(1 - np.mean(undecided))
 
 
-def _fewest(enough: Callable[[int], bool], first: int, most: int) -> int | None:
-    if not enough(most):
-        return None
-    return bisect_left(range(most), True, first, key=enough)
+def fewest(
+    design: Callable[[int], Design], pair: tuple[Name, float, float, float], *, above: int, most: int
+) -> int | None:
+    """Return the fewest seeds, documents or groups that decide a true difference in 80 % of cases, or None.
+
+    Args:
+        design: returns the design of so many.
+        pair: the question, the true difference, the level and the margin, as :meth:`Design.decides` takes them.
+        above: a number that is too small.
+        most: the largest number.
+    """
+
+    def enough(number: int) -> bool:
+        return design(number).decides(*pair) >= POWER
+
+    return bisect_left(range(most), True, above + 1, key=enough) if enough(most) else None
 
 
 def _chi_square(freedom: float) -> Array:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
+from hfpatch.results.decision import ALPHA, Design, reach
 from hfpatch.results.low_noise import BITS_PER_BYTE
 
 SCHEMA: Literal[2] = 2
@@ -341,3 +342,24 @@ class Comparison(Part):
     def pair(self) -> tuple[str, str]:
         """The method and the reference."""
         return self.method, self.reference
+
+    @property
+    def units(self) -> int:
+        """How many independent units there are: documents, or groups of them."""
+        return self.n if self.clusters is None else self.clusters.groups
+
+    @property
+    def unit(self) -> float:
+        """How many units of the metric one unit of the errors is, which of a perplexity are of its logarithm.
+
+        The upper end of its interval is ``unit · (exp(reach) - 1)`` above the difference.
+        """
+        if not self.log_ratio or not self.errors or not math.isfinite(self.high):
+            return 1.0
+        grown = math.expm1(float(reach(self.errors, ALPHA)))
+        return (self.high - self.difference) / grown if grown > 0 else 1.0
+
+    @property
+    def design(self) -> Design:
+        """Its errors, in the unit of its metric."""
+        return Design.of((error * self.unit, freedom) for error, freedom in self.errors)

@@ -15,28 +15,9 @@ from hfpatch.recipes.questions import Asked
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.decision import ALPHA, FEWEST_DOCUMENTS, POWER, Design, Name
 from hfpatch.results.parts import Comparison
-from hfpatch.results.verdicts import unit_of
 
 _MOST_SEEDS = 100  # of a design that is looked for
 _MOST_TIMES = 4.0  # as many documents as the recipe has, at most
-
-
-class Stored(NamedTuple):
-    """A stored difference of a pair like the planned one, and whether it is of the same methods."""
-
-    one: Comparison
-    same: bool
-
-    @property
-    def units(self) -> int:
-        """Its documents, or groups of them."""
-        return self.one.n if self.one.clusters is None else self.one.clusters.groups
-
-    @property
-    def design(self) -> Design:
-        """Its errors, in the unit of its metric."""
-        unit = unit_of(self.one)
-        return Design.of((error * unit, freedom) for error, freedom in self.one.errors)
 
 
 class Cheapest(NamedTuple):
@@ -47,7 +28,7 @@ class Cheapest(NamedTuple):
     seconds: float
 
 
-def stored_for(results: ComparisonResults, pair: tuple[str, str], task: str, *, with_base: bool) -> Stored | None:
+def stored_for(results: ComparisonResults, pair: tuple[str, str], task: str, *, with_base: bool) -> Comparison | None:
     """Return a stored difference with several paired seeds: of the same pair, else the pair with the median error.
 
     Args:
@@ -67,10 +48,9 @@ def stored_for(results: ComparisonResults, pair: tuple[str, str], task: str, *, 
         and len(one.errors) > 1
         and "not paired" not in one.test
     ]
-    if same := next((one for one in alike if one.pair == pair), None):
-        return Stored(same, same=True)
     ranked = sorted(alike, key=lambda one: sum(error**2 for error, _ in one.errors))
-    return Stored(ranked[len(ranked) // 2], same=False) if ranked else None
+    median = ranked[len(ranked) // 2] if ranked else None
+    return next((one for one in alike if one.pair == pair), median)
 
 
 def level_of(asked: Asked, part: float = 1.0) -> float:

@@ -53,7 +53,8 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from hfpatch.recipes.pairs import Question
-from hfpatch.results.decision import ALPHA, POWER, Decided, Design, decide_gain, decide_keep, reach
+from hfpatch.recipes.strict import MOST_SEEDS
+from hfpatch.results.decision import ALPHA, MOST_DOCUMENTS, POWER, Decided, decide_gain, decide_keep, fewest, reach
 from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE, is_share
 from hfpatch.results.parts import NATS_PER_TOKEN, Clusters, Comparison, High, Low, Number, Part
 from hfpatch.results.retention import AGREEMENT, KL
@@ -334,33 +335,19 @@ def _decided(
         if (lost := diverged.get(name)) and outcome in wins:
             several = f"seeds {', '.join(map(str, sorted(lost)))}" if len(lost) > 1 else f"seed {next(iter(lost))}"
             outcome, fields["why"] = "undecided", f"{several} of {name} diverged"
-    design = Design.of(one.errors)
-    fields["detectable"] = _of_measure(one, design.smallest_difference(level, asked.question))
-    fields["margin_detectable"] = _of_measure(one, design.smallest_margin(level, asked.question))
+    design = one.design
+    fields["detectable"] = _possible(one, design.smallest_difference(level, asked.question))
+    fields["margin_detectable"] = _possible(one, design.smallest_margin(level, asked.question))
     if outcome == "undecided" and not fields["why"]:
         effect = one.difference if fields["higher_is_better"] else -one.difference
-        unit = unit_of(one)
-        given = (asked.question, effect / unit, level, size / unit)
-        units = one.n if one.clusters is None else one.clusters.groups
-        fields["seeds_needed"] = design.seeds_for(*given, above=one.seeds)
-        fields["documents_needed"] = design.documents_for(*given, above=units)
+        pair = asked.question, effect, level, size
+        fields["seeds_needed"] = fewest(design.with_seeds, pair, above=one.seeds, most=MOST_SEEDS)
+        fields["documents_needed"] = fewest(design.with_documents, pair, above=one.units, most=MOST_DOCUMENTS)
     return Verdict(**fields, outcome=outcome)
 
 
-def unit_of(one: Comparison) -> float:
-    """Return how many units of the metric one unit of the errors is, which of a perplexity are of its logarithm.
-
-    The upper end of its interval is ``unit · (exp(reach) - 1)`` above the difference.
-    """
-    if not one.log_ratio or not one.errors or not math.isfinite(one.high):
-        return 1.0
-    grown = math.expm1(float(reach(one.errors, ALPHA)))
-    return (one.high - one.difference) / grown if grown > 0 else 1.0
-
-
-def _of_measure(one: Comparison, value: float) -> float | None:
-    """Return a value in units of the errors in those of the metric; None where it is not possible or not finite."""
-    value *= unit_of(one)
+def _possible(one: Comparison, value: float) -> float | None:
+    """Return a difference; None where it is not possible or not finite."""
     return value if math.isfinite(value) and not (is_share(one.metric) and value > 1) else None
 
 
@@ -478,7 +465,7 @@ def _side(one: Comparison, towards_zero: bool, level: float) -> float:
     errors = _errors(one)
     if one.log_ratio or _errors_give_it(one):
         half = float(reach(errors, level))
-        reached = unit_of(one) * (-math.expm1(-half) if down else math.expm1(half)) if one.log_ratio else half
+        reached = one.unit * (-math.expm1(-half) if down else math.expm1(half)) if one.log_ratio else half
     else:
         reached = side * _stretch(errors, level)
     if not towards_zero or size == 0 or (p < level) == (reached < size):
@@ -508,11 +495,11 @@ def _errors(one: Comparison) -> Sequence[tuple[float, float]]:
 def _visible(one: Comparison, level: float) -> float | None:
     """Return the difference that a test at a level finds in 80 % of cases."""
     if one.errors and any(error for error, _ in one.errors):
-        visible = _of_measure(one, Design.of(one.errors).smallest_difference(level))
+        size = one.design.smallest_difference(level)
     else:
         errors, half = _errors(one), (one.high - one.low) / 2
         size = half * (_stretch(errors, level) + _stretch(errors, 2 * (1 - POWER)))
-        visible = size if math.isfinite(size) and not (is_share(one.metric) and size > 1) else None
+    visible = _possible(one, size)
     if visible is not None and one.test == "McNemar exact":  # so many documents must change one way
         visible = max(visible, math.ceil(math.log2(2 / level)) / one.n)
     return visible

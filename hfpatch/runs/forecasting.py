@@ -19,7 +19,8 @@ from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.decision import ALPHA, POWER
 from hfpatch.results.folder import load_results
 from hfpatch.results.forecast import Detectable, Forecast, PlannedMethod, PlannedQuestion, PlannedTask
-from hfpatch.results.planning import Stored, cheapest, level_of, stored_for
+from hfpatch.results.parts import Comparison
+from hfpatch.results.planning import cheapest, level_of, stored_for
 from hfpatch.results.verdicts import look_parts, margin_for
 from hfpatch.runs.measuring import FORWARD, LATE_S, SECONDS, Measured, measure
 from hfpatch.runs.plan import Unit, plan_comparison, plan_study
@@ -219,8 +220,8 @@ def _questions(measured: Measured, units: Sequence[Unit], earlier: ComparisonRes
             spread = _deciding(measured.spreads.get(task))
             number = _units_of(measured, task, stored or None)
             if stored:
-                metric, design = stored.one.metric, stored.design.with_documents(number).with_seeds(max(2, seeds))
-                fields["like"] = stored.one.method, stored.one.reference
+                metric, design = stored.metric, stored.design.with_documents(number).with_seeds(max(2, seeds))
+                fields["like"] = stored.pair
             elif spread is not None and spread.sd is not None:
                 assumed = ASSUMED_OF_PAIRS[asked.name][_kind_of(spread, task, setup)]
                 differences = assumed.differences(spread.sd, accuracy=spread.accuracy)
@@ -278,12 +279,12 @@ def _assumed_of(questions: Sequence[PlannedQuestion], measured: Measured) -> lis
     return [said] if clauses else []
 
 
-def _units_of(measured: Measured, task: str, stored: Stored | None) -> int:
+def _units_of(measured: Measured, task: str, stored: Comparison | None) -> int:
     """Return how many documents, or groups of them as the stored ones have, the recipe has of a task or text."""
     recipe = measured.setup.recipe
     if task in measured.asked:
         documents = measured.asked[task].documents
-        return documents if stored is None else max(2, round(documents * stored.units / stored.one.n))
+        return documents if stored is None else max(2, round(documents * stored.units / stored.n))
     if task == HELD_OUT and recipe.data.held_out is not None:
         return recipe.data.held_out
     assert isinstance(recipe, Recipe)

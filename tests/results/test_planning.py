@@ -37,10 +37,10 @@ def test_a_pairs_own_variance_is_taken_before_that_of_the_median_pair():
     pairs = [("a", "b", 0.01), ("a", "c", 0.03), ("b", "c", 0.02), ("a", "baseline", 0.5)]
     results = results_of(*(difference(*pair) for pair in pairs))
     same = stored_for(results, ("a", "b"), "text", with_base=False)
-    assert (same.same, same.one.errors[1][0], same.units) == (True, 0.01, 200)
+    assert (same.pair, same.errors[1][0], same.units) == (("a", "b"), 0.01, 200)
     other = stored_for(results, ("new", "c"), "text", with_base=False)
-    assert (other.same, other.one.errors[1][0]) == (False, 0.02)
-    assert stored_for(results, ("new", "baseline"), "text", with_base=True).one.errors[1][0] == 0.5
+    assert other.errors[1][0] == 0.02
+    assert stored_for(results, ("new", "baseline"), "text", with_base=True).errors[1][0] == 0.5
     assert stored_for(results, ("a", "b"), "quiz", with_base=False) is None
     one_seed = difference("a", "b", 0.01).model_copy(update={"errors": [(0.004, 199)]})
     assert stored_for(results_of(one_seed), ("a", "b"), "text", with_base=False) is None
