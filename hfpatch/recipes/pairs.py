@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from hfpatch.recipes.budgets import Parts, budget_in, budget_of, points_of
@@ -40,21 +39,10 @@ class Compared(Protocol):
         """The primary questions."""
 
 
-@dataclass(frozen=True)
-class Control:
-    """A method that keeps one part of another method alone, and so shows where the other one's effect comes from.
+def controls_of(methods: Mapping[str, Parts]) -> dict[str, dict[str, str]]:
+    """Return the controls of every method that has any, each with the part of the method that it keeps alone, in words.
 
-    Attributes:
-        name: its name in the recipe.
-        keeps: the part that it keeps, in words.
-    """
-
-    name: str
-    keeps: str
-
-
-def controls_of(methods: Mapping[str, Parts]) -> dict[str, list[Control]]:
-    """Return the controls of every method that has any, in the order of the methods.
+    A control shows where the method's effect comes from. Both are in the order of the methods.
 
     ====================================  ==========================================================================
     a method that is one                  its controls
@@ -67,7 +55,7 @@ def controls_of(methods: Mapping[str, Parts]) -> dict[str, list[Control]]:
 
     One budget of a method has the controls of that budget and controls without a budget.
     """
-    by_method: dict[str, list[Control]] = {}
+    by_method: dict[str, dict[str, str]] = {}
     for method, parts in methods.items():
         ours = kind_of(parts)
         with_skip = ours == "pre_projection" and bool(parts[0].get("content_skip"))
@@ -86,7 +74,7 @@ def controls_of(methods: Mapping[str, Parts]) -> dict[str, list[Control]]:
             elif with_skip and kind == ours and other[0] == {k: v for k, v in parts[0].items() if k != "content_skip"}:
                 keeps = NO_SKIP
             if keeps is not None and budget_of(other) in (None, budget_of(parts)):
-                by_method.setdefault(method, []).append(Control(name, keeps))
+                by_method.setdefault(method, {})[name] = keeps
     return by_method
 
 
@@ -136,7 +124,7 @@ def references(recipe: Compared) -> dict[str, list[str]]:
                 others += [other for other in alike if budget_of(methods[other]) in (None, budget_of(parts))]
             if not others and "lora" in methods and not all("match" in part for part in parts):
                 others = ["lora"]
-            others += [control.name for control in controls.get(name, [])]
+            others += controls.get(name, {})
         others += [other for method, other in asked if method == name]
         if name != recipe.baseline:
             compared[name] = list(dict.fromkeys([recipe.baseline, *others]))

@@ -100,7 +100,7 @@ def test_every_method_of_the_zoo_that_is_matched_is_compared_with_the_lora_of_it
 
 
 def named(methods):
-    return {name: [(each.name, each.keeps) for each in controls] for name, controls in controls_of(methods).items()}
+    return {name: list(controls.items()) for name, controls in controls_of(methods).items()}
 
 
 def test_the_quickstarts_methods_have_their_controls():

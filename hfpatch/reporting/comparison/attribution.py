@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from hfpatch.errors import listed
-from hfpatch.recipes.pairs import Control, controls_of
+from hfpatch.recipes.pairs import controls_of
 from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.reporting.document import Column, Finding, Findings, Row, Section, Table, Text, Tone
 from hfpatch.reporting.numbers import NOTHING, Scale, decimal, metric_text, scale_of, verdict_text
@@ -75,14 +75,14 @@ def attribution(results: ComparisonResults) -> Iterator[Section]:
         made = [results.verdict(name, task, results.baseline) for task in tasks]  # numbers: table of differences
         cells = [NOTHING if each is None else verdict_text(results, each) for each in made]
         rows.append(Row((name, "all", *cells), strong=True))
-        known_shares: dict[str, list[tuple[Control, Share]]] = {}
-        for control in controls:
-            shares = {task: share(results, name, control.name, task) for task in tasks}
+        known_shares: dict[str, list[tuple[str, Share]]] = {}
+        for control, keeps in controls.items():
+            shares = {task: share(results, name, control, task) for task in tasks}
             cells = [NOTHING if reached is None else str(reached) for reached in shares.values()]
-            rows.append(Row((control.name, control.keeps, *cells)))
+            rows.append(Row((control, keeps, *cells)))
             for task, reached in shares.items():
                 if reached is not None:
-                    known_shares.setdefault(task, []).append((control, reached))
+                    known_shares.setdefault(task, []).append((keeps, reached))
         # one sentence, of the first task on which a share is known
         where = next((task for task in tasks if task in known_shares), None)
         if where is None:
@@ -90,7 +90,7 @@ def attribution(results: ComparisonResults) -> Iterator[Section]:
             findings.append(Finding(name, f"{why}, so which part carries its effect cannot be told.", "not tested"))
             continue
         ranked = sorted(known_shares[where], key=lambda pair: -pair[1].value)
-        most = [(each.keeps, reached) for each, reached in ranked if reached.low > _HALF]
+        most = [(keeps, reached) for keeps, reached in ranked if reached.low > _HALF]
         tone: Tone = "better" if most else "not tested"
         if len(most) == 1:
             conclusion = f"{most[0][0]} carries most of the effect"
