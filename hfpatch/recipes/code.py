@@ -25,7 +25,7 @@ def refuse_code(values: dict[str, Any], said: Collection[str], source: str) -> N
     """
     below = tuple(f"{key}." for key in said)
     named = []
-    for key, value in _leaves(values):
+    for key, value in leaves(values):
         last = key.rpartition(".")[2]
         if last in _CONSENTS:
             is_code = bool(value)
@@ -46,10 +46,10 @@ def refuse_code(values: dict[str, Any], said: Collection[str], source: str) -> N
         )
 
 
-def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
+def leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
     """Yield the dotted key and the value of every scalar."""
     if isinstance(value, dict | list):
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _leaves(item, f"{key}.{name}" if key else str(name))
+            yield from leaves(item, f"{key}.{name}" if key else str(name))
     else:
         yield key, value

@@ -64,7 +64,7 @@ class ComparedRecipe(NamedRecipe):
         of: str = "methods",
         measures: Collection[str] = tuple(MARGINS),
     ) -> None:
-        """Refuse a mistake in ``questions`` or ``margin``.
+        """Refuse a mistake in ``training.seeds``, ``questions`` or ``margin``.
 
         Args:
             names: of the methods or variants.
@@ -75,6 +75,11 @@ class ComparedRecipe(NamedRecipe):
         """
         held_out = [HELD_OUT] if self.data.held_out is not None else []
         gain, keep = self.questions.gain, self.questions.keep
+        check_once("training.seeds", self.training.all_seeds)
+        if self.training.looks and gain is None and keep is None:
+            raise HfpatchError(
+                "training.seeds.looks grows seeds until the primary questions are decided; ask one in questions"
+            )
         choices = list(dict.fromkeys([*names, *map(family_of, names)]))
         if gain is not None and gain.on is not None and gain.on not in (*held_out, *tasks):
             hint = "; data.held_out takes documents for it" if gain.on == HELD_OUT else nearest(gain.on, tasks)

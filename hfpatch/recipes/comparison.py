@@ -21,7 +21,7 @@ from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.methods import check_chosen, check_labels, check_methods
 from hfpatch.recipes.pairs import at_budgets, loras_of
-from hfpatch.recipes.questions import HELD_OUT, MARGINS, SAME_SIZE, TINYWORLD_MARGINS, Asked, QuestionSettings
+from hfpatch.recipes.questions import HELD_OUT, MARGINS, SAME_SIZE, TINYWORLD_MARGINS, Asked
 from hfpatch.recipes.retention import RetentionSettings, check_retention, task_of
 from hfpatch.recipes.sources import TextSource
 from hfpatch.recipes.strict import check_once, explain, load_as
@@ -65,11 +65,6 @@ class Recipe(ComparedRecipe):
         check_held_out(training, measured=data.held_out is not None)
         if self.budgets:
             raise ValueError("load_recipe reads budgets; else name methods lora@10k, with match: 10000")
-        check_once("training.seeds", training.all_seeds)
-        if training.looks and self.questions == QuestionSettings(gain=None, keep=None):
-            raise ValueError(
-                "training.seeds.looks grows seeds until the primary questions are decided; ask one in questions"
-            )
         check_once("evaluation.tasks", tasks)
         check_methods(self.methods, self.baseline)
         check_labels(self.labels, self.methods)
@@ -244,12 +239,12 @@ def _rearranged(values: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe's values with the budgets as methods, and the label in a method's first part in ``labels``."""
     if "architecture" in values:
         raise ValueError("has an architecture to train from scratch; use hfpatch pretrain")
-    methods, given = values.get("methods"), values.get("labels", {})
-    if not isinstance(methods, dict) or not isinstance(given, dict):
-        return with_points(values)
-    labels, bare = {}, dict(methods)
-    for name, parts in methods.items():
-        if isinstance(parts, list) and parts and isinstance(parts[0], dict) and "label" in parts[0]:
-            labels[name] = parts[0]["label"]
-            bare[name] = [{key: value for key, value in parts[0].items() if key != "label"}, *parts[1:]]
-    return with_points({**values, "methods": bare, "labels": {**labels, **given}} if labels else values)
+    methods, labels = values.get("methods"), values.get("labels", {})
+    if isinstance(methods, dict) and isinstance(labels, dict):
+        methods, labels = dict(methods), dict(labels)
+        for name, parts in methods.items():
+            if isinstance(parts, list) and parts and isinstance(parts[0], dict) and "label" in parts[0]:
+                labels.setdefault(name, parts[0]["label"])
+                methods[name] = [{key: value for key, value in parts[0].items() if key != "label"}, *parts[1:]]
+        values = {**values, "methods": methods, "labels": labels}
+    return with_points(values)

@@ -18,7 +18,6 @@ from hfpatch.recipes.strict import (
     PathText,
     Section,
     check_names,
-    check_once,
     explain,
     find_recipe,
     load_as,
@@ -119,15 +118,12 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> StudyRecipe:
-        check_once("training.seeds", self.training.all_seeds)
         check_names(*self.variants)
         if self.baseline not in self.variants:
             hint = nearest(self.baseline, self.variants)
             raise ValueError(f"baseline is {self.baseline!r}, which is not among variants{hint}")
         if self.data.held_out is None:
             raise ValueError("a study compares the loss on held-out text, and there is none; set data.held_out")
-        if self.training.looks and self.questions.gain is None:
-            raise ValueError("training.seeds.looks grows seeds until questions.gain is decided; ask it")
         self.check_questions(self.variants, of="variants", measures=("nats_per_token",))
         if self.tuning is not None and self.tuning.at != "every":
             raise ValueError("tuning.at is of methods with budgets, which variants have not; leave it out")

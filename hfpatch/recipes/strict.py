@@ -14,7 +14,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.recipes.code import refuse_code
+from hfpatch.recipes.code import leaves, refuse_code
 from hfpatch.support.folders import recipes_dir
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -99,6 +99,7 @@ class Section(BaseModel):
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)$|^[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)$")
 
 _NODES = 100_000
+_TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 _WORDING = {
     "Input should be": "must be",
@@ -125,15 +126,18 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            problem = None
             if not isinstance(key, yaml.ScalarNode):
                 problem = "a key is a list or a mapping; put text that begins with { or [ in quotes"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            if key.value in seen:
+            elif key.value in seen:
                 problem = f"the key {key.value!r} is given twice"
+            elif key.value == "on":  # a key of questions, which YAML 1.1 reads as true
+                key.tag = _TEXT
+            elif key.tag not in (_TEXT, _MERGE):
+                problem = f"the key {key.value!r} is not text; put it in quotes"
+            if problem is not None:
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
-            if key.value == "on":  # a key of questions, which YAML 1.1 reads as true
-                key.tag = "tag:yaml.org,2002:str"
         return super().construct_mapping(node, deep)
 
 
@@ -186,8 +190,7 @@ def load_as(
         raise HfpatchError(f"{source}: {error}") from None
     recipe = validate(values, model, source)
     if not trust_code:
-        said = [read_override(override)[0] for override in overrides]
-        refuse_code(recipe.model_dump(mode="json"), said, str(file))
+        refuse_code(recipe.model_dump(mode="json"), [read_override(override)[0] for override in overrides], str(file))
     return recipe
 
 
@@ -254,7 +257,11 @@ def validate(values: Mapping[str, Any], model: type[Model], source: str) -> Mode
     Raises:
         HfpatchError: at the first mistake: an unknown key, a wrong type or value, a contradiction.
     """
-    _check_plain(values, (), source)
+    for key, value in leaves(values):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise HfpatchError(f"{source}: {key} is {value}; must be a finite number")
+        if value is not None and not isinstance(value, str | int | float):  # a set or bytes of YAML
+            raise HfpatchError(f"{source}: {key} is {value!r}; must be text, a number, true, false or null")
     try:
         return model.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
@@ -282,36 +289,34 @@ def put_override(values: dict[str, Any], override: str, model: type[BaseModel]) 
     container: Any = values
     is_free = False  # whether the container is a mapping with free keys, from which null removes an entry
     for depth, key in enumerate(keys):
+        where, is_last = f"override {override!r}", depth == len(keys) - 1
         at: Any = key
-        has_fields = not is_free and not isinstance(container, list)
-        if section is not None and has_fields and key not in section.model_fields:
+        fields = {} if section is None or is_free or isinstance(container, list) else section.model_fields
+        if fields and key not in fields:
             name = ".".join(keys[: depth + 1])
-            raise HfpatchError(f"override {override!r}: unknown key {name!r}{_meant(key, section, model)}")
+            raise HfpatchError(f"{where}: unknown key {name!r}{_meant(key, section, model)}")
         if isinstance(container, list):
             if not key.isdecimal() or int(key) >= len(container):
                 hint = NO_OWN_RATE if key in RATES else ""
-                raise HfpatchError(
-                    f"override {override!r}: {key!r} is not an index of a list of {len(container)} items{hint}"
-                )
+                raise HfpatchError(f"{where}: {key!r} is not an index of a list of {len(container)} items{hint}")
             at = int(key)
         elif not isinstance(container, dict):
-            raise HfpatchError(f"override {override!r}: {key!r} lies below a {_kind_of(container)}, which has no keys")
-        elif section is not None and has_fields and container.get(key) is None:
+            raise HfpatchError(f"{where}: {key!r} lies below a {_kind_of(container)}, which has no keys")
+        elif fields and container.get(key) is None:
             container[key] = {}
-        if depth == len(keys) - 1 and value is None and is_free:
-            if key not in container:
-                raise HfpatchError(f"override {override!r}: no entry {key!r} to take out{nearest(key, container)}")
-            del container[key]
-        elif depth == len(keys) - 1:
+        elif key not in container and (not is_last or (is_free and value is None)):
+            what = f"no entry {key!r} to take out" if is_last else f"unknown key {key!r}"
+            raise HfpatchError(f"{where}: {what}{nearest(key, container)}")
+        if is_last and is_free and value is None:
+            del container[at]
+        elif is_last:
             container[at] = value
-            if section is not None and has_fields and value is not None:
+            if fields and value is not None:
                 container.pop(getattr(section, "instead_of", {}).get(key), None)
-        elif isinstance(container, dict) and key not in container:
-            raise HfpatchError(f"override {override!r}: unknown key {key!r}{nearest(key, container)}")
         else:
             container, is_free = container[at], False
-            if section is not None and has_fields:  # otherwise that of the items of a list or a mapping
-                is_mapping = get_origin(section.model_fields[key].annotation) is dict
+            if section is not None and fields:  # otherwise that of the items of a list or a mapping
+                is_mapping = get_origin(fields[key].annotation) is dict
                 section = section_of(section, key)
                 is_free = isinstance(container, dict) and (section is None or is_mapping)
 
@@ -323,23 +328,6 @@ def section_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:
     options += [get_args(option)[0] for option in options if get_origin(option) is Annotated]
     options += [item for option in options if get_origin(option) is tuple for item in get_args(option)]
     return next((kind for kind in options if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-
-
-def _check_plain(value: object, path: tuple[str, ...], source: str) -> None:
-    """Refuse values of YAML that JSON does not have: keys that are not text, nan, infinity, sets and bytes."""
-    where = ".".join(path) or "the top level"
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise HfpatchError(f"{source}: {where}: the key {key!r} is a {_kind_of(key)}; put it in quotes")
-            _check_plain(item, (*path, key), source)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _check_plain(item, (*path, str(index)), source)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise HfpatchError(f"{source}: {where} is {value}; must be a finite number")
-    elif value is not None and not isinstance(value, (str, int, float)):
-        raise HfpatchError(f"{source}: {where} is {value!r}; must be text, a number, true, false or null")
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:

@@ -131,7 +131,7 @@ def test_a_wrong_override_is_named(write, override, parts):
         ("  steps: 100", "  - steps", ["training", "mapping"]),
         ("name: small", "name: 7", ["name", "7", "string"]),
         ("name: small", "name: small\nname: other", ["line 2", "'name'", "twice"]),
-        ("  lora:", "  no:", ["methods", "False", "quotes"]),
+        ("  lora:", "  no:", ["line 8", "the key 'no'", "quotes"]),
         ("name: small", "name: small\nevaluation: {batch_size: 0}", ["evaluation.batch_size", "greater than 0"]),
         ("name: small", "name: small\nevaluation: {tasks: []}", ["evaluation.tasks is []; must have at least 1 item"]),
         ("name: small", "name: small\nmodel: {dtype: int8}", ["model.dtype", '"int8"', "'float32'"]),

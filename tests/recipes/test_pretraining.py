@@ -146,7 +146,7 @@ def test_the_decay_of_a_study_is_that_of_its_runs_with_wsd(write, where):
             STUDY.replace("seeds: [0, 7]", "seeds: {looks: [2, 3]}"),
             "baseline:",
             "questions: {gain: null}\nbaseline:",
-            ["training.seeds.looks", "questions.gain"],
+            ["training.seeds.looks", "ask one in questions"],
         ),
         (PRETRAIN, "name: tiny", "name: tiny\ntraining: {decay_steps: 5}", ["decay_steps is of training.schedule=wsd"]),
         (STUDY, "{steps: 20,", "{steps: 20, decay_steps: 5,", ["decay_steps is of training.schedule=wsd"]),
