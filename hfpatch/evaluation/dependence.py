@@ -99,9 +99,9 @@ class Neighbours(NamedTuple):
 
     @classmethod
     def of(cls, dependence: Dependence, units: int) -> Neighbours:
-        """Return the runs to take of so many documents, or declared groups, after an alarm.
+        """Return the length of runs for ``units`` documents, or declared groups, after an alarm.
 
-        Where the length of the largest ratio leaves too few of them for a test, it is taken all the same.
+        It is the length of the largest ratio, or two or four times that while enough runs for a test remain.
         """
         longer = (times * dependence.length for times in (2, 4))
         return cls(max([dependence.length, *(run for run in longer if units >= FEWEST_DOCUMENTS * run)]), dependence.p)

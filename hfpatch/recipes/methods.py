@@ -47,7 +47,7 @@ def check_chosen(chosen: Collection[str], methods: Collection[str], baseline: st
 
 
 def check_labels(labels: Mapping[str, str], methods: Mapping[str, Parts]) -> None:
-    """Refuse labels of no method, and those that are no single short line or that two methods would have."""
+    """Refuse a label without a method, one that is not a single short line, and one that two methods share."""
     seen = {name: name for name in methods if name not in labels}
     for name, label in labels.items():
         if name not in methods:

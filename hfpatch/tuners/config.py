@@ -154,9 +154,9 @@ class MethodConfig(PeftConfig):
         return tuple(place for place in PLACES if hasattr(self, place))
 
     def takes_autocast(self) -> bool:
-        """Return whether the method takes tensors in autocast's dtype, and rounds its result once all the same.
+        """Return whether the method takes tensors in autocast's dtype and still rounds its result only once.
 
-        False: they come in the dtype of its parts at least, by a copy of each.
+        If not, it receives copies in at least the dtype of its parts.
         """
         return False
 

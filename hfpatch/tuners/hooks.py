@@ -201,7 +201,7 @@ def _onloaded(parts: Parts, layer: int) -> Iterator[None]:
     """Load the weights that accelerate keeps elsewhere: its hooks act when a module is called, and methods read too.
 
     Raises:
-        HfpatchError: if weights are nowhere; torch computes with them all the same, and gives arbitrary values.
+        HfpatchError: if weights are nowhere; torch would compute arbitrary values from them.
     """
     offloaded: list[Any] = [
         module
