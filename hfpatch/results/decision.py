@@ -171,7 +171,19 @@ class Design:
         from scipy.special import ndtr
 
         error, wide, narrow = self._points(level)
-        return _chance(lambda end: ndtr((end - effect) / error), name, wide, narrow, margin)
+
+        def below(end: Array) -> Array:
+            """Return the probability of a difference below ``end``."""
+            probability: Array = ndtr((end - effect) / error)
+            return probability
+
+        if name == "keep":
+            undecided = np.maximum(0.0, below(narrow - margin) - below(-narrow))
+        else:
+            inner = np.maximum(0.0, margin - narrow)  # nearer to 0 is equivalent
+            outer = np.maximum(wide, inner)
+            undecided = below(outer) - below(inner) + below(-inner) - below(-outer)
+        return float(1 - np.mean(undecided))
 
     def smallest_difference(self, level: float, name: Name = "gain") -> float:
         """Return the true difference, of ``keep`` the true loss, that is found in 80 % of cases."""
@@ -228,17 +240,6 @@ class Design:
                 return float(brentq(excess, 0.0, high, xtol=1e-4 * high))
             high *= 2
         return math.inf
-
-
-def _chance(below: Callable[[Array], Array], name: Name, wide: Array, narrow: Array, margin: float) -> float:
-    """Return the mean probability of a decision, where ``below`` is the distribution of the difference."""
-    if name == "keep":
-        undecided = np.maximum(0.0, below(narrow - margin) - below(-narrow))
-    else:
-        inner = np.maximum(0.0, margin - narrow)  # nearer to 0 is equivalent
-        outer = np.maximum(wide, inner)
-        undecided = below(outer) - below(inner) + below(-inner) - below(-outer)
-    return float(1 - np.mean(undecided))
 
 
 def fewest(

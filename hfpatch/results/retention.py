@@ -124,40 +124,35 @@ def kept_answers(
         grouped: whether documents come in groups; the shares then have no interval.
     """
     right = base == 1
-    kept, won = _share(answers[:, right], grouped), _share(answers[:, ~right], grouped)
     return KeptAnswers(
         method=method,
         task=task,
         seeds=len(answers),
         right=int(right.sum()),
         wrong=int((~right).sum()),
-        kept=kept[0],
-        kept_low=kept[1],
-        kept_high=kept[2],
-        won=won[0],
-        won_low=won[1],
-        won_high=won[2],
+        **_share("kept", answers[:, right], grouped),
+        **_share("won", answers[:, ~right], grouped),
     )
 
 
-def _share(answers: NDArray[np.float64], grouped: bool) -> tuple[float, float, float]:
-    """Return the share of right answers, (seeds, documents), over seeds and documents, and its interval.
+def _share(name: str, answers: NDArray[np.float64], grouped: bool) -> dict[str, float]:
+    """Return the share of right answers, (seeds, documents), over seeds and documents, and its interval, by field.
 
     The interval is that of :class:`hfpatch.evaluation.stats.Estimate`, with one document right and one wrong added so
     that documents that all agree have some variation.
     """
     seeds, documents = answers.shape
     if not documents:
-        return math.nan, -math.inf, math.inf
+        return {name: math.nan}
     value = float(answers.mean())
     if grouped:
-        return value, -math.inf, math.inf
+        return {name: value}
     of_documents = np.append(answers.mean(axis=0), [1.0, 0.0])
     parts = [(float(of_documents.std(ddof=1)) / math.sqrt(documents + 2), documents + 1.0)]
     if seeds > 1:
         parts.append((float(answers.mean(axis=1).std(ddof=1)) / math.sqrt(seeds), seeds - 1.0))
     half = float(reach(parts, ALPHA))
-    return value, max(0.0, value - half), min(1.0, value + half)
+    return {name: value, f"{name}_low": max(0.0, value - half), f"{name}_high": min(1.0, value + half)}
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

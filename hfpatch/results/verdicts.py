@@ -385,10 +385,14 @@ def with_rates(verdict: Verdict, errors: Mapping[str, float | None], bits_per_na
     return verdict.model_copy(update=update)
 
 
-def interval_at(one: Comparison, level: float) -> tuple[float, float]:
-    """Return the interval of a difference at the level ``1 - level``, from its errors, within what is possible."""
+def interval_at(one: Comparison, level: float, near: float | None = None) -> tuple[float, float]:
+    """Return the interval of a difference at the level ``1 - level``, from its errors, within what is possible.
+
+    The end near 0 is at the level ``1 - near`` where that is given.
+    """
     above = one.difference > 0
-    return within(one, one.difference - _side(one, above, level), one.difference + _side(one, not above, level))
+    down, up = (near or level, level) if above else (level, near or level)
+    return within(one, one.difference - _side(one, above, down), one.difference + _side(one, not above, up))
 
 
 def within(one: Comparison, low: float, high: float) -> tuple[float, float]:
@@ -436,15 +440,12 @@ def judge(
         tested.sort(key=lambda pair: pair[1].p or 0.0)
         corrected = holm([one.p or 0.0 for _, one in tested])
         for rank, (index, one) in enumerate(tested):
-            rejected, above = corrected[rank] < ALPHA, one.difference > 0
-            far = ALPHA / len(tested)
+            rejected, far = corrected[rank] < ALPHA, ALPHA / len(tested)
             near = ALPHA / (len(tested) - rank) if rejected and (one.p or 0.0) >= far else far  # its step in Holm's
-            low = one.difference - _side(one, above, near if above else far)
-            high = one.difference + _side(one, not above, far if above else near)
-            low, high = within(one, low, high)
+            low, high = interval_at(one, far, near)
             outcome: Outcome = "not decided"
             if rejected:
-                outcome = "better" if above == drafts[index].higher_is_better else "worse"
+                outcome = "better" if (one.difference > 0) == drafts[index].higher_is_better else "worse"
             update: dict[str, Any] = {"outcome": outcome, "p_corrected": corrected[rank], "family": len(tested)}
             update |= {"corrected_low": low, "corrected_high": high, "level": far, "detectable": _visible(one, far)}
             drafts[index] = drafts[index].model_copy(update=update)
