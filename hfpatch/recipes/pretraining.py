@@ -23,7 +23,7 @@ from hfpatch.recipes.strict import (
     load_as,
     read_yaml,
 )
-from hfpatch.recipes.training import PretrainSettings, StudySettings, check_decay, check_held_out, check_loop
+from hfpatch.recipes.training import PretrainSettings, StudySettings, check_decay, check_held_out
 from hfpatch.recipes.tuning import TuningSettings, Values, check_tuning, point_name, refuse_rate, trial_changes
 
 _SEED = Annotated[NonNegativeInt, Field(lt=SEED_LIMIT)]
@@ -67,7 +67,6 @@ class PretrainRecipe(_Pretraining):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> PretrainRecipe:
-        check_loop(self.training)
         check_held_out(self.training, measured=self.data.held_out is not None or self.evaluation_data is not None)
         check_decay(self.training)
         if self.evaluation_data is not None:
@@ -204,12 +203,14 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
         """Return the recipe of one run, a final one or a trial of tuning, at the values of a trial."""
         changes = self.variants[variant]
         training = self.training.model_dump(mode="json", exclude={"seeds"}) | changes.training
+        if trial and self.tuning is not None:
+            training |= trial_changes(self.training, self.tuning)
         for key, value in values.items():
             first, _, rest = key.partition(".")
             training[first] = {**training[first], rest: value} if rest else value
         if training["schedule"] != "wsd":  # another variant has it, or another value of the grid
             training["decay_steps"] = None
-        recipe = PretrainRecipe.model_validate_json(
+        return PretrainRecipe.model_validate_json(
             json.dumps(
                 {
                     **self.model_dump(mode="json", include={"data", "tokenizer", "data_dir"}),
@@ -222,10 +223,6 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
             ),
             strict=True,
         )
-        if not trial or self.tuning is None:
-            return recipe
-        training_of_trial = recipe.training.replaced(trial_changes(recipe.training, self.tuning))
-        return recipe.model_copy(update={"training": training_of_trial})
 
 
 def load_pretrain_or_study(

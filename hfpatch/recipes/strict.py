@@ -352,8 +352,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     message = _AMOUNT.sub(r"must have \1", message)
     for theirs, ours in _WORDING.items():
         message = message.replace(theirs, ours)
-    if first["type"] == "value_error":
-        return f"{path + ': ' if path else ''}{message}{others}"
+    if first["type"] == "value_error":  # which may name the key itself
+        return f"{path + ': ' if path and not message.startswith(path) else ''}{message}{others}"
     shown = json.dumps(first["input"], ensure_ascii=False)
     return f"{path} is {shown if len(shown) <= 60 else f'{shown[:57]}...'}; {message}{others}"
 

@@ -16,13 +16,14 @@ from pydantic import (
     PositiveInt,
     SerializerFunctionWrapHandler,
     Tag,
+    ValidationError,
     model_serializer,
     model_validator,
 )
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import check_plan_size
-from hfpatch.recipes.strict import MOST_SEEDS, Dtype, Section, Seeds
+from hfpatch.recipes.strict import MOST_SEEDS, Dtype, Section, Seeds, explain
 
 Group = Literal["pre_projection", "skip", "query", "lora", "other"]
 """Groups of trained tensors by their role, each of which may have its own learning rate or dtype."""
@@ -101,9 +102,19 @@ class LoopSettings(Section):
     """Trackers that ``transformers`` knows, such as tensorboard, wandb or trackio; each must be installed."""
 
     @model_validator(mode="after")
-    def _steps_or_epochs(self) -> LoopSettings:
-        if self.epochs is not None and "steps" in self.model_fields_set:
-            raise ValueError("training.epochs and training.steps both say how long to train; leave one out")
+    def _no_contradiction(self) -> LoopSettings:
+        micro, batch = self.micro_batch_size, self.batch_size
+        if micro is not None and batch % micro:
+            raise ValueError(f"training.micro_batch_size is {micro}; must divide training.batch_size ({batch})")
+        if self.epochs is not None:  # how many steps they are is known once the text is
+            if "steps" in self.model_fields_set:
+                raise ValueError("training.epochs and training.steps both say how long to train; leave one out")
+            return self
+        if self.warmup_steps >= self.steps:
+            raise ValueError(
+                f"training.warmup_steps is {self.warmup_steps}; must be below training.steps ({self.steps})"
+            )
+        check_plan_size(self.steps, batch)
         return self
 
     @model_serializer(mode="wrap")
@@ -215,20 +226,6 @@ def group_of(name: str) -> Group:
     return next((group for mark, group in _MARKS if any(part.startswith(mark) for part in parts)), "other")
 
 
-def check_loop(training: LoopSettings) -> None:
-    """Refuse settings of a training that contradict each other."""
-    micro, batch = training.micro_batch_size, training.batch_size
-    if micro is not None and batch % micro:
-        raise HfpatchError(f"training.micro_batch_size is {micro}; must divide training.batch_size ({batch})")
-    if training.epochs is not None:  # how many steps they are is known once the text is
-        return
-    if training.warmup_steps >= training.steps:
-        raise HfpatchError(
-            f"training.warmup_steps is {training.warmup_steps}; must be below training.steps ({training.steps})"
-        )
-    check_plan_size(training.steps, batch)
-
-
 def check_decay(training: LoopSettings, *tried: object) -> None:
     """Refuse ``decay_steps`` where neither the schedule nor one of those tried is wsd."""
     if training.decay_steps is None or "wsd" in (training.schedule, *tried):
@@ -248,12 +245,11 @@ def with_steps(training: AnySettings, blocks: int) -> AnySettings:
     if training.epochs is None:
         return training
     steps = math.ceil(training.epochs * blocks / training.batch_size)
-    in_steps = training.model_copy(update={"steps": steps, "epochs": None})
     try:
-        check_loop(in_steps)
-    except HfpatchError as error:
-        raise HfpatchError(f"training.epochs is {training.epochs:g} of {blocks} blocks: {error}") from None
-    return in_steps
+        return training.replaced({"steps": steps, "epochs": None})
+    except ValidationError as error:
+        why = explain(error, type(training))
+        raise HfpatchError(f"training.epochs is {training.epochs:g} of {blocks} blocks: {why}") from None
 
 
 def check_held_out(training: LoopSettings, *, measured: bool) -> None:
