@@ -245,11 +245,11 @@ def test_the_working_directory_is_none_also_where_it_hides_or_adds_to_a_package(
 
 
 def test_an_installed_module_is_imported_without_the_working_directory(site, monkeypatch):
-    (site / "theirs_f.py").write_text("import sys\nfound = list(sys.path)")
-    found = plugins.named_object("theirs_f:found")
-    assert str(Path.cwd()) not in found
+    (site / "theirs_f.py").write_text("import sys\npath = list(sys.path)")
+    path = plugins.named_object("theirs_f:path")
+    assert str(Path.cwd()) not in path
     del sys.modules["theirs_f"]
-    refuse_code({"methods": {"a": [{"type": "theirs_f:found"}]}}, [], "recipe.yaml")
+    refuse_code({"methods": {"a": [{"type": "theirs_f:path"}]}}, [], "recipe.yaml")
     assert hfpatch.__name__ not in sys.path
 
 

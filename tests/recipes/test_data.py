@@ -11,9 +11,9 @@ from hfpatch.recipes.data import DataSettings, check_overlap
 def test_bounds():
     assert DataSettings(held_out=0) == DataSettings()
     bad = [{"held_out": -1}, {"min_characters": -1}, {"max_documents": 0}, {"sauce": "x"}]
-    for each in [*bad, {"block_size": 1}, {"block_size": 10**9}]:
+    for settings in [*bad, {"block_size": 1}, {"block_size": 10**9}]:
         with pytest.raises(ValidationError):
-            DataSettings(**each)
+            DataSettings(**settings)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_template_of_a_mixture_is_that_of_its_conversations():
     ],
 )
 def test_evaluating_on_what_is_trained_on_is_a_mistake(training, evaluation, message):
-    trained, measured = (DataSettings(**{"source": "a.txt", **each}) for each in (training, evaluation))
+    trained, measured = (DataSettings(**{"source": "a.txt", **settings}) for settings in (training, evaluation))
     with nullcontext() if message is None else pytest.raises(HfpatchError, match=re.escape(message)):
         check_overlap(trained, measured)
 

@@ -23,15 +23,6 @@ def test_left_out_everything_is_stock():
     assert (settings.mlp_width, settings.head_size) == (None, None)
 
 
-def test_a_recipes_architecture_becomes_the_model():
-    model = build_model({**TINY, "biases": False, "mlp_width": 2.5, "query": {"path": "nonlinear", "rank": 3}}, seed=2)
-    block = model.transformer.h[0]
-    assert block.attn.c_attn.paths["query"].f.up.weight.shape == (3, 32)
-    assert block.mlp.c_fc.weight.shape == (80, 32)
-    again = build_model({**TINY, "biases": False, "mlp_width": 2.5, "query": {"path": "nonlinear", "rank": 3}}, seed=2)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -71,7 +62,6 @@ def test_mistakes_are_one_clear_line(changes, message):
     ("changes", "message"),
     [
         ({"mlp_width": 0.001}, "architecture.mlp_width: 0.001 times d=32 is no width"),
-        ({"n_embd": 33, "n_head": 3, "query": {}}, "architecture.query: hidden size 33 is odd.*give rank=N"),
         ({"head_size": 9, "query": {}}, "anchor: identity needs .*d_q=36 and d=32; set path: nonlinear with anchor: w"),
         ({"head_size": 9, "query": {"path": "identity"}}, "path: identity needs it as wide as the hidden state"),
         ({"query": {"source": "mlp"}}, "mlp needs two blocks at least"),

@@ -100,7 +100,7 @@ def test_a_question_about_methods_with_budgets_is_asked_at_each(write):
     keep = Asked("keep", (("pre@1k", "baseline"), ("pre@2k", "baseline")), ("wikitext",))
     assert recipe.asked(sizes, {"wikitext": True}) == [Asked("gain", pairs, ("wikitext",)), keep]
     assert references(recipe)["pre@1k"] == ["baseline", "lora@1k", "one"]
-    assert [each.pairs for each in recipe.only(["pre@1k", "lora@1k"]).asked(sizes, {"wikitext": True})] == [
+    assert [question.pairs for question in recipe.only(["pre@1k", "lora@1k"]).asked(sizes, {"wikitext": True})] == [
         (("pre@1k", "lora@1k"),),
         (("pre@1k", "baseline"),),
     ]

@@ -56,8 +56,8 @@ def properties(schema):
     """Yield every key of every section."""
     if isinstance(schema, dict):
         yield from schema.get("properties", {}).items() if "type" in schema else ()
-        for each in schema.values():
-            yield from properties(each)
+        for inner in schema.values():
+            yield from properties(inner)
 
 
 @pytest.mark.parametrize("kind", recipe_reference.KINDS)

@@ -83,7 +83,7 @@ def test_looks_agree_with_the_decisions_of_the_simulation():
         for seeds in reversed(looks):
             difference, error = values[:seeds].mean(), values[:seeds].std(ddof=1) / math.sqrt(seeds)
             level = 0.05 * seeds / sum(looks)
-            wide, narrow = (reach_of(error, seeds, 0.004, each) for each in (level, 2 * level))
+            wide, narrow = (reach_of(error, seeds, 0.004, a) for a in (level, 2 * level))
             ends = [(difference - half, difference + half) for half in (wide, narrow)]
             if (outcome := decide_gain(*ends, DELTA)) != "undecided":
                 expected = (outcome, seeds)

@@ -44,10 +44,10 @@ def test_a_mean_is_rounded_once_whatever_the_python(results, monkeypatch):
 def test_the_baseline_has_no_parts_and_verdicts_follow_from_comparisons(build, raw, results):
     raw["methods"] = {"lora": raw["methods"]["lora"], "frozen": raw["methods"]["baseline"]}
     assert build(raw).baseline == "frozen"
-    outcomes = {(each.question, each.method, each.task): each.outcome for each in results.verdicts}
+    outcomes = {(verdict.question, verdict.method, verdict.task): verdict.outcome for verdict in results.verdicts}
     assert outcomes["base", "lora", "tinyworld_text"] == "not decided"  # p = 0.02, corrected 0.08
     assert outcomes["lora", "pre_projection_skip", "tinyworld_text"] == "better"
-    assert {each.family for each in results.answers("base")} == {6}
+    assert {verdict.family for verdict in results.answers("base")} == {6}
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,10 @@ def results_of(*comparisons):
     methods = {
         name: {"parts": [] if name == "baseline" else [{"type": "lora"}]} for name in ("baseline", "a", "b", "c")
     }
-    for each in methods.values():
-        each["parameters"] = {"trainable": 1, "added": 1, "base": 1}
+    for method in methods.values():
+        method["parameters"] = {"trainable": 1, "added": 1, "base": 1}
     given = {"schema": 2, "name": "earlier", "complete": True, "tasks": tasks, "methods": methods}
-    return ComparisonResults.model_validate({**given, "comparisons": [each.to_json() for each in comparisons]})
+    return ComparisonResults.model_validate({**given, "comparisons": [one.to_json() for one in comparisons]})
 
 
 def test_a_pairs_own_variance_is_taken_before_that_of_the_median_pair():

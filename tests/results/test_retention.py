@@ -68,14 +68,17 @@ def test_the_verdicts_are_corrected_over_methods_and_texts_by_bits_per_byte():
     trained = method.model_copy(update={"parts": [{"type": "lora"}]})
     methods = {"baseline": method, **dict.fromkeys("ab", trained)}
     whole = ComparisonResults(name="any", methods=methods, retention=retention)
-    corrected = {(each.method, each.task): each.p_corrected for each in whole.verdicts}
+    corrected = {(verdict.method, verdict.task): verdict.p_corrected for verdict in whole.verdicts}
     assert corrected == {
         ("b", TEXT): pytest.approx(0.08), ("b", other): pytest.approx(0.08), ("a", TEXT): pytest.approx(0.08),
         ("a", other): pytest.approx(0.5),
     }  # fmt: skip
-    assert {each.family for each in whole.answers("retention")} == {4}
+    assert {verdict.family for verdict in whole.answers("retention")} == {4}
     some = whole.only(["a"])
-    assert [each.p_corrected for each in some.answers("retention")] == [corrected["a", TEXT], corrected["a", other]]
+    assert [one.p_corrected for one in some.answers("retention")] == [
+        corrected["a", TEXT],
+        corrected["a", other],
+    ]
     kept = some.retention
     assert Retention.model_validate(json.loads(json.dumps(kept.to_json()))).points == kept.points
 

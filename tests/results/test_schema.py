@@ -20,13 +20,13 @@ def test_the_committed_results_fit_the_exported_schema(path):
     loaded = results.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"verdicts"})
     verdicts = raw.pop("verdicts", [])
     assert loaded == raw  # nothing lost; fields that are newer than the file stay out
-    computed = [each.to_json() for each in getattr(results, "verdicts", [])]
-    assert [each["outcome"] for each in computed] == [each["outcome"] for each in verdicts]
+    computed = [verdict.to_json() for verdict in getattr(results, "verdicts", [])]
+    assert [verdict["outcome"] for verdict in computed] == [verdict["outcome"] for verdict in verdicts]
     for key in ("difference", "corrected_low", "corrected_high", "p_corrected", "level", "detectable", "seeds_needed"):
-        assert [each.get(key) for each in computed if each.get(key) is not None] == pytest.approx(
-            [each[key] for each in verdicts if each.get(key) is not None], rel=1e-6
+        assert [verdict.get(key) for verdict in computed if verdict.get(key) is not None] == pytest.approx(
+            [verdict[key] for verdict in verdicts if verdict.get(key) is not None], rel=1e-6
         )
-        assert [each.get(key) is None for each in computed] == [each.get(key) is None for each in verdicts]
+        assert [verdict.get(key) is None for verdict in computed] == [verdict.get(key) is None for verdict in verdicts]
 
 
 def test_the_schema_takes_results_and_refuses_a_wrong_type():

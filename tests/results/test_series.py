@@ -42,7 +42,7 @@ def test_several_tensors_of_a_layer_are_one_norm(tmp_path):
 def test_the_mean_is_over_the_runs_that_have_a_layer():
     series = [LayerSeries(quantity="a", points={0: 1.0, 1: 2.0}), LayerSeries(quantity="a", points={0: 3.0})]
     series.append(LayerSeries(quantity="a", group="g", points={0: 7.0}))
-    assert [(each.group, each.points) for each in mean_series(series)] == [("", {0: 2.0, 1: 2.0}), ("g", {0: 7.0})]
+    assert [(one.group, one.points) for one in mean_series(series)] == [("", {0: 2.0, 1: 2.0}), ("g", {0: 7.0})]
 
 
 def test_what_inspect_printed_is_read(tmp_path):
@@ -59,7 +59,7 @@ def test_what_inspect_printed_is_read(tmp_path):
     (run := tmp_path / "runs" / "lora" / "seed-0").mkdir(parents=True)
     (run / ANALYSIS).write_text(json.dumps(measured))
     series, broken = read_analyses(tmp_path, "lora")
-    assert [(each.quantity, each.group, each.points) for each in series] == [
+    assert [(one.quantity, one.group, one.points) for one in series] == [
         ("‖f(x)‖ / ‖A(x)‖", "a, query", {0: 0.0, 1: 0.1}),
         ("cosine of f(x) and A(x)", "a, query", {0: -0.5, 1: -0.5}),
         ("loss added when the layer is left out", "", {1: 0.25}),

@@ -119,7 +119,10 @@ def test_questions_are_families_of_their_own():
     made = [comparison(f"m{i}", 2.3, 1.0, 1e6, other="base" if i % 2 else "lora") for i in range(8)]
     assert {question_of(one.pair, "base", ["lora"]) for one in made} == {"base", "lora"}
     pairs = {name: [one.pair for one in made if one.reference == name] for name in ("base", "lora")}
-    assert {each.question: each.family for each in judge(made, pairs, {"text": BITS})} == {"base": 4, "lora": 4}
+    assert {one.question: one.family for one in judge(made, pairs, {"text": BITS})} == {
+        "base": 4,
+        "lora": 4,
+    }
 
 
 def test_no_difference_of_shares_is_larger_than_1():
@@ -143,9 +146,9 @@ GAIN = PrimaryQuestion(question="gain", pairs=[("a", "lora"), ("b", "lora")], on
 def paired(method, difference, *, seeds=5, error=0.004, **more):
     """A difference over seeds and 200 documents by bits per byte; lower is better."""
     errors = [(0.003, 199.0), (error, seeds - 1.0)]
-    half = np.hypot(*(stats.t.ppf(0.975, freedom) * each for each, freedom in errors))
+    half = np.hypot(*(stats.t.ppf(0.975, freedom) * error for error, freedom in errors))
     fields = {"low": difference - half, "high": difference + half, "errors": errors, "other": "lora"}
-    fields["p"] = Estimate(difference, [Part(*each) for each in errors if each[1]]).p
+    fields["p"] = Estimate(difference, [Part(*part) for part in errors if part[1]]).p
     return comparison(method, difference, error, seeds - 1, **{"seeds": seeds, **fields, **more})
 
 
@@ -183,12 +186,12 @@ def test_the_interval_of_a_pair_shows_its_outcome():
 
 
 def test_an_undecided_pair_says_what_would_decide_it():
-    (each, missing) = primary(GAIN, paired("a", -0.03, error=0.012), why_not=lambda method, *_: f"{method} is gone")
-    assert each.outcome == "undecided"
+    (one, missing) = primary(GAIN, paired("a", -0.03, error=0.012), why_not=lambda method, *_: f"{method} is gone")
+    assert one.outcome == "undecided"
     design = Design((0.003, 199), (0.012, 4), estimate_freedom=4)
-    assert design.with_seeds(each.seeds_needed).decides("gain", 0.03, 0.025, 0.02) >= 0.8
-    assert design.with_seeds(each.seeds_needed - 1).decides("gain", 0.03, 0.025, 0.02) < 0.8
-    assert each.documents_needed is None  # the seeds vary too much
+    assert design.with_seeds(one.seeds_needed).decides("gain", 0.03, 0.025, 0.02) >= 0.8
+    assert design.with_seeds(one.seeds_needed - 1).decides("gain", 0.03, 0.025, 0.02) < 0.8
+    assert one.documents_needed is None  # the seeds vary too much
     assert (missing.outcome, missing.why) == ("not tested", "b is gone")
 
 
@@ -206,8 +209,8 @@ def test_an_undecided_pair_says_what_would_decide_it():
 )  # fmt: skip
 def test_what_one_seed_or_a_diverged_one_leaves_open(made, diverged, outcome, why):
     asked = GAIN.model_copy(update={"pairs": [("a", "lora")]})
-    (each,) = primary(asked, made, diverged=diverged)
-    assert (each.outcome, each.why) == (outcome, why)
+    (verdict,) = primary(asked, made, diverged=diverged)
+    assert (verdict.outcome, verdict.why) == (outcome, why)
 
 
 def test_what_is_kept_is_decided_on_every_task_against_the_base():
@@ -215,12 +218,15 @@ def test_what_is_kept_is_decided_on_every_task_against_the_base():
     made = [paired("a", 0.003, other="base", error=0.001), paired("a", 0.09, other="base", task="quiz")]
     text, quiz = primary(asked, *made)
     assert [(text.outcome, text.level), (quiz.outcome, quiz.level)] == [("kept", 0.05), ("lost", 0.05)]
-    assert [each.margin for each in primary(asked, *made, margins={"quiz": 0.2, "bits_per_byte": 0.01})] == [0.01, 0.2]
+    assert [verdict.margin for verdict in primary(asked, *made, margins={"quiz": 0.2, "bits_per_byte": 0.01})] == [
+        0.01,
+        0.2,
+    ]
     assert primary(asked, *made, margins={})[0].outcome == "undecided"  # signs alone
     for difference in np.linspace(0.002, 0.02, 19):  # the interval and p that are shown agree with the outcome
-        (each, _) = primary(asked, paired("a", difference, other="base"))
-        assert ("lost" in each.outcome) == (each.corrected_low > 0) == (each.p_corrected < 0.05)
-        assert (each.outcome in ("kept", "lost by less than the margin")) == (each.corrected_high < 0.02)
+        (verdict, _) = primary(asked, paired("a", difference, other="base"))
+        assert ("lost" in verdict.outcome) == (verdict.corrected_low > 0) == (verdict.p_corrected < 0.05)
+        assert (verdict.outcome in ("kept", "lost by less than the margin")) == (verdict.corrected_high < 0.02)
 
 
 def test_at_looks_a_pair_has_the_outcome_of_the_one_that_decided_it():
@@ -263,7 +269,7 @@ def test_a_perplexity_has_the_interval_of_its_logarithm():
 
     ends = {"low": shifted(ratio - reach(0.05)), "high": shifted(ratio + reach(0.05))}
     fields = {"errors": errors, "log_ratio": True, **ends}
-    fields["p"] = Estimate(ratio, [Part(*each) for each in errors]).p
+    fields["p"] = Estimate(ratio, [Part(*part) for part in errors]).p
     made = comparison("a", shifted(ratio), 1.0, 4.0, metric="word_perplexity", **fields)
     assert interval_at(made, 0.01) == pytest.approx((shifted(ratio - reach(0.01)), shifted(ratio + reach(0.01))))
 
