@@ -71,7 +71,7 @@ class PlannedTask(Part):
         detectable: by how much a method changes the base.
     """
 
-    metric: str | None
+    metric: str | None = None
     documents: int
     requests: int
     tokens: int
@@ -132,6 +132,10 @@ class Work(Part):
     requests: int = 0
     seconds: float = 0.0
 
+    def __add__(self, other: Work) -> Work:
+        """Return the work of both."""
+        return Work(**{name: getattr(self, name) + getattr(other, name) for name in type(self).model_fields})
+
 
 class Forecast(Part):
     """The results of ``hfpatch plan``.
@@ -175,5 +179,5 @@ class Forecast(Part):
     @property
     def memory_bytes(self) -> int:
         """The largest peak that was measured."""
-        peaks = ((kind.training_memory_bytes or 0, kind.evaluation_memory_bytes or 0) for kind in self.kinds.values())
-        return max((peak for pair in peaks for peak in pair), default=0)
+        kinds = self.kinds.values()
+        return max(max(kind.training_memory_bytes or 0, kind.evaluation_memory_bytes or 0) for kind in kinds)

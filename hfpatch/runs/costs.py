@@ -1,26 +1,119 @@
-"""What a training step of each method costs, measured at the end of a comparison."""
+"""The time and memory of a training step: of a part of one step, and of all methods at the end of a comparison."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import torch
+from accelerate import PartialState
+from transformers import PreTrainedModel
 
+from hfpatch.data.plan import draw_plans
+from hfpatch.recipes.training import LoopSettings, TrainingSettings
 from hfpatch.results.layout import Cost
-from hfpatch.runs.measuring import StepTime, time_step, training_of
-from hfpatch.runs.setup import ComparisonSetup
+from hfpatch.runs.pretraining import StudySetup
+from hfpatch.runs.setup import ComparisonSetup, Setup
 from hfpatch.support.cpu import pinned_library
+from hfpatch.surgery.patch import patch, unpatch
+from hfpatch.training.architecture import build_model
 from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, resident_memory_bytes
+from hfpatch.training.pretrain import pretrain
+from hfpatch.training.probe import train_probe
+from hfpatch.training.records import StepRecord
 
 ROUNDS = 3
 """How often the cost of each method is measured."""
+_MOST_STEPS = 4  # of one measurement
 _LEAST_S = 0.05  # seconds that a measurement of a cost takes at least
 _OTHERS = 0.1  # processors that other programs may use
 _OTHERS_BYTES = 1 << 30  # the CUDA context of this process takes less
 _CPUS = Path("/proc/stat")
+
+
+class StepTime(NamedTuple):
+    """Seconds and memory of an optimiser step, from one of a ``step_share`` of its blocks."""
+
+    step_s: float
+    step_share: float
+    training_memory_bytes: int
+
+
+class _Enough(Exception):
+    """Ends a run before its last step, whose checkpoint takes longer than the step."""
+
+
+@contextmanager
+def training_of(
+    setup: ComparisonSetup | StudySetup, name: str
+) -> Iterator[tuple[PreTrainedModel, LoopSettings, Callable[..., object]]]:
+    """Yield a model with a method, which is then taken out of the base again, or of a variant, and its training.
+
+    That is the settings of a whole training, and a function that trains with settings like these.
+    """
+    seed = setup.recipe.training.all_seeds[0]
+    reset_peak_memory()
+    if isinstance(setup, ComparisonSetup):
+        model = patch(setup.base.model, setup.methods[name].configs, seed=seed)
+        train = partial(train_probe, model, origin={"frozen": setup.base.sha256}, blocks_checked=True)
+        try:
+            yield model, setup.recipe.training, train
+        finally:
+            unpatch(model)
+    else:
+        single = setup.recipe.single(name, {}, seed)
+        model = build_model(single.architecture, tokenizer=setup.tokenizer, seed=seed).to(PartialState().device)
+        yield model, single.training, partial(pretrain, model, save=False)
+
+
+def time_step(
+    setup: Setup, whole: LoopSettings, train: Callable[..., object], blocks: int, seconds: float, *, least: int
+) -> StepTime:
+    """Return seconds and memory of an optimiser step, from steps of about so many of its blocks.
+
+    Args:
+        setup: has the text.
+        whole: the settings of the whole training.
+        train: trains with settings like these.
+        blocks: how many blocks there is time for.
+        seconds: for so long steps are taken, at most four; the last one counts.
+        least: how many steps are taken at least.
+    """
+    taken, micro = list[float](), whole.micro_batch_size or 1
+    blocks = max(1, min(whole.batch_size, blocks) // micro * micro)
+    changed = {
+        "steps": _MOST_STEPS + 1,
+        "warmup_steps": 0,
+        "batch_size": blocks,
+        "micro_batch_size": whole.micro_batch_size if blocks >= micro else None,
+        "save_every": None,
+        "evaluate_every": None,
+        "patience": None,
+        "keep_best": False,
+        "report_to": (),
+        **({"on_bad_loss": "skip"} if isinstance(whole, TrainingSettings) else {"diagnose_every": None}),
+    }
+    settings = whole.model_copy(update=changed)
+    seed, begun = setup.recipe.training.all_seeds[0], time.perf_counter()
+
+    def on_step(record: StepRecord) -> None:
+        taken.append(record.seconds)
+        late = time.perf_counter() - begun + record.seconds > seconds
+        if len(taken) == _MOST_STEPS or (late and len(taken) >= least):
+            raise _Enough
+
+    with tempfile.TemporaryDirectory() as folder, suppress(_Enough):
+        plan, run_dir = draw_plans(settings, setup.blocks, [seed])[seed], Path(folder) / "run"
+        train(settings=settings, blocks=setup.blocks, plan=plan, seed=seed, run_dir=run_dir, on_step=on_step)
+    share = blocks / whole.batch_size
+    return StepTime(taken[-1] / share, share, peak_memory_bytes())
 
 
 def measure_costs(setup: ComparisonSetup, seconds: float) -> dict[str, Cost]:

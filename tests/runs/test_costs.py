@@ -7,7 +7,7 @@ import torch
 
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.runs import costs
-from hfpatch.runs.measuring import StepTime
+from hfpatch.runs.costs import StepTime
 from hfpatch.runs.setup import set_up
 
 
