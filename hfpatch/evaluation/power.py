@@ -41,6 +41,14 @@ class Assumed:
     shared: float
     shift: float
 
+    def text(self, reference: str) -> str:
+        """Return what is assumed as a predicate: ``correlates 0.8 with the base, seeds share 75% of ...``."""
+        shift = f", and a seed shifts all by {self.shift:.0%} of a difference's deviation" if self.shift else ""
+        return (
+            f"correlates {self.correlation:g} with {reference}, seeds share {self.shared:.0%} of the differences' "
+            f"variance{shift}"
+        )
+
     def differences(self, reference_sd: float, *, accuracy: bool) -> Differences:
         """Return the model of the differences from the standard deviation of the reference's documents."""
         sd = reference_sd * np.sqrt(2 * (1 - self.correlation))

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hfpatch.errors import HfpatchError, listed
-from hfpatch.evaluation.power import ASSUMED, ASSUMED_OF_PAIRS
-from hfpatch.evaluation.sizing import Spread, TaskRequests, Timed
+from hfpatch.evaluation.power import ASSUMED, ASSUMED_OF_PAIRS, Assumed, Differences
+from hfpatch.evaluation.sizing import Spread
 from hfpatch.evaluation.stats import FEWEST_DOCUMENTS
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
-from hfpatch.recipes.questions import HELD_OUT
+from hfpatch.recipes.questions import HELD_OUT, Asked
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.decision import ALPHA, POWER
 from hfpatch.results.folder import load_results
@@ -26,7 +26,6 @@ from hfpatch.runs.measuring import FORWARD, LATE_S, SECONDS, Measured, measure
 from hfpatch.runs.plan import Unit, plan_comparison, plan_study
 from hfpatch.runs.pretraining import StudySetup
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.setup import ComparisonSetup, Setup
 from hfpatch.support.paths import takes_text
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.processes import start_processes
@@ -61,225 +60,123 @@ def forecast(
     if start_processes().num_processes > 1:
         raise HfpatchError("plan runs in one process; start it without a launcher")
     earlier = None if like is None else load_results(like)
-    if earlier is not None and not isinstance(earlier, ComparisonResults):
-        raise HfpatchError(f"--like {like}: holds no comparison; give the folder of one")
-    clock = Clock()
-    out = Path("runs") / recipe.name
+    clock, out = Clock(), Path("runs") / recipe.name
     units = (plan_study(recipe, out) if isinstance(recipe, StudyRecipe) else plan_comparison(recipe, out)).units
     measured = measure(recipe, seconds, progress or Progress(), spread=True)
-    setup, spreads, recipe = measured.setup, measured.spreads, measured.setup.recipe
-    comparisons = len(recipe.trained) * sum(spread.sd is not None for spread in spreads.values())
-    questions = _questions(measured, units, earlier)
-    warnings = [*_warnings(measured, seconds), *_warnings_of(questions, measured, like)]
+    setup, recipe = measured.setup, measured.setup.recipe
     first = [unit for unit in units if unit.run.seed in recipe.training.first_seeds or unit.run.point]
+    comparisons = len(recipe.trained) * sum(spread.sd is not None for spread in measured.spreads.values())
+    questions = [
+        _question(measured, units, earlier, asked, pair, task)
+        for asked in setup.questions
+        for pair, task in product(asked.pairs, asked.on)
+    ]
     return Forecast(
         name=recipe.name,
-        model=_model(setup),
+        model=_model(measured),
         seeds=list(recipe.training.all_seeds),
-        methods=_methods(measured),
+        methods={name: _method(measured, name) for name in recipe.trained},
         kinds=measured.kinds,
-        tasks={
-            name: _task(
-                asked, measured.timed[name], spreads.get(name), len(recipe.training.all_seeds), comparisons, effect
-            )
-            for name, asked in measured.asked.items()
-        },
+        tasks={name: _task(measured, name, comparisons, effect) for name in measured.asked},
         work=measured.work(units),
         questions=questions,
         first_look_s=sum(work.seconds for work in measured.work(first).values()) if recipe.training.looks else None,
         comparisons=comparisons,
         effect=effect,
-        assumptions=[measured.words, *_assumptions(setup, spreads.values()), *_assumed_of(questions, measured)],
-        warnings=warnings,
+        assumptions=[measured.words, *_assumptions(measured), *_assumed_of(questions, measured)],
+        warnings=[*_warnings(measured, seconds), *_warnings_of(questions, measured, like)],
         provenance={**provenance(clock), "matmul": setup.matmul},
     )
 
 
-def _model(setup: Setup) -> dict[str, Any]:
+def _model(measured: Measured) -> dict[str, Any]:
     """Return the base; of a study the size of its baseline, which is trained as well."""
-    if isinstance(setup, ComparisonSetup):
-        size = setup.sizes[setup.recipe.baseline].base
-        return {**setup.base.facts, "dtype": setup.recipe.model.dtype, "parameters": size}
-    assert isinstance(setup, StudySetup)
-    return {"name": "models from scratch", "parameters": setup.sizes[setup.recipe.baseline][0]}
+    setup = measured.setup
+    if isinstance(setup, StudySetup):
+        return {"name": "models from scratch", "parameters": measured.size_of(setup.recipe.baseline)}
+    size = setup.sizes[setup.recipe.baseline].base
+    return {**setup.base.facts, "dtype": setup.recipe.model.dtype, "parameters": size}
 
 
-def _methods(measured: Measured) -> dict[str, PlannedMethod]:
-    """Return each method that is trained, with its size."""
-    methods, setup = {}, measured.setup
-    for name in setup.recipe.trained:
-        if isinstance(setup, ComparisonSetup):
-            match, size = setup.methods[name].match, setup.sizes[name].trainable
-        else:
-            assert isinstance(setup, StudySetup)
-            match, size = None, setup.sizes[name][0]
-        methods[name] = PlannedMethod(kind=measured.kind_of(name), trainable=size, match=match and match.to_json())
-    return methods
+def _method(measured: Measured, name: str) -> PlannedMethod:
+    match = None if isinstance(measured.setup, StudySetup) else measured.setup.methods[name].match
+    return PlannedMethod(kind=measured.kind_of(name), trainable=measured.size_of(name), match=match and match.to_json())
 
 
-def _warnings(measured: Measured, seconds: float) -> list[str]:
-    """Return what was not measured, or not in the seconds that were asked for."""
-    warnings = [f"{caution}." for caution in measured.setup.cautions]
-    warnings += [f"{name} is left out: {reason}." for name, reason in measured.setup.left_out.items()]
-    enough = math.ceil(measured.enough_s / 10) * 10
-    if measured.estimated:
-        warnings.insert(
-            0,
-            f"No time was left to measure {listed(measured.estimated)}: a task is taken to need the others' time a "
-            f"token, a method that of the slowest measured one; --seconds {enough} would be enough.",
-        )
-    if measured.taken_s > seconds + LATE_S:
-        warnings.insert(
-            0,
-            f"Measuring took {measured.taken_s:.0f} s and not {seconds:g} s: this machine is slow or busy; the times "
-            "are those of a machine as busy as now.",
-        )
-    for name, asked in measured.asked.items():
-        spread, document_s = measured.spreads.get(name), measured.timed[name].seconds / max(1, asked.documents)
-        warnings += [f"{name}: {asked.windows}."] if asked.windows else []
-        if asked.generated:
-            warnings.append(f"{name} generates {asked.generated:,} texts, whose time is not estimated.")
-        elif spread is None:
-            warnings.append(
-                f"{name}: what differences it can show is not known: a document takes {document_s:.2g} s here; "
-                f"--seconds {enough} would be enough."
-            )
-        elif spread.sd is None:
-            warnings.append(f"{name}: what differences of {spread.metric} it can show is not known: it is no mean.")
-    return warnings
-
-
-def _warnings_of(questions: Sequence[PlannedQuestion], measured: Measured, like: Path | None) -> list[str]:
-    """Return what cannot be said of primary questions, or not be decided."""
-    warnings = []
-    if like is not None and (unlike := dict.fromkeys(asked.task for asked in questions if asked.like is None)):
-        named = listed(list(unlike))
-        warnings.append(f"{like} has no pair with several seeds on {named}: no measured variance to go by there.")
-    unknown = dict.fromkeys(asked.task for asked in questions if asked.like is None and not asked.is_assumed)
-    if unknown:
-        why = "too few documents were scored"
-        if isinstance(measured.setup, StudySetup):
-            why = "there is no base whose documents vary; --like RUN takes the variances of an earlier study"
-        warnings.append(f"What the primary questions can decide on {listed(list(unknown))} is not known: {why}.")
-    for task in dict.fromkeys(asked.task for asked in questions):
-        if (number := _units_of(measured, task, None)) < FEWEST_DOCUMENTS:
-            warnings.append(f"{task} has {number} documents; with fewer than {FEWEST_DOCUMENTS} nothing is tested.")
-    if len(measured.setup.recipe.training.all_seeds) == 1 and questions:
-        warnings.append("With one seed no primary question is decided.")
-    return warnings
-
-
-def _task(
-    asked: TaskRequests, timed: Timed, spread: Spread | None, seeds: int, comparisons: int, effect: float | None
-) -> PlannedTask:
-    size = {
-        "documents": asked.documents,
-        "requests": len(asked.encoded),
-        "tokens": asked.tokens,
-        "generated": asked.generated,
-        "timed": timed.tokens,
-    }
+def _task(measured: Measured, name: str, comparisons: int, effect: float | None) -> PlannedTask:
+    """Return the size of a task and, where its documents' variance was measured, the differences that it can show."""
+    asked, spread, seeds = measured.asked[name], measured.spreads.get(name), measured.setup.recipe.training.all_seeds
+    task = PlannedTask(
+        documents=asked.documents,
+        requests=len(asked.encoded),
+        tokens=asked.tokens,
+        generated=asked.generated,
+        timed=measured.timed[name].tokens,
+    )
     if spread is None:
-        return PlannedTask(metric=None, **size)
-    detectable, design = {}, (asked.documents, seeds)
+        return task
+    detectable = {}
     for change, assumed in ASSUMED.items() if spread.sd is not None else ():
         model = assumed[spread.accuracy].differences(spread.sd or 0.0, accuracy=spread.accuracy)
-        needed: dict[str, int | None] = {}
-        if effect is not None:  # the recipe's seeds where they are enough
-            suffices = model.power(effect, *design) >= POWER
-            needed["documents"] = model.documents_for(effect, seeds)
-            needed["seeds"] = seeds if suffices else model.seeds_for(effect, asked.documents)
-        detectable[change] = Detectable(
-            sd=model.sd,
-            smallest=model.smallest_effect(*design),
-            smallest_corrected=model.smallest_effect(*design, alpha=ALPHA / max(1, comparisons)),
-            **needed,
-        )
-    return PlannedTask(
-        metric=spread.metric,
-        **size,
-        sampled=spread.documents,
-        score=spread.score,
-        sd=spread.sd,
-        unit="share" if spread.accuracy else "log" if spread.exponential else "score",
-        detectable=detectable,
+        detectable[change] = _detectable(model, asked.documents, len(seeds), comparisons, effect)
+    unit = "share" if spread.accuracy else "log" if spread.exponential else "score"
+    shown = {"metric": spread.metric, "sampled": spread.documents, "score": spread.score, "sd": spread.sd, "unit": unit}
+    return task.model_copy(update={**shown, "detectable": detectable})
+
+
+def _detectable(model: Differences, documents: int, seeds: int, comparisons: int, effect: float | None) -> Detectable:
+    """Return the differences that so many documents and seeds can show, and which of them would show the effect."""
+    needed: dict[str, int | None] = {}
+    if effect is not None:  # the recipe's seeds where they are enough
+        suffices = model.power(effect, documents, seeds) >= POWER
+        needed["documents"] = model.documents_for(effect, seeds)
+        needed["seeds"] = seeds if suffices else model.seeds_for(effect, documents)
+    return Detectable(
+        sd=model.sd,
+        smallest=model.smallest_effect(documents, seeds),
+        smallest_corrected=model.smallest_effect(documents, seeds, alpha=ALPHA / max(1, comparisons)),
+        **needed,
     )
 
 
-def _questions(measured: Measured, units: Sequence[Unit], earlier: ComparisonResults | None) -> list[PlannedQuestion]:
-    """Return what each pair of the primary questions can decide, with measured variances or else assumed ones."""
-    setup, questions = measured.setup, list[PlannedQuestion]()
-    training, seeds = setup.recipe.training, len(setup.recipe.training.all_seeds)
-    part = look_parts(training.looks)[-1] if training.looks else 1.0
-    for asked in setup.questions:
-        for pair, task in product(asked.pairs, asked.on):
-            fields: dict[str, Any] = {"question": asked.name, "method": pair[0], "other": pair[1], "task": task}
-            fields["seeds"] = seeds
-            is_base = isinstance(setup, ComparisonSetup) and pair[1] == setup.recipe.baseline
-            stored = earlier and stored_for(earlier, pair, task, with_base=is_base)
-            spread = _deciding(measured.spreads.get(task))
-            number = _units_of(measured, task, stored or None)
-            if stored:
-                metric, design = stored.metric, stored.design.with_documents(number).with_seeds(max(2, seeds))
-                fields["like"] = stored.pair
-            elif spread is not None and spread.sd is not None:
-                assumed = ASSUMED_OF_PAIRS[asked.name][_kind_of(spread, task, setup)]
-                differences = assumed.differences(spread.sd, accuracy=spread.accuracy)
-                metric, design = spread.metric, differences.design(number, max(2, seeds))
-            else:
-                questions.append(PlannedQuestion(**fields))
-                continue
-            margin = margin_for(setup.recipe.margins, task, metric)
-            fields |= {"metric": metric, "documents": number, "margin": margin, "is_assumed": not stored}
-            if seeds > 1:
-                fields["difference"] = design.smallest_difference(level_of(asked, part), asked.name)
-                fields["smallest_margin"] = design.smallest_margin(level_of(asked, part), asked.name)
-            if margin is not None:
-                first = [unit for unit in units if unit.run.variant in pair and unit.run.seed == training.all_seeds[0]]
-                seconds = _seconds_of(measured, first, task)
-                if (needed := cheapest(design, asked.name, level_of(asked), margin, number, seconds)) is not None:
-                    names = ("seeds_needed", "documents_needed", "seconds")
-                    fields |= dict(zip(names, needed, strict=True))
-            questions.append(PlannedQuestion(**fields))
-    return questions
+def _question(
+    measured: Measured,
+    units: Sequence[Unit],
+    earlier: ComparisonResults | None,
+    asked: Asked,
+    pair: tuple[str, str],
+    task: str,
+) -> PlannedQuestion:
+    """Return what a pair of a primary question can decide, with measured variances or else assumed ones."""
+    recipe = measured.setup.recipe
+    seeds, is_base = len(recipe.training.all_seeds), isinstance(recipe, Recipe) and pair[1] == recipe.baseline
+    planned = PlannedQuestion(question=asked.name, method=pair[0], other=pair[1], task=task, seeds=seeds)
+    stored = None if earlier is None else stored_for(earlier, pair, task, with_base=is_base)
+    documents = _documents_of(measured, task, stored)
+    if stored is not None:
+        metric, design = stored.metric, stored.design.with_documents(documents).with_seeds(max(2, seeds))
+    elif assumption := _assumption(measured, asked.name, task):
+        spread, _, assumed = assumption
+        metric = spread.metric
+        design = assumed.differences(spread.sd or 0.0, accuracy=spread.accuracy).design(documents, max(2, seeds))
+    else:
+        return planned
+    margin = margin_for(recipe.margins, task, metric)
+    more: dict[str, Any] = {"metric": metric, "documents": documents, "margin": margin, "is_assumed": stored is None}
+    more["like"] = stored and stored.pair
+    if seeds > 1:
+        level = level_of(asked, look_parts(recipe.training.looks)[-1] if recipe.training.looks else 1.0)
+        more["difference"] = design.smallest_difference(level, asked.name)
+        more["smallest_margin"] = design.smallest_margin(level, asked.name)
+    if margin is not None:
+        seconds = _seconds_of(measured, units, pair, task)
+        needed = cheapest(design, asked.name, level_of(asked), margin, documents, seconds)
+        if needed is not None:
+            more |= {"seeds_needed": needed.seeds, "documents_needed": needed.documents, "seconds": needed.seconds}
+    return planned.model_copy(update=more)
 
 
-def _deciding(spread: Spread | None) -> Spread | None:
-    """Return how documents vary by the measure that decides their task; None where that is not planned for."""
-    spread = spread and (spread.bits or spread)
-    return None if spread is None or spread.exponential else spread
-
-
-def _kind_of(spread: Spread, task: str, setup: Setup) -> str:
-    """Return which assumption a task's differences are under."""
-    is_text = not isinstance(setup, ComparisonSetup) or setup.tasks.get(task, True)  # what is no task is a text
-    return "accuracy" if spread.accuracy else "text" if is_text else "answers"
-
-
-def _assumed_of(questions: Sequence[PlannedQuestion], measured: Measured) -> list[str]:
-    """Return what is assumed of the variances of primary questions."""
-    others = {"gain": "the LoRA of its size", "keep": "the base"}
-    of = {"text": "losses on texts", "answers": "bits per byte of answers", "accuracy": "accuracies"}
-    clauses = []
-    for asked in [question for question in questions if question.is_assumed]:
-        spread = _deciding(measured.spreads[asked.task])
-        assert spread is not None
-        kind = _kind_of(spread, asked.task, measured.setup)
-        assumed = ASSUMED_OF_PAIRS[asked.question][kind]
-        clauses.append(
-            f"by {of[kind]} a method correlates {assumed.correlation:g} with {others[asked.question]}, seeds share "
-            f"{assumed.shared:.0%} of the differences' variance, and a seed shifts all by {assumed.shift:.0%} of a "
-            "difference's deviation"
-        )
-    said = (
-        "What the primary questions can decide is assumed, and may be wrong by a factor of two: documents vary under "
-        f"the base as on a sample, and as in hfpatch's own comparisons {'; '.join(dict.fromkeys(clauses))}. --like RUN "
-        "takes the variances of an earlier comparison."
-    )
-    return [said] if clauses else []
-
-
-def _units_of(measured: Measured, task: str, stored: Comparison | None) -> int:
+def _documents_of(measured: Measured, task: str, stored: Comparison | None = None) -> int:
     """Return how many documents, or groups of them as the stored ones have, the recipe has of a task or text."""
     recipe = measured.setup.recipe
     if task in measured.asked:
@@ -292,47 +189,125 @@ def _units_of(measured: Measured, task: str, stored: Comparison | None) -> int:
     return recipe.retention.documents
 
 
-def _seconds_of(measured: Measured, units: Sequence[Unit], task: str) -> tuple[float, float]:
-    """Return the seconds of some units that all documents of a task take, in second place, and of all else."""
+def _assumption(measured: Measured, question: str, task: str) -> tuple[Spread, str, Assumed] | None:
+    """Return how a task's documents vary by the measure that decides it, and what is assumed of their differences.
+
+    That is with its kind: of ``accuracy``, of ``answers``, or of a ``text``. None where the former is not known.
+    """
+    spread = measured.spreads.get(task)
+    spread = spread and (spread.bits or spread)
+    if spread is None or spread.sd is None or spread.exponential:
+        return None
+    is_text = isinstance(measured.setup, StudySetup) or measured.setup.tasks.get(task, True)  # what is no task is one
+    kind = "accuracy" if spread.accuracy else "text" if is_text else "answers"
+    return spread, kind, ASSUMED_OF_PAIRS[question][kind]
+
+
+def _seconds_of(measured: Measured, units: Sequence[Unit], pair: tuple[str, str], task: str) -> tuple[float, float]:
+    """Return the seconds of a pair's runs with the first seed: of all documents of a task, second, and of all else."""
     setup, training = measured.setup, measured.setup.recipe.training
-    of_task = 0.0
-    trained = [unit for unit in units if unit.run.variant in setup.recipe.trained]
-    for unit in [unit for unit in trained if unit.action == "evaluate"]:
-        kind = measured.kinds[measured.kind_of(unit.run.variant)]
+    of_pair = [unit for unit in units if unit.run.variant in pair and unit.run.variant in setup.recipe.trained]
+    of_seed, of_task = [unit for unit in of_pair if unit.run.seed == training.all_seeds[0]], 0.0
+    for kind in [measured.kinds[measured.kind_of(unit.run.variant)] for unit in of_seed if unit.action == "evaluate"]:
         of_task += kind.evaluation_s.get(task, 0.0)
         if task == HELD_OUT and setup.held_out is not None:
             of_task += (kind.step_s or 0.0) * len(setup.held_out) / training.batch_size * FORWARD
-    whole = sum(work.seconds for work in measured.work(trained).values())
+    whole = sum(work.seconds for work in measured.work(of_seed).values())
     return max(0.0, whole - of_task), of_task
 
 
-def _assumptions(setup: Setup, spreads: Iterable[Spread]) -> list[str]:
-    kinds = {spread.accuracy for spread in spreads if spread.sd is not None}
-    said = ["Loading, hashing and saving are left out."]
-    if isinstance(setup, ComparisonSetup):
+def _warnings(measured: Measured, seconds: float) -> list[str]:
+    """Return what was not measured, or not in the seconds that were asked for."""
+    warnings, enough = list[str](), f"--seconds {math.ceil(measured.enough_s / 10) * 10} would be enough"
+    if measured.taken_s > seconds + LATE_S:
+        warnings.append(
+            f"Measuring took {measured.taken_s:.0f} s and not {seconds:g} s: this machine is slow or busy; the times "
+            "are those of a machine as busy as now."
+        )
+    if measured.estimated:
+        warnings.append(
+            f"No time was left to measure {listed(measured.estimated)}: a task is taken to need the others' time a "
+            f"token, a method that of the slowest measured one; {enough}."
+        )
+    warnings += [f"{caution}." for caution in measured.setup.cautions]
+    warnings += [f"{name} is left out: {reason}." for name, reason in measured.setup.left_out.items()]
+    for name, asked in measured.asked.items():
+        spread, document_s = measured.spreads.get(name), measured.timed[name].seconds / max(1, asked.documents)
+        warnings += [f"{name}: {asked.windows}."] if asked.windows else []
+        if asked.generated:
+            warnings.append(f"{name} generates {asked.generated:,} texts, whose time is not estimated.")
+        elif spread is None:
+            warnings.append(
+                f"{name}: what differences it can show is not known: a document takes {document_s:.2g} s here; "
+                f"{enough}."
+            )
+        elif spread.sd is None:
+            warnings.append(f"{name}: what differences of {spread.metric} it can show is not known: it is no mean.")
+    return warnings
+
+
+def _warnings_of(questions: Sequence[PlannedQuestion], measured: Measured, like: Path | None) -> list[str]:
+    """Return what cannot be said of primary questions, or not be decided."""
+    warnings = []
+    unlike = dict.fromkeys(asked.task for asked in questions if asked.like is None)
+    if like is not None and unlike:
+        warnings.append(
+            f"{like} has no pair with several seeds on {listed(list(unlike))}: no measured variance to go by there."
+        )
+    unknown = dict.fromkeys(asked.task for asked in questions if asked.like is None and not asked.is_assumed)
+    if unknown:
+        why = "too few documents were scored"
+        if isinstance(measured.setup, StudySetup):
+            why = "there is no base whose documents vary; --like RUN takes the variances of an earlier study"
+        warnings.append(f"What the primary questions can decide on {listed(list(unknown))} is not known: {why}.")
+    for task in dict.fromkeys(asked.task for asked in questions):
+        if (number := _documents_of(measured, task)) < FEWEST_DOCUMENTS:
+            warnings.append(f"{task} has {number} documents; with fewer than {FEWEST_DOCUMENTS} nothing is tested.")
+    if len(measured.setup.recipe.training.all_seeds) == 1 and questions:
+        warnings.append("With one seed no primary question is decided.")
+    return warnings
+
+
+def _assumptions(measured: Measured) -> list[str]:
+    """Return what is assumed of the times, and of the differences that tasks can show."""
+    setup, said = measured.setup, ["Loading, hashing and saving are left out."]
+    if not isinstance(setup, StudySetup):
         said[0] += (
             " A method is taken to be as fast as the largest of its kind, and to be slower or faster than the base by "
             "the same factor on all tasks."
         )
     if setup.held_out is not None:
         said.append("The loss on held-out text takes a third of a step's time for each token.")
-    if isinstance(setup, ComparisonSetup) and setup.retained:
+    if not isinstance(setup, StudySetup) and setup.retained:
         said.append("Text of retention takes two thirds: the base and the method read it.")
-    if kinds:
+    accuracies = {spread.accuracy for spread in measured.spreads.values() if spread.sd is not None}
+    if accuracies:
         said.append(
             "Differences are from the base, tested as compare does, before any correction. A document's score varies "
             "under the base as on the scored sample."
         )
-    for accuracy, name in ((True, "right and wrong answers"), (False, "likelihoods")):
-        clauses = []
-        for change, by_kind in ASSUMED.items() if accuracy in kinds else ():
-            assumed = by_kind[accuracy]
-            clauses.append(
-                f"a method that changes the base {change} is assumed to correlate {assumed.correlation:g} with it, "
-                f"seeds sharing {assumed.shared:.0%} of the differences' variance"
-            )
-            if assumed.shift:
-                clauses[-1] += f", and a seed shifts all by {assumed.shift:.0%} of a difference's deviation"
-        if clauses:
-            said.append(f"Of {name} {'; '.join(clauses)}: as on the quickstart.")
+    for accuracy in sorted(accuracies, reverse=True):
+        clauses = [
+            f"a method that changes the base {change} {by_kind[accuracy].text('it')}"
+            for change, by_kind in ASSUMED.items()
+        ]
+        name = "right and wrong answers" if accuracy else "likelihoods"
+        said.append(f"Of {name} it is assumed that {'; '.join(clauses)}: as on the quickstart.")
     return said
+
+
+def _assumed_of(questions: Iterable[PlannedQuestion], measured: Measured) -> list[str]:
+    """Return what is assumed of the variances of primary questions."""
+    others = {"gain": "the LoRA of its size", "keep": "the base"}
+    of = {"text": "losses on texts", "answers": "bits per byte of answers", "accuracy": "accuracies"}
+    clauses = dict[str, None]()
+    for asked in questions:
+        if asked.is_assumed and (assumption := _assumption(measured, asked.question, asked.task)):
+            _, kind, assumed = assumption
+            clauses[f"by {of[kind]} a method {assumed.text(others[asked.question])}"] = None
+    said = (
+        "What the primary questions can decide is assumed, and may be wrong by a factor of two: documents vary under "
+        f"the base as on a sample, and as in hfpatch's own comparisons {'; '.join(clauses)}. --like RUN takes the "
+        "variances of an earlier comparison."
+    )
+    return [said] if clauses else []
