@@ -73,11 +73,7 @@ def print_preview(recipe: Recipe | StudyRecipe, out: Path, **options: Any) -> No
     rows = [("#", "unit", "run", "needs", "about")]
     for number, step in enumerate(shown.steps, start=1):
         unit = step.unit
-        about = "unknown" if step.seconds is None else duration(step.seconds)
-        if unit.is_complete():
-            about = "done"
-        elif unit.marker is None:
-            about = ""
+        about = "done" if unit.is_complete() else "" if unit.marker is None else duration(step.seconds)
         action = unit.action.replace("_", " ") + " (if needed)" * step.optional
         action += f" to {unit.scale:g}" if unit.action == "rewind" else ""
         ranges: list[list[int]] = []  # of the units that it needs: 1, 3-9
@@ -95,11 +91,8 @@ def print_preview(recipe: Recipe | StudyRecipe, out: Path, **options: Any) -> No
     optional = sum(step.optional for step in shown.steps)
     extra = f", {optional} of them only if tuning needs other rates (not counted below)" if optional else ""
     print(f"{len(shown.steps)} units, {complete} of them complete{extra}")
-    if shown.source is None:
-        print("no run is finished here, so nothing is known of the time")
-        return
     for devices in sorted({1, 2, 4, 8, shown.devices}):
         chosen = " <- as asked" * (devices == shown.devices)
-        takes = shown.duration(devices)
-        print(f"on {devices} at a time: {'unknown' if takes is None else duration(takes)}{chosen}")
-    print(f"times: {shown.source}; loading and saving are left out")
+        print(f"on {devices} at a time: {duration(shown.duration(devices))}{chosen}")
+    if shown.source:
+        print(f"times: {shown.source}; loading and saving are left out")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
@@ -25,14 +25,14 @@ class Step:
     Attributes:
         unit: the unit.
         needs: the numbers of the units that must be complete before, counted from 1.
-        seconds: how long it takes; None where nothing is known of it.
+        seconds: how long it takes; 0 where it is complete.
         optional: whether it may turn out not to be needed.
     """
 
     unit: Unit
     needs: tuple[int, ...]
-    seconds: float | None
-    optional: bool = False
+    seconds: float
+    optional: bool
 
 
 @dataclass(frozen=True)
@@ -42,27 +42,23 @@ class Preview:
     Attributes:
         steps: the units, each after the units that it needs.
         devices: how many runs the engine works on at a time.
-        source: the source of the times; None where none is known.
+        source: where the times come from; empty where nothing is left to do.
     """
 
     steps: tuple[Step, ...]
     devices: int
-    source: str | None
+    source: str
 
-    def duration(self, devices: int) -> float | None:
+    def duration(self, devices: int) -> float:
         """Return about how many seconds the units take on ``devices`` devices, without optional units.
 
         It is the longest chain of units that need each other, or all units shared by the devices, whichever takes
-        longer. None where a unit's time is not known.
+        longer.
         """
-        total, ends = 0.0, [0.0]
-        for step in self.steps:
-            takes = 0.0 if step.unit.is_complete() or step.optional else step.seconds
-            if takes is None:
-                return None
-            total += takes
-            ends.append(takes + max((ends[needed] for needed in step.needs), default=0.0))
-        return max(*ends, total / devices)
+        seconds, ends = [0.0 if step.optional else step.seconds for step in self.steps], [0.0]
+        for step, taken in zip(self.steps, seconds, strict=True):
+            ends.append(taken + max((ends[needed] for needed in step.needs), default=0.0))
+        return max(*ends, sum(seconds) / devices)
 
 
 @takes_text
@@ -95,34 +91,35 @@ def preview(
     with open_engine(engine, progress) as executor:
         devices = executor.at_once
     plan = plan_study(recipe, out, variant) if isinstance(recipe, StudyRecipe) else plan_comparison(recipe, out)
-    seconds = _seconds_of_finished(plan)
-    sources = [f"finished runs in {out}"] if any(seconds) else []
-
-    # All else by measuring
-    unknown = [index for index, unit in enumerate(plan.units) if not unit.is_complete() and seconds[index] is None]
-    if unknown:
-        measured = measure(recipe, SECONDS, progress or Progress(), spread=False)
-        for index in unknown:
-            seconds[index] = measured.work_of(plan.units[index]).seconds
-        sources.append(measured.words.rstrip("."))
-    number_of = {id(unit): number for number, unit in enumerate(plan.units, start=1)}
-    extensions = {
+    optional = {
         run.folder for trials in plan.tuning if (trials.edge, trials.enough) != (None, None) for run in trials.runs
     }
     if recipe.training.looks:
         first = recipe.training.first_seeds
-        extensions |= {run.folder for run in plan.runs if not run.point and run.seed not in first}
-    all_steps = tuple(
-        Step(unit, tuple(number_of[id(needed)] for needed in unit.needs), value, unit.run.folder in extensions)
-        for unit, value in zip(plan.units, seconds, strict=True)
-    )
-    return Preview(all_steps, devices, "; ".join(sources) or None)
+        optional |= {run.folder for run in plan.runs if not run.point and run.seed not in first}
+
+    seconds = _seconds_of_finished(plan)
+    sources = [f"finished runs in {out}"] if any(seconds) else []
+    if None in seconds:
+        measured = measure(recipe, SECONDS, progress or Progress(), spread=False)
+        sources.append(measured.words.rstrip("."))
+    numbers = {id(unit): number for number, unit in enumerate(plan.units, start=1)}
+    steps = [
+        Step(
+            unit,
+            tuple(numbers[id(needed)] for needed in unit.needs),
+            measured.work_of(unit).seconds if taken is None else taken,
+            unit.run.folder in optional,
+        )
+        for unit, taken in zip(plan.units, seconds, strict=True)
+    ]
+    return Preview(tuple(steps), devices, "; ".join(sources))
 
 
 def _seconds_of_finished(plan: Plan) -> list[float | None]:
-    """Return how long each training takes by the median step of its method's finished ones; None where none is.
+    """Return how long each unit takes by its method's finished trainings; None where these do not say it.
 
-    A trial of tuning and a final run take the same time a step. Checks and looks take none.
+    A trial of tuning and a final run take the same time a step. Checks, looks and what is complete take none.
     """
     of_step: dict[str, list[float]] = {}
     of_epochs: int | None = None
@@ -132,14 +129,13 @@ def _seconds_of_finished(plan: Plan) -> list[float | None]:
             of_step.setdefault(unit.run.variant, []).extend(record.seconds for record in taken)
             if training_steps(plan.recipe, unit) is None:  # equal for all runs but the ones that end early
                 of_epochs = max([of_epochs or 0, *(record.step for record in taken)])
-    medians = {variant: statistics.median(steps) for variant, steps in of_step.items() if steps}
     seconds = list[float | None]()
     for unit in plan.units:
-        steps, step_s = training_steps(plan.recipe, unit) or of_epochs, medians.get(unit.run.variant)
-        if unit.marker is None:
+        steps, steps_s = training_steps(plan.recipe, unit) or of_epochs, of_step.get(unit.run.variant)
+        if unit.marker is None or unit.is_complete():
             seconds.append(0.0)
-        elif unit.action in MEASURING or steps is None or step_s is None:
+        elif unit.action in MEASURING or not steps or not steps_s:
             seconds.append(None)
         else:
-            seconds.append(step_s * steps)
+            seconds.append(median(steps_s) * steps)
     return seconds
