@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from hfpatch.reporting.document import Block, Cell, Document, Part, Section, Sentences, Table, Text
 from hfpatch.reporting.numbers import NOTHING, count, duration, memory, short_count, signed, significant
-from hfpatch.results.forecast import Detectable, Forecast, PlannedTask
+from hfpatch.results.forecast import Forecast, PlannedTask
 
 _ACTIONS = {
     "tune": "trials of tuning, at most",
@@ -24,6 +24,10 @@ _CAPTION = (
     "The true difference from the base that these documents and seeds find in 80 % of cases, for a method that changes "
     "the base much, and for one that changes it little. After Holm: with a correction over all {} comparisons, if no "
     "other is significant. %: of the metric's value."
+)
+_NEEDED = (
+    "Documents with the recipe's seeds, or seeds with the task's documents, that find it in 80 % of cases. Where the "
+    "recipe's seeds are enough, their number."
 )
 
 
@@ -60,24 +64,23 @@ def _tables(forecast: Forecast) -> Iterator[Table]:
     yield Table.of("work", "What will be run", ("what", "number", "steps", "tokens", "requests", "time"), rows)
     rows = []
     for name, method in forecast.methods.items():
-        match: str | Cell = NOTHING
-        if method.match:
-            difference = f"{signed(100 * (method.match.difference or 0), 1)} %"
-            match = Cell((f"{method.match.to}: {method.match.words}", difference))
-        rows.append((name, count(method.trainable), method.kind, match))
+        match = method.match and Cell(
+            (f"{method.match.to}: {method.match.words}", f"{signed(100 * (method.match.difference or 0), 1)} %")
+        )
+        rows.append((name, count(method.trainable), method.kind, match or NOTHING))
     if forecast.tasks:
         yield Table.of("methods", "Methods", ("method", "trains", "as fast as", "matched to"), rows)
     else:  # models from scratch have none, and are measured one by one
         yield Table.of("methods", "Variants", ("variant", "parameters"), [row[:2] for row in rows])
     rows = [
         (
-            kind if kind in (each.method, "base") else Cell((kind, f"on {each.method}")),
-            NOTHING if each.step_s is None else duration(each.step_s),
-            memory(each.training_memory_bytes),
-            duration(sum(each.evaluation_s.values())) if each.evaluation_s else NOTHING,
-            memory(each.evaluation_memory_bytes),
+            kind if kind in (measured.method, "base") else Cell((kind, f"on {measured.method}")),
+            NOTHING if measured.step_s is None else duration(measured.step_s),
+            memory(measured.training_memory_bytes),
+            duration(sum(measured.evaluation_s.values())) if measured.evaluation_s else NOTHING,
+            memory(measured.evaluation_memory_bytes),
         )
-        for kind, each in forecast.kinds.items()
+        for kind, measured in forecast.kinds.items()
     ]
     caption = "One optimiser step; one evaluation on all tasks; each in proportion to what was run of it. Peak memory."
     yield Table.of("kinds", "Measured", ("kind", "a step", "memory", "an evaluation", "memory"), rows, caption)
@@ -89,38 +92,25 @@ def _tables(forecast: Forecast) -> Iterator[Table]:
 
 def _task_tables(forecast: Forecast) -> Iterator[Table]:
     """Yield tables of the smallest detectable differences, and of what the asked effect needs."""
-    headings = ("task", "base", "smallest (much)", "after Holm", "smallest (little)")
-    rows: list[Sequence[str | Cell]] = []
+    able: list[Sequence[str | Cell]] = []
+    needed: list[Sequence[str | Cell]] = []
     for name, task in forecast.tasks.items():
-        much, little = task.detectable.get("much"), task.detectable.get("little")
-        sizes = [NOTHING] * 3
-        if much is not None:
-            sizes[:2] = _size(task, much.smallest), _size(task, much.smallest_corrected)
-        if little is not None:
-            sizes[2] = _size(task, little.smallest)
-        base = NOTHING if task.score is None else Cell((significant(task.score, 3), f"of {count(task.sampled)}"))
-        named = Cell((name, f"{task.metric or 'no planned metric'}, {count(task.documents)} documents"))
-        rows.append((named, base, *sizes))
-    seeds = f"{len(forecast.seeds)} seed{'s' if len(forecast.seeds) > 1 else ''}"
-    title, caption = f"What the tasks can show with {seeds}", _CAPTION.format(count(forecast.comparisons))
-    yield Table.of("tasks", title, headings, rows, caption)
-    # the documents or seeds for the asked effect
-    if (effect := forecast.effect) is None:
-        return
-    headings = ("task", "documents (much)", "seeds (much)", "documents (little)", "seeds (little)")
-    nothing = Detectable(sd=0, smallest=None, smallest_corrected=None)
-    rows = []
-    for name, task in forecast.tasks.items():
+        documents, sizes = f"{count(task.documents)} documents", [NOTHING] * 3
         if task.detectable:
-            much, little = (task.detectable.get(change, nothing) for change in ("much", "little"))
+            much, little = task.detectable["much"], task.detectable["little"]
+            sizes = [_size(task, value) for value in (much.smallest, much.smallest_corrected, little.smallest)]
             numbers = (much.documents, much.seeds, little.documents, little.seeds)
-            named = Cell((name, f"{_size(task, effect)}, {count(task.documents)} documents"))
-            rows.append((named, *("no number" if number is None else count(number) for number in numbers)))
-    caption = (
-        "Documents with the recipe's seeds, or seeds with the task's documents, that find it in 80 % of cases. Where "
-        "the recipe's seeds are enough, their number."
-    )
-    yield Table.of("needed", f"What an effect of {effect:g} needs", headings, rows, caption)
+            shown = ("no number" if number is None else count(number) for number in numbers)
+            needed.append((Cell((name, f"{_size(task, forecast.effect)}, {documents}")), *shown))
+        base = NOTHING if task.score is None else Cell((significant(task.score, 3), f"of {count(task.sampled)}"))
+        able.append((Cell((name, f"{task.metric or 'no planned metric'}, {documents}")), base, *sizes))
+    seeds = f"{len(forecast.seeds)} seed{'s' if len(forecast.seeds) > 1 else ''}"
+    headings = ("task", "base", "smallest (much)", "after Holm", "smallest (little)")
+    caption = _CAPTION.format(count(forecast.comparisons))
+    yield Table.of("tasks", f"What the tasks can show with {seeds}", headings, able, caption)
+    if forecast.effect is not None:
+        headings = ("task", "documents (much)", "seeds (much)", "documents (little)", "seeds (little)")
+        yield Table.of("needed", f"What an effect of {forecast.effect:g} needs", headings, needed, _NEEDED)
 
 
 def _question_table(forecast: Forecast) -> Table:
@@ -133,10 +123,8 @@ def _question_table(forecast: Forecast) -> Table:
             source = f"as {asked.like[0]} against {asked.like[1]}"
         elif asked.like is not None:
             source = f"{asked.metric}, {count(asked.seeds)} seeds"
-        needed: str | Cell = NOTHING
-        if asked.margin is not None and (asked.like is not None or asked.is_assumed):
-            needed = "none within 100 seeds"
-        if asked.seeds_needed is not None and asked.documents_needed is not None:
+        needed: str | Cell = NOTHING if asked.margin is None else "none within 100 seeds"
+        if asked.seeds_needed is not None:
             design = f"{count(asked.seeds_needed)} seeds, {count(asked.documents_needed)} documents"
             needed = Cell((design, duration(asked.seconds or 0.0)))
         values = asked.difference, asked.smallest_margin, asked.margin
