@@ -17,7 +17,7 @@ LINEAR_QUERY = "the linear query"
 QUERY_TEMPERATURE = "the query temperature"
 NO_SKIP = "the pre-projection without the skip"
 LINEAR_NO_SKIP = "the linear pre-projection without the skip"
-SAME_SIZE = (LINEAR_PRE_PROJECTION, LINEAR_QUERY)
+OF_SAME_SIZE = (LINEAR_PRE_PROJECTION, LINEAR_QUERY)
 """The parts whose controls should have as many parameters as their method."""
 CONTROLS = (SKIP_ALONE, LINEAR_PRE_PROJECTION, LINEAR_QUERY, QUERY_TEMPERATURE)
 """The parts that a control keeps by its form alone, see :func:`kind_of`."""

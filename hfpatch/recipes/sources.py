@@ -124,8 +124,8 @@ class TextSource(Section):
                 f"most {_EMBEDDED_LIMIT}"
             )
         for format_, columns in COLUMNS.items():
-            idle = [name for name in columns if name in self.changed((*columns,))]
-            if format_ != self.format and idle:
+            of_format = (*columns, "prompt_template") if format_ == "prompt_completion" else columns
+            if format_ != self.format and (idle := self.changed(of_format)):
                 raise ValueError(
                     f"data.{idle[0]} is of data.format={format_}, and data.format is {self.format}; change one of them"
                 )
@@ -141,10 +141,6 @@ class TextSource(Section):
         if self.prompt_template.count("{}") != 1:
             raise ValueError(
                 f"data.prompt_template is {self.prompt_template!r}; write {{}} once, where the prompt goes"
-            )
-        if self.prompt_template != "{}" and self.format != "prompt_completion":
-            raise ValueError(
-                f"data.prompt_template is of data.format=prompt_completion, and data.format is {self.format}"
             )
         return self
 

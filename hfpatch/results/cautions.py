@@ -12,9 +12,9 @@ from typing import Literal
 
 from hfpatch.errors import listed
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.pairs import SAME_SIZE, controls_of, references
+from hfpatch.recipes.pairs import OF_SAME_SIZE, controls_of, references
 from hfpatch.recipes.pretraining import StudyRecipe
-from hfpatch.recipes.questions import HELD_OUT
+from hfpatch.recipes.questions import HELD_OUT, SAME_SIZE
 from hfpatch.recipes.training import TrainingSettings, group_of
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.identity import computed_differently
@@ -22,8 +22,6 @@ from hfpatch.results.low_noise import is_share
 from hfpatch.results.parts import Comparison, TaskResult
 from hfpatch.results.tuning import Tuning
 
-MATCHED = 0.01
-"""Share by which two parameter counts may differ and still count as matched, where no size was solved for."""
 PRODUCTS = {
     "bf16": "of bfloat16 weights in bfloat16, by instructions of the processor",
     "fp32": "of bfloat16 weights in float32: no bfloat16 instructions, no gain by them, or HFPATCH_MATMUL=fp32",
@@ -96,7 +94,7 @@ def _size_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults) -> 
         (name, control)
         for name, controls in controls_of(recipe.methods).items()
         for control, keeps in controls.items()
-        if keeps not in SAME_SIZE
+        if keeps not in OF_SAME_SIZE
     }
     sizes = {name: method.trainable for name, method in results.methods.items()}
     unmatched: dict[str, list[str]] = {}
@@ -104,7 +102,7 @@ def _size_cautions(recipe: Recipe | StudyRecipe, results: ComparisonResults) -> 
         for other in others:
             if (name, other) in smaller or other == results.baseline:  # a part of the method, smaller by design
                 continue
-            if abs(sizes[other] - sizes[name]) > MATCHED * sizes[name]:
+            if abs(sizes[other] - sizes[name]) > SAME_SIZE * sizes[name]:
                 ratio = f"{name} ({sizes[name]:,}, a ratio of {sizes[other] / sizes[name]:.2f})"
                 unmatched.setdefault(other, []).append(ratio)
     for other, names in unmatched.items():

@@ -35,6 +35,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hfpatch.recipes.questions import PrimaryName
+
 ALPHA = 0.05
 """The level of a question: the probability that any of its claims is false."""
 POWER = 0.80
@@ -46,7 +48,6 @@ _POINTS = 24
 _DOUBLINGS = 60
 
 Array = NDArray[np.float64]
-Name = Literal["gain", "keep"]
 Decided = Literal[
     "better",
     "worse",
@@ -159,7 +160,7 @@ class Design:
             of_seeds = of_seeds[0] * times, of_seeds[1]
         return replace(self, of_documents=(error * times, documents - 1), of_seeds=of_seeds)
 
-    def decides(self, name: Name, effect: float, level: float, margin: float = 0.0) -> float:
+    def decides(self, name: PrimaryName, effect: float, level: float, margin: float = 0.0) -> float:
         """Return the probability that a true difference is decided.
 
         Args:
@@ -185,7 +186,7 @@ class Design:
             undecided = below(outer) - below(inner) + below(-inner) - below(-outer)
         return float(1 - np.mean(undecided))
 
-    def smallest_difference(self, level: float, name: Name = "gain") -> float:
+    def smallest_difference(self, level: float, name: PrimaryName = "gain") -> float:
         """Return the true difference, of ``keep`` the true loss, that is found in 80 % of cases."""
         from scipy.special import ndtr, ndtri
 
@@ -200,7 +201,7 @@ class Design:
 
         return self._solve(excess)
 
-    def smallest_margin(self, level: float, name: Name = "gain") -> float:
+    def smallest_margin(self, level: float, name: PrimaryName = "gain") -> float:
         """Return the margin within which equal methods are found to be equivalent, or kept, in 80 % of cases."""
         from scipy.special import ndtr, ndtri
 
@@ -243,7 +244,7 @@ class Design:
 
 
 def fewest(
-    design: Callable[[int], Design], pair: tuple[Name, float, float, float], *, above: int, most: int
+    design: Callable[[int], Design], pair: tuple[PrimaryName, float, float, float], *, above: int, most: int
 ) -> int | None:
     """Return the fewest seeds, documents or groups that decide a true difference in 80 % of cases, or None.
 

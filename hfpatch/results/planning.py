@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hfpatch.recipes.questions import Asked
+from hfpatch.recipes.questions import Asked, PrimaryName
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.decision import ALPHA, FEWEST_DOCUMENTS, POWER, Design, Name
+from hfpatch.results.decision import ALPHA, FEWEST_DOCUMENTS, POWER, Design
 from hfpatch.results.parts import Comparison
 
 _MOST_SEEDS = 100  # of a design that is looked for
@@ -59,7 +59,7 @@ def level_of(asked: Asked, part: float = 1.0) -> float:
 
 
 def cheapest(
-    design: Design, name: Name, level: float, margin: float, documents: int, seconds: tuple[float, float]
+    design: Design, name: PrimaryName, level: float, margin: float, documents: int, seconds: tuple[float, float]
 ) -> Cheapest | None:
     """Return the cheapest seeds and documents with which equal methods are decided in 80 % of cases, or None.
 

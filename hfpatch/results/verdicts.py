@@ -53,6 +53,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from hfpatch.recipes.pairs import Question
+from hfpatch.recipes.questions import PrimaryName
 from hfpatch.recipes.strict import MOST_SEEDS
 from hfpatch.results.decision import ALPHA, MOST_DOCUMENTS, POWER, Decided, decide_gain, decide_keep, fewest, reach
 from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE, is_share
@@ -103,7 +104,7 @@ class PrimaryQuestion(Part):
         changed: what the recipe asked when results existed already, in words; "" where it was declared before them.
     """
 
-    question: Literal["gain", "keep"]
+    question: PrimaryName
     pairs: list[tuple[str, str]]
     on: list[str]
     changed: str = ""
