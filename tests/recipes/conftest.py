@@ -1,8 +1,19 @@
-"""A recipe file of a test."""
+"""A recipe file of a test, and the line with which one is refused."""
 
 from pathlib import Path
 
 import pytest
+
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.comparison import load_recipe
+
+
+def refused(path, *overrides, load=load_recipe):
+    with pytest.raises(HfpatchError) as caught:
+        load(path, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
 
 
 @pytest.fixture

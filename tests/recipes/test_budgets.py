@@ -1,6 +1,9 @@
 """A method at several budgets: what the recipe becomes, and mistakes in one line each."""
 
+import re
+
 import pytest
+from recipes.conftest import refused
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.budgets import TOLERANCE, budget_text, family_of, points_of
@@ -31,14 +34,8 @@ RATES = "tuning.learning_rates=[1e-3, 1e-2]"
 
 
 @pytest.fixture
-def read(tmp_path):
-    file = tmp_path / "sizes.yaml"
-
-    def read(*overrides, text=RECIPE):
-        file.write_text(text)
-        return load_recipe(file, overrides)
-
-    return read
+def read(write):
+    return lambda *overrides, text=RECIPE: load_recipe(write(text), overrides)
 
 
 def test_each_method_whose_size_is_open_becomes_a_method_for_each_budget(read):
@@ -148,10 +145,8 @@ BAD = [
 
 
 @pytest.mark.parametrize(("overrides", "said"), BAD)
-def test_a_mistake_is_one_line(read, overrides, said):
-    with pytest.raises(HfpatchError, match=said) as caught:
-        read(*overrides)
-    assert "\n" not in str(caught.value)
+def test_a_mistake_is_one_line(write, overrides, said):
+    assert re.search(said, refused(write(RECIPE), *overrides))
 
 
 def test_a_recipe_made_in_python_names_the_methods_itself(read):

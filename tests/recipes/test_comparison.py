@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recipes.conftest import refused
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe, load_recipe
@@ -25,24 +26,6 @@ methods:
     - type: lora
       r: 4
 """
-
-
-def refused(path: Path, *overrides: str) -> str:
-    with pytest.raises(HfpatchError) as caught:
-        load_recipe(path, overrides)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
-def test_a_recipe_takes_its_defaults_from_the_sections(write):
-    recipe = load_recipe(write(PLAIN))
-    assert recipe.name == "small"
-    assert recipe.training.steps == 100
-    assert recipe.training.lr == 1e-5
-    assert recipe.model.name == "tinyworld/gpt-neox"
-    assert recipe.methods["lora"] == [{"type": "lora", "r": 4}]
-    assert recipe.protocol == "custom"
 
 
 @pytest.mark.parametrize(

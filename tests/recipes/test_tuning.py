@@ -1,8 +1,11 @@
 """The section ``tuning``: what is tried, and what contradicts itself, in one line each."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recipes.conftest import refused
 from training_blocks import rates_of
 
 from hfpatch.errors import HfpatchError
@@ -64,9 +67,7 @@ BAD = [
 
 @pytest.mark.parametrize(("overrides", "said"), BAD)
 def test_a_mistake_is_one_line(overrides, said):
-    with pytest.raises(HfpatchError, match=said) as caught:
-        load_recipe("quickstart", overrides)
-    assert "\n" not in str(caught.value)
+    assert re.search(said, refused("quickstart", *overrides))
 
 
 def test_a_recipe_without_tuning_can_be_tuned_and_the_reverse():

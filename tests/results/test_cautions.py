@@ -4,25 +4,14 @@ import copy
 import math
 import re
 
+from own_tasks import task_result
+
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.cautions import comparison_cautions
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.identity import OF_TASK
 from hfpatch.runs.results import form_of
 
-SCORE = {
-    "task": "cloze",
-    "n": 2000,
-    "metrics": {"acc": 0.5},
-    "stderr": {"acc": 0.01},
-    "primary": "acc",
-    "higher_is_better": True,
-    "num_fewshot": 0,
-    **dict.fromkeys(OF_TASK, ""),
-    "version": "1",
-}
-
-
+SCORE = task_result("cloze", n=2000, metrics={"acc": 0.5}, stderr={"acc": 0.01}).to_json()
 PAIR = {"method": "a", "reference": "b", "metric": "acc", "n": 9, "seeds": 1, "difference": 0.0, "test": "any"}
 
 

@@ -4,33 +4,31 @@ import math
 
 import numpy as np
 import pytest
+from own_tasks import task_result
 from scipy import stats
 
 from hfpatch.recipes.questions import Asked
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.decision import Design
-from hfpatch.results.identity import OF_TASK
+from hfpatch.results.layout import Method, Parameters
 from hfpatch.results.parts import Comparison
 from hfpatch.results.planning import cheapest, level_of, stored_for
 
 
 def difference(method, reference, error, seeds=3, documents=200):
-    made = {"method": method, "reference": reference, "task": "text", "metric": "score", "n": documents}
-    made |= {"seeds": seeds, "difference": 0.0, "low": -1.0, "high": 1.0, "p": 1.0}
-    errors = [(0.004, documents - 1), (error, seeds - 1)]
-    return Comparison(**made, test="paired t over seeds and documents", errors=errors)
+    return Comparison(
+        method=method, reference=reference, task="text", metric="score", n=documents, seeds=seeds, difference=0.0,
+        low=-1.0, high=1.0, p=1.0, test="paired t over seeds and documents",
+        errors=[(0.004, documents - 1), (error, seeds - 1)],
+    )  # fmt: skip
 
 
 def results_of(*comparisons):
-    tasks = {"text": {"primary": "score", "higher_is_better": True, "n": 200, "version": "1"}}
-    tasks["text"] |= dict.fromkeys(OF_TASK, "")
-    methods = {
-        name: {"parts": [] if name == "baseline" else [{"type": "lora"}]} for name in ("baseline", "a", "b", "c")
-    }
-    for method in methods.values():
-        method["parameters"] = {"trainable": 1, "added": 1, "base": 1}
-    given = {"schema": 2, "name": "earlier", "complete": True, "tasks": tasks, "methods": methods}
-    return ComparisonResults.model_validate({**given, "comparisons": [one.to_json() for one in comparisons]})
+    size = Parameters(trainable=1, added=1, base=1)
+    methods = {name: Method(parts=[{"type": "lora"}], parameters=size) for name in "abc"}
+    methods["baseline"] = Method(parameters=size)
+    tasks = {"text": task_result("text", "score", n=200).shared}
+    return ComparisonResults(name="earlier", complete=True, tasks=tasks, methods=methods, comparisons=comparisons)
 
 
 def test_a_pairs_own_variance_is_taken_before_that_of_the_median_pair():

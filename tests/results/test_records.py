@@ -6,11 +6,11 @@ import shutil
 
 import numpy as np
 import pytest
+from own_tasks import task_result
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import TaskResult, compare
+from hfpatch.evaluation import compare
 from hfpatch.results import records
-from hfpatch.results.identity import OF_TASK
 from hfpatch.results.records import VALUES, hash_documents, published_runs, read_values, write_published, write_values
 
 ROWS = [
@@ -39,16 +39,7 @@ def write_random(folders, clusters=1):
 
 
 def quiz(primary, clusters=None):
-    given = {
-        "task": "quiz",
-        "n": 60,
-        "metrics": {},
-        "stderr": {},
-        "num_fewshot": 0,
-        **dict.fromkeys(OF_TASK, ""),
-        "version": "1",
-    }
-    return {"quiz": TaskResult(**given, primary=primary, higher_is_better=primary == "acc", clusters=clusters)}
+    return {"quiz": task_result("quiz", primary, primary == "acc", n=60, clusters=clusters)}
 
 
 def test_numbers_and_pairs_are_kept_exactly(tmp_path):
