@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hfpatch.evaluation.comparison import check_comparable, compare
     from hfpatch.evaluation.known_scores import check_known_scores, unknown_base
     from hfpatch.evaluation.model import HfpatchLM
+    from hfpatch.evaluation.reading import Records
     from hfpatch.evaluation.run import Storage, all_aggregations, evaluate
     from hfpatch.evaluation.selection import select
     from hfpatch.evaluation.tasks import load_tasks
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Comparison",
     "HfpatchLM",
+    "Records",
     "Storage",
     "TaskResult",
     "all_aggregations",
@@ -39,6 +41,7 @@ __all__ = [
 
 _HOMES = {
     "HfpatchLM": "model",
+    "Records": "reading",
     "compare_again": "again",
     "load_tasks": "tasks",
     "select": "selection",

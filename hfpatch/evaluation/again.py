@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hfpatch.evaluation.comparison import Runs, compare
+from hfpatch.evaluation.comparison import compare
 from hfpatch.evaluation.exchange import frontier_of
+from hfpatch.evaluation.reading import Records
 from hfpatch.evaluation.retention import compare_points, kept_of
 from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.results.comparison import ComparisonResults
@@ -34,19 +36,20 @@ def compare_again(folder: str | Path) -> ComparisonResults:
         HfpatchError: if the folder has no results or no values.
     """
     folder = Path(folder)
-    results, records = load_results(folder), published_runs(folder)
+    results = load_results(folder)
+    records = Records(published_runs(folder), results.base or "")
     if results.baseline is None:
         return results
     comparisons, retention = _differences(results, records, results.comparisons)
     kept = None
     if (base := results.base) is not None:
         scores = results.scores_of(results.methods[base].runs[0])
-        kept = kept_of(records, methods=results.others, comparisons=comparisons, tasks=scores, baseline=base)
+        kept = kept_of(records, results.others, scores, comparisons)
     looks = results.looks and [_look_again(results, records, look) for look in results.looks]
     update: dict[str, Any] = {"comparisons": comparisons, "kept": kept, "retention": retention, "looks": looks}
     update["tuning"] = results.tuning and _tuning_again(results.tuning, published_trials(folder), base)
     results = results.model_copy(update=update)
-    return results.model_copy(update={"frontier": frontier_of(results, records, {}) if comparisons else None})
+    return results.model_copy(update={"frontier": frontier_of(results, records) if comparisons else None})
 
 
 def _tuning_again(tuning: Tuning, losses: Mapping[str, list[float | None]], base: str | None) -> Tuning:
@@ -60,29 +63,28 @@ def _tuning_again(tuning: Tuning, losses: Mapping[str, list[float | None]], base
 
 
 def _differences(
-    results: ComparisonResults, records: Mapping[str, Runs], before: Sequence[Comparison]
+    results: ComparisonResults, records: Records, before: Sequence[Comparison]
 ) -> tuple[list[Comparison], Retention | None]:
     """Return the differences of all pairs and what changed on retained texts; what cannot be computed is ``before``."""
-    baseline, references = results.base or "", dict[str, dict[str, None]]()
+    references: dict[str, dict[str, None]] = {}
     for comparison in results.comparisons:
         references.setdefault(comparison.method, {})[comparison.reference] = None
     methods = [results.methods[name] for name in (results.baseline or "", *results.methods)]
     scored = (run for method in methods for run in method.runs.values() if run.evaluation)
     scores = next(map(results.scores_of, scored), {})
-    compared = compare(records, references=references, tasks=scores, baseline=baseline)
+    compared = compare(records, scores, references)
     made = {(one.method, one.reference, one.task, one.metric): one for one in (*before, *compared)}
     if results.retention is None:
         return list(made.values()), None
-    kept = task_results(results.retention.scored, results.methods[baseline].runs[0].retention or {})
-    held_out = scores.get(HELD_OUT)
-    points = compare_points(results.retention.points, records, texts=kept, held_out=held_out, baseline=baseline)
+    texts = task_results(results.retention.scored, results.methods[records.baseline].runs[0].retention or {})
+    points = compare_points(results.retention.points, records, texts, scores.get(HELD_OUT))
     return list(made.values()), results.retention.model_copy(update={"points": points})
 
 
-def _look_again(results: ComparisonResults, records: Mapping[str, Runs], look: LookTaken) -> LookTaken:
+def _look_again(results: ComparisonResults, records: Records, look: LookTaken) -> LookTaken:
     """Return a look with its differences computed again, from the seeds that it had."""
-    finished = {name: {seed: runs[seed] for seed in runs if seed < look.seeds} for name, runs in records.items()}
-    comparisons, retention = _differences(results, finished, look.comparisons)
+    finished = {name: {seed: runs[seed] for seed in runs if seed < look.seeds} for name, runs in records.runs.items()}
+    comparisons, retention = _differences(results, replace(records, runs=finished), look.comparisons)
     asked = {(one.method, one.reference, one.task) for one in look.comparisons}
     with_own = results.model_copy(update={"comparisons": comparisons, "retention": retention})
     return look.model_copy(update={"comparisons": with_own.compared_in(asked)})

@@ -31,15 +31,14 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import scipy  # its parts are imported where they are first used
 
 from hfpatch.evaluation.clusters import Groups, group_sums
 from hfpatch.evaluation.dependence import Neighbours
-from hfpatch.evaluation.metrics import Aggregation, Array, metric_named
-from hfpatch.evaluation.reading import Reader
+from hfpatch.evaluation.metrics import Array
+from hfpatch.evaluation.reading import Records
 from hfpatch.evaluation.stats import FEWEST_DOCUMENTS, Estimate, Part, over_documents, over_seeds
 from hfpatch.recipes.budgets import family_of
 from hfpatch.recipes.pairs import is_lora
@@ -145,44 +144,37 @@ def bounds(method: Sizes, reference: Sizes, weights: Array, groups: Groups | Non
 
 
 def exchange_rates(
-    records: Mapping[str, Mapping[int, Path]],
+    records: Records,
     methods: Mapping[str, Mapping[str, int]],
     reference: str,
-    *,
-    baseline: str,
     result: TaskResult,
-    aggregation: Aggregation | None = None,
-    dependent: Neighbours | None = None,
+    neighbours: Neighbours | None = None,
 ) -> dict[str, Exchange]:
     """Return the exchange rate of each method over a reference, or why there is none, from the runs' records.
 
     It uses the seeds with which every size of the method and of the reference was trained.
 
     Args:
-        records: by method and seed the folder of the records.
+        records: the records of all runs.
         methods: by method its names in ``records``, with the parameters of each.
         reference: one of the methods.
-        baseline: the base without training.
         result: any run's result on the task; ``primary`` is the measure.
-        aggregation: the task's own function from documents to a score.
-        dependent: the units of the task, where neighbouring documents vary together.
+        neighbours: the units of the task, where neighbouring documents vary together.
     """
-    metric = metric_named(result.primary, higher_is_better=result.higher_is_better, aggregation=aggregation)
+    metric, others = records.metric(result), [name for name in methods if name != reference]
     if metric.aggregate is not None:
-        why = f"{result.primary} is no mean of documents"
-        return {name: Exchange(why=why) for name in methods if name != reference}
-    reader, rates = Reader(), dict[str, Exchange]()
-    (base,) = records[baseline].values()
-    for name in [name for name in methods if name != reference]:
+        return {name: Exchange(why=f"{result.primary} is no mean of documents") for name in others}
+    rates, (base,) = dict[str, Exchange](), records.runs[records.baseline].values()
+    for name in others:
         families = (methods[name], methods[reference])
-        sizes = [sorted((size, one) for one, size in family.items() if one in records) for family in families]
-        seeds_of = [set(records[one]) for side in sizes for _, one in side] if all(sizes) else [set()]
+        sizes = [sorted((size, one) for one, size in family.items() if one in records.runs) for family in families]
+        seeds_of = [set(records.runs[one]) for side in sizes for _, one in side] if all(sizes) else [set()]
         seeds = sorted(set.intersection(*seeds_of))
         if not seeds or any(len(dict(side)) < len(side) for side in sizes):
             rates[name] = Exchange(why="two of its budgets are one size" if seeds else "the two share no seed")
             continue
-        runs = [[[records[one][seed] for seed in seeds] for _, one in side] for side in sizes]
-        read = reader.read_runs(result, metric, [base, *(path for side in runs for one in side for path in one)])
+        runs = [[[records.runs[one][seed] for seed in seeds] for _, one in side] for side in sizes]
+        read = records.read_runs(result, [base, *(path for side in runs for one in side for path in one)])
         terms = {path: metric.ratio_terms(values) for path, values in read.items()}
         sign = 1.0 if result.higher_is_better else -1.0
         ours, theirs = (
@@ -195,18 +187,14 @@ def exchange_rates(
         if not (np.isfinite(ours.gains).all() and np.isfinite(theirs.gains).all()):
             rates[name] = Exchange(why="not all values are finite")
             continue
-        weights, groups = terms[base][1], reader.read_groups(base, result)
-        if dependent is not None:
-            groups = dependent.runs(len(weights), groups)
+        weights, groups = terms[base][1], records.read_groups(base, result)
+        if neighbours is not None:
+            groups = neighbours.runs(len(weights), groups)
         rates[name] = exchange_rate(ours, theirs, weights, groups)
     return rates
 
 
-def frontier_of(
-    results: ComparisonResults,
-    records: Mapping[str, Mapping[int, Path]],
-    aggregations: Mapping[str, Mapping[str, Aggregation]],
-) -> Frontier | None:
+def frontier_of(results: ComparisonResults, records: Records) -> Frontier | None:
     """Return the frontier of complete results, by the measure that decides the first task; None without budgets.
 
     The reference is the LoRA called ``lora``, or the first one, that has several budgets.
@@ -223,18 +211,9 @@ def frontier_of(
     if reference is not None and results.baseline is not None:
         result = results.scores_of(results.methods[results.baseline].runs[0])[task]
         chosen = result.model_copy(update={"primary": measure.metric, "higher_is_better": measure.higher_is_better})
-        of_task = aggregations.get(task, {})
         units = next((one.clusters for one in results.comparisons if one.task == task), None)
         in_runs = None if units is None or units.run is None else Neighbours(units.run, units.p or 0.0)
-        rates = exchange_rates(
-            records,
-            families,
-            reference,
-            baseline=results.baseline,
-            result=chosen,
-            aggregation=of_task.get(measure.metric),
-            dependent=in_runs,
-        )
+        rates = exchange_rates(records, families, reference, chosen, in_runs)
     lines = [
         FrontierLine(method=name, points=sorted(sizes, key=lambda name: sizes[name]), exchange=rates.get(name))
         for name, sizes in families.items()

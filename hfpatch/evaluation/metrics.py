@@ -9,7 +9,7 @@ metric's name. All other metrics (F1, Matthews correlation, BLEU, median) are fu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hfpatch.results.low_noise import GOLD_PROBABILITY, MARGIN
-from hfpatch.results.parts import NATS_PER_TOKEN
+from hfpatch.results.parts import NATS_PER_TOKEN, TaskResult
 from hfpatch.results.retention import AGREEMENT, FORGETTING, KL
 
 Array = NDArray[np.float64]
@@ -108,6 +108,12 @@ def metric_named(name: str, *, higher_is_better: bool = True, aggregation: Aggre
     path = f"{function.__module__}.{getattr(function, '__qualname__', '')}" if function else _OWN.get(name, _MEAN)
     ratio = _RATIOS.get(path)
     return replace(ratio or Metric(aggregate=function), higher_is_better=higher_is_better)
+
+
+def metric_of(result: TaskResult, aggregations: Mapping[str, Aggregation]) -> Metric:
+    """Return the primary metric of a task's result, by the task's own ``aggregations`` by name if it has any."""
+    name = result.primary.partition(",")[0]
+    return metric_named(name, higher_is_better=result.higher_is_better, aggregation=aggregations.get(name))
 
 
 def primary_metric(task: str, metrics: Sequence[str]) -> str:

@@ -3,34 +3,84 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hfpatch.data.rows import number_groups
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.clusters import Groups, count_groups
-from hfpatch.evaluation.metrics import Metric
+from hfpatch.evaluation.metrics import Aggregation, Metric, metric_of
 from hfpatch.results.parts import TaskResult
 from hfpatch.results.records import TaskValues, hash_documents, read_lines, read_values
 
 
-@dataclass
-class Reader:
-    """Reads the records of runs, each file once for all measures of a pair."""
+class Pair(NamedTuple):
+    """A method, its reference, and their runs; ``paired`` if these have the same seeds in the same order."""
 
-    _values: dict[Path, dict[str, TaskValues]] = field(default_factory=dict)
-    _groups: dict[tuple[str, str], Groups | None] = field(default_factory=dict)
+    method: str
+    reference: str
+    ours: list[Path]
+    theirs: list[Path]
+    paired: bool = True
 
-    def read_runs(self, result: TaskResult, metric: Metric, runs: Sequence[Path]) -> dict[Path, Sequence[Any]]:
-        """Return one task's values by run, and forget all other runs.
+    def test(self, one_seed: str, kind: str = "t") -> str:
+        """Return the name of the test of these runs."""
+        if not self.paired:
+            return f"{kind} over documents (paired) and seeds (not paired)"
+        return f"paired {kind} over seeds and documents" if len(self.ours) > 1 else one_seed
 
-        All runs must have the same documents with the same weights.
+
+@dataclass(frozen=True)
+class Records:
+    """The records of a comparison's runs; each file is read once for all measures of a pair.
+
+    Attributes:
+        runs: for each method and seed the folder with ``<task>.jsonl`` records.
+        baseline: the reference without training, which has one run; "" where there is none.
+        aggregations: each task's own functions from documents to a score, by metric; by default that of its name.
+    """
+
+    runs: Mapping[str, Mapping[int, Path]]
+    baseline: str = "baseline"
+    aggregations: Mapping[str, Mapping[str, Aggregation]] = field(default_factory=dict)
+    _values: dict[Path, dict[str, TaskValues]] = field(default_factory=dict, init=False)
+    _groups: dict[tuple[str, str], Groups | None] = field(default_factory=dict, init=False)
+
+    def metric(self, result: TaskResult) -> Metric:
+        """Return the primary metric of a result."""
+        return metric_of(result, self.aggregations.get(result.task, {}))
+
+    def pairs(self, references: Mapping[str, Collection[str]]) -> Iterator[Pair]:
+        """Yield each method with each of its references; none with a method without runs.
+
+        The baseline has no seed: its one run is paired with every seed of a method. Other runs are paired by the seeds
+        that both have. If they share fewer than two, as when seeds of one diverged, all runs are used and only
+        documents are paired.
         """
-        self._values = {run: values for run, values in self._values.items() if run in runs}
+        for method, reference in [(method, other) for method, others in references.items() for other in others]:
+            by_seed = (self.runs.get(method, {}), self.runs.get(reference, {}))
+            if not all(by_seed):
+                continue
+            shared = sorted(set(by_seed[0]) & set(by_seed[1]))
+            ours, theirs = ([runs[seed] for seed in sorted(runs)] for runs in by_seed)
+            alone = reference == self.baseline or len(ours) == len(theirs) == 1
+            if not alone and len(shared) > 1:
+                ours, theirs = ([runs[seed] for seed in shared] for runs in by_seed)
+            yield Pair(method, reference, ours, theirs, paired=alone or len(shared) > 1)
+
+    def read_runs(self, result: TaskResult, runs: Sequence[Path]) -> dict[Path, Sequence[Any]]:
+        """Return the values of a result's primary metric by run, and forget all other runs.
+
+        Raises:
+            HfpatchError: if a record is missing or broken, or the runs have other documents or weights.
+        """
+        metric = self.metric(result)
+        for run in self._values.keys() - set(runs):
+            del self._values[run]
         read: dict[Path, tuple[str, Any]] = {}
         for run in runs:
             if run not in self._values and metric.aggregate is None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ import numpy as np
 from hfpatch.data.documents import Documents
 from hfpatch.data.rows import number_groups
 from hfpatch.evaluation.clusters import count_groups
-from hfpatch.evaluation.comparison import Runs, compare, find_dependent
-from hfpatch.evaluation.metrics import Array, Metric, metric_named
-from hfpatch.evaluation.reading import Reader
+from hfpatch.evaluation.comparison import compare_by, find_dependent
+from hfpatch.evaluation.metrics import Array, Metric, metric_named, metric_of
+from hfpatch.evaluation.reading import Records
 from hfpatch.evaluation.stats import over_documents
 from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.results.low_noise import BITS_PER_BYTE
@@ -125,71 +124,58 @@ def point_name(method: str, scale: float) -> str:
 
 
 def compare_points(
-    points: Sequence[RetentionPoint],
-    records: Mapping[str, Runs],
-    *,
-    texts: Mapping[str, TaskResult],
-    held_out: TaskResult | None,
-    baseline: str,
+    points: Sequence[RetentionPoint], records: Records, texts: Mapping[str, TaskResult], held_out: TaskResult | None
 ) -> list[RetentionPoint]:
     """Return points with their differences from the base; points without records are left out.
 
     Args:
         points: methods and scales.
-        records: by `point_name` and seed the folder of the records, the baseline's too.
+        records: those of each point, under its `point_name`, and of the base.
         texts: any run's result of each text.
         held_out: the base's result on held-out text, if there is any.
-        baseline: the method that is the base.
     """
-    # One answer for each text, from all points
-    references = {point_name(point.method, point.scale): [baseline] for point in points}
-    in_bits = {task: result.model_copy(update={"primary": BITS_PER_BYTE}) for task, result in texts.items()}
-    on_new = {} if held_out is None else {held_out.task: held_out}
-    dependent = find_dependent(records, tasks=in_bits | on_new, references=references, baseline=baseline)
+    measures = [
+        result.model_copy(update={"primary": name, "higher_is_better": higher})
+        for name, higher in RETENTION.items()
+        for result in texts.values()
+    ]
+    on_new = [] if held_out is None else [held_out]
 
+    # One answer for each text, from all points
+    references = {point_name(point.method, point.scale): [records.baseline] for point in points}
+    in_bits = [result for result in measures if result.primary == BITS_PER_BYTE]
+    dependent = find_dependent(records, in_bits + on_new, references)
     compared = []
     for point in points:
         name = point_name(point.method, point.scale)
-        if not records.get(name):
-            continue
-        changes = partial(compare, records, references={name: [baseline]}, baseline=baseline, dependent=dependent)
-        made: list[Comparison] = []
-        for metric, higher in RETENTION.items():
-            asked = {
-                task: result.model_copy(update={"primary": metric, "higher_is_better": higher})
-                for task, result in texts.items()
-            }
-            made += changes(tasks=asked, without_low_noise=texts)
-        if point.scale != 1:
-            made += changes(tasks=on_new)
-        comparisons = [one.model_copy(update={"method": point.method}) for one in made]
-        compared.append(point.model_copy(update={"comparisons": comparisons}))
+        if records.runs.get(name):
+            asked = measures if point.scale == 1 else measures + on_new
+            made = compare_by(records, asked, {name: references[name]}, dependent)
+            comparisons = [one.model_copy(update={"method": point.method}) for one in made]
+            compared.append(point.model_copy(update={"comparisons": comparisons}))
     return compared
 
 
 def kept_of(
-    records: Mapping[str, Runs],
-    *,
-    tasks: Mapping[str, TaskResult],
-    baseline: str,
+    records: Records,
     methods: Sequence[str],
+    tasks: Mapping[str, TaskResult],
     comparisons: Sequence[Comparison] = (),
 ) -> list[KeptAnswers]:
     """Return the answers kept, gained and lost by each method, for every task whose answers are right or wrong.
 
     Methods without records are left out. Shares of a task whose documents ``comparisons`` take in groups have no
-    interval. Other arguments are those of `compare_points`.
+    interval.
     """
     in_groups = {one.task for one in comparisons if one.clusters is not None}
-    reader, kept = Reader(), []
-    (base,) = records[baseline].values()
+    kept, (base,) = list[KeptAnswers](), records.runs[records.baseline].values()
     for method in methods:
-        runs = [records[method][seed] for seed in sorted(records.get(method, {}))]
+        runs = [path for _, path in sorted(records.runs.get(method, {}).items())]
         for task, result in tasks.items() if runs else ():
-            metric = metric_named(result.primary.partition(",")[0], higher_is_better=result.higher_is_better)
+            metric = metric_of(result, {})
             if metric != _SHARE_OF_RIGHT:
                 continue
-            values = {run: np.asarray(v) for run, v in reader.read_runs(result, metric, [base, *runs]).items()}
+            values = {run: np.asarray(v) for run, v in records.read_runs(result, [base, *runs]).items()}
             if all(np.isin(value, (0.0, 1.0)).all() for value in values.values()):
                 grouped = result.clusters is not None or task in in_groups
                 table = np.stack([values[run] for run in runs])

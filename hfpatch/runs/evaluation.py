@@ -163,11 +163,13 @@ def _evaluate(
         if references := {variant.label: variant.references for variant in variants.variants if variant.references}:
             comparisons = ranks.on_first(
                 evaluation.compare,
-                {label: {0: records / label} for label in scored},
-                tasks=tasks,
-                references=references,
-                baseline=BASE if BASE in scored else "",
-                aggregations=evaluation.all_aggregations(selection.tasks),
+                evaluation.Records(
+                    {label: {0: records / label} for label in scored},
+                    baseline=BASE if BASE in scored else "",
+                    aggregations=evaluation.all_aggregations(selection.tasks),
+                ),
+                tasks,
+                references,
                 without_low_noise=variants.cut_by_tokens(selection.tasks),
             )
 

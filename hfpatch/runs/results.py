@@ -11,7 +11,7 @@ from hfpatch.data.tokenizer import hash_tokenizer
 from hfpatch.evaluation import all_aggregations, check_known_scores, unknown_base
 from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.exchange import frontier_of
-from hfpatch.evaluation.reading import Reader
+from hfpatch.evaluation.reading import Records
 from hfpatch.evaluation.retention import kept_of
 from hfpatch.evaluation.selection import select
 from hfpatch.models.plan import describe_paths
@@ -112,7 +112,7 @@ def _compared(
     results: ComparisonResults, setup: Setup, out: Path, tasks: Mapping[str, TaskResult]
 ) -> ComparisonResults:
     """Return complete results with what pairs of methods show; ``tasks`` are a run's, the baseline's if it has any."""
-    recipe, methods, records = setup.recipe, results.methods, _records(out, results.methods)
+    recipe, methods = setup.recipe, results.methods
     with_scores = {name for name, method in methods.items() if len(method.diverged) < len(method.runs)}
     compared = {
         name: [other for other in others if other in with_scores]
@@ -124,19 +124,18 @@ def _compared(
         made = sum(len(methods[name].runs) for name in recipe.trained)
         more["runs_saved"] = len(recipe.trained) * len(recipe.training.all_seeds) - made
     if not isinstance(setup, ComparisonSetup):  # whose baseline has seeds, like the others
-        return results.model_copy(
-            update={**more, "comparisons": compare_records(records, tasks=tasks, references=compared, baseline="")}
-        )
+        more["comparisons"] = compare_records(Records(_records(out, methods), baseline=""), tasks, compared)
+        return results.model_copy(update=more)
     aggregations = all_aggregations(select(setup.recipe.evaluation, setup.recipe.data_dir).tasks)
-    given: dict[str, Any] = {"tasks": tasks, "baseline": recipe.baseline}
-    comparisons = compare_records(records, references=compared, aggregations=aggregations, **given)
+    records = Records(_records(out, methods), recipe.baseline, aggregations)
+    comparisons = compare_records(records, tasks, compared)
     more |= {
         "comparisons": comparisons,
-        "kept": kept_of(records, methods=recipe.trained, comparisons=comparisons, **given),
+        "kept": kept_of(records, recipe.trained, tasks, comparisons),
         "retention": collect_retention(setup, out, methods, results.tasks, complete=True),
     }
     results = results.model_copy(update=more)
-    return results.model_copy(update={"frontier": frontier_of(results, records, aggregations) if comparisons else None})
+    return results.model_copy(update={"frontier": frontier_of(results, records) if comparisons else None})
 
 
 def _warnings(setup: Setup, out: Path, results: ComparisonResults) -> list[str]:
@@ -310,9 +309,9 @@ def publish_values(
     ``trials`` are the losses of tuning's documents, see :func:`hfpatch.results.records.write_published`.
     """
     records = {**_records(out, results.methods), **retention_records(out, results.methods)}
-    reader, (path, *_) = Reader(), [path for runs in records.values() for path in runs.values()]  # documents are alike
+    path, *_ = [path for runs in records.values() for path in runs.values()]  # documents are alike
     run = next(run for method in results.methods.values() for run in method.runs.values())
-    groups_of = ((task, reader.read_groups(path, score)) for task, score in results.scores_of(run).items())
+    groups_of = ((task, Records(records).read_groups(path, score)) for task, score in results.scores_of(run).items())
     groups = {task: groups for task, groups in groups_of if groups is not None}
     points = results.retention.points if results.retention is not None else []
     made = [*results.comparisons, *(comparison for point in points for comparison in point.comparisons)]

@@ -136,6 +136,7 @@ def collect_retention(
 
     ``tasks`` are those of the results.
     """
+    from hfpatch.evaluation.reading import Records
     from hfpatch.evaluation.retention import compare_points
 
     recipe = setup.recipe
@@ -153,13 +154,9 @@ def collect_retention(
             loss = float(np.mean(losses)) if losses else None
             points.append(RetentionPoint(method=name, scale=scale, tuning_loss=loss))
     if complete and base is not None:
-        points = compare_points(
-            points,
-            retention_records(out, methods),
-            texts=task_results(scored, base.retention or {}),
-            held_out=task_results(tasks, base.evaluation).get(HELD_OUT),
-            baseline=recipe.baseline,
-        )
+        records = Records(retention_records(out, methods), recipe.baseline)
+        held_out = task_results(tasks, base.evaluation).get(HELD_OUT)
+        points = compare_points(points, records, task_results(scored, base.retention or {}), held_out)
     texts = {
         task_of(name): {**blocks.to_json(), "bytes": int(setup.retained_documents[name].bytes.sum())}
         for name, blocks in setup.retained.items()

@@ -14,7 +14,7 @@ from scipy.stats import t as student
 
 from hfpatch.data.rows import number_groups
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import TaskResult, clusters, compare, comparison, evaluate, index, load_tasks, stats
+from hfpatch.evaluation import Records, TaskResult, clusters, compare, comparison, evaluate, index, load_tasks, stats
 from hfpatch.evaluation.run import Storage
 from hfpatch.evaluation.selection import select
 from hfpatch.evaluation.stats import Estimate
@@ -123,7 +123,8 @@ def test_a_comparison_is_that_of_group_sums(tmp_path, seeds):
         tables.append(values)
         pairs = list(zip(-values, words, strict=True))
         runs["a"][seed] = write(tmp_path / f"a{seed}", "novel", "bits_per_byte", pairs, names)
-    (found,) = compare(runs, tasks={"novel": result("novel", "bits_per_byte", 24)}, references={"a": ["baseline"]})
+    tasks = {"novel": result("novel", "bits_per_byte", 24)}
+    (found,) = compare(Records(runs), tasks, {"a": ["baseline"]})
     nats = math.log(2)
     difference = (np.mean(tables, axis=0) - base) / nats
     error, count = by_hand(difference, words, names)
@@ -150,12 +151,12 @@ def test_a_score_that_is_no_ratio_is_resampled_by_groups(tmp_path):
     for name, shift in (("a", 0.4), ("b", 0.0)):
         values = np.repeat(rng.normal(shift, 1.0, size=30), 6)
         runs[name] = {0: write(tmp_path / name, "odd", "steps", values, names)}
-    given = {"references": {"a": ["b"]}, "aggregations": {"odd": {"steps": median}}}
-    (apart,) = compare(runs, tasks={"odd": result("odd", "steps", 30)}, **given)
+    records = Records(runs, aggregations={"odd": {"steps": median}})
+    (apart,) = compare(records, {"odd": result("odd", "steps", 30)}, {"a": ["b"]})
     counts = [np.unique(draw, return_counts=True)[1] for draw in drawn]  # of each group's value
     assert len(drawn) > 2 * comparison.RESAMPLES
     assert all(each.sum() == 180 and (each % 6 == 0).all() for each in counts)
-    (naive,) = compare(runs, tasks={"odd": result("odd", "steps")}, **given)
+    (naive,) = compare(records, {"odd": result("odd", "steps")}, {"a": ["b"]})
     assert apart.test == "paired bootstrap t over groups of documents"
     assert apart.high - apart.low > 1.7 * (naive.high - naive.low)
 
@@ -167,9 +168,9 @@ def test_two_tasks_with_one_function_are_resampled_apart(tmp_path):
         for name in "ab":
             write(tmp_path / name, task, "steps", spread * rng.normal(size=40))
     tasks = {task: result(task, "steps") for task in ("one", "two")}
-    given = {"references": {"a": ["b"]}, "aggregations": {task: {"steps": lm_evals.median} for task in tasks}}
-    one, two = compare(runs, tasks=tasks, **given)
-    (alone,) = compare(runs, tasks={"two": tasks["two"]}, **given)
+    records = Records(runs, aggregations={task: {"steps": lm_evals.median} for task in tasks})
+    one, two = compare(records, tasks, {"a": ["b"]})
+    (alone,) = compare(records, {"two": tasks["two"]}, {"a": ["b"]})
     assert (two.low, two.high) == (alone.low, alone.high)
     assert two.high - two.low > 4 * (one.high - one.low)
 
@@ -179,7 +180,7 @@ def test_too_few_groups_get_no_verdict(tmp_path, groups):
     names = [str(i % groups) for i in range(100)]
     scores = {"a": 1.0, "b": 0.0}
     runs = {name: {0: write(tmp_path / name, "quiz", "acc", [value] * 100, names)} for name, value in scores.items()}
-    (found,) = compare(runs, tasks={"quiz": result("quiz", "acc", groups)}, references={"a": ["b"]})
+    (found,) = compare(Records(runs), tasks={"quiz": result("quiz", "acc", groups)}, references={"a": ["b"]})
     assert (found.test, found.p) == ("none (too few groups)", None)
 
 

@@ -8,7 +8,8 @@ from own_tasks import task_result as result
 from own_tasks import write_record as write
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import Comparison, compare
+from hfpatch.evaluation import Comparison, Records, compare
+from hfpatch.evaluation.comparison import compare_by
 from hfpatch.results.verdicts import Measure, judge
 
 TASKS = {"quiz": result("quiz"), "novel": result("novel", "word_perplexity", higher=False)}
@@ -42,7 +43,7 @@ def records(tmp_path):
 
 def test_one_seed(records):
     runs, (before, after) = records
-    quiz, novel = compare(runs, tasks=TASKS, references={"method": ["baseline"]})
+    quiz, novel = compare(Records(runs), tasks=TASKS, references={"method": ["baseline"]})
     assert (quiz.method, quiz.reference, quiz.task, quiz.metric) == ("method", "baseline", "quiz", "acc")
     assert (quiz.n, quiz.seeds, quiz.test) == (200, 1, "McNemar exact")
     assert quiz.difference == pytest.approx(14 / 200)
@@ -61,9 +62,10 @@ def test_one_seed(records):
     )
     ratio_error = judged([novel])[0].detectable / before / (2.02269 + 0.84162)
     assert ratio_error == pytest.approx(0.02 / math.sqrt(40), rel=0.3)
-    turned = compare(runs, tasks=TASKS, references={"baseline": ["method"]})
+    turned = compare(Records(runs), tasks=TASKS, references={"baseline": ["method"]})
     assert [verdict.outcome for verdict in judged(turned)] == ["worse", "worse"]
-    gone = compare(runs | {"gone": {}}, tasks=TASKS, references={"method": ["baseline", "gone"], "gone": ["baseline"]})
+    references = {"method": ["baseline", "gone"], "gone": ["baseline"]}
+    gone = compare(Records(runs | {"gone": {}}), TASKS, references)
     assert {(one.method, one.reference) for one in gone} == {("method", "baseline")}
 
 
@@ -89,7 +91,7 @@ def test_low_noise_metrics_are_compared_like_others(tmp_path):
     names = ("acc", "bits_per_byte", "gold_probability", "margin")
     tasks = {"quiz": result("quiz", "acc").model_copy(update={"metrics": dict.fromkeys(names, 0.5)})}
     given = {"tasks": tasks, "references": {"style": ["baseline", "same"], "same": ["baseline"]}}
-    every = compare(runs, **given)
+    every = compare(Records(runs), **given)
     found = [one for one in every if one.metric != "acc"]
     assert [one.metric for one in every[:3]] == ["acc"] * 3
     assert [(one.method, one.reference, one.metric) for one in found] == [
@@ -118,16 +120,16 @@ def test_a_low_noise_metric_that_is_primary_or_not_finite_is_not_tested_again(tm
     metrics = {"bits_per_byte": 1.0, "margin": 0.5}
     tasks = {"quiz": result("quiz", "bits_per_byte", higher=False).model_copy(update={"metrics": metrics})}
     given = {"tasks": tasks, "references": {"style": ["baseline"], "same": ["baseline"]}}
-    assert [(one.method, one.metric) for one in compare(runs, **given)[2:]] == [("same", "margin")]
-    of_its_own = compare(runs, aggregations={"quiz": {"margin": max}}, **given)
+    assert [(one.method, one.metric) for one in compare(Records(runs), **given)[2:]] == [("same", "margin")]
+    of_its_own = compare(Records(runs, aggregations={"quiz": {"margin": max}}), **given)
     assert {one.metric for one in of_its_own} == {"bits_per_byte"}
-    assert {one.metric for one in compare(runs, without_low_noise=["quiz"], **given)} == {"bits_per_byte"}
+    assert {one.metric for one in compare(Records(runs), without_low_noise=["quiz"], **given)} == {"bits_per_byte"}
 
 
 def test_equal_models_show_no_difference(records):
     runs, _ = records
     runs["copy"] = runs["baseline"]
-    quiz, novel = compare(runs, tasks=TASKS, references={"copy": ["baseline"]})
+    quiz, novel = compare(Records(runs), tasks=TASKS, references={"copy": ["baseline"]})
     for comparison in (quiz, novel):
         assert comparison.difference == 0
         (verdict,) = judged([comparison])
@@ -144,7 +146,7 @@ def test_runs_are_paired_by_seed(tmp_path):
     for seed in (3, 1, 7):
         runs["a"][seed] = write(tmp_path / f"a{seed}", "quiz", "acc", (rng.random(100) < 0.5).astype(float))
     runs["b"] = {seed: runs["a"][seed] for seed in (3, 1)}
-    (found,) = compare(runs, tasks={"quiz": TASKS["quiz"]}, references={"a": ["b"]})
+    (found,) = compare(Records(runs), tasks={"quiz": TASKS["quiz"]}, references={"a": ["b"]})
     assert (found.seeds, found.difference, found.p) == (2, 0, 1)
     assert found.test == "paired t over seeds and documents"
 
@@ -155,16 +157,16 @@ def test_a_control_with_one_seed_left_has_a_variance_over_seeds(tmp_path):
     scores = {right: np.where(np.arange(200) < right, 1.0, base) for right in (30, 50, 70, 10)}
     run = {right: write(tmp_path / str(right), "quiz", "acc", values) for right, values in scores.items()}
     runs = {"a": {0: run[30], 1: run[50], 2: run[70]}, "b": {1: run[10]}}
-    task = {"quiz": TASKS["quiz"]}
-    (lone,) = compare(runs, tasks=task, references={"a": ["b"]}, dependent={})
-    (untrained,) = compare(runs, tasks=task, references={"a": ["b"]}, baseline="b", dependent={})
+    asked = ([TASKS["quiz"]], {"a": ["b"]}, {})
+    (lone,) = compare_by(Records(runs), *asked)
+    (untrained,) = compare_by(Records(runs, "b"), *asked)
     assert (lone.test, lone.seeds) == ("t over documents (paired) and seeds (not paired)", 3)
     assert lone.difference == untrained.difference
     means = np.array([scores[right].mean() for right in (30, 50, 70)])
     assert lone.high - lone.low > 2 * 4.3026 * means.std(ddof=1) * math.sqrt(1 + 1 / 3)
     assert lone.high - lone.low > 1.8 * (untrained.high - untrained.low)
     runs["b"] = {8: runs["b"][1], 9: runs["b"][1]}  # no seed in common
-    (apart,) = compare(runs, tasks=task, references={"a": ["b"]}, dependent={})
+    (apart,) = compare_by(Records(runs), *asked)
     assert apart.test == lone.test
 
 
@@ -175,7 +177,7 @@ def test_direction_of_an_unknown_metric_comes_from_the_task(tmp_path):
     runs = {name: {0: write(tmp_path / name, "odd", "surprise", values)} for name, values in both.items()}
     for higher, verdict in ((False, "worse"), (True, "better")):
         task = {"odd": result("odd", "surprise", higher)}
-        (found,) = compare(runs, tasks=task, references={"a": ["b"]})
+        (found,) = compare(Records(runs), tasks=task, references={"a": ["b"]})
         (decided,) = judged([found], {"odd": Measure("surprise", higher)})
         assert (found.test, decided.outcome) == ("paired permutation", verdict)
         assert found.difference == pytest.approx(0.2)
@@ -185,7 +187,7 @@ def test_direction_of_an_unknown_metric_comes_from_the_task(tmp_path):
 def test_too_few_documents_get_no_verdict(tmp_path, documents, seeds):
     runs = {"baseline": {0: write(tmp_path / "b", "quiz", "acc", [0.0] * documents)}}
     runs["a"] = {seed: write(tmp_path / f"a{seed}", "quiz", "acc", [1.0] * documents) for seed in range(seeds)}
-    (found,) = compare(runs, tasks={"quiz": TASKS["quiz"]}, references={"a": ["baseline"]})
+    (found,) = compare(Records(runs), tasks={"quiz": TASKS["quiz"]}, references={"a": ["baseline"]})
     assert (found.difference, found.test) == (1, "none (too few documents)")
     assert [(one.outcome, one.why) for one in judged([found])] == [("not tested", "too few documents")]
     assert (found.low, found.high) == (-math.inf, math.inf)
@@ -203,7 +205,7 @@ def test_values_without_a_finite_mean_or_variance_are_not_tested(tmp_path, value
         runs = range(seeds if method == "it" else 1)
         records[method] = {s: write(tmp_path / f"{method}-{s}", "t", name, drawn.tolist()) for s in runs}
     results = {"t": result("t", name)}
-    (found,) = compare(records, tasks=results, references={"it": ["baseline"]})
+    (found,) = compare(Records(records), tasks=results, references={"it": ["baseline"]})
     assert (found.test, found.p, found.low, found.errors) == (
         *("none (values without a finite mean or variance)", None, -math.inf, []),
     )
@@ -214,7 +216,7 @@ def test_what_no_difference_could_show_is_not_called_visible(tmp_path):
     runs = {"baseline": {0: write(tmp_path / "b", "quiz", "acc", base)}, "a": {}}
     for seed, right in enumerate((0, 100)):
         runs["a"][seed] = write(tmp_path / f"a{seed}", "quiz", "acc", np.where(np.arange(120) < right, 1.0, base))
-    (found,) = compare(runs, tasks={"quiz": TASKS["quiz"]}, references={"a": ["baseline"]})
+    (found,) = compare(Records(runs), tasks={"quiz": TASKS["quiz"]}, references={"a": ["baseline"]})
     (one,) = judged([found])
     assert (found.low, found.high, one.detectable, one.outcome) == (-0.5, 0.5, None, "not decided")  # base 0.5
 
@@ -230,9 +232,8 @@ def test_seeds_that_vary_do_not_make_equal_methods_different(tmp_path, seeds, co
         for seed in range(seeds):
             values = base + rng.normal(size=25) + rng.normal(0, 0.8)
             runs["a"][seed] = write(tmp_path / f"a{seed}", "quiz", "odd", values)
-        task = {"quiz": result("quiz", "odd")}
-        given = {"references": {"a": ["control"]}, "baseline": "" if control else "control"}
-        (one,) = compare(runs, tasks=task, dependent={}, **given)
+        paired = Records(runs, "" if control else "control")
+        (one,) = compare_by(paired, [result("quiz", "odd")], {"a": ["control"]}, {})
         found.append(one.p < 0.05)
         assert (one.p < 0.05) == (not one.low <= 0 <= one.high)
     assert np.mean(found) < 0.08
@@ -250,4 +251,4 @@ def test_other_documents_and_broken_records_are_refused(records):
     ]:
         spoil()
         with pytest.raises(HfpatchError, match=message):
-            compare(runs, tasks=TASKS, references={"method": ["baseline"]})
+            compare(Records(runs), tasks=TASKS, references={"method": ["baseline"]})

@@ -7,8 +7,8 @@ import pytest
 from own_tasks import task_result, write_record
 from scipy.stats import t as student
 
-from hfpatch.evaluation import compare, dependence
-from hfpatch.evaluation.comparison import find_dependent
+from hfpatch.evaluation import Records, compare, dependence
+from hfpatch.evaluation.comparison import compare_by, find_dependent
 from hfpatch.evaluation.dependence import LEVEL, Dependence, Neighbours, find_dependence, residuals
 from hfpatch.evaluation.retention import kept_of
 from hfpatch.results import load_results
@@ -144,9 +144,9 @@ def records(folder, differences, **columns):
 def test_a_comparison_takes_runs_of_neighbours_or_the_declared_groups(tmp_path):
     rng = np.random.default_rng(6)
     differences = drawn(rng, 400, size=5, correlation=0.6, pairs=1)[0]
-    result, against = task_result("t", "score"), {"references": {"it": ["baseline"]}}
+    result, against = task_result("t", "score"), {"it": ["baseline"]}
     runs = records(tmp_path / "plain", differences)
-    (found,) = compare(runs, tasks={"t": result}, **against)
+    (found,) = compare(Records(runs), {"t": result}, against)
     length = found.clusters.run
     assert found.clusters.groups == -(-400 // length) >= 20
     assert (found.clusters.column, found.clusters.p) == ("", 0.001)
@@ -161,13 +161,13 @@ def test_a_comparison_takes_runs_of_neighbours_or_the_declared_groups(tmp_path):
     names = [f"run {place // length}" for place in range(400)]
     grouped = result.model_copy(update={"clusters": found.clusters.model_copy(update={"run": None, "p": None})})
     declared = records(tmp_path / "declared", differences, cluster=names)
-    (other,) = compare(declared, tasks={"t": grouped}, dependent={}, **against)
+    (other,) = compare_by(Records(declared), [grouped], against, {})
     assert (other.low, other.high, other.p) == (found.low, found.high, found.p)
 
     # with the true groups there is nothing to find
     true = records(tmp_path / "true", differences, cluster=[f"group {place // 5}" for place in range(400)])
-    assert find_dependent(true, tasks={"t": grouped}, **against) == {}
-    assert find_dependent(runs, tasks={"t": result}, **against).keys() == {"t"}
+    assert find_dependent(Records(true), [grouped], against) == {}
+    assert find_dependent(Records(runs), [result], against).keys() == {"t"}
     assert not list(dependence_cautions([other], {"t"}))
 
 
@@ -176,10 +176,10 @@ def test_shares_of_dependent_documents_have_no_interval(tmp_path):
     answers = np.where(np.arange(120) // 20 % 2, right, 1.0)  # the wrong ones of every second twenty are won
     runs = {"baseline": {0: write_record(tmp_path / "baseline", "t", "acc", right.tolist())}}
     runs["it"] = {0: write_record(tmp_path / "it", "t", "acc", answers.tolist())}
-    given = {"tasks": {"t": task_result("t", "acc")}, "baseline": "baseline"}
-    made = compare(runs, references={"it": ["baseline"]}, **given)
+    tasks = {"t": task_result("t", "acc")}
+    made = compare(Records(runs), tasks, {"it": ["baseline"]})
     assert made[0].clusters.run is not None
-    (plain,), (grouped,) = (kept_of(runs, methods=["it"], comparisons=each, **given) for each in ([], made))
+    (plain,), (grouped,) = (kept_of(Records(runs), ["it"], tasks, compared) for compared in ([], made))
     assert (plain.kept, plain.won) == (grouped.kept, grouped.won)
     assert np.isfinite(plain.won_low)
     assert not np.isfinite(grouped.won_low)

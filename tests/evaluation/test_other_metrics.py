@@ -10,7 +10,7 @@ from own_tasks import read_record, task_result, write_record, write_task
 from scipy.stats import t as student
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import all_aggregations, check_comparable, compare, comparison, evaluate
+from hfpatch.evaluation import Records, all_aggregations, check_comparable, compare, comparison, evaluate
 from hfpatch.evaluation.run import Storage
 from hfpatch.evaluation.selection import select
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -79,9 +79,10 @@ def values(folder, task, metric):
     return [row[metric] for row in read_record(folder, task)]
 
 
-def by_primary(scores, runs, **options):
+def by_primary(scores, runs, aggregations, method="taught"):
     """The comparisons by the primary metrics; those by the low-noise ones are read from the same files."""
-    return [one for one in compare(runs, tasks=scores, **options) if one.metric == scores[one.task].primary]
+    made = compare(Records(runs, aggregations=aggregations), scores, {method: ["baseline"]})
+    return [one for one in made if one.metric == scores[one.task].primary]
 
 
 def test_they_are_compared_by_lm_evals_own_function(scored, monkeypatch):
@@ -91,7 +92,7 @@ def test_they_are_compared_by_lm_evals_own_function(scored, monkeypatch):
     aggregations = all_aggregations(tasks)
     check_comparable(folder / "baseline", scores, aggregations)
     runs = {"baseline": {0: folder / "baseline"}, "taught": {0: folder / "taught"}}
-    compared = by_primary(scores, runs, references={"taught": ["baseline"]}, aggregations=aggregations)
+    compared = by_primary(scores, runs, aggregations)
     assert [one.task for one in compared] == list(TASKS)
     for one in compared:
         _, metric, _, function = TASKS[one.task]
@@ -115,7 +116,7 @@ def test_the_interval_is_that_of_a_bootstrap_over_documents(scored, task, metric
     scores = {task: found["baseline"][task]}
     aggregations = all_aggregations({task: tasks[task]})
     runs = {"baseline": {0: folder / "baseline"}, "taught": {0: folder / "taught"}}
-    (one,) = by_primary(scores, runs, references={"taught": ["baseline"]}, aggregations=aggregations)
+    (one,) = by_primary(scores, runs, aggregations)
     both = [np.array(values(folder / name, task, metric), dtype=object) for name in ("taught", "baseline")]
     draws = np.random.default_rng(3).integers(0, DOCUMENTS, size=(1000, DOCUMENTS))
     error = np.std([np.diff([aggregations[task][metric](list(each[d])) for each in both]) for d in draws])
@@ -125,8 +126,8 @@ def test_the_interval_is_that_of_a_bootstrap_over_documents(scored, task, metric
 def test_a_score_that_no_draw_changes_gets_no_verdict(tmp_path):
     values = {"baseline": 1.0, "a": 2.0}
     runs = {name: {0: write_record(tmp_path / name, "count", "steps", [value] * 30)} for name, value in values.items()}
-    given = {"references": {"a": ["baseline"]}, "aggregations": {"count": {"steps": lm_evals.median}}}
-    (one,) = compare(runs, tasks={"count": task_result("count", "steps", n=30)}, **given)
+    records = Records(runs, aggregations={"count": {"steps": lm_evals.median}})
+    (one,) = compare(records, {"count": task_result("count", "steps", n=30)}, {"a": ["baseline"]})
     assert (one.difference, one.test, one.p) == (1.0, "none (values without a finite mean or variance)", None)
 
 
@@ -136,7 +137,7 @@ def test_several_seeds_add_their_own_variance(scored, monkeypatch):
     scores = {"f1": found["baseline"]["f1"]}
     runs = {"baseline": {0: folder / "baseline"}, "a": {0: folder / "taught", 1: folder / "baseline"}}
     aggregations = all_aggregations({"f1": tasks["f1"]})
-    (one,) = by_primary(scores, runs, references={"a": ["baseline"]}, aggregations=aggregations)
+    (one,) = by_primary(scores, runs, aggregations, "a")
     gain = found["taught"]["f1"].metrics["f1"] - found["baseline"]["f1"].metrics["f1"]
     assert one.test == "paired bootstrap t over seeds and documents"
     assert one.difference == pytest.approx(gain / 2)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hfpatch.evaluation.comparison import _Pairing, _Table, _test_ratio
-from hfpatch.evaluation.metrics import Metric
+from hfpatch.evaluation.comparison import _test_ratio
 from hfpatch.evaluation.power import Assumed, Differences
+from hfpatch.evaluation.reading import Pair
 
 FOUND = pytest.approx(0.80, abs=0.05)
 
@@ -21,20 +21,20 @@ def table(rng, model, effect, documents, seeds):
         uniform[:, alike] = uniform[0, alike]
         drawn = np.where(uniform < gain, 1.0, np.where(uniform < gain + lose, -1.0, 0.0))
         reference = (drawn < 0).astype(float)  # the answers themselves do not matter, only their differences
-        return _Table(reference + drawn, reference, weights)
+        return reference + drawn, reference, weights
     own = rng.normal(size=(seeds, documents)) * np.sqrt(1 - model.shared)
     common = rng.normal(size=documents) * np.sqrt(model.shared)
     shift = rng.normal(size=(seeds, 1)) * model.shift
     reference = np.broadcast_to(rng.normal(size=documents), (seeds, documents))
-    return _Table(reference + effect + model.sd * (own + common) + shift, reference, weights)
+    return reference + effect + model.sd * (own + common) + shift, reference, weights
 
 
 def share_found(model, effect, documents, seeds, *, cases):
     rng, found = np.random.default_rng(0), 0
     for _ in range(cases):
         drawn = table(rng, model, effect, documents, seeds)
-        runs = _Pairing([None] * seeds, [None] * seeds)
-        found += _test_ratio(drawn, Metric(), runs).p < 0.05
+        pair = Pair("a", "b", [None] * seeds, [None] * seeds)
+        found += _test_ratio(pair, *drawn, None, of_logs=False).p < 0.05
     return found / cases
 
 

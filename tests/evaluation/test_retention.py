@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from hfpatch.data.documents import Documents
+from hfpatch.evaluation import Records
 from hfpatch.evaluation.retention import compare_points, retained_result
 from hfpatch.results.parts import Clusters
 from hfpatch.results.records import write_values
@@ -58,7 +59,7 @@ def test_differences_have_intervals_over_documents_and_seeds(tmp_path):
             retained_result(TASK, changes(seed + shift), documents(), folder)
             write_values(folder, texts)
     points = [RetentionPoint(method="lora", scale=scale) for scale in (0.5, 1.0, 2.0)]
-    found = compare_points(points, records, texts=texts, held_out=None, baseline="baseline")
+    found = compare_points(points, Records(records), texts, None)
     assert [point.scale for point in found] == [0.5, 1.0]  # at 2 there are no records
     assert {each.method for point in found for each in point.comparisons} == {"lora"}
     kl = np.stack([changes(seed + 1)[:, 3] for seed in range(3)])
@@ -84,10 +85,9 @@ def test_differences_on_a_text_in_groups_vary_over_groups(tmp_path, grouped):
         write_values(place, [TASK])
     (point,) = compare_points(
         [RetentionPoint(method="lora", scale=1.0)],
-        {"baseline": {0: tmp_path / "base"}, "lora": {0: folder}},
-        texts={TASK: base},
-        held_out=None,
-        baseline="baseline",
+        Records({"baseline": {0: tmp_path / "base"}, "lora": {0: folder}}),
+        {TASK: base},
+        None,
     )
     kl, tokens = changes(1)[:, 3], changes(1)[:, 0]
     units = [names == name for name in np.unique(names)] if grouped else [np.arange(DOCUMENTS) == n for n in range(30)]

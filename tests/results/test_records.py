@@ -9,7 +9,7 @@ import pytest
 from own_tasks import task_result
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import compare
+from hfpatch.evaluation import Records, compare
 from hfpatch.results import records
 from hfpatch.results.records import VALUES, hash_documents, published_runs, read_values, write_published, write_values
 
@@ -82,13 +82,13 @@ def test_comparisons_are_the_same_with_and_without_them(tmp_path, monkeypatch):
     write_random(folders)
     for primary in ("acc", "bits_per_byte"):
         tasks = quiz(primary)
-        from_records = compare(runs, tasks=tasks, references={"method": ["baseline"]})
+        from_records = compare(Records(runs), tasks=tasks, references={"method": ["baseline"]})
         for folder in folders:
             write_values(folder, ["quiz"])
         with monkeypatch.context() as patched:
             patched.setattr(records, "read_lines", lambda path: pytest.fail(f"{path} was read"))
             patched.setattr("hfpatch.evaluation.reading.read_lines", records.read_lines)
-            assert compare(runs, tasks=tasks, references={"method": ["baseline"]}) == from_records
+            assert compare(Records(runs), tasks=tasks, references={"method": ["baseline"]}) == from_records
         for folder in folders:
             (folder / VALUES).unlink()
 
@@ -105,12 +105,12 @@ def test_a_comparison_is_the_same_from_its_published_values(clusters, tmp_path):
         write_values(folder, ["quiz"])
     of = None if clusters is None else {"column": "passage", "groups": clusters}
     asked = [quiz(primary, of) for primary in ("acc", "bits_per_byte")]
-    from_records = [compare(runs, tasks=tasks, references={"method": ["baseline"]}) for tasks in asked]
+    from_records = [compare(Records(runs), tasks=tasks, references={"method": ["baseline"]}) for tasks in asked]
     groups = {} if clusters is None else {"quiz": np.arange(60) % 12}
     write_published(tmp_path, runs, [("quiz", "acc"), ("quiz", "bits_per_byte")], groups)
     shutil.rmtree(tmp_path / "runs")
     assert published_runs(tmp_path) == runs
-    assert [compare(runs, tasks=tasks, references={"method": ["baseline"]}) for tasks in asked] == from_records
+    assert [compare(Records(runs), tasks, {"method": ["baseline"]}) for tasks in asked] == from_records
     (tmp_path / VALUES).unlink()
     with pytest.raises(HfpatchError, match="no values of a comparison"):
         published_runs(tmp_path)
