@@ -15,7 +15,7 @@ from hfpatch.support.lazy import lazy_names, needing_lab
 if TYPE_CHECKING:
     from hfpatch.evaluation.again import compare_again
     from hfpatch.evaluation.comparison import check_comparable, compare
-    from hfpatch.evaluation.known_scores import check_known_scores, unknown_base
+    from hfpatch.evaluation.known_scores import check_known_scores
     from hfpatch.evaluation.model import HfpatchLM
     from hfpatch.evaluation.reading import Records
     from hfpatch.evaluation.run import Storage, all_aggregations, evaluate
@@ -36,18 +36,17 @@ __all__ = [
     "evaluate",
     "load_tasks",
     "select",
-    "unknown_base",
 ]
 
 _HOMES = {
     "HfpatchLM": "model",
     "Records": "reading",
+    "check_known_scores": "known_scores",
     "compare_again": "again",
     "load_tasks": "tasks",
     "select": "selection",
     **dict.fromkeys(("Storage", "all_aggregations", "evaluate"), "run"),
     **dict.fromkeys(("check_comparable", "compare"), "comparison"),
-    **dict.fromkeys(("check_known_scores", "unknown_base"), "known_scores"),
 }
 
 with needing_lab():

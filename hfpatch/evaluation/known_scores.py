@@ -84,36 +84,38 @@ KNOWN_SCORES = tuple(
 _SHORT_NAMES = {"gpt2": "openai-community/gpt2"}
 
 
-def check_known_scores(model: ModelSettings, results: Mapping[str, TaskResult], *, plain: bool = True) -> list[str]:
-    """Return one sentence for each result that is outside the tolerance of a published score.
+def check_known_scores(
+    model: ModelSettings, results: Mapping[str, TaskResult], *, plain: bool = True
+) -> tuple[list[str], list[str]]:
+    """Compare a base's results with published scores.
 
     Args:
         model: the base: by its hub id, the folder of a hub snapshot, or a folder with the model's name.
         results: by task.
         plain: whether prompts are as published, with neither a chat template nor a system message.
+
+    Returns:
+        One sentence for each result that is outside the tolerance of a published score, and a sentence if no result has
+        a published score to compare with.
     """
-    sentences = []
-    for score in _known(model, results) if plain else ():
+    published = _published(model, results) if plain else []
+    if not published:
+        name = model.full_name + (f" (revision {model.revision})" if model.revision else "")
+        return [], [f"hfpatch knows no published score of {name} on these tasks, so its scores could not be checked."]
+    surprises = []
+    for score in published:
         result = results[score.task]
         value, tolerance = result.metrics[score.metric], score.tolerance(result.n, model.dtype)
         if abs(value - score.value) > tolerance:
-            sentences.append(
+            surprises.append(
                 f"{model.full_name} scores {value:.3f} on {score.task} ({score.metric}, {result.n} documents, "
                 f"{model.dtype}), but {score.value:.3f} ± {tolerance:.3f} is known of {score.model} ({score.source}): "
                 "check revision, dtype and tokenizer before comparing anything with it."
             )
-    return sentences
+    return surprises, []
 
 
-def unknown_base(model: ModelSettings, results: Mapping[str, TaskResult], *, plain: bool = True) -> str | None:
-    """Return a sentence if no result has a published score to compare with; arguments as in `check_known_scores`."""
-    if plain and _known(model, results):
-        return None
-    name = model.full_name + (f" (revision {model.revision})" if model.revision else "")
-    return f"hfpatch knows no published score of {name} on these tasks, so its scores could not be checked."
-
-
-def _known(base: ModelSettings, results: Mapping[str, TaskResult]) -> list[KnownScore]:
+def _published(base: ModelSettings, results: Mapping[str, TaskResult]) -> list[KnownScore]:
     """Return the published scores that these results can be compared with."""
     from huggingface_hub.constants import HF_HUB_CACHE
 

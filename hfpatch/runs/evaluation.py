@@ -12,7 +12,7 @@ from typing import Any
 
 from hfpatch import evaluation  # its comparisons, which import scipy, are loaded where variants are compared
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import check_known_scores, unknown_base
+from hfpatch.evaluation import check_known_scores
 from hfpatch.evaluation.run import Storage
 from hfpatch.evaluation.run import evaluate as run_tasks
 from hfpatch.evaluation.sample_log import SampleLog
@@ -280,11 +280,10 @@ def check_base(
         HfpatchError: if something is to be compared with it and its scores are not known ones, unless the settings
             allow that, or a metric is one by which nothing can be compared.
     """
-    surprises = check_known_scores(model, scores, plain=settings.plain)
+    surprises, unknown = check_known_scores(model, scores, plain=settings.plain)
     if not compared:
         return surprises
     if surprises and not settings.allow_unknown_base:
         raise HfpatchError(f"{' '.join(surprises)} --allow-unknown-base evaluates {compared} anyway")
     evaluation.check_comparable(records, scores, evaluation.all_aggregations(tasks))
-    unknown = unknown_base(model, scores, plain=settings.plain)
-    return [*surprises, *([unknown] if unknown else []), *floor_cautions(scores, model.name)]
+    return [*surprises, *unknown, *floor_cautions(scores, model.name)]

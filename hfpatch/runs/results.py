@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from hfpatch.data.tokenizer import hash_tokenizer
-from hfpatch.evaluation import all_aggregations, check_known_scores, unknown_base
+from hfpatch.evaluation import all_aggregations, check_known_scores
 from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.exchange import frontier_of
 from hfpatch.evaluation.reading import Records
@@ -146,8 +147,7 @@ def _warnings(setup: Setup, out: Path, results: ComparisonResults) -> list[str]:
     if results.complete and isinstance(setup, ComparisonSetup):
         model, plain = setup.recipe.model, setup.recipe.evaluation.plain
         of_base = results.scores_of(results.methods[setup.recipe.baseline].runs[0])
-        warnings += check_known_scores(model, of_base, plain=plain)
-        warnings += filter(None, [unknown_base(model, of_base, plain=plain)])
+        warnings += chain.from_iterable(check_known_scores(model, of_base, plain=plain))
     if results.complete:
         warnings += comparison_cautions(setup.recipe, results)
     return warnings

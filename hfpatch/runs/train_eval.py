@@ -402,6 +402,6 @@ class ComparisonSession(TrainEvalSession):
         scores = RunResult.read(run.result).evaluation
         tasks = select(recipe.evaluation, recipe.data_dir).tasks
         check_comparable(RunPaths(run.folder).evaluations, scores, all_aggregations(tasks))
-        surprises = check_known_scores(recipe.model, scores, plain=recipe.evaluation.plain)
+        surprises, _ = check_known_scores(recipe.model, scores, plain=recipe.evaluation.plain)
         if surprises and not recipe.evaluation.allow_unknown_base:
             raise HfpatchError(f"{' '.join(surprises)} evaluation.allow_unknown_base=true continues anyway")

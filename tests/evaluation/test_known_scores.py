@@ -5,7 +5,7 @@ import pytest
 from own_tasks import task_result
 
 from hfpatch.evaluation import check_known_scores
-from hfpatch.evaluation.known_scores import KNOWN_SCORES, unknown_base
+from hfpatch.evaluation.known_scores import KNOWN_SCORES
 from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.strict import read_yaml
@@ -19,12 +19,14 @@ def results(acc, n=5153, task="lambada_openai", num_fewshot=0, metric="acc"):
     return {task: task_result(task, metric, n=n, metrics=metrics, num_fewshot=num_fewshot)}
 
 
-def check(acc, name="EleutherAI/pythia-410m", revision=None, dtype="float32", **options):
-    return check_known_scores(ModelSettings(name=name, revision=revision, dtype=dtype), results(acc, **options))
+def check(acc, name="EleutherAI/pythia-410m", revision=None, dtype="float32", plain=True, **options):
+    model = ModelSettings(name=name, revision=revision, dtype=dtype)
+    return check_known_scores(model, results(acc, **options), plain=plain)
 
 
 def test_a_broken_base_is_named():
-    (sentence,) = check(0.466)
+    (sentence,), unknown = check(0.466)
+    assert unknown == []
     assert "(acc, 5153 documents, float32), but 0.516 ± 0.006 is known of EleutherAI/pythia-410m" in sentence
 
 
@@ -46,22 +48,22 @@ def test_a_broken_base_is_named():
     ],
 )
 def test_what_is_known_is_compared_whatever_the_revision_is_called_and_the_dtype(acc, case):
-    assert len(check(acc, **case)) == 1
+    surprises, unknown = check(acc, **case)
+    assert (len(surprises), unknown) == (1, [])
 
 
 def test_scores_of_other_prompts_are_not_compared():
-    given = (ModelSettings(name="EleutherAI/pythia-410m"), results(0.466))
-    assert check_known_scores(*given, plain=False) == []
-    assert unknown_base(*given, plain=True) is None
-    assert "no published score of EleutherAI/pythia-410m" in unknown_base(*given, plain=False)
+    surprises, (unknown,) = check(0.466, plain=False)
+    assert surprises == []
+    assert "no published score of EleutherAI/pythia-410m" in unknown
 
 
 def test_a_sound_base_passes():
     # Scores of the same checkpoints that others published.
-    assert check(0.514) == check(0.1842, "EleutherAI/pythia-70m") == check(0.330, "EleutherAI/pythia-160m") == []
-    assert check(0.5162, dtype="bfloat16") == check(0.510, dtype="bfloat16") == []
-    assert check(0.525, task="arc_easy", n=2376) == []
-    assert check(0.45, n=200) == []  # 200 documents tell little
+    assert check(0.514) == check(0.1842, "EleutherAI/pythia-70m") == check(0.330, "EleutherAI/pythia-160m") == ([], [])
+    assert check(0.5162, dtype="bfloat16") == check(0.510, dtype="bfloat16") == ([], [])
+    assert check(0.525, task="arc_easy", n=2376) == ([], [])
+    assert check(0.45, n=200) == ([], [])  # 200 documents tell little
 
 
 def test_the_whole_test_set_leaves_no_sampling_error():
@@ -79,11 +81,11 @@ def test_folders_and_snapshots_are_recognised(tmp_path, monkeypatch):
     (cache / "refs" / "step143000").write_text("1" * 40)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     for name in (cache / "snapshots" / COMMIT, tmp_path / "pythia-410m"):
-        (sentence,) = check(0.4, str(name))
+        (sentence,), _ = check(0.4, str(name))
         assert sentence.startswith(str(name))
         assert "of EleutherAI/pythia-410m" in sentence
-    assert len(check(0.4, revision="1" * 40)) == 1  # the cache knows which step that is
-    assert check(0.4, str(other)) == check(0.4, str(tmp_path)) == []
+    assert len(check(0.4, revision="1" * 40)[0]) == 1  # the cache knows which step that is
+    assert check(0.4, str(other))[0] == check(0.4, str(tmp_path))[0] == []
 
 
 @pytest.mark.parametrize(
@@ -99,11 +101,9 @@ def test_folders_and_snapshots_are_recognised(tmp_path, monkeypatch):
     ],
 )
 def test_where_nothing_is_known_that_is_said(name, revision, given):
-    assert check(0.1, name, revision, **given) == []
-    assert f"no published score of {name}" in unknown_base(
-        ModelSettings(name=name, revision=revision), results(0.1, **given)
-    )
-    assert unknown_base(ModelSettings(name="EleutherAI/pythia-410m", dtype="bfloat16"), results(0.5)) is None
+    surprises, (unknown,) = check(0.1, name, revision, **given)
+    assert surprises == []
+    assert f"no published score of {name}" in unknown
 
 
 def test_the_recipes_of_real_models_are_gated_where_a_score_is_known():
@@ -113,7 +113,7 @@ def test_the_recipes_of_real_models_are_gated_where_a_score_is_known():
         if "methods" in raw and raw["model"]["name"].startswith(("EleutherAI/", "openai-community/")):
             recipe = Recipe.model_validate(raw)
             scores = {name: results(0.0, task=name)[name] for name in recipe.evaluation.tasks}
-            gated[path.stem] = bool(check_known_scores(recipe.model, scores))
+            gated[path.stem] = bool(check_known_scores(recipe.model, scores)[0])
     known = dict.fromkeys(("gpt2", "pythia-160m", "pythia-160m-zoo", "pythia-410m"), True)
     assert gated == known | dict.fromkeys(("pythia-160m-as-published", "pythia-410m-as-published"), False)
 
