@@ -6,6 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 
 from hfpatch.data.copies import Flags
 from hfpatch.data.packing import pack, split_pieces
-from hfpatch.data.tokenizer import Integers, TokenArray, TokenStream, gather
+from hfpatch.data.tokenizer import Integers, TokenArray, TokenStream
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings, Layout
 from hfpatch.support.files import clear_about_writing
@@ -229,11 +230,11 @@ def blocks_from_stream(
             f"data.block_size is {size}; must be at least {len(start) + 2}, as blocks that begin inside a document "
             f"begin with the tokenizer's start of a document ({len(start)} tokens)"
         )
-    if with_owners:  # the documents one after the other: a view if they are so already
-        masks = None if stream.learned is None else gather(stream.learned, ranges)
-        stream = TokenStream(gather(stream.tokens, ranges), stream.lengths, masks)
+    if with_owners:
+        stream = stream.joined()
         owners = np.repeat(np.arange(len(stream.lengths), dtype=np.int32), stream.lengths)
-    learned: npt.NDArray[np.bool_] | None = None
+    facts: dict[str, Any] = {"documents": len(stream.lengths), "layout": settings.layout, "source": settings.source}
+    blocks = partial(TokenBlocks, **facts, revision=revision)
     if settings.layout == "stream":
         rows, owners, added = _cut_rows(stream, settings, owners, start, file)
         sizes, offsets = np.broadcast_to(np.int32(size), len(rows)), np.arange(len(rows) + 1, dtype=np.int64)
@@ -241,33 +242,21 @@ def blocks_from_stream(
         begun = f" that begin with {[*start]}" if start else ""
         identity = f"{sha256 or _hash_arrays(stream.tokens)} {slices} in blocks of {size}{begun}"
         sha256 = hashlib.sha256(identity.encode()).hexdigest()
-    else:
-        pieces = _cut_documents(stream, settings, len(start))
-        offsets = np.arange(len(pieces) + 1, dtype=np.int64)
-        sizes = (pieces[:, 1] + pieces[:, 2]).astype(np.int32)
-        if settings.layout == "packed":
-            order, offsets = pack(pieces[:, 1] + pieces[:, 2], size)
-            pieces, sizes = pieces[order], sizes[order]
-        rows = _lay_out(stream.tokens, pieces, offsets, size, pad_token_id, file, start)
-        if stream.learned is not None:
-            learned = _lay_out(stream.learned, pieces, offsets, size, False, file and file.with_suffix(".learned"))
-        if owners is not None:
-            owners = _lay_out(owners, pieces, offsets, size, -1, None)
-        added = pieces[:, 2].astype(np.int32) if pieces[:, 2].any() else None
-        sha256 = _hash_arrays(rows, sizes, offsets, learned, added)
-    return TokenBlocks(
-        rows=rows,
-        sizes=sizes,
-        offsets=offsets,
-        layout=settings.layout,
-        documents=len(stream.lengths),
-        source=settings.source,
-        revision=revision,
-        sha256=sha256,
-        learned=learned,
-        owners=owners,
-        added=added,
-    )
+        return blocks(rows=rows, sizes=sizes, offsets=offsets, sha256=sha256, owners=owners, added=added)
+    pieces = _cut_documents(stream, settings, len(start))
+    offsets = np.arange(len(pieces) + 1, dtype=np.int64)
+    if settings.layout == "packed":
+        order, offsets = pack(pieces[:, 1] + pieces[:, 2], size)
+        pieces = pieces[order]
+    sizes, learned = (pieces[:, 1] + pieces[:, 2]).astype(np.int32), None
+    rows = _lay_out(stream.tokens, pieces, offsets, size, pad_token_id, file, start)
+    if stream.learned is not None:
+        learned = _lay_out(stream.learned, pieces, offsets, size, False, file and file.with_suffix(".learned"))
+    if owners is not None:
+        owners = _lay_out(owners, pieces, offsets, size, -1, None)
+    added = pieces[:, 2].astype(np.int32) if pieces[:, 2].any() else None
+    arrays: dict[str, Any] = {"rows": rows, "sizes": sizes, "offsets": offsets, "learned": learned, "added": added}
+    return blocks(**arrays, owners=owners, sha256=_hash_arrays(*arrays.values()))
 
 
 def _cut_documents(stream: TokenStream, settings: DataSettings, added: int) -> Integers:

@@ -20,7 +20,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from hfpatch.data.copies import LONG, Digester, Digests
 from hfpatch.data.rows import ASSISTANT
-from hfpatch.data.tokenizer import TokenStream, batches, end_of_text, join_rows
+from hfpatch.data.tokenizer import TokenizedPart, batches, end_of_text, join_rows
 from hfpatch.errors import HfpatchError, first_line
 from hfpatch.recipes.data import DataSettings
 
@@ -201,7 +201,7 @@ def tokenize_completions(
     tokenizer: PreTrainedTokenizerBase,
     settings: DataSettings,
     unread: AbstractSet[str] = frozenset(),
-) -> Iterator[TokenStream]:
+) -> Iterator[TokenizedPart]:
     """Tokenize examples in parts, as :func:`hfpatch.data.tokenizer.tokenize_in_parts`, with a mask of learned tokens.
 
     ``documents`` are examples as JSON, see :mod:`hfpatch.data.rows`. A warning names the ``unread`` columns of their
@@ -219,7 +219,7 @@ def tokenize_completions(
         stream = join_rows([example.ids for example in kept], tokenizer)
         learned = np.fromiter(chain.from_iterable(example.learned for example in kept), np.bool_, len(stream.tokens))
         digests = Digests.of([example.digests for example in kept])
-        yield replace(stream, learned=learned, digests=digests, kept=given + indices)
+        yield TokenizedPart(replace(stream, learned=learned), digests, given + indices)
         given += len(batch)
     if not any_kept:
         raise HfpatchError("no example has two tokens, so no token is predicted; choose another data.source")

@@ -8,10 +8,9 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -52,9 +51,6 @@ _CACHE_FORMAT = 9  # to be raised where what the files hold changes: old ones ar
 _MEASURED = 2  # in the seed of the draw, after those of held-out and tuning documents
 _LONG_BLOCK = 64  # tokens of a block that is a text by itself; shorter ones may be common phrases
 _TOKENS = "tokens.bin"
-_OPTIONAL = ("learned", "owners", "groups", "added")
-_ARRAYS = ("rows", "sizes", "offsets", *_OPTIONAL)
-_SCALARS = ("layout", "documents", "source", "revision", "sha256")
 _DAMAGED = "{}: the cached tokens cannot be read ({}) and are made again"
 
 
@@ -71,13 +67,6 @@ class Splits:
     tuning: TokenBlocks | None = None
     cautions: tuple[str, ...] = ()
     retained: Mapping[str, TokenBlocks] = field(default_factory=dict)
-
-
-class _Text(NamedTuple):
-    """A text as tokens, and the folder in which blocks of it are cached."""
-
-    file: TokenFile
-    cache_dir: Path | None
 
 
 def load_blocks(
@@ -130,120 +119,244 @@ def load_splits(
         HfpatchError: if the text is missing, malformed, empty or shorter than a block, or has too few documents to hold
             out or tune on, or all of a source is in the tasks, or the token file is damaged or of another tokenizer.
     """
-    load = partial(_load_text, tokenizer=tokenizer, data_dir=data_dir, cache_dir=cache_dir)
-    parts = settings.parts()
-    texts = [load(part) for part in parts]
-
-    # Documents of the tasks, to hold out and to tune on.
-    shares = split_by_weight(tuning, settings.weights)
-    with_ids, cautions = any(part.is_token_file for part in parts), list[str]()
-    cuts = {size - len(start_of_document(tokenizer)) for size in set.union(*_cuts(parts))}
-    copies, task_digests = digest_tasks(tasks or {}, Digester(tokenizer), with_ids=with_ids, cuts=cuts)
-    decides = bool(tasks or tuning or settings.held_out)
-    read = [_read_digests(text, parts, tokenizer) if decides else text.file.digests for text in texts]
-    candidates = [_candidates(*source, copies, cautions) for source in zip(texts, read, parts, shares, strict=True)]
-    chosen, left_out = choose_documents(candidates, task_digests, seed=settings.seed, by_text=by_text)
-    cautions += left_out
+    load = partial(_Text.load, tokenizer=tokenizer, data_dir=data_dir, cache_dir=cache_dir)
+    texts = [load(part) for part in settings.parts()]
+    chosen, cautions = _choose(texts, split_by_weight(tuning, settings.weights), tasks or {}, settings.seed, by_text)
     for caution in cautions:
         warnings.warn(caution, stacklevel=2)
-
-    # Blocks; in a mixture a source with a small weight may have no held-out documents.
-    laid_out = [_lay_out(*source, tokenizer) for source in zip(texts, parts, chosen, strict=True)]
-    splits: dict[str, TokenBlocks] = {} if settings.mixture else laid_out[0]
-    for name in vars(Chosen(NONE)) if settings.mixture else ():
-        given = [(made[name], weight) for made, weight in zip(laid_out, settings.weights, strict=True) if name in made]
-        if given:
-            splits[name] = join_blocks(*zip(*given, strict=True))
-
-    # Other texts to measure the loss on.
-    used, others = list(zip(texts, parts, chosen, strict=True)), {}
+    used = list(zip(texts, chosen, strict=True))
+    laid_out = [text.lay_out(documents) for text, documents in used]
+    splits = _mixed(laid_out, settings.weights) if settings.mixture else laid_out[0]
     if evaluation is not None:
-        same = [part.held_out for _, source_of, part in used if source_of.describe_text() == evaluation.describe_text()]
-        measured, uses = load(evaluation), ("train", "tuning")
-        if evaluation.held_out and same and len(same[0]):  # the training text's own
-            documents = Chosen(train=NONE, held_out=same[0])
-        else:
-            documents = _choose_measured("evaluation_data", measured, evaluation, used, uses, tokenizer)
-        splits["held_out"] = _lay_out(measured, evaluation, documents, tokenizer)["held_out"]
+        splits["held_out"] = _measured("evaluation_data", load(evaluation), used, ("train", "tuning"))
+    others, uses = dict[str, TokenBlocks](), ("train", "tuning", "held_out")
     for name, other in (retained or {}).items():
-        measured, decided = load(other), ("train", "tuning", "held_out")
-        documents = _choose_measured(f"retention.texts.{name}", measured, other, used, decided, tokenizer)
-        others[name] = _lay_out(measured, other, documents, tokenizer)["held_out"]
+        others[name] = _measured(f"retention.texts.{name}", load(other), used, uses)
     return Splits(**splits, cautions=tuple(cautions), retained=others)
 
 
-def _candidates(
-    text: _Text,
-    read: Digests,
-    settings: DataSettings,
-    tuning: int,
-    tasks: Mapping[str, Digests],
-    cautions: list[str],
-) -> Candidates:
-    """Return the documents of one source; add a sentence to ``cautions`` if tasks have some of them."""
-    count = len(text.file)
-    copied, counts = copies_of_tasks(read, count, tasks) if tasks else (np.zeros(count, np.bool_), {})
-    if counts:
-        copies = ", ".join(f"{name} {number}" for name, number in counts.items())
-        cautions.append(
-            f"data: {copied.sum()} of {count} documents of {settings.source} are in the tasks, too ({copies}), and are "
-            "not trained on"
-        )
-    if tasks and settings.is_token_file and count == 1:
-        cautions.append(
-            f"data: {settings.source} has no end-of-text token between documents, so whether the tasks' documents are "
-            "in it is not known"
-        )
-    return Candidates(
-        settings.source,
-        text.file.digests,
-        _usable(text, settings),
-        copied,
-        held_out=settings.held_out or 0,
-        tuning=tuning,
-        groups=text.file.groups,
-        read=read,
-    )
+@dataclass(frozen=True)
+class _Text:
+    """A text as tokens; blocks of it are cached in ``cache_dir``, if there is one."""
+
+    settings: DataSettings
+    tokenizer: PreTrainedTokenizerBase
+    file: TokenFile
+    cache_dir: Path | None
+
+    @classmethod
+    def load(
+        cls, settings: DataSettings, tokenizer: PreTrainedTokenizerBase, data_dir: Path | None, cache_dir: Path | None
+    ) -> _Text:
+        """Map the text's token file: the source itself, or one in the cache, written there if necessary.
+
+        Without a cache the file is removed while it is mapped, which leaves it readable.
+        """
+
+        def write(folder: Path) -> None:
+            texts = filtered_documents(corpus, settings)
+            file, revision = folder / _TOKENS, corpus.revision
+            write_token_file(file, texts, tokenizer, settings, revision=revision, unread=corpus.unread)
+
+        if settings.is_token_file:
+            return cls(settings, tokenizer, open_token_file(Path(settings.source), tokenizer), None)
+        corpus = open_corpus(settings, data_dir)
+        if cache_dir is not None:
+            remove_leftovers(cache_dir)
+        if cache_dir is None or not (corpus.cacheable and is_writable(cache_dir, "the tokens")):
+            with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+                write(Path(temporary))
+                return cls(settings, tokenizer, open_token_file(Path(temporary) / _TOKENS, tokenizer), None)
+        chosen = settings.describe_text()
+        if settings.format != "text":
+            chosen["chat_template"] = chat_template(tokenizer, settings)
+        key = hash_values([_CACHE_FORMAT, corpus.digest(), corpus.revision, hash_tokenizer(tokenizer), chosen])
+        folder = cache_dir / key[:32]
+        cached = _cached_tokens(folder, tokenizer)
+        if cached is None:
+            try:
+                with atomic_directory(folder) as temporary_folder:
+                    write(temporary_folder)
+                cached = open_token_file(folder / _TOKENS, tokenizer)
+            except HfpatchError:
+                if (cached := _cached_tokens(folder, tokenizer)) is None:  # else another run was faster
+                    raise
+        return cls(settings, tokenizer, cached, cache_dir)
+
+    def __len__(self) -> int:
+        """How many documents there are."""
+        return len(self.file)
+
+    @cached_property
+    def start(self) -> list[int]:
+        """The ids that the tokenizer puts at a document's start."""
+        return start_of_document(self.tokenizer)
+
+    @property
+    def usable(self) -> Flags:
+        """Which documents have a token to predict among the tokens that are scored."""
+        scored = self.settings.scored_tokens or sys.maxsize
+        return has_something_to_learn(self.file.stream, min(self.settings.block_size, scored))
+
+    def read_digests(self, reading: Sequence[DataSettings]) -> Digests:
+        """Return the digests of documents and of what is read of them after cutting, in each way of ``reading``.
+
+        Of longer documents that is the first tokens, where no more is read or scored, and each whole block where they
+        go on in the next one. So documents count as equal that differ only beyond what is read, or have a long block in
+        common.
+        """
+        digester, added, pieces_of = Digester(self.tokenizer), len(self.start), list[list[tuple[int, bool]]]()
+        (firsts, blocks), stream = _cuts(reading), self.file.stream
+        for begin, length in zip(stream.begins.tolist(), stream.lengths.tolist(), strict=True):
+            pieces = [(0, size) for size in firsts | blocks if size < length]
+            for size in blocks:
+                pieces += [(at, size - added) for at in range(size, length - size + added + 1, size - added)]
+            ids = stream.tokens[begin : begin + length]
+            pieces_of.append([(digester.ids(ids[at : at + size]), True) for at, size in pieces])
+        return Digests.join([self.file.digests, Digests.of(pieces_of)], [0, 0])  # of the same documents
+
+    def lay_out(self, chosen: Chosen) -> dict[str, TokenBlocks]:
+        """Return the chosen documents in blocks, from the cache or written there if necessary."""
+        settings = self.settings
+        if settings.layout == "stream" and not self.start:
+            return self._build(chosen, None)
+        if self.cache_dir is None:
+            with TemporaryDirectory(ignore_cleanup_errors=True) as rows:
+                return self._build(chosen, Path(rows))
+        hashes = [hashlib.sha256(documents.tobytes()).hexdigest() for documents in vars(chosen).values()]
+        layout = [settings.layout, settings.block_size, settings.scored_tokens, self._pad, self.start]
+        key = hash_values([_CACHE_FORMAT, self.file.info.model_dump(mode="json"), layout, hashes])
+        folder = self.cache_dir / key[:32]
+        if folder.is_dir() and (cached := _read_cache(folder)) is not None:
+            return cached
+        scratch = temporary_path(folder, "tmp")  # removed below, or after a crash at the next start
+        try:
+            scratch.mkdir()
+            built = self._build(chosen, scratch)
+            try:
+                with atomic_directory(folder) as temporary:
+                    for split, blocks in built.items():
+                        _write_blocks(temporary / split, blocks)
+                    write_manifest(temporary)
+            except HfpatchError as error:  # the cache is optional
+                warnings.warn(f"the tokens are not cached for the next run: {error}", stacklevel=2)
+                return built
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return _read_cache(folder) or built
+
+    @property
+    def _pad(self) -> int:
+        tokens = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+        return next((token for token in tokens if token is not None), 0)
+
+    def _build(self, chosen: Chosen, folder: Path | None) -> dict[str, TokenBlocks]:
+        """Lay out documents, with files in ``folder`` that may be removed afterwards: mapped files stay readable."""
+        file, scored = self.file, self.settings.scored_tokens
+        blocks: dict[str, TokenBlocks] = {}
+        for name, indices in vars(chosen).items():
+            if not len(indices):
+                continue
+            stream, decides = file.stream.take(indices), name != "train"
+            if decides and scored is not None:
+                stream = replace(stream, lengths=np.minimum(stream.lengths, scored))
+            made = blocks_from_stream(
+                stream,
+                self.settings.model_copy(update={"source": file.info.source}),
+                pad_token_id=self._pad,
+                start=self.start,
+                revision=file.info.revision,
+                file=folder and folder / f"rows-{name}.bin",
+                with_owners=decides,
+                sha256=f"{file.info.dtype} {file.info.sha256}",
+            )
+            if decides and file.groups is not None:
+                groups = np.unique(file.groups[indices], return_inverse=True)[1].astype(np.int32)
+                made = replace(made, groups=groups)
+            blocks[name] = made
+        return blocks
 
 
-def _choose_measured(
-    key: str,
-    text: _Text,
-    settings: DataSettings,
-    used: Sequence[tuple[_Text, DataSettings, Chosen]],
-    uses: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-) -> Chosen:
-    """Return the documents of a text to measure: of ``held_out`` groups, or all, without those of other ``uses``.
+def _choose(
+    texts: Sequence[_Text],
+    tuning: Sequence[int],
+    tasks: Mapping[str, Sequence[TaskDocument]],
+    seed: int,
+    by_text: bool,
+) -> tuple[list[Chosen], list[str]]:
+    """Return the documents of each text to train on, to hold out and to tune on, and sentences on what is left out."""
+    parts, cautions, candidates = [text.settings for text in texts], list[str](), list[Candidates]()
+    tokenizer, start = texts[0].tokenizer, texts[0].start
+    cuts, with_ids = {size - len(start) for size in set.union(*_cuts(parts))}, any(part.is_token_file for part in parts)
+    copies, excluded = digest_tasks(tasks, Digester(tokenizer), with_ids=with_ids, cuts=cuts)
+    decides = bool(tasks or any(tuning) or any(part.held_out for part in parts))
+    for text, part, share in zip(texts, parts, tuning, strict=True):
+        read, count = text.read_digests(parts) if decides else text.file.digests, len(text)
+        copied, counts = copies_of_tasks(read, count, copies) if copies else (np.zeros(count, np.bool_), {})
+        if counts:
+            listed = ", ".join(f"{name} {number}" for name, number in counts.items())
+            cautions.append(
+                f"data: {copied.sum()} of {count} documents of {part.source} are in the tasks, too ({listed}), and are "
+                "not trained on"
+            )
+        if copies and part.is_token_file and count == 1:
+            cautions.append(
+                f"data: {part.source} has no end-of-text token between documents, so whether the tasks' documents are "
+                "in it is not known"
+            )
+        size = {"held_out": part.held_out or 0, "tuning": share}
+        digests, groups = text.file.digests, text.file.groups
+        candidates.append(Candidates(part.source, digests, text.usable, copied, groups=groups, read=read, **size))
+    chosen, left_out = choose_documents(candidates, excluded, seed=seed, by_text=by_text)
+    return chosen, cautions + left_out
 
-    Documents are compared as they are read, cut to the blocks of either text.
+
+def _mixed(laid_out: Sequence[Mapping[str, TokenBlocks]], weights: Sequence[float]) -> dict[str, TokenBlocks]:
+    """Return the blocks of a mixture by use; a source with a small weight may have no held-out documents."""
+    splits = {}
+    for name in vars(Chosen(NONE)):
+        given = [(blocks[name], weight) for blocks, weight in zip(laid_out, weights, strict=True) if name in blocks]
+        if given:
+            splits[name] = join_blocks(*zip(*given, strict=True))
+    return splits
+
+
+def _measured(key: str, text: _Text, used: Sequence[tuple[_Text, Chosen]], uses: Sequence[str]) -> TokenBlocks:
+    """Return the blocks of a text to measure: of ``held_out`` groups, or all, without documents of other ``uses``.
+
+    Documents are compared as they are read, cut to the blocks of either text. A text that is trained on gives those
+    that it holds out, unless ``uses`` has them.
     """
-    reading = [settings, *(other for _, other, _ in used)]
+    settings, count, grouped = text.settings, len(text), text.file.groups
+    same = [chosen.held_out for other, chosen in used if other.settings.describe_text() == settings.describe_text()]
+    if "held_out" not in uses and settings.held_out and same and len(same[0]):
+        return text.lay_out(Chosen(NONE, held_out=same[0]))["held_out"]
+    reading = [settings, *(other.settings for other, _ in used)]
     digests = [
-        _read_digests(other, reading, tokenizer).take(np.concatenate([getattr(chosen, use) for use in uses]))
-        for other, _, chosen in used
+        other.read_digests(reading).take(np.concatenate([getattr(chosen, use) for use in uses]))
+        for other, chosen in used
     ]
-    read, count = _read_digests(text, reading, tokenizer), len(text.file)
-    copied = read.among(Digests.join(digests, [len(other.file) for other, _, _ in used]), count)
+    read = text.read_digests(reading)
+    copied = read.among(Digests.join(digests, [len(other) for other, _ in used]), count)
     shared = f"of {settings.source} are in the text that is trained or tuned on, too"
     if copied.all():
         raise HfpatchError(f"{key}: all {count} documents {shared}; evaluate on another text")
     if copied.any():
         warnings.warn(f"{key}: {copied.sum()} of {count} documents {shared}, and are not evaluated on", stacklevel=3)
-    groups = np.arange(count) if text.file.groups is None else text.file.groups
-    good = ~copied & _usable(text, settings)
-    if settings.held_out is None or settings.held_out >= len(in_order(groups[~copied])):
-        return Chosen(train=NONE, held_out=np.flatnonzero(~copied))
-    good &= ~read.repeated(groups)
-    free = in_order(groups[good])
-    if not len(free):
-        raise HfpatchError(
-            f"{key}: no document of {settings.source} differs from all others in what is read of it after cutting; use "
-            "longer blocks, or another text"
-        )
-    run = RUN if text.file.groups is None else 1
-    inside = draw(free, min(settings.held_out, len(free)), seed=(settings.seed, _MEASURED), run=run)
-    return Chosen(train=NONE, held_out=np.flatnonzero(good & np.isin(groups, inside)))
+    documents = np.flatnonzero(~copied)
+    groups = np.arange(count) if grouped is None else grouped
+    if settings.held_out is not None and settings.held_out < len(in_order(groups[~copied])):
+        good = ~copied & text.usable & ~read.repeated(groups)
+        free = in_order(groups[good])
+        if not len(free):
+            raise HfpatchError(
+                f"{key}: no document of {settings.source} differs from all others in what is read of it after cutting; "
+                "use longer blocks, or another text"
+            )
+        run, number = RUN if grouped is None else 1, min(settings.held_out, len(free))
+        inside = draw(free, number, seed=(settings.seed, _MEASURED), run=run)
+        documents = np.flatnonzero(good & np.isin(groups, inside))
+    return text.lay_out(Chosen(NONE, held_out=documents))["held_out"]
 
 
 def _cuts(reading: Sequence[DataSettings]) -> tuple[set[int], set[int]]:
@@ -256,134 +369,6 @@ def _cuts(reading: Sequence[DataSettings]) -> tuple[set[int], set[int]]:
     }
 
 
-def _read_digests(text: _Text, reading: Sequence[DataSettings], tokenizer: PreTrainedTokenizerBase) -> Digests:
-    """Return the digests of documents and of what is read of them after cutting, in each way of ``reading``.
-
-    Of longer documents that is the first tokens, where no more is read or scored, and each whole block where they go on
-    in the next one. So documents count as equal that differ only beyond what is read, or have a long block in common.
-    """
-    digester, added, pieces_of = Digester(tokenizer), len(start_of_document(tokenizer)), list[list[tuple[int, bool]]]()
-    (firsts, blocks), file = _cuts(reading), text.file
-    for begin, length in zip(file.stream.begins.tolist(), file.stream.lengths.tolist(), strict=True):
-        pieces = [(0, size) for size in firsts | blocks if size < length]
-        for size in blocks:
-            pieces += [(at, size - added) for at in range(size, length - size + added + 1, size - added)]
-        ids = file.stream.tokens[begin : begin + length]
-        pieces_of.append([(digester.ids(ids[at : at + size]), True) for at, size in pieces])
-    cut = Digests.of(pieces_of)
-    return Digests(*(np.concatenate([getattr(digests, name) for digests in (file.digests, cut)]) for name in vars(cut)))
-
-
-def _usable(text: _Text, settings: DataSettings) -> Flags:
-    """Return which documents have a token to predict among the tokens that are scored."""
-    return has_something_to_learn(text.file.stream, min(settings.block_size, settings.scored_tokens or sys.maxsize))
-
-
-def _load_text(
-    settings: DataSettings, tokenizer: PreTrainedTokenizerBase, data_dir: Path | None, cache_dir: Path | None
-) -> _Text:
-    """Map the text's token file: the source itself, or one in the cache, written there if necessary.
-
-    Without a cache the file is removed while it is mapped, which leaves it readable.
-    """
-
-    def write(folder: Path) -> None:
-        texts = filtered_documents(corpus, settings)
-        file, revision = folder / _TOKENS, corpus.revision
-        write_token_file(file, texts, tokenizer, settings, revision=revision, unread=corpus.unread)
-
-    if settings.is_token_file:
-        return _Text(open_token_file(Path(settings.source), tokenizer), None)
-    corpus = open_corpus(settings, data_dir)
-    if cache_dir is not None:
-        remove_leftovers(cache_dir)
-    if cache_dir is None or not (corpus.cacheable and is_writable(cache_dir, "the tokens")):
-        with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-            write(Path(temporary))
-            return _Text(open_token_file(Path(temporary) / _TOKENS, tokenizer), None)
-    chosen = settings.describe_text()
-    if settings.format != "text":
-        chosen["chat_template"] = chat_template(tokenizer, settings)
-    key = hash_values([_CACHE_FORMAT, corpus.digest(), corpus.revision, hash_tokenizer(tokenizer), chosen])
-    folder = cache_dir / key[:32]
-    cached = _cached_tokens(folder, tokenizer)
-    if cached is None:
-        try:
-            with atomic_directory(folder) as temporary_folder:
-                write(temporary_folder)
-            cached = open_token_file(folder / _TOKENS, tokenizer)
-        except HfpatchError:
-            if (cached := _cached_tokens(folder, tokenizer)) is None:  # else another run was faster
-                raise
-    return _Text(cached, cache_dir)
-
-
-def _lay_out(
-    text: _Text, settings: DataSettings, chosen: Chosen, tokenizer: PreTrainedTokenizerBase
-) -> dict[str, TokenBlocks]:
-    """Return the chosen documents of a text in blocks, from the cache or written there if necessary."""
-    pad = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
-    start = start_of_document(tokenizer)
-    if settings.layout == "stream" and not start:
-        return _build(text.file, settings, chosen, pad, start, None)
-    if text.cache_dir is None:
-        with TemporaryDirectory(ignore_cleanup_errors=True) as rows:
-            return _build(text.file, settings, chosen, pad, start, Path(rows))
-    hashes = [hashlib.sha256(documents.tobytes()).hexdigest() for documents in vars(chosen).values()]
-    layout = [settings.layout, settings.block_size, settings.scored_tokens, pad, start]
-    key = hash_values([_CACHE_FORMAT, text.file.info.model_dump(mode="json"), layout, hashes])
-    folder = text.cache_dir / key[:32]
-    if folder.is_dir() and (cached := _read_cache(folder)) is not None:
-        return cached
-    scratch = temporary_path(folder, "tmp")  # removed below, or after a crash at the next start
-    try:
-        scratch.mkdir()
-        built = _build(text.file, settings, chosen, pad, start, scratch)
-        try:
-            with atomic_directory(folder) as temporary:
-                for split, blocks in built.items():
-                    (temporary / split).mkdir()
-                    for name in _ARRAYS:
-                        if (array := getattr(blocks, name)) is not None:
-                            np.save(temporary / split / f"{name}.npy", array, allow_pickle=False)
-                    write_json(temporary / split / "blocks.json", {name: getattr(blocks, name) for name in _SCALARS})
-                write_manifest(temporary)
-        except HfpatchError as error:  # the cache is optional
-            warnings.warn(f"the tokens are not cached for the next run: {error}", stacklevel=2)
-            return built
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return _read_cache(folder) or built
-
-
-def _build(
-    file: TokenFile, settings: DataSettings, chosen: Chosen, pad: int, start: list[int], folder: Path | None
-) -> dict[str, TokenBlocks]:
-    """Lay out documents, with files in ``folder`` that may be removed afterwards: mapped files stay readable."""
-    named = settings.model_copy(update={"source": file.info.source})
-    blocks: dict[str, TokenBlocks] = {}
-    for name, indices in vars(chosen).items():
-        if len(indices):
-            stream = file.stream.take(indices)
-            if name != "train" and settings.scored_tokens is not None:
-                stream = replace(stream, lengths=np.minimum(stream.lengths, settings.scored_tokens))
-            made = blocks_from_stream(
-                stream,
-                named,
-                pad_token_id=pad,
-                start=start,
-                revision=file.info.revision,
-                file=folder and folder / f"rows-{name}.bin",
-                with_owners=name != "train",
-                sha256=f"{file.info.dtype} {file.info.sha256}",
-            )
-            if name != "train" and file.groups is not None:
-                groups = np.unique(file.groups[indices], return_inverse=True)[1].astype(np.int32)
-                made = replace(made, groups=groups)
-            blocks[name] = made
-    return blocks
-
-
 def _cached_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile | None:
     try:
         return open_token_file(folder / _TOKENS, tokenizer) if folder.is_dir() else None
@@ -392,16 +377,24 @@ def _cached_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFil
         return None
 
 
+def _write_blocks(folder: Path, blocks: TokenBlocks) -> None:
+    """Write the blocks of one source, an array a file."""
+    folder.mkdir()
+    values = {name: value for name, value in vars(blocks).items() if name != "parts"}
+    for name, value in values.items():
+        if isinstance(value, np.ndarray):
+            np.save(folder / f"{name}.npy", value, allow_pickle=False)
+    write_json(folder / "blocks.json", {name: v for name, v in values.items() if not isinstance(v, np.ndarray)})
+
+
 def _read_cache(folder: Path) -> dict[str, TokenBlocks] | None:
     """Map the files of cached blocks after comparing them with their hashes; None if they are damaged."""
     try:
         check_manifest(folder)
         splits: dict[str, TokenBlocks] = {}
         for path in filter(Path.is_dir, folder.iterdir()):
-            files = [path / f"{name}.npy" for name in _ARRAYS]
-            stored = [file for file in files if file.stem not in _OPTIONAL or file.is_file()]
-            arrays = {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in stored}
-            splits[path.name] = TokenBlocks(**arrays, **read_json(path / "blocks.json"))
+            arrays = {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in path.glob("*.npy")}
+            splits[path.name] = TokenBlocks(**read_json(path / "blocks.json") | arrays)
         return splits
     except (HfpatchError, ValueError, TypeError, OSError, EOFError) as error:
         warnings.warn(_DAMAGED.format(folder, error), stacklevel=1)

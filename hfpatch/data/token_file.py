@@ -8,7 +8,6 @@ each document is learned, ``NAME.learned`` has a byte for each id, 1 or 0.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
@@ -113,35 +112,31 @@ def write_token_file(
         HfpatchError: if the file exists or cannot be written, or no token is predicted.
     """
     check_free(path)
-    names, grouped = list[str | None](), settings.group is not None
+    groups: list[str | None] = []
 
     def texts() -> Iterator[str]:
         for document in documents:
-            if grouped:
-                names.append(document.group)
+            groups.append(document.group)
             yield document.text
 
     if settings.format == "text":
         parts = tokenize_in_parts(texts(), tokenizer, append_eos=settings.append_eos)
     else:
         parts = tokenize_completions(texts(), tokenizer, settings, unread)
-    digest, tokens, count = hashlib.sha256(), 0, 0
-    lengths, digests, kept, learned = [], [], list[int](), None
+    tokens, count = 0, 0
+    lengths, digests, kept, learned = list[Integers](), list[Digests](), list[Integers](), None
     with ExitStack() as files:
         stream = files.enter_context(files.enter_context(atomic_file(path)).open("wb"))
         if settings.format != "text":
             learned = files.enter_context(files.enter_context(atomic_file(path.with_suffix(LEARNED))).open("wb"))
         for part in parts:
-            ids = part.tokens.tobytes()
-            stream.write(ids)
-            digest.update(ids)
-            if learned is not None and part.learned is not None:
-                learned.write(part.learned.tobytes())
-            lengths.append(part.lengths)
-            if grouped and part.kept is not None:
-                kept += part.kept.tolist()
-            digests.append(part.digests or Digests.of([]))
-            tokens, count = tokens + len(part.tokens), count + len(part.lengths)
+            stream.write(part.stream.tokens.tobytes())
+            if learned is not None and part.stream.learned is not None:
+                learned.write(part.stream.learned.tobytes())
+            lengths.append(part.stream.lengths)
+            digests.append(part.digests)
+            kept.append(part.kept)
+            tokens, count = tokens + len(part.stream.tokens), count + len(part.kept)
             if on_part is not None:
                 on_part(count, tokens)
     return _write_descriptions(
@@ -149,12 +144,11 @@ def write_token_file(
         tokenizer,
         np.concatenate(lengths),
         Digests.join(digests, list(map(len, lengths))),
-        number_groups([names[index] for index in kept]) if grouped else None,
+        None if settings.group is None else number_groups([groups[index] for index in np.concatenate(kept)]),
         tokens=tokens,
         end_of_text=tokenizer.eos_token_id if settings.append_eos else None,
         **settings.model_dump(include={"source", "config", "split"}),
         revision=revision,
-        sha256=digest.hexdigest(),
         learned_sha256=None if learned is None else sha256_file(path.with_suffix(LEARNED)),
     )
 
@@ -216,7 +210,6 @@ def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> Token
         tokens=len(tokens),
         end_of_text=end if len(lengths) > 1 or tokens[-1] == end else None,
         source=path.name,
-        sha256=sha256_file(path),
     )
 
 
@@ -235,6 +228,7 @@ def _write_descriptions(
         "dtype": token_dtype(tokenizer).name,
         "vocabulary_size": largest_id(tokenizer) + 1,
         "tokenizer_sha256": hash_tokenizer(tokenizer),
+        "sha256": sha256_file(path),
         "documents_sha256": sha256_file(path.with_suffix(DOCUMENTS)),
     }
     info = TokenFileInfo.model_validate(facts)

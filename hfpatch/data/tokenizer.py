@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,16 +32,12 @@ class TokenStream:
         lengths: (documents,) int64, tokens of each document.
         learned: (total,) which tokens the loss counts; None if it counts all.
         starts: (documents,) int64, where each begins; None if they follow one another.
-        digests: of the documents; None if they are not known.
-        kept: (documents,) int64, which of the texts that were given they are; None if that is not known.
     """
 
     tokens: TokenArray
     lengths: Integers
     learned: npt.NDArray[np.bool_] | None = None
     starts: Integers | None = None
-    digests: Digests | None = None
-    kept: Integers | None = None
 
     @property
     def begins(self) -> Integers:
@@ -50,7 +46,7 @@ class TokenStream:
 
     def take(self, indices: Integers) -> TokenStream:
         """Return the documents at these places, in their order; no token is copied."""
-        return replace(self, lengths=self.lengths[indices], starts=self.begins[indices], digests=None, kept=None)
+        return replace(self, lengths=self.lengths[indices], starts=self.begins[indices])
 
     def ranges(self) -> list[tuple[int, int]]:
         """Return the start and end of each stretch of documents that follow one another."""
@@ -59,8 +55,22 @@ class TokenStream:
         breaks = np.flatnonzero(begins[1:] != ends[:-1])
         return list(zip(begins[[0, *breaks + 1]].tolist(), ends[[*breaks, -1]].tolist(), strict=True))
 
+    def joined(self) -> TokenStream:
+        """Return the documents one after the other; views if they are so already."""
+        ranges = self.ranges()
+        learned = None if self.learned is None else _gather(self.learned, ranges)
+        return TokenStream(_gather(self.tokens, ranges), self.lengths, learned)
 
-def gather(array: npt.NDArray[Any], ranges: Sequence[tuple[int, int]]) -> npt.NDArray[Any]:
+
+class TokenizedPart(NamedTuple):
+    """Some of the documents of a text: their tokens, their digests, and which of the texts (documents,) they are."""
+
+    stream: TokenStream
+    digests: Digests
+    kept: Integers
+
+
+def _gather(array: npt.NDArray[Any], ranges: Sequence[tuple[int, int]]) -> npt.NDArray[Any]:
     """Return stretches of an array one after the other; a view if there is one stretch."""
     if len(ranges) == 1:
         return array[slice(*ranges[0])]
@@ -69,7 +79,7 @@ def gather(array: npt.NDArray[Any], ranges: Sequence[tuple[int, int]]) -> npt.ND
 
 def tokenize_in_parts(
     documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, append_eos: bool
-) -> Iterator[TokenStream]:
+) -> Iterator[TokenizedPart]:
     """Tokenize documents with the tokenizer's own special tokens and an end-of-text token at the end of each.
 
     Documents of fewer than two tokens are left out. One part, of a few million characters, is in memory at a time.
@@ -97,7 +107,7 @@ def tokenize_in_parts(
         stream = join_rows([rows[index] for index in kept], tokenizer)
         parts = np.split(stream.tokens, stream.begins[1:])
         digests = [digester.document(batch[index], part) for index, part in zip(kept, parts, strict=False)]
-        yield replace(stream, digests=Digests.of(digests), kept=given + np.array(kept, np.int64))
+        yield TokenizedPart(stream, Digests.of(digests), given + np.array(kept, np.int64))
         given += len(batch)
     if not any_kept:
         raise HfpatchError("no document has two tokens, so no token is predicted; choose another data.source")

@@ -41,7 +41,7 @@ def test_tokenising_is_calling_the_tokenizer(tokenizer, texts, first):
     chosen(["the mill", "x"], truncation=True, max_length=2, padding=True)  # must not matter afterwards
     rows = [row if row and row[-1] == 0 else [*row, 0] for row in chosen(["mill", *texts])["input_ids"]]
     chosen(["the mill", "x"], truncation=True, max_length=2, padding=True)
-    (made,) = tokenize_in_parts(["mill", *texts], chosen, append_eos=True)
+    ((made, *_),) = tokenize_in_parts(["mill", *texts], chosen, append_eos=True)
     kept = [row for row in rows if len(row) > 1]
     assert made.lengths.tolist() == [len(row) for row in kept]
     assert made.tokens.tolist() == [token for row in kept for token in row]
