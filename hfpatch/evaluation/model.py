@@ -129,7 +129,7 @@ class HfpatchLM(HFLM):
 
     Attributes:
         score_cache: a cache that scores are read from and added to as they come; None is no cache.
-        prompts: the hashes of the requests so far; replace it to start again.
+        prompts: the hashes of the requests so far.
         findings: the results of trials of the model, old and new.
         reused: how many scores came from the cache so far.
         on_scored: called during scoring with the number of requests scored so far and of all; where ranks share them,
@@ -191,12 +191,9 @@ class HfpatchLM(HFLM):
             from hfpatch.surgery.folder import load_patch
 
             load_patch(self.model, Path(patch), allow_other_base=allow_other_base)
-        self.score_cache: ScoreCache | None = None
-        self.prompts = Prompts()
+        self.begin()
         self.findings = Findings()
-        self.reused = 0
         self.left_out: dict[int, str] | None = None
-        self.on_scored: Callable[[int, int], None] | None = None
         self.ranks = Ranks()
         self._generated: SharedGeneration | None = None
         self._token_budget = token_budget
@@ -211,6 +208,11 @@ class HfpatchLM(HFLM):
         super()._create_model(pretrained, *arguments, gguf_file=gguf_file, **options)
         if gguf_file:
             as_plain(self._model.get_base_model() if hasattr(self._model, "get_base_model") else self._model)
+
+    def begin(self, score_cache: ScoreCache | None = None, on_scored: Callable[[int, int], None] | None = None) -> None:
+        """Begin a task, with another cache and listener: no request has been hashed, no score reused so far."""
+        self.score_cache, self.on_scored = score_cache, on_scored
+        self.prompts, self.reused = Prompts(), 0
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return ``(log-likelihood, is greedy)`` of each continuation."""

@@ -28,7 +28,7 @@ from hfpatch.evaluation.examples import others_as_examples
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.low_noise import chance, low_noise_scores, low_noise_values, ties
 from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric
-from hfpatch.evaluation.model import BrokenModelError, HfpatchLM, Prompts
+from hfpatch.evaluation.model import BrokenModelError, HfpatchLM
 from hfpatch.evaluation.sample_log import SampleLog
 from hfpatch.evaluation.selection import Selection, prompting, template_arguments
 from hfpatch.evaluation.stats import over_documents
@@ -81,7 +81,7 @@ def evaluate(
     on_scored: Callable[[str, int, int], None] | None = None,
     ranks: Ranks | None = None,
 ) -> dict[str, TaskResult]:
-    """Score a model on tasks with lm-eval.
+    """Score a model on tasks with lm-eval, and return the result of each task.
 
     Args:
         model: a causal language model, patched or not; its mode (training or evaluation) is restored.
@@ -93,9 +93,6 @@ def evaluate(
         on_scored: called with a task's name, its scored requests and all of them, while it is scored.
         ranks: the processes that share the requests. Each calls this with the same arguments and has all results in
             the end; the first one writes the records. None is this process alone.
-
-    Returns:
-        The result of each task, in the order of ``selection.tasks``.
 
     Raises:
         HfpatchError: if a task, its data, the tokenizer or its chat template is unsuitable, a log-likelihood is NaN or
@@ -123,10 +120,8 @@ def evaluate(
         for name in selection.tasks:
             if on_task is not None:
                 on_task(name)
-            if answers is not None:
-                scorer.score_cache = open_cache(answers, name, key, optional=optional, rank=ranks.index)
-            scorer.reused, scorer.prompts = 0, Prompts()
-            scorer.on_scored = partial(on_scored, name) if on_scored is not None else None
+            cache = open_cache(answers, name, key, optional=optional, rank=ranks.index) if answers is not None else None
+            scorer.begin(cache, on_scored and partial(on_scored, name))
             results[name] = _score(scorer, name, selection, storage)
             if answers is not None and ranks.is_first:
                 keep_findings(answers, key, scorer.findings, optional=optional)

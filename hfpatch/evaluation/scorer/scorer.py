@@ -236,8 +236,11 @@ class Scorer:
             limits = replace(limits, tokens=min(limits.tokens, max(_FEWEST_TOKENS, limits.logits // words)))
         if cost_shared >= cost_plain:
             return Plan(_batched(requests, Sharing(0), limits), self.parts, modules, Sharing(0))
+        sharing, made = self._try_trees(requests, limits)
+        return Plan(made, self.parts, modules, sharing)
 
-        # how long a row with several endings may be: the largest such row of these requests is tried
+    def _try_trees(self, requests: Sequence[TokenRequest], limits: BatchLimits) -> tuple[Sharing, list[list[Tree]]]:
+        """Return how long a row with several endings may be, tried on the largest such row, and the batches."""
         sharing = self.declared
         if not self._is_tree_exact(SHORT, SHORT_PATH):
             sharing = Sharing(0, "a probe gave different numbers")
@@ -250,7 +253,7 @@ class Scorer:
             row, path = _sizes(made)
         if sharing.reason is not None:
             self._warn(_limit_of(sharing))
-        return Plan(made, self.parts, modules, sharing)
+        return sharing, made
 
     def _is_tree_exact(self, row: int, path: int) -> bool:
         exact = self.findings.tree_is_exact(row, path)
