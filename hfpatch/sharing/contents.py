@@ -74,24 +74,30 @@ def contents(
         if method not in results.methods:
             hint = f"{nearest(method, results.methods)}; it has {', '.join(results.methods)}"
             raise HfpatchError(f"{folder}: no method {method!r}{hint}")
-        saved = (folder / "runs" / method).glob("seed-*/patch")
-        patches = dict(sorted((int(path.parent.name.removeprefix("seed-")), path) for path in saved))
-        if not patches:
-            raise HfpatchError(
-                f"{folder}: {method} has no saved patch; the baseline has none, others once they are trained"
-            )
-        number = next(iter(patches)) if seed is None else seed
-        if number not in patches:
-            listed = ", ".join(f"seed-{saved_seed}" for saved_seed in patches)
-            raise HfpatchError(f"{folder}: {method} has no patch of seed {seed}; it has {listed}")
+        number, patch = _saved_patch(folder, method, seed)
         scores = eval_results(results, method, number, repo_id) if repo_id is not None else {}
-        return {**shared, **_tree(patches[number], folder), **scores}
+        return {**shared, **_tree(patch, folder), **scores}
     for patch in sorted((folder / "runs").glob("*/seed-*/patch")):
         curve = patch.parent / "metrics.jsonl"
         files = {f"patch/{name}": file for name, file in _tree(patch, folder).items()}
         files |= {"metrics.jsonl": curve} if _is_own(curve, folder) else {}
         shared |= {f"{patch.parent.relative_to(folder).as_posix()}/{name}": file for name, file in files.items()}
     return {**shared, "README.md": cut_paths(run_card(results), paths).encode()}
+
+
+def _saved_patch(folder: Path, method: str, seed: int | None) -> tuple[int, Path]:
+    """Return the seed and the folder of a method's patch in a run; of the first seed where none is given."""
+    saved = (folder / "runs" / method).glob("seed-*/patch")
+    patches = dict(sorted((int(path.parent.name.removeprefix("seed-")), path) for path in saved))
+    if not patches:
+        raise HfpatchError(
+            f"{folder}: {method} has no saved patch; the baseline has none, others once they are trained"
+        )
+    number = next(iter(patches)) if seed is None else seed
+    if number not in patches:
+        listed = ", ".join(f"seed-{saved_seed}" for saved_seed in patches)
+        raise HfpatchError(f"{folder}: {method} has no patch of seed {seed}; it has {listed}")
+    return number, patches[number]
 
 
 def _is_own(path: Path, root: Path) -> bool:
