@@ -1,11 +1,9 @@
 """Whatever is wrong in results.json, a report of it is written, or one line says why not."""
 
-import copy
 import json
 from contextlib import suppress
-from functools import reduce
-from operator import getitem
 
+from damage import WRONG, damaged, places
 from hypothesis import HealthCheck, given, settings
 from hypothesis import example as also
 from hypothesis import strategies as st
@@ -18,25 +16,15 @@ from hfpatch.reporting.html import html
 from hfpatch.reporting.markdown import markdown
 from hfpatch.results.folder import load_results
 
-JUNK = [None, 0, -1, 1e308, float("nan"), float("inf"), "", "x", "<b>", [], {}, [1, "a", None], {"a": 1}, True, "1"]
-
-
-def places(value, path=()):
-    """Yield the path of everything inside a JSON value."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield (*path, key)
-        yield from places(item, (*path, key))
-
-
-PLACES = list(places(with_pairs(tuned_example())))
+RAW = with_pairs(tuned_example())
+CHANGES = st.tuples(st.sampled_from(list(places(RAW))), st.sampled_from([*WRONG, "", "<b>", [1, "a", None]]))
 
 
 def broken(changes):
-    raw = with_pairs(tuned_example())
-    for path, junk in changes:
-        with suppress(KeyError, IndexError, TypeError):  # an earlier change took the place away
-            reduce(getitem, path[:-1], raw)[path[-1]] = copy.deepcopy(junk)
+    raw = RAW
+    for path, wrong in changes:
+        with suppress(KeyError, IndexError, TypeError):  # an earlier change took away what the path leads to
+            raw = damaged(raw, path, wrong)
     return raw
 
 
@@ -46,7 +34,7 @@ def broken(changes):
 @also(changes=[(("data", "held_out"), "x"), (("tuning", "learning_rates"), [])])
 @also(changes=[(("methods", "baseline", "runs", "1", "evaluation", "tinyworld_cloze", "metrics", "acc"), 1e308)])
 @also(changes=[(("comparisons", 5, "method"), "")])
-@given(changes=st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(JUNK)), min_size=1, max_size=4))
+@given(changes=st.lists(CHANGES, min_size=1, max_size=4))
 def test_a_broken_file_is_a_report_or_one_line(tmp_path, changes):
     (tmp_path / "results.json").write_text(json.dumps(broken(changes)))
     try:
