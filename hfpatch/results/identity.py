@@ -46,11 +46,6 @@ FREE_SETTINGS = {"tasks", "include_path", "batch_size", "token_budget", "allow_u
 """Settings of an evaluation in which runs may differ without any effect on a score of the same task."""
 
 
-def facts_of_base(shared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what ``results.json`` says of a base's identity beside the hash of its weights."""
-    return {name: shared[name] for name in OF_BASE if name != "base_weights"}
-
-
 def task_identity(score: Task) -> dict[str, str]:
     """Return the identity of the scores on a task."""
     return {name: getattr(score, name) for name in OF_TASK}

@@ -20,7 +20,7 @@ from hfpatch.data.tokenizer import identify_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.strict import validate
 from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings
-from hfpatch.results.identity import OF_BASE, OF_TASK, facts_of_base, task_identity
+from hfpatch.results.identity import OF_BASE, OF_TASK, task_identity
 from hfpatch.runs.records import Identity, Measurement, Record, RunResult, Shared
 from hfpatch.support.cpu import MatmulLibrary
 from hfpatch.support.files import hash_values, write_text
@@ -72,7 +72,7 @@ def describe_base(base: Base, settings: ModelSettings, identity: Identity | None
         "dtype": settings.dtype,
         "model_type": base.model.config.model_type,
         **({"loading": loading} if loading else {}),
-        "identity": facts_of_base(dict(identity)),
+        "identity": {name: getattr(identity, name) for name in OF_BASE if name != "base_weights"},  # which has a hash
     }
 
 
