@@ -3,25 +3,20 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from own_methods import forgotten
 
-import hfpatch
 from hfpatch import HfpatchError
 from hfpatch.__main__ import main
 from hfpatch.evaluation.tasks import hub_dataset
 from hfpatch.promises import run
-from hfpatch.recipes.code import refuse_code
 from hfpatch.recipes.comparison import load_recipe
 from hfpatch.recipes.pretraining import load_pretrain_or_study
 from hfpatch.recipes.strict import write_yaml
 from hfpatch.runs.engines.processes import WorkerProcess
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.support import plugins
-from hfpatch.support.plugins import is_installed, is_installed_path
 from hfpatch.surgery.methods import validate_methods
 
 RAN = "from pathlib import Path\nPath('ran').touch()\n"
@@ -138,28 +133,16 @@ def test_it_runs_where_the_user_said_so(here, capsys, what):
     assert "names code" not in capsys.readouterr().err  # the model has no code but that of its configuration
 
 
-def test_an_override_is_said_by_the_user_and_covers_what_it_names_alone(here):
-    assert load_recipe("a method.yaml", ["methods.skip=[{type: strange_module:Method}]"]).methods["skip"]
-    assert load_recipe("task files.yaml", ["evaluation.include_path=null"]).evaluation.include_path is None
-    (here / "theirs.yaml").write_text(write_yaml(BASE))
-    assert load_recipe("theirs.yaml", ["model.trust_remote_code=true"]).model.trust_remote_code
-    with pytest.raises(HfpatchError, match=r"\(methods.skip.0.type=strange_module:Method\)"):
-        load_recipe("a method.yaml", ["methods.skip.0.rank=3", "model.trust_remote_code=true"])
-
-
 @pytest.mark.parametrize("what", FOREIGN)
-def test_an_override_covers_a_key_of_the_file_only_where_it_takes_its_place(here, what):
+def test_an_override_is_said_by_the_user_and_covers_what_it_names_alone(here, what):
     """So no code that the file names runs because something beside it was said."""
     key, value, changes = FOREIGN[what]
     section = key.partition(".")[0]
-    beside = {
-        "methods": "methods.other=[{type: lora}]",
-        "evaluation": "evaluation.limit=1",
-        "model": "model.dtype=bfloat16",
-    }
-    with pytest.raises(HfpatchError, match=f"{key}={value}"):
-        load_recipe(f"{what}.yaml", [beside[section]])
+    beside = ["methods.skip.0.rank=3", "methods.other=[{type: lora}]", "evaluation.limit=1", "model.dtype=bfloat16"]
+    with pytest.raises(HfpatchError, match=rf"\({key}={value}\)"):
+        load_recipe(f"{what}.yaml", beside)
     load_recipe(f"{what}.yaml", [f"{section}={json.dumps(changes[section])}"])
+    load_recipe(f"{what}.yaml", [f"{section}={json.dumps(BASE[section])}"])  # without any
 
 
 def test_in_python_a_file_needs_consent_and_what_the_caller_built_does_not(here):
@@ -196,61 +179,6 @@ def test_a_method_named_on_the_command_line_is_said(here, monkeypatch):
     monkeypatch.setattr(run, "PROMISES", run.PROMISES[:1])
     assert main(["check", "tinyworld/gpt2", "--method", "strange_module:Method"]) == 0
     assert (here / "ran").exists()
-
-
-@pytest.fixture
-def site(tmp_path, monkeypatch):
-    """Put a folder among those where packages are installed, and return it."""
-    folder = tmp_path / "site-packages"
-    folder.mkdir()
-    monkeypatch.setattr(plugins.sysconfig, "get_path", lambda name: str(folder))
-    monkeypatch.setattr(plugins.site, "getsitepackages", lambda: [])
-    monkeypatch.setattr(plugins.site, "ENABLE_USER_SITE", False)
-    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    plugins._installed_folders.cache_clear()
-    yield folder
-    plugins._installed_folders.cache_clear()
-
-
-def test_installed_is_what_lies_among_the_packages_also_editable(site, tmp_path, monkeypatch):
-    (site / "theirs_a.py").touch()
-    by_path, by_record, nowhere = (tmp_path / name for name in ("by_path", "by_record", "nowhere"))
-    for name, folder in {"theirs_b": by_path, "theirs_c": by_record, "theirs_d": nowhere}.items():
-        (folder / name).mkdir(parents=True)
-        (folder / name / "__init__.py").write_text("raise RuntimeError('imported')")
-        monkeypatch.syspath_prepend(folder)
-    (site / "theirs.pth").write_text(f"import nothing\n{by_path}\n")
-    info = site / "theirs_c-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs_c\nVersion: 1.0\n")
-    (info / "direct_url.json").write_text(json.dumps({"url": by_record.as_uri(), "dir_info": {"editable": True}}))
-    names = ("theirs_a", "theirs_b.inner", "theirs_c", "theirs_d", "sys", "hfpatch.methods.canon", "not_there")
-    assert [is_installed(name) for name in names] == [True, True, True, False, True, True, True]
-    assert is_installed_path(site / "x") and not is_installed_path(nowhere)  # noqa: PT018
-
-
-def test_the_working_directory_is_none_also_where_it_hides_or_adds_to_a_package(site, monkeypatch):
-    (site / "theirs_a.py").touch()
-    (site / "theirs_e").mkdir()  # a package in several places
-    (site / "theirs_e" / "one.py").touch()
-    assert is_installed("theirs_a") and is_installed("theirs_e.one")  # noqa: PT018
-    Path("theirs_a.py").touch()
-    Path("theirs_e").mkdir()
-    before = list(sys.path)
-    assert not is_installed("theirs_a")
-    assert not is_installed("theirs_e.one")
-    assert sys.path == before
-
-
-def test_an_installed_module_is_imported_without_the_working_directory(site, monkeypatch):
-    (site / "theirs_f.py").write_text("import sys\npath = list(sys.path)")
-    path = plugins.named_object("theirs_f:path")
-    assert str(Path.cwd()) not in path
-    del sys.modules["theirs_f"]
-    refuse_code({"methods": {"a": [{"type": "theirs_f:path"}]}}, [], "recipe.yaml")
-    assert hfpatch.__name__ not in sys.path
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python reads PYTHONSAFEPATH since 3.11")
