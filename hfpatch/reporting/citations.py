@@ -29,7 +29,7 @@ _SOURCES = {
 def citation_section(results: Iterable[Results]) -> Section:
     """Build the section with the BibTeX of all sources of results."""
     runs = list(results)
-    commits = dict.fromkeys(str(each.provenance["commit"]) for each in runs if each.provenance.get("commit"))
+    commits = dict.fromkeys(str(run.provenance["commit"]) for run in runs if run.provenance.get("commit"))
     fields = {
         "title": "hfpatch: model surgery on the attention branch of causal language models",
         "author": "{The hfpatch authors}",
@@ -39,15 +39,15 @@ def citation_section(results: Iterable[Results]) -> Section:
     file = resources.files("hfpatch.reporting").joinpath("templates", "citations.bib").read_text(encoding="utf-8")
     entries = {re.findall(r"{(\w+),", entry)[0]: f"{entry}\n" for entry in file.rstrip().split("\n\n")}
     keys: list[str] = []
-    for each in runs:
-        match each:
+    for run in runs:
+        match run:
             case ComparisonResults():
-                for part in (part for method in each.methods.values() for part in method.parts):
+                for part in (part for method in run.methods.values() for part in method.parts):
                     keys += _SOURCES.get(str(part.get("type")), ("peft",))
-                queries = {method.variant.query for method in each.methods.values() if method.variant is not None}
+                queries = {method.variant.query for method in run.methods.values() if method.variant is not None}
                 keys += ["karbevski2026nonlinear"] if queries - {"Q = x W_Q", ""} else []
                 keys += ["karbevski2025keyvalue"] if "Q = x" in queries else []
-                keys += ["lmeval"] if each.tasks and each.study is None else []
+                keys += ["lmeval"] if run.tasks and run.study is None else []
             case EvaluationResults():
                 keys.append("lmeval")
     cited = [entries[key] for key in dict.fromkeys(keys)]

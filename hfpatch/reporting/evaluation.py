@@ -99,22 +99,22 @@ def _compared(results: EvaluationResults) -> tuple[Table, ...]:
         **{"task": False, "difference": True, "corrected": True, "p (Holm)": True, "detectable": True},
         "verdict": False,
     }
-    decided = {(each.method, each.other, each.task, each.metric) for each in results.verdicts}
-    differences: list[tuple[Verdict | Comparison, str]] = [(each, each.other) for each in results.verdicts]
+    decided = {(verdict.method, verdict.other, verdict.task, verdict.metric) for verdict in results.verdicts}
+    differences: list[tuple[Verdict | Comparison, str]] = [(verdict, verdict.other) for verdict in results.verdicts]
     differences += [
-        (each, each.reference)
-        for each in results.comparisons
-        if (each.method, each.reference, each.task, each.metric) not in decided
+        (pair, pair.reference)
+        for pair in results.comparisons
+        if (pair.method, pair.reference, pair.task, pair.metric) not in decided
     ]
     rows = []
-    for each, other in differences:
-        verdict = each if isinstance(each, Verdict) else None
+    for pair, other in differences:
+        verdict = pair if isinstance(pair, Verdict) else None
         tested = verdict is not None and verdict.p_corrected is not None
         visible = verdict.detectable if verdict is not None else None
-        cells: list[str | Cell] = [each.method, *([other] if several else [])]
+        cells: list[str | Cell] = [pair.method, *([other] if several else [])]
         cells += [
-            Cell((each.task, f"{each.metric}, n = {documents_text(each.n, each.clusters)}")),
-            Cell((signed(each.difference, 4), interval(each.low, each.high, 4) if math.isfinite(each.low) else "")),
+            Cell((pair.task, f"{pair.metric}, n = {documents_text(pair.n, pair.clusters)}")),
+            Cell((signed(pair.difference, 4), interval(pair.low, pair.high, 4) if math.isfinite(pair.low) else "")),
             interval(verdict.corrected_low, verdict.corrected_high, 4) if verdict and tested else NOTHING,
             p_text(verdict.p_corrected) if verdict else NOTHING,
             NOTHING if visible is None else significant(visible, 2),
@@ -125,7 +125,7 @@ def _compared(results: EvaluationResults) -> tuple[Table, ...]:
             words = f"{verdict.outcome} ({verdict.why})" if verdict.why else verdict.outcome
             rows.append(Row((*cells, Cell((words,), verdict.tone))))
     title = "Differences between the models" if several else "Differences from the base"
-    family = max((each.family for each in results.verdicts), default=0)
+    family = max((verdict.family for verdict in results.verdicts), default=0)
     caption = (
         f"{'Model minus the one it is compared with' if several else 'Patch minus base'} in the metric's own unit with "
         "its plain 95 % interval, paired by document. One measure decides each task, by a test corrected by Holm's "
@@ -209,7 +209,7 @@ def score_table_of(sources: Mapping[str, EvaluationResults]) -> Table:
                 line = _Line(name, result.version, "", metric, result.n, " ".join(data_of.values()))
             shown = value_text(value)
             cells[label][line] = shown if error is None else f"{shown} ± {value_text(error)}"
-    shown_lines = dict.fromkeys(line for each in cells.values() for line in each)
+    shown_lines = dict.fromkeys(line for column in cells.values() for line in column)
     tasks = list(dict.fromkeys(line.task for line in shown_lines))  # the lines of one task are put together
     groups = {group for variant in variants.values() for group in variant.groups or ()}
     rows = [
@@ -228,9 +228,9 @@ def score_table_of(sources: Mapping[str, EvaluationResults]) -> Table:
 def _cut_differently(sources: Mapping[str, EvaluationResults]) -> set[str]:
     """Return the tasks whose prompts became other tokens of one tokenizer; models differ in their tokens anyway."""
     tokens: dict[tuple[str, Any, Any], set[str | None]] = {}
-    for each in sources.values():
-        for variant in each.variants.values():
-            tokenizer = base_identity(variant.model or each.model)["tokenizer"]
+    for evaluation in sources.values():
+        for variant in evaluation.variants.values():
+            tokenizer = base_identity(variant.model or evaluation.model)["tokenizer"]
             for task, score in variant.scores.items() if tokenizer is not None else ():
                 tokens.setdefault((task, tokenizer, score.prompts_sha256), set()).add(score.tokens_sha256)
     return {task for (task, *_), hashes in tokens.items() if len(hashes) > 1}
@@ -251,7 +251,7 @@ def joint_evaluation_document(
         folders: label -> folder with the records, for comparing decisions on the same documents.
     """
     table, differing = score_table_of(sources), tuple(_differing(sources, folders or {}))
-    variants = [variant for each in sources.values() for variant in each.variants.values()]
+    variants = [variant for evaluation in sources.values() for variant in evaluation.variants.values()]
     opening = [Section("scores", "Scores", (table,))]
     if differing:
         opening.append(Section("differing", "What differs between the evaluations", (Sentences(differing),)))
@@ -275,18 +275,19 @@ def joint_evaluation_document(
 
 def _differing(sources: Mapping[str, EvaluationResults], folders: Mapping[str, Path]) -> Iterator[str]:
     """Yield the differences between evaluations: settings that change scores, models, documents, and decisions."""
-    yield from settings_differing({title: each.settings for title, each in sources.items()})
+    yield from settings_differing({title: evaluation.settings for title, evaluation in sources.items()})
     models: dict[tuple[Any, ...], list[str]] = {}
-    for title, each in sources.items():
-        models.setdefault((each.model.get("name"), each.model.get("sha256"), each.model.get("dtype")), []).append(title)
+    for title, evaluation in sources.items():
+        model = evaluation.model
+        models.setdefault((model.get("name"), model.get("sha256"), model.get("dtype")), []).append(title)
     if len(models) > 1:
-        named = (f"{listed(titles)} {model[0]} in {model[2]}" for model, titles in models.items())
+        named = (f"{listed(titles)} {name} in {dtype}" for (name, _, dtype), titles in models.items())
         yield f"The models differ: {'; '.join(named)}."
     # other differences between models of the same weights
     by_weights: dict[Any, dict[str, dict[str, Any]]] = {}
-    for title, each in sources.items():
-        for label, variant in each.variants.items():
-            facts = variant.model or each.model
+    for title, evaluation in sources.items():
+        for label, variant in evaluation.variants.items():
+            facts = variant.model or evaluation.model
             name = title if variant.model is None else f"{title}: {label}"
             by_weights.setdefault(facts.get("sha256"), {})[name] = base_identity(facts)
     for bases in by_weights.values():
@@ -296,8 +297,8 @@ def _differing(sources: Mapping[str, EvaluationResults], folders: Mapping[str, P
                 yield f"The {what} of {listed(list(values))} is not the same; their weights are the same."
     # documents, prompts and code of the tasks
     hashes: dict[tuple[str, str], set[str]] = {}
-    for each in sources.values():
-        for variant in each.variants.values():
+    for evaluation in sources.values():
+        for variant in evaluation.variants.values():
             for task, score in variant.scores.items():
                 for name, value in task_identity(score).items():
                     hashes.setdefault((task, name), set()).add(value)
@@ -309,24 +310,24 @@ def _differing(sources: Mapping[str, EvaluationResults], folders: Mapping[str, P
             yield f"{task} was scored on {len(digests)} different sets of documents, which have lines of their own."
         else:
             yield f"{task}: its {OF_TASK[name]} are {len(digests)} different ones, which have lines of their own."
-    computed = {title: each.provenance.get("computed_with") for title, each in sources.items()}
+    computed = {title: evaluation.provenance.get("computed_with") for title, evaluation in sources.items()}
     yield from computed_differently({title: values for title, values in computed.items() if isinstance(values, dict)})
     # how many documents models of one name decide otherwise in other numbers: another dtype, or one of products
     numbers = {}
-    for title, each in sources.items():
-        products = " with products in float32" if each.provenance.get("matmul") == "fp32" else ""
-        numbers[title] = f"{each.model.get('dtype')}{products}"
+    for title, evaluation in sources.items():
+        products = " with products in float32" if evaluation.provenance.get("matmul") == "fp32" else ""
+        numbers[title] = f"{evaluation.model.get('dtype')}{products}"
     for first, second in combinations([title for title in sources if title in folders], 2):
         one, other = sources[first], sources[second]
         if one.model.get("name") != other.model.get("name") or numbers[first] == numbers[second]:
             continue
         for label in (label for label in one.variants if label in other.variants):
-            records = [read_values(folders[each] / label) for each in (first, second)]
+            records = [read_values(folders[title] / label) for title in (first, second)]
             for task, score in one.variants[label].scores.items():
-                pair = [each[task] for each in records if task in each and score.primary in each[task].metrics]
+                pair = [values[task] for values in records if task in values and score.primary in values[task].metrics]
                 if len(pair) < 2 or pair[0].documents != pair[1].documents:
                     continue
-                here, there = (each.metrics[score.primary] for each in pair)
+                here, there = (values.metrics[score.primary] for values in pair)
                 if len(np.unique(np.concatenate([here.ravel(), there.ravel()]))) <= 2:  # right or wrong
                     yield (
                         f"{task}, {label}: {count(int((here != there).sum()))} of {count(len(here))} documents are "
@@ -337,9 +338,9 @@ def _differing(sources: Mapping[str, EvaluationResults], folders: Mapping[str, P
 
 def settings_differing(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield the settings that change scores and differ between evaluations, by label."""
-    kept = {title: {k: v for k, v in each.items() if k not in FREE_SETTINGS} for title, each in settings.items()}
-    for key in dict.fromkeys(key for each in kept.values() for key in each):
-        values = {title: each.get(key) for title, each in kept.items()}
+    kept = {title: {k: v for k, v in options.items() if k not in FREE_SETTINGS} for title, options in settings.items()}
+    for key in dict.fromkeys(key for options in kept.values() for key in options):
+        values = {title: options.get(key) for title, options in kept.items()}
         if len(set(map(repr, values.values()))) > 1:
             shown = (f"{title} {settings_text({key: value}) or f'{key} not set'}" for title, value in values.items())
             yield f"Settings differ: {', '.join(shown)}."

@@ -123,20 +123,20 @@ def write_joint_report(
         folders = labels(run_dirs)
         sources = {label: load_results(path, "evaluation") for label, path in folders.items()}
         return _write_evaluations(sources, joint_evaluation_document(sources, folders), out)
-    each = [read_material(label, path, load_results(path)) for label, path in labels(run_dirs).items()]
-    merged = merge({one.title: one.results for one in each})
+    runs = [read_material(label, path, load_results(path)) for label, path in labels(run_dirs).items()]
+    merged = merge({one.title: one.results for one in runs})
     if (union := merged.results) is None:
-        return _write(out, each, merged.checks, pdf=pdf)
+        return _write(out, runs, merged.checks, pdf=pdf)
     # the runs as one, every method by its name in the union
-    renamed = [one.renamed(union, merged.names[one.title]) for one in each]
+    renamed = [one.renamed(union, merged.names[one.title]) for one in runs]
     documents: dict[str, dict[str, Mapping[str, str]]] = {}
-    for one in each:
+    for one in runs:
         for task, fields in one.samples.documents.items():
             documents[task] = {**documents.get(task, {}), **fields}
     samples = Samples(tuple(side for one in renamed for side in one.samples.sides), documents, ())
     layers = [pair for one in renamed for pair in one.layers]
-    absent = [f"{one.title}: {sentence}" for one in each for sentence in one.missing]
-    joined = RunData("", union, layers, samples, absent, {one.title: one.results for one in each})
+    absent = [f"{one.title}: {sentence}" for one in runs for sentence in one.missing]
+    joined = RunData("", union, layers, samples, absent, {one.title: one.results for one in runs})
     return _write(out, [joined], merged.checks, pdf=pdf)
 
 
@@ -172,19 +172,19 @@ def labels(run_dirs: Sequence[Path]) -> dict[str, Path]:
 
 
 def _write(out: Path, material: Sequence[RunData], checks: Sequence[Check], *, pdf: bool) -> Report:
-    csv = results_csv({each.title: each.results for each in material})
-    material = [each.labelled() for each in material]
+    csv = results_csv({run.title: run.results for run in material})
+    material = [run.labelled() for run in material]
     # the headline and the scores of each run, as tables with the meaning of their marks
     tables = ["% needs \\usepackage{booktabs}\n"]
-    for index, each in enumerate(material, 1):
-        first, scores = headline_table(each.results), score_table(each.results)
-        for table, words in ((first, f"{answer(each.results)} {first.caption}"), (scores, scores.caption)):
+    for index, run in enumerate(material, 1):
+        first, scores = headline_table(run.results), score_table(run.results)
+        for table, words in ((first, f"{answer(run.results)} {first.caption}"), (scores, scores.caption)):
             table = replace(table, name=f"{table.name}-{index}" if len(material) > 1 else table.name)
-            title = f"{each.title or each.results.name}: {table.title.lower()}."
-            tables.append(latex(table, caption=" ".join(filter(None, (title, words, each.note)))))
+            title = f"{run.title or run.results.name}: {table.title.lower()}."
+            tables.append(latex(table, caption=" ".join(filter(None, (title, words, run.note)))))
     summary = forest_figure(material[0].results, title=True) if len(material) == 1 else None
-    drawn = [draw(each.results, each.layers) for each in material]
-    shown = [replace(each, drawn=to_svgs(figures)) for each, figures in zip(material, drawn, strict=True)]
+    drawn = [draw(run.results, run.layers) for run in material]
+    shown = [replace(run, drawn=to_svgs(figures)) for run, figures in zip(material, drawn, strict=True)]
     document = comparison_document(shown, checks)
     prefixed = zip((part.prefix for part in document.parts), drawn, strict=True)
     named = {f"{prefix}{name}": figure for prefix, figures in prefixed for name, figure in figures.items()}

@@ -76,15 +76,15 @@ def lead(results: ComparisonResults) -> str:
     verdicts = asked(results)
     if not verdicts:
         return "No pair was compared, so nothing is decided."
-    loras = [each for each in verdicts if are_loras(results, [each.other])]
+    loras = [verdict for verdict in verdicts if are_loras(results, [verdict.other])]
     verdicts = loras or verdicts  # a question may ask about controls, too
     task, other = task_text(verdicts[0].task), others_text(results, verdicts)
-    names = {tone: [each.method for each in verdicts if each.tone == tone] for tone in _TONES}
+    names = {tone: [verdict.method for verdict in verdicts if verdict.tone == tone] for tone in _TONES}
     if other == ANOTHER:
         other = "what it is compared with"
     if names["better"] and other == "what it is compared with":
         said = (
-            f"On {task}, {listed([f'{each.method} beats {each.other}' for each in verdicts if each.tone == 'better'])}."
+            f"On {task}, {listed([f'{pair.method} beats {pair.other}' for pair in verdicts if pair.tone == 'better'])}."
         )
     elif better := names["better"]:
         beat = "beat" if len(better) > 1 else "beats"
@@ -109,24 +109,24 @@ def sentences(results: ComparisonResults) -> Findings:
     What is found of the methods that the question leaves out follows; where nothing was tested, of all pairs.
     """
     items, primary = list[Finding](), results.primary
-    untested = all(each.tone == "not tested" for each in primary)
+    untested = all(verdict.tone == "not tested" for verdict in primary)
     for question in ("gain", "keep"):
-        group = [each for each in primary if each.question == question]
+        group = [verdict for verdict in primary if verdict.question == question]
         if len(items) + len(group) <= _MOST_SENTENCES and not untested:
-            items += [_sentence(results, each) for each in group]
+            items += [_sentence(results, verdict) for verdict in group]
             continue
-        for task in dict.fromkeys(each.task for each in group):
-            items += _grouped(results, [each for each in group if each.task == task])
+        for task in dict.fromkeys(verdict.task for verdict in group):
+            items += _grouped(results, [verdict for verdict in group if verdict.task == task])
     if results.comparisons and (untested or results.frontier is None):  # the table of budgets has them
-        others = [each for name in ("lora", "base") for each in results.answers(name) if each.role == "secondary"]
+        others = [pair for name in ("lora", "base") for pair in results.answers(name) if pair.role == "secondary"]
         first = asked(results)
         beside = against_controls(results, first[0].task if first else None)
-        some = [each for each in beside if each.role == "secondary" and each.is_found]
+        some = [verdict for verdict in beside if verdict.role == "secondary" and verdict.is_found]
         if untested:
-            asked_first = set() if primary else {(each.method, each.other, each.task) for each in first}
-            some = [each for each in others if each.is_found or (each.method, each.other, each.task) in asked_first]
-        for question, task in dict.fromkeys((each.question, each.task) for each in some):
-            group = [each for each in some if (each.question, each.task) == (question, task)]
+            asked_first = set() if primary else {(pair.method, pair.other, pair.task) for pair in first}
+            some = [pair for pair in others if pair.is_found or (pair.method, pair.other, pair.task) in asked_first]
+        for question, task in dict.fromkeys((verdict.question, verdict.task) for verdict in some):
+            group = [verdict for verdict in some if (verdict.question, verdict.task) == (question, task)]
             items += _grouped(results, group, f"Exploratory, {task_text(task)}: ")
     return Findings(tuple(items))
 
@@ -186,10 +186,10 @@ def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str 
     keeps, task = verdicts[0].question == "keep", task_text(verdicts[0].task)
     other = others_text(results, list(verdicts))
     for tone, tried in product(_TONES, (False, True)):
-        group = [each for each in verdicts if each.tone == tone and bool(each.at_rates_tried) == tried]
+        group = [verdict for verdict in verdicts if verdict.tone == tone and bool(verdict.at_rates_tried) == tried]
         if not group:
             continue
-        gains = [gain for each in group if (gain := gain_of(results, each)) is not None]
+        gains = [gain for verdict in group if (gain := gain_of(results, verdict)) is not None]
         outcome = f"not tested{_why(group)}" if tone == "not tested" else group[0].outcome.partition(" by ")[0]
         within = f" within {margin_text(group[0], gains[0])}" if tone == "same" else ""
         than = {"better": "than", "worse": "than", "equivalent": "to"}.get(outcome, "against")
@@ -200,13 +200,13 @@ def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str 
         elif len(group) > _MOST_SIZES and other != ANOTHER and gains:
             least, most = (pick(gains, key=lambda gain: abs(gain.difference)) for pick in (min, max))
             subject += f", {signed_size(least)} to {signed_size(most)}"
-            seeds = sorted(each.seeds_needed for each in group if each.seeds_needed is not None)
+            seeds = sorted(verdict.seeds_needed for verdict in group if verdict.seeds_needed is not None)
             if tone == "undecided" and seeds:
                 subject += f" (needs {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds)"
         if keeps or (len(group) > _MOST_SIZES and other != ANOTHER):
-            rest = names_text([each.method for each in group], results.others, results.noun)
+            rest = names_text([verdict.method for verdict in group], results.others, results.noun)
         else:
-            rest = ", ".join(_with_size(results, each, than if other == ANOTHER else "") for each in group)
+            rest = ", ".join(_with_size(results, verdict, than if other == ANOTHER else "") for verdict in group)
         subject = subject if keeps or role else subject[:1].upper() + subject[1:]
         yield Finding(f"{role}{subject}", f"– {rest}.", tone)
 
@@ -220,7 +220,7 @@ def _with_size(results: ComparisonResults, verdict: Verdict, than: str) -> str:
 
 
 def _why(verdicts: Iterable[Verdict]) -> str:
-    reasons = ", ".join(dict.fromkeys(why_text(each) for each in verdicts if each.why))
+    reasons = ", ".join(dict.fromkeys(why_text(verdict) for verdict in verdicts if verdict.why))
     return f" ({reasons})" if reasons else ""
 
 
@@ -250,7 +250,7 @@ def _gain_on(results: ComparisonResults, method: str, task: str) -> Change | Non
 
 def tone_of(verdicts: Sequence[Verdict]) -> Tone:
     """Return the tone of several verdicts together: ``mixed`` is better on one task and worse on another."""
-    said = {each.tone for each in verdicts}
+    said = {verdict.tone for verdict in verdicts}
     if {"better", "worse"} <= said:
         return "mixed"
     tones: tuple[Tone, ...] = ("better", "worse", "undecided", "same")
@@ -263,7 +263,7 @@ def headline_table(results: ComparisonResults, *, terminal: bool = False) -> Tab
     For a ``terminal`` an outcome is a mark and numbers, the forest is drawn with characters, and the caption has the
     units. Only the marks that it shows are explained.
     """
-    task = next((each.task for each in asked(results)), results.first_task)
+    task = next((verdict.task for verdict in asked(results)), results.first_task)
     gains = {name: gain for name in results.others if task and (gain := _gain_on(results, name, task)) is not None}
     order = sorted(results.others, key=lambda name: -gains[name].difference if name in gains else math.inf)
     controls = {name: control_for(results, name) for name in order}
@@ -324,11 +324,11 @@ def _sizes(results: ComparisonResults, order: Sequence[str], controls: Mapping[s
 def _losses(results: ComparisonResults, order: Sequence[str]) -> list[_Column]:
     """Return of models from scratch the loss, and the share of the baseline's that is saved."""
     baseline, *variants = (results.by_seed(name, HELD_OUT, NATS_PER_TOKEN) for name in order)
-    losses = [decimal(fmean(each.values()), 4) if each else NOTHING for each in (baseline, *variants)]
+    losses = [decimal(fmean(scores.values()), 4) if scores else NOTHING for scores in (baseline, *variants)]
     saved = [NOTHING]
     for variant in variants:  # over the seeds of both, as seeds differ by more than variants
         shared = variant.keys() & baseline.keys()
-        ours, theirs = (sum(each[seed] for seed in shared) for each in (variant, baseline))
+        ours, theirs = (sum(scores[seed] for seed in shared) for scores in (variant, baseline))
         saved.append(f"{signed(100 * (1 - ours / theirs), 2)} %" if theirs else NOTHING)
     return [
         (Column("loss", (task_text(HELD_OUT), metric_text(NATS_PER_TOKEN)), number=True), losses),
@@ -384,15 +384,15 @@ def _naming(control: str | None, cell: str | Cell) -> str | Cell:
 
 def _kept(results: ComparisonResults, order: Sequence[str], task: str | None) -> tuple[Column, list[str | Cell]]:
     """Return what each method kept: the second question, else what is found on the other tasks."""
-    keep = [each for each in results.primary if each.question == "keep"]
-    tasks = list(dict.fromkeys(each.task for each in keep))
-    margins = list(filter(None, dict.fromkeys(margin_text(each, gain_of(results, each)) for each in keep))) or [""]
+    keep = [verdict for verdict in results.primary if verdict.question == "keep"]
+    tasks = list(dict.fromkeys(verdict.task for verdict in keep))
+    margins = list(filter(None, dict.fromkeys(margin_text(pair, gain_of(results, pair)) for pair in keep))) or [""]
     cells: list[str | Cell] = []
     for name in order:
-        verdicts = [each for each in keep if each.method == name]
+        verdicts = [verdict for verdict in keep if verdict.method == name]
         if not keep:
-            secondary = (each for each in results.answers("base", name) if each.role == "secondary")
-            verdicts = [each for each in secondary if each.task != task]
+            secondary = (verdict for verdict in results.answers("base", name) if verdict.role == "secondary")
+            verdicts = [verdict for verdict in secondary if verdict.task != task]
         if not verdicts:
             cells.append(NOTHING)
             continue
@@ -401,17 +401,19 @@ def _kept(results: ComparisonResults, order: Sequence[str], task: str | None) ->
             cells.append(Cell((said_of,), verdicts[0].tone))
             continue
         said: dict[str, list[str]] = {}
-        for each in verdicts:
-            alone = "" if keep or each.is_found or each.p is None or each.low <= 0 <= each.high else "alone "
-            worse = (each.difference > 0) != each.higher_is_better
-            words = f"alone {'worse' if worse else 'better'}" if alone else each.outcome.partition(" by ")[0]
-            said.setdefault(words, []).append(task_text(each.task).removeprefix("tinyworld_"))
+        for verdict in verdicts:
+            alone = (
+                "" if keep or verdict.is_found or verdict.p is None or verdict.low <= 0 <= verdict.high else "alone "
+            )
+            worse = (verdict.difference > 0) != verdict.higher_is_better
+            words = f"alone {'worse' if worse else 'better'}" if alone else verdict.outcome.partition(" by ")[0]
+            said.setdefault(words, []).append(task_text(verdict.task).removeprefix("tinyworld_"))
         clauses = [f"{words}: {', '.join(names)}" for words, names in said.items() if words != "not decided"]
         if len(said) == 1 and not next(iter(said)).startswith("alone"):
             words = next(iter(said)) + (" on all" if len(verdicts) > 1 and keep else "")
         else:
             words = "; ".join(clauses)
-        lost = bool(keep) and any(each.tone == "worse" for each in verdicts)
+        lost = bool(keep) and any(verdict.tone == "worse" for verdict in verdicts)
         cells.append(Cell((words,), "worse" if lost else tone_of(verdicts)))
     title = f"keeps {task_text(tasks[0])}" if len(tasks) == 1 else "keeps" if keep else "on other tasks"
     notes = (f"within {margins[0]}",) if len(tasks) == 1 and margins[0] else ()
@@ -437,7 +439,7 @@ def _costs(results: ComparisonResults, order: Sequence[str], controls: Mapping[s
         memory.append(NOTHING if over is None else f"{ratio(over)} ×")
         folds.append({True: "yes", False: "no", None: NOTHING}[results.methods[name].merges])
         trains = [run.train for run in results.methods[name].runs.values() if run.train is not None]
-        steps = [each.wall_s / each.steps for each in trains if each.steps]
+        steps = [train.wall_s / train.steps for train in trains if train.steps]
         seconds.append(significant(fmean(steps), 3) if steps and results.study is not None else NOTHING)
     return [
         (Column("step time", number=True, tip=_TIME, rank=3), times),
@@ -461,7 +463,7 @@ _LEGEND_OF_STUDY = (
 
 def changed_text(results: ComparisonResults) -> str:
     """Return which questions were asked when results existed already; nothing where none was."""
-    changed = dict.fromkeys(f"Question {each.question}: {each.changed}." for each in results.primary if each.changed)
+    changed = dict.fromkeys(f"Question {pair.question}: {pair.changed}." for pair in results.primary if pair.changed)
     return " ".join(changed)
 
 
@@ -469,7 +471,7 @@ def uncovered(results: ComparisonResults) -> Iterator[str]:
     """Yield a line for each source of noise or error that the intervals do not cover, or cover badly."""
     if not results.comparisons:
         return
-    seeds = max(each.seeds for each in results.comparisons)
+    seeds = max(pair.seeds for pair in results.comparisons)
     if seeds == 1:
         yield "Seeds: one, so the intervals do not cover how much results vary from seed to seed."
     elif seeds < _FEW_SEEDS:

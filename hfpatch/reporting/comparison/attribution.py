@@ -35,7 +35,7 @@ class Share:
     high: float
 
     def __str__(self) -> str:
-        value, low, high = (decimal(100 * each, 0) for each in (self.value, self.low, self.high))
+        value, low, high = (decimal(100 * part, 0) for part in (self.value, self.low, self.high))
         return f"{value} % [{low}, {high}]"
 
 
@@ -73,7 +73,7 @@ def attribution(results: ComparisonResults) -> Iterator[Section]:
     rows, findings = [], []
     for name, controls in groups.items():
         made = [results.verdict(name, task, results.baseline) for task in tasks]  # numbers: table of differences
-        cells = [NOTHING if each is None else verdict_text(results, each) for each in made]
+        cells = [NOTHING if verdict is None else verdict_text(results, verdict) for verdict in made]
         rows.append(Row((name, "all", *cells), strong=True))
         known_shares: dict[str, list[tuple[str, Share]]] = {}
         for control, keeps in controls.items():
@@ -121,15 +121,15 @@ def share(results: ComparisonResults, method: str, control: str, task: str) -> S
     if made[0] is None or made[1] is None or made[0].tone != "better":
         return None
     estimates = []  # a gain, larger is better, and the reach of its plain interval; of a perplexity of its logarithm
-    for each in made:
-        if each is None:
+    for verdict in made:
+        if verdict is None:
             estimates.append((0.0, 0.0))
             continue
-        values = results.values(each.other, each.task, each.metric)
-        ends = [each.difference, each.low, each.high]
-        if values and scale_of(each.metric, each.higher_is_better) is Scale.RELATIVE:
+        values = results.values(verdict.other, verdict.task, verdict.metric)
+        ends = [verdict.difference, verdict.low, verdict.high]
+        if values and scale_of(verdict.metric, verdict.higher_is_better) is Scale.RELATIVE:
             ends = [math.log1p(end / fmean(values)) if end > -fmean(values) else -math.inf for end in ends]
-        estimates.append((ends[0] if each.higher_is_better else -ends[0], (ends[2] - ends[1]) / 2))
+        estimates.append((ends[0] if verdict.higher_is_better else -ends[0], (ends[2] - ends[1]) / 2))
     (m, m_reach), (c, c_reach), (_, between) = estimates
     product = (m_reach**2 + c_reach**2 - between**2) / 2 if made[2] is not None else 0.0
     most = m_reach * c_reach

@@ -81,7 +81,7 @@ def read_material(label: str, run_dir: Path, results: ComparisonResults) -> RunD
     layers, broken = [], []
     for name, method in results.methods.items():
         analyses, unread = read_analyses(run_dir, name)
-        by_quantity = {(each.quantity, each.group): each for each in (*analyses, *method.layers)}
+        by_quantity = {(series.quantity, series.group): series for series in (*analyses, *method.layers)}
         layers += [(name, series) for series in by_quantity.values()]
         broken += unread
     order = {quantity: index for index, quantity in enumerate(QUANTITIES)}
@@ -99,10 +99,10 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
 
     ``checks`` say whether several runs agree, in each respect.
     """
-    first, results = material[0], [each.results for each in material]
+    first, results = material[0], [run.results for run in material]
     several = len(material) > 1
-    sources = [source for each in material for source in each.sources.values()]
-    labels = [label for each in material for label in each.sources]
+    sources = [source for run in material for source in run.sources.values()]
+    labels = [label for run in material for label in run.sources]
     compared: list[doc.Section] = []
     if checks:  # whether the runs agree
         apart = ", ".join(check.what.lower() for check in checks if check.decides and check.verdict != "same")
@@ -123,23 +123,23 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
         headings = "of the runs", "verdict", *labels, "what follows"
         table = replace(doc.Table.of("common", "What the runs have in common", headings, rows), heading=False)
         compared.append(doc.Section("comparability", "Comparability", (doc.Text(words), table)))
-    times = [time for each in sources if isinstance(time := each.provenance.get("wall_s"), int | float)]
+    times = [time for source in sources if isinstance(time := source.provenance.get("wall_s"), int | float)]
     return doc.Document(
-        title=" and ".join(each.name or "Comparison" for each in results),
+        title=" and ".join(run.name or "Comparison" for run in results),
         description="Several runs, side by side." if several else first.results.description,
-        complete=all(each.complete for each in results),
+        complete=all(run.complete for run in results),
         glance=(
             of_what(results),
-            ("Variants" if results[0].study else "Methods", count(len({e for each in results for e in each.others}))),
-            ("Tasks", count(len({name for each in results for name in each.tasks}))),
-            ("Seeds", count(len({seed for each in results for seed in each.seeds}))),
-            ("Protocol", ", ".join(dict.fromkeys(each.protocol.replace("_", " ") for each in results))),
+            ("Variants" if results[0].study else "Methods", count(len({e for run in results for e in run.others}))),
+            ("Tasks", count(len({name for run in results for name in run.tasks}))),
+            ("Seeds", count(len({seed for run in results for seed in run.seeds}))),
+            ("Protocol", ", ".join(dict.fromkeys(run.protocol.replace("_", " ") for run in results))),
             ("Wall time", duration(sum(times)) if times else NOTHING),
         ),
         opening=tuple(compared) if several else (),
         parts=tuple(
-            doc.Part(tuple(_sections(each, () if several else compared)), each.title, f"run{index}-" if several else "")
-            for index, each in enumerate(material, 1)
+            doc.Part(tuple(_sections(run, () if several else compared)), run.title, f"run{index}-" if several else "")
+            for index, run in enumerate(material, 1)
         ),
         closing=(citation_section(sources),),
         summary=_summary(first),
@@ -148,7 +148,7 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
 
 def of_what(results: Sequence[ComparisonResults]) -> doc.Fact:
     """Return the frozen model, or the baseline of models from scratch."""
-    names = [each.study.baseline if each.study else str(each.model.get("name") or NOTHING) for each in results]
+    names = [run.study.baseline if run.study else str(run.model.get("name") or NOTHING) for run in results]
     return "Baseline" if results[0].study else "Frozen model", ", ".join(dict.fromkeys(names))
 
 
@@ -192,8 +192,8 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
     blocks += [*([table] if table.rows else []), *_changed(results)]
     yield doc.Section("answer", "Answer", tuple(blocks))
     yield from compared
-    told = cautions(results)
-    notes: list[doc.Block] = [doc.Sentences(told)] if told else []
+    said = cautions(results)
+    notes: list[doc.Block] = [doc.Sentences(said)] if said else []
     if not results.complete:
         checked = "parameters match, updates survive and the base is sound"
         if results.study is not None:
@@ -209,7 +209,7 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
         yield doc.Section("training", FIGURES["training"].title, tuple(shown), "Training")
     # learning and forgetting
     table, answers = retention_table(results), answers_table(results)
-    forgotten: list[doc.Block] = [*figures("retention"), *(each for each in (table, answers) if each.rows)]
+    forgotten: list[doc.Block] = [*figures("retention"), *(block for block in (table, answers) if block.rows)]
     if forgotten:
         yield doc.Section("retention", "Learning and forgetting", tuple(forgotten), "Forgetting")
     yield from attribution(results)
@@ -228,9 +228,9 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
     tables = (*scores, seed_table(results), download, method_table(results))
     yield doc.Section("results", "Scores", tables)
     # the facts of each run behind the part, with its label where there are several
-    runs = [(label if len(material.sources) > 1 else "", each) for label, each in material.sources.items()]
-    protocol = tuple(doc.Facts(tuple(protocol_facts(each)), label) for label, each in runs)
-    environment = tuple(doc.Facts(tuple(environment_facts(each)), label or "Environment") for label, each in runs)
+    runs = [(label if len(material.sources) > 1 else "", source) for label, source in material.sources.items()]
+    protocol = tuple(doc.Facts(tuple(protocol_facts(source)), label) for label, source in runs)
+    environment = tuple(doc.Facts(tuple(environment_facts(source)), label or "Environment") for label, source in runs)
     title = "Protocol and provenance"
     yield doc.Section("protocol", title, (*protocol, *environment), "Protocol", folded=True)
 
@@ -274,8 +274,8 @@ def missing(results: ComparisonResults) -> Iterator[str]:
     names = results.methods.items()
     without = [
         name
-        for name, each in names
-        if each.curve is None and not each.all_diverged and any(run.train for run in each.runs.values())
+        for name, method in names
+        if method.curve is None and not method.all_diverged and any(run.train for run in method.runs.values())
     ]
     if without:
         yield f"{', '.join(without)}: no training curve (metrics.jsonl)."

@@ -50,7 +50,7 @@ class Drawing(NamedTuple):
 def draw(results: ComparisonResults, layers: Layers) -> dict[str, Figure]:
     """Return the figures that can be drawn, by name; ``layers`` are methods and their series."""
     shown = prominent(results)
-    drawn = {name: each.draw(results if each.draws_all else shown, layers) for name, each in FIGURES.items()}
+    drawn = {name: figure.draw(results if figure.draws_all else shown, layers) for name, figure in FIGURES.items()}
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
@@ -74,9 +74,9 @@ def prominent(results: ComparisonResults) -> ComparisonResults:
     if len(results.others) <= MOST_METHODS:
         return results
     smallest: dict[str, float] = {}
-    for each in results.answers("base"):
-        if each.p is not None:
-            smallest[each.method] = min(each.p, smallest.get(each.method, 1.0))
+    for verdict in results.answers("base"):
+        if verdict.p is not None:
+            smallest[verdict.method] = min(verdict.p, smallest.get(verdict.method, 1.0))
     kept = {results.baseline, *sorted(results.others, key=lambda name: smallest.get(name, 1.0))[:MOST_METHODS]}
     return results.model_copy(update={"methods": {name: m for name, m in results.methods.items() if name in kept}})
 
@@ -104,7 +104,7 @@ def retention(results: ComparisonResults) -> Figure | None:
         best = front([(0.0, 0.0), *((x[0], y[0]) for _, x, y in placed)])
         ax.step(*zip(*best, strict=True), where="post", color=GREY, linewidth=5, alpha=0.35, zorder=1)
         for name, look in looks.items():
-            path_points = [each for each in placed if each[0].method == name]
+            path_points = [(point, x, y) for point, x, y in placed if point.method == name]
             path = [(0.0, 0.0), *((x[0], y[0]) for _, x, y in path_points)]
             if len(path_points) > 1:
                 ax.plot(*zip(*path, strict=True), color=look.colour, linestyle=look.dash, linewidth=1.2, zorder=2)
@@ -191,7 +191,7 @@ def layer_panels(results: ComparisonResults, layers: Layers) -> Figure | None:
         for method in dict.fromkeys(name for name, _ in here):
             lines, look = [series.points for name, series in here if name == method], looks[method]
             if len(lines) > _MOST_GROUPS:  # the mean at each layer
-                by_layer = {layer: [each[layer] for each in lines if layer in each] for each in lines for layer in each}
+                by_layer = {layer: [line[layer] for line in lines if layer in line] for line in lines for layer in line}
                 lines = [{layer: float(np.mean(values)) for layer, values in by_layer.items()}]
             for points in lines:
                 xs = sorted(points)
@@ -220,7 +220,7 @@ def _retention_csv(results: ComparisonResults, _: Layers) -> str:
     rows, kept = [], results.retention
     for point in kept.points if kept is not None else ():
         chosen, gain = kept is not None and kept.chosen(point.method) == point.scale, gain_at(results, point)
-        others = [each for each in point.comparisons if each.task != HELD_OUT]
+        others = [pair for pair in point.comparisons if pair.task != HELD_OUT]
         for one in ([gain] if gain is not None else []) + others:
             numbers = (one.difference, one.low, one.high, one.n, one.seeds)
             rows.append((point.method, point.scale, chosen, one.task, one.metric, *numbers, point.tuning_loss))
@@ -243,9 +243,9 @@ def _training_csv(results: ComparisonResults, _: Layers) -> str:
 def _layers_csv(_: ComparisonResults, layers: Layers) -> str:
     headings = ("quantity", "method", "group", "layer", "value", "reference")
     rows = (
-        (each.quantity, method, each.group, layer, value, each.reference)
-        for method, each in layers
-        for layer, value in sorted(each.points.items())
+        (series.quantity, method, series.group, layer, value, series.reference)
+        for method, series in layers
+        for layer, value in sorted(series.points.items())
     )
     return csv_text(headings, rows)
 

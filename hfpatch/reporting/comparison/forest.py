@@ -70,7 +70,7 @@ class Forest:
 
     def strip(self, method: str, width: int = 25) -> str:
         """Return the first row of a method as characters: the mark, both intervals, zero, and the margin's band."""
-        row = next((each for each in self.rows if each.verdict.method == method), None)
+        row = next((row for row in self.rows if row.verdict.method == method), None)
         if row is None:
             return ""
 
@@ -93,11 +93,11 @@ class Forest:
 
 def asked(results: ComparisonResults) -> list[Verdict]:
     """Return the verdicts of the first question: is it better, else than its LoRA, else than the base, on one task."""
-    gains = [each for each in results.primary if each.question == "gain"]
+    gains = [verdict for verdict in results.primary if verdict.question == "gain"]
     if not gains:
         gains = against_controls(results, results.first_task)
-    gains = gains or [each for each in results.answers("base") if each.task == results.first_task]
-    return [each for each in gains if each.task == gains[0].task]
+    gains = gains or [verdict for verdict in results.answers("base") if verdict.task == results.first_task]
+    return [verdict for verdict in gains if verdict.task == gains[0].task]
 
 
 def against_controls(results: ComparisonResults, task: str | None) -> list[Verdict]:
@@ -115,15 +115,15 @@ def control_for(results: ComparisonResults, name: str) -> str | None:
 
     None for a LoRA that no question compares, and for a method that is compared with none.
     """
-    asked_of = next((each.other for each in results.primary if each.question == "gain" and each.method == name), None)
+    asked_of = next((pair.other for pair in results.primary if pair.question == "gain" and pair.method == name), None)
     if asked_of is not None or is_lora(results.methods[name].parts):
         return asked_of
     if results.study is not None:
         return results.baseline
-    declared = dict.fromkeys(each.other for each in results.verdicts if each.question == "lora" and each.method == name)
+    declared = dict.fromkeys(pair.other for pair in results.verdicts if pair.question == "lora" and pair.method == name)
     loras = [other for other in declared if other in results.methods]
     size = results.methods[name].trainable
-    anchors = {each: [method.match.to] if method.match else [] for each, method in results.methods.items()}
+    anchors = {other: [method.match.to] if method.match else [] for other, method in results.methods.items()}
     matched = next((other for other in loras if in_one_group(anchors, name, other)), None)
     return matched or min(loras, key=lambda other: abs(results.methods[other].trainable - size), default=None)
 
@@ -153,16 +153,16 @@ def forest_of(results: ComparisonResults) -> Forest | None:
     """Return the forest of the first question; None where nothing was measured for it."""
     verdicts, rows = asked(results), list[ForestRow]()
     if verdicts and verdicts[0].role == "primary" and results.frontier is None:  # exploratory pairs follow
-        primary = {each.method for each in verdicts}
-        verdicts += [each for each in against_controls(results, verdicts[0].task) if each.method not in primary]
+        primary = {pair.method for pair in verdicts}
+        verdicts += [pair for pair in against_controls(results, verdicts[0].task) if pair.method not in primary]
     other = others_text(results, verdicts)
-    loras = [each.other for each in verdicts if are_loras(results, [each.other])]
+    loras = [verdict.other for verdict in verdicts if are_loras(results, [verdict.other])]
     unnamed = {other, *(loras or [str(results.baseline)])}  # rows name all but these
-    for each in verdicts:
-        gain, plain = gain_of(results, each), gain_of(results, each, plain=True)
+    for verdict in verdicts:
+        gain, plain = gain_of(results, verdict), gain_of(results, verdict, plain=True)
         if gain is not None and plain is not None:
-            name = each.method if each.other in unnamed else f"{each.method} − {each.other}"
-            rows.append(ForestRow(name, each, gain, (plain.low, plain.high)))
+            name = verdict.method if verdict.other in unnamed else f"{verdict.method} − {verdict.other}"
+            rows.append(ForestRow(name, verdict, gain, (plain.low, plain.high)))
     if other == ANOTHER:
         of_loras = [(verdict.method, verdict.other) for verdict in verdicts if verdict.other in loras]
         other = f"{loras_text(results, of_loras) if loras else results.baseline}, or what is named"

@@ -54,13 +54,13 @@ def frontier_blocks(results: ComparisonResults) -> Iterator[doc.Block]:
 def against_reference(results: ComparisonResults, line: FrontierLine) -> dict[str, Verdict]:
     """Return the verdict of each budget of a method against the reference of the same budget, by the method's point."""
     frontier = results.frontier
-    reference = next((each for each in frontier.lines if each.method == frontier.reference), None) if frontier else None
+    reference = next((line for line in frontier.lines if line.method == frontier.reference), None) if frontier else None
     if frontier is None or reference is None:
         return {}
     tested: dict[str, Verdict] = {}
     for point in line.points:
         made = (results.verdict(point, frontier.task, other) for other in reference.points)
-        verdict = next((each for each in made if each is not None and each.tone != "not tested"), None)
+        verdict = next((verdict for verdict in made if verdict is not None and verdict.tone != "not tested"), None)
         tested |= {point: verdict} if verdict is not None else {}
     return tested
 
@@ -102,7 +102,7 @@ def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict
         # Where the better one changes, to two digits, if it does so once: between two budgets the difference of the
         # gains is linear in the logarithm of the parameters
         sizes = [results.methods[point].trainable for point in verdicts]
-        gains = [each.difference for each in verdicts.values()]
+        gains = [verdict.difference for verdict in verdicts.values()]
         crossed = [(one, two) for one, two in pairwise(zip(sizes, gains, strict=True)) if one[1] * two[1] < 0]
         if len(crossed) == 1:
             (size, gain), (larger, other_gain) = crossed[0]

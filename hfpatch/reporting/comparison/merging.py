@@ -53,40 +53,40 @@ def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
     if any(check.what == _HELD_OUT_CHECK and check.verdict != SAME for check in checks):
         # no table has it; its tests still count where they were corrected
         runs = {
-            label: each.model_copy(
+            label: run.model_copy(
                 update={
-                    "tasks": {name: info for name, info in each.tasks.items() if name != HELD_OUT},
-                    "comparisons": [one for one in each.comparisons if one.task != HELD_OUT],
-                    "joined": [one for one in each.verdicts if one.task != HELD_OUT],
-                    "looks": each.looks and [_without_held_out(look) for look in each.looks],
+                    "tasks": {name: info for name, info in run.tasks.items() if name != HELD_OUT},
+                    "comparisons": [one for one in run.comparisons if one.task != HELD_OUT],
+                    "joined": [one for one in run.verdicts if one.task != HELD_OUT],
+                    "looks": run.looks and [_without_held_out(look) for look in run.looks],
                 }
             )
-            for label, each in runs.items()
+            for label, run in runs.items()
         }
     if any(check.decides and check.verdict != SAME for check in checks):
         return Merged(checks)
     shared = next(iter(runs.values())).baseline
     names: dict[str, dict[str, str]] = {}
     for label, results in runs.items():  # a name that is taken gets its run's label
-        taken = {name for other, each in runs.items() if other != label for name in each.methods}
+        taken = {name for other, run in runs.items() if other != label for name in run.methods}
         names[label] = {name: f"{name} ({label})" if name in taken else name for name in results.methods}
         if results.baseline is not None and shared is not None:
             names[label][results.baseline] = shared  # the same frozen model on the same documents
-    first, held_out = next(iter(runs.values())), [each.data.get("held_out") for each in runs.values()]
-    renamed = [each.renamed(names[label]) for label, each in runs.items()]
+    first, held_out = next(iter(runs.values())), [run.data.get("held_out") for run in runs.values()]
+    renamed = [run.renamed(names[label]) for label, run in runs.items()]
     methods: dict[str, Method] = {}
     comparisons, verdicts = [], []
-    for each in renamed:
-        methods |= {name: method for name, method in each.methods.items() if name not in methods}
-        comparisons += [one for one in each.comparisons if {one.method, one.reference} <= each.methods.keys()]
-        verdicts += [one for one in each.verdicts if {one.method, one.other} <= each.methods.keys()]
-    seeds = [each.training.get("seeds") for each in renamed]
+    for run in renamed:
+        methods |= {name: method for name, method in run.methods.items() if name not in methods}
+        comparisons += [one for one in run.comparisons if {one.method, one.reference} <= run.methods.keys()]
+        verdicts += [one for one in run.verdicts if {one.method, one.other} <= run.methods.keys()]
+    seeds = [run.training.get("seeds") for run in renamed]
     looks = _joint_looks(renamed) if seeds.count(seeds[0]) == len(seeds) else None
     union = ComparisonResults(
         name=" + ".join(runs),
         description="Several runs on the same frozen model and the same documents.",
-        protocol=first.protocol if len({each.protocol for each in runs.values()}) == 1 else "custom",
-        complete=all(each.complete for each in runs.values()),
+        protocol=first.protocol if len({run.protocol for run in runs.values()}) == 1 else "custom",
+        complete=all(run.complete for run in runs.values()),
         model=first.model,
         data={"held_out": held_out[0]} if held_out[0] and held_out.count(held_out[0]) == len(held_out) else {},
         training={"seeds": seeds[0]} if looks else {},
@@ -98,7 +98,7 @@ def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
         joined=verdicts,
         warnings=[
             *(f"{c.what} of the runs: {c.verdict}; {c.consequence}." for c in checks if c.verdict != SAME),
-            *(f"{label}: {warning}" for label, each in runs.items() for warning in each.warnings),
+            *(f"{label}: {warning}" for label, run in runs.items() for warning in run.warnings),
         ],
     )
     return Merged(checks, union, names)
@@ -111,7 +111,7 @@ def _without_held_out(look: LookTaken) -> LookTaken:
 def _joint_looks(runs: Sequence[ComparisonResults]) -> list[LookTaken] | None:
     """Return the looks of runs that declare the same ones; a run need not have taken all of them."""
     joint = []
-    for looks in zip_longest(*(each.looks or () for each in runs)):
+    for looks in zip_longest(*(run.looks or () for run in runs)):
         taken = [look for look in looks if look is not None]
         comparisons = [one for look in taken for one in look.comparisons]
         growing = [name for look in taken for name in look.growing]
@@ -147,11 +147,11 @@ _RESPECTS: dict[str, tuple[bool | None, str]] = {
 
 
 def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
-    shared = [task for task in runs[0].tasks if task != HELD_OUT and all(task in each.tasks for each in runs)]
-    values_of, checks = [_respects(each, shared) for each in runs], []
+    shared = [task for task in runs[0].tasks if task != HELD_OUT and all(task in run.tasks for run in runs)]
+    values_of, checks = [_respects(run, shared) for run in runs], []
     prompts = {values["Prompts of the tasks"] for values in values_of}
     for what, (decides, consequence) in _RESPECTS.items():
-        if what == _HELD_OUT_CHECK and not any(HELD_OUT in each.tasks for each in runs):
+        if what == _HELD_OUT_CHECK and not any(HELD_OUT in run.tasks for run in runs):
             continue
         if what == "Evaluation settings" and len(prompts) > 1:
             consequence = "the prompts or their tokens are not the same"

@@ -41,13 +41,13 @@ def shares_text(one: KeptAnswers) -> tuple[str, str]:
 def answers_table(results: ComparisonResults) -> Table:
     """Build the table of how many right answers each method keeps, and how many of the others it wins."""
     keep = results.retention.tasks if results.retention is not None else list(results.tasks)
-    shown = [each for each in results.kept or () if each.task in keep]
-    tasks = {each.task: f"right {count(each.right)}, wrong {count(each.wrong)}" for each in shown}
-    by_place = {(each.method, each.task): each for each in shown}
+    shown = [pair for pair in results.kept or () if pair.task in keep]
+    tasks = {pair.task: f"right {count(pair.right)}, wrong {count(pair.wrong)}" for pair in shown}
+    by_place = {(pair.method, pair.task): pair for pair in shown}
     rows = []
-    for method in dict.fromkeys(each.method for each in shown):
+    for method in dict.fromkeys(pair.method for pair in shown):
         of_method = (by_place.get((method, task)) for task in tasks)
-        cells = [NOTHING if each is None else Cell(shares_text(each)) for each in of_method]
+        cells = [NOTHING if pair is None else Cell(shares_text(pair)) for pair in of_method]
         rows.append(Row((method, *cells)))
     columns = Column("method"), *(Column(task, (counts,), number=True) for task, counts in tasks.items())
     caption = (

@@ -90,11 +90,11 @@ def read_samples(run_dir: Path, results: ComparisonResults) -> Samples:
     for method in others:
         runs_of_method = [_Run(path) for path in folders.get(method, [])]
         compared = (_sides(method, task, results, base, runs_of_method, limit) for task, base in bases.items())
-        sides += [each for each in compared if each is not None]
-    sides.sort(key=lambda each: list(bases).index(each.task))
+        sides += [side for side in compared if side is not None]
+    sides.sort(key=lambda side: list(bases).index(side.task))
     # the fields of every document that is listed
     scored = [run.evaluation for method in results.methods.values() for run in method.runs.values()]
-    metrics = {task: {name for each in scored if task in each for name in each[task].metrics} for task in bases}
+    metrics = {task: {name for scores in scored if task in scores for name in scores[task].metrics} for task in bases}
     documents: dict[str, dict[str, dict[str, str]]] = {}
     for side in sides:
         fields, records = documents.setdefault(side.task, {}), bases[side.task].records(side.task)
@@ -124,8 +124,8 @@ class _Run:
         if task not in self._records:
             path = self.folder / f"{task}.jsonl"
             lines = read_lines(path, skip_broken=True) if "/" not in task else ()
-            whole = (record for record in lines if isinstance(record, dict))  # a broken line is left out
-            self._records[task] = {f"{each.get('doc_id')}/{str(each.get('doc_hash'))[:12]}": each for each in whole}
+            whole = [line for line in lines if isinstance(line, dict)]  # a broken line is left out
+            self._records[task] = {f"{line.get('doc_id')}/{str(line.get('doc_hash'))[:12]}": line for line in whole}
         return self._records[task]
 
 
@@ -142,14 +142,14 @@ def _sides(
     """Compare a method with the baseline on a task; None where all its runs diverged."""
     # by document the base's value and that of each run; all of them have it
     metric, keys, seeds = results.tasks[task].primary, base.records(task), len(runs)
-    every = [each.values.get(task) for each in (base, *runs)]
-    arrays = [each.metrics[metric] for each in every if each is not None and metric in each.metrics]
-    documents = {each.documents for each in every if each is not None}
+    every = [run.values.get(task) for run in (base, *runs)]
+    arrays = [values.metrics[metric] for values in every if values is not None and metric in values.metrics]
+    documents = {values.documents for values in every if values is not None}
     if len(arrays) == len(every) and len(documents) == 1 and len(arrays[0]) == len(keys):
         units = [  # of pairs the first a unit, NaN where there is none
-            each if each.ndim == 1
-            else np.divide(each[:, 0], each[:, 1], out=np.full(len(each), np.nan), where=each[:, 1] != 0)
-            for each in arrays
+            array if array.ndim == 1
+            else np.divide(array[:, 0], array[:, 1], out=np.full(len(array), np.nan), where=array[:, 1] != 0)
+            for array in arrays
         ]  # fmt: skip
         rows = zip(keys, np.stack(units, axis=1).tolist(), strict=True)
         values_of = {key: row for key, row in rows if not any(map(isnan, row))}

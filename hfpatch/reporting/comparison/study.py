@@ -28,11 +28,11 @@ def diagnostics(results: ComparisonResults) -> Figure | None:
     """Draw the size of f and its angle by step, a line a layer and two panels a variant; None without any."""
     lines: dict[str, dict[int, list[tuple[int, float, float]]]] = {}
     for name, method in results.methods.items():
-        for each in method.variant.diagnostics if method.variant is not None else ():
-            title = name if each.target == "query" else f"{name}, {each.target}"
-            size = math.nan if each.size_beside_x is None else each.size_beside_x
-            angle = math.nan if each.cosine is None else math.degrees(math.acos(min(1.0, max(-1.0, each.cosine))))
-            lines.setdefault(title, {}).setdefault(each.layer, []).append((each.step, size, angle))
+        for point in method.variant.diagnostics if method.variant is not None else ():
+            title = name if point.target == "query" else f"{name}, {point.target}"
+            size = math.nan if point.size_beside_x is None else point.size_beside_x
+            angle = math.nan if point.cosine is None else math.degrees(math.acos(min(1.0, max(-1.0, point.cosine))))
+            lines.setdefault(title, {}).setdefault(point.layer, []).append((point.step, size, angle))
     if not lines:
         return None
     lines = dict([*lines.items()][: _MOST_PANELS // 2])

@@ -90,29 +90,29 @@ def _task(results: ComparisonResults, task: str) -> Column:
 
 def difference_table(results: ComparisonResults) -> Table:
     """Build the table of all paired differences: first the verdicts, then the measures that decide nothing."""
-    decided = [each for each in results.verdicts if each.task in results.tasks and each.method in results.methods]
-    asked = {(each.method, each.other): each.question for each in decided}
+    decided = [pair for pair in results.verdicts if pair.task in results.tasks and pair.method in results.methods]
+    asked = {(verdict.method, verdict.other): verdict.question for verdict in decided}
     others = [
-        each
-        for each in results.comparisons
-        if each.task in results.tasks
-        and results.deciding[each.task].metric != each.metric
-        and (each.method, each.reference) in asked
+        pair
+        for pair in results.comparisons
+        if pair.task in results.tasks
+        and results.deciding[pair.task].metric != pair.metric
+        and (pair.method, pair.reference) in asked
     ]
-    long = len(decided) > _MOST_IN_MARKDOWN and any(each.is_found for each in decided)
+    long = len(decided) > _MOST_IN_MARKDOWN and any(verdict.is_found for verdict in decided)
     rows = []
     for verdict in decided:
-        told = verdict.role == "primary" or (verdict.other, verdict.task) == (results.baseline, results.first_task)
-        rows.append(_difference_row(results, verdict, verdict.question, long and (told or not verdict.is_found)))
+        elsewhere = verdict.role == "primary" or (verdict.other, verdict.task) == (results.baseline, results.first_task)
+        rows.append(_difference_row(results, verdict, verdict.question, long and (elsewhere or not verdict.is_found)))
     absent = sum(row.page_only for row in rows)
-    rows += [_difference_row(results, each, asked[each.method, each.reference], True) for each in others]
-    sizes = {each.question: each.family for each in decided if each.family}
+    rows += [_difference_row(results, pair, asked[pair.method, pair.reference], True) for pair in others]
+    sizes = {verdict.question: verdict.family for verdict in decided if verdict.family}
     families = ", ".join(f"{_question(results, question)} {size}" for question, size in sizes.items())
     left_out = [f"{absent} that the answer has or that are not decided"] * bool(absent)
     left_out += [f"{len(others)} by other measures, which have no verdict"] * bool(others)
     more = f" In Markdown are left out: {', and '.join(left_out)}; the page and figures/differences.csv have all."
     minus = f"{results.noun.capitalize()} minus reference."
-    metrics = [*(each.metric for each in decided), *(each.metric for each in others)]
+    metrics = [*(pair.metric for pair in decided), *(pair.metric for pair in others)]
     measures = tuple(dict.fromkeys(map(metric_text, metrics)))
     return Table(
         name="differences",
@@ -130,7 +130,7 @@ def difference_table(results: ComparisonResults) -> Table:
         heading=False,
         search=True,
         filters=(
-            Filter("question", "Question", tuple(dict.fromkeys(_question(results, each.question) for each in decided))),
+            Filter("question", "Question", tuple(dict.fromkeys(_question(results, pair.question) for pair in decided))),
             Filter("measure", "Measure", measures),
             Filter("task", "Task", tuple(results.tasks)),
             Filter("verdicts", "Verdict", _VERDICTS),
@@ -219,11 +219,11 @@ def sides_table(sides: Sequence[Sides]) -> Table:
     """Build the table of how many documents changed from wrong to right and back; a measure may have neither."""
     names = ("method", "task", "gained", "lost", "net", "documents", "seeds")
     rows = []
-    for each in sides:
-        has_sides = each.gained is not None and each.lost is not None
-        net = signed((each.gained or 0) - (each.lost or 0), 0) if has_sides else NOTHING
-        counts = count(each.gained), count(each.lost), net, count(each.documents), str(each.seeds)
-        rows.append((each.method, each.task, *counts))
+    for side in sides:
+        has_sides = side.gained is not None and side.lost is not None
+        net = signed((side.gained or 0) - (side.lost or 0), 0) if has_sides else NOTHING
+        counts = count(side.gained), count(side.lost), net, count(side.documents), str(side.seeds)
+        rows.append((side.method, side.task, *counts))
     return replace(Table.of("sides", "How many, by method and task", names, rows), folded=True)
 
 
@@ -240,16 +240,16 @@ def results_csv(runs: Mapping[str, ComparisonResults]) -> str:
     for label, results in runs.items():
         made = [*results.records("scores")]
         made += ({**pair, "trainable": results.methods[str(pair["method"])].trainable} for pair in pairs(results))
-        rows += [tuple({**each, "run": label}.get(heading) for heading in headings) for each in made]
+        rows += [tuple({**record, "run": label}.get(heading) for heading in headings) for record in made]
     return csv_text(headings, rows)
 
 
 def pairs(results: ComparisonResults) -> Iterator[dict[str, object]]:
     """Yield every paired difference: those with verdicts, then those by measures that decide nothing."""
-    for each in results.verdicts:
-        texts = results.retention.texts if results.retention is not None and each.role == "primary" else ()
-        if (each.task in results.tasks or each.task in texts) and each.method in results.methods:
-            yield each.to_json()
+    for verdict in results.verdicts:
+        texts = results.retention.texts if results.retention is not None and verdict.role == "primary" else ()
+        if (verdict.task in results.tasks or verdict.task in texts) and verdict.method in results.methods:
+            yield verdict.to_json()
     for one in results.comparisons:
         if one.task in results.tasks and results.deciding[one.task].metric != one.metric:
             yield {**one.to_json(), "other": one.reference}

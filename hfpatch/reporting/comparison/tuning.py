@@ -41,7 +41,7 @@ def tuning_sections(results: ComparisonResults, figures: Sequence[doc.Figure]) -
         added = f" {added} {were} added for all {results.noun}s, because the best rate of one was at the edge."
     if tuning.refined:
         added = f"{added or ''} Then every {results.noun} was tried at rates between its best and its neighbours."
-    trials = listed(sorted({count(each.trials) for each in tuning.chosen.values()})) if tuning.chosen else "no"
+    trials = listed(sorted({count(choice.trials) for choice in tuning.chosen.values()})) if tuning.chosen else "no"
     plans = {trial.plan for trial in tuning.trials}
     batches = f"the same batches (SHA-256 {str(next(iter(plans)))[:16]}…)" if len(plans) == 1 else "several batch plans"
     sizes = map(tuning.text.get, ("documents", "tokens"))

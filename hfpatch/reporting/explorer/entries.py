@@ -114,7 +114,7 @@ def _compared(results: ComparisonResults) -> Iterator[Entry]:
         model = {"name": f"pretrained in {results.name}"}
         of_study = {"reference": results.study.baseline, "size": "non-embedding parameters"}
     decided = [(task, measure.metric) for task, measure in results.deciding.items()]
-    made = [(each.task, each.metric) for each in results.comparisons if each.reference == results.baseline]
+    made = [(pair.task, pair.metric) for pair in results.comparisons if pair.reference == results.baseline]
     for task, metric in dict.fromkeys([*decided, *(pair for pair in made if pair[0] in results.tasks)]):
         info, primary = results.tasks[task], metric == results.deciding[task].metric
         axis = _axis(task, metric, info, model, primary=primary, **of_study)
@@ -144,8 +144,8 @@ def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
 
     Models without a comparison have an entry for each primary score, without a gain.
     """
-    decided = {(each.method, each.other, each.task, each.metric): each for each in results.verdicts}
-    made = {(each.method, each.reference, each.task, each.metric): each for each in results.comparisons}
+    decided = {(verdict.method, verdict.other, verdict.task, verdict.metric): verdict for verdict in results.verdicts}
+    made = {(pair.method, pair.reference, pair.task, pair.metric): pair for pair in results.comparisons}
     compared_models = {name for method, reference, *_ in made for name in (method, reference)}
     alone = [
         (label, "", task, score.primary)

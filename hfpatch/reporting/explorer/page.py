@@ -107,17 +107,17 @@ def write_explorer(roots: Sequence[Path], out: Path) -> Written:
 def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -> Document:
     """Build the page's document from runs; ``left_out`` says which folders could not be read."""
     of_run = {source.label: entries(source.results) for source in sources}
-    every = [entry for each in of_run.values() for entry in each]
+    every = [entry for run_entries in of_run.values() for entry in run_entries]
     # the table of the runs, what is missing, and differences in settings and computation
     missing, rows = [*left_out], []
     settings: dict[str, Mapping[str, Any]] = {}
     computed: dict[str, Any] = {}
     for source in sources:
         label, results = source.label, source.results
-        mine, complete = of_run[label], getattr(results, "complete", True)
-        rows.append(_row_of_run(source, mine))
-        if all(entry.gain is None for entry in mine):
-            scores = " Its scores are listed." if mine and isinstance(results, EvaluationResults) else ""
+        listed, complete = of_run[label], getattr(results, "complete", True)
+        rows.append(_row_of_run(source, listed))
+        if all(entry.gain is None for entry in listed):
+            scores = " Its scores are listed." if listed and isinstance(results, EvaluationResults) else ""
             missing.append(f"{label}: no differences to show; nothing was compared with a base.{scores}")
         if not complete:
             missing.append(f"{label}: the run is not complete.")
@@ -129,7 +129,7 @@ def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -
             settings[label], computed[label] = results.settings, results.provenance.get("computed_with")
         if not source.report:
             missing.append(f"{label}: it has no report.html to open; hfpatch report writes it.")
-    computations = {label: each for label, each in computed.items() if isinstance(each, Mapping)}
+    computations = {label: computation for label, computation in computed.items() if isinstance(computation, Mapping)}
     differing = (*settings_differing(settings), *computed_differently(computations))
     columns = tuple(Column(name, number=name in ("methods", "tasks", "better", "seeds")) for name in _RUNS)
     caption = "Better: how many methods are significantly better than the base on at least one task and metric."
@@ -161,18 +161,18 @@ def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -
     )
 
 
-def _row_of_run(source: Source, mine: Sequence[Entry]) -> Row:
+def _row_of_run(source: Source, listed: Sequence[Entry]) -> Row:
     """Return a run's line in the table of runs."""
     results, provenance = source.results, source.results.provenance
     kind = "study" if getattr(results, "study", None) else results.kind
-    seeds = {entry.seeds for entry in mine if entry.seeds}
+    seeds = {entry.seeds for entry in listed if entry.seeds}
     cells = (
         source.label,
         kind + ("" if getattr(results, "complete", True) else ", incomplete"),
-        mine[0].axis.model if mine else NOTHING,
-        count(len({entry.method for entry in mine})),
-        count(len({entry.axis.task for entry in mine})),
-        count(len({entry.method for entry in mine if entry.verdict == "better"})),
+        listed[0].axis.model if listed else NOTHING,
+        count(len({entry.method for entry in listed})),
+        count(len({entry.axis.task for entry in listed})),
+        count(len({entry.method for entry in listed if entry.verdict == "better"})),
         "–".join(map(str, sorted({min(seeds), max(seeds)}))) if seeds else NOTHING,
         str(provenance.get("started") or NOTHING)[:10],
         str(provenance.get("commit") or NOTHING)[:12],
@@ -182,7 +182,7 @@ def _row_of_run(source: Source, mine: Sequence[Entry]) -> Row:
 
 def _data(sources: Sequence[Source], of_run: Mapping[str, Sequence[Entry]]) -> dict[str, Any]:
     """Return the data of the page's script: the axes, the runs, and every entry as a row of values."""
-    axes = list(dict.fromkeys(entry.axis for each in of_run.values() for entry in each))
+    axes = list(dict.fromkeys(entry.axis for run_entries in of_run.values() for entry in run_entries))
     indices, machines = {axis: index for index, axis in enumerate(axes)}, []
     for source in sources:
         where = source.results.provenance
@@ -193,7 +193,7 @@ def _data(sources: Sequence[Source], of_run: Mapping[str, Sequence[Entry]]) -> d
     rows = []
     for run, entry in ((run, entry) for run, source in enumerate(sources) for entry in of_run[source.label]):
         numbers = (entry.gain, entry.low, entry.high, entry.seconds, entry.memory)
-        *gain, seconds, memory = (None if each is None else float(f"{each:.6g}") for each in numbers)  # enough to draw
+        *gain, seconds, memory = (None if size is None else float(f"{size:.6g}") for size in numbers)  # enough to draw
         verdict = _VERDICTS.index(entry.verdict)
         cost = entry.parameters, seconds, memory, entry.seeds
         rows.append([run, indices[entry.axis], entry.method, *gain, entry.text, verdict, *cost])

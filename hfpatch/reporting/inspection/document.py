@@ -62,8 +62,8 @@ def inspection_document(inspection: Inspection, drawn: Iterable[tuple[str, str, 
         ("on-text", "Attention on the text", (figures.get("attention"), *attention)),
         ("relation", "Queries and keys", of_relation),
     ):
-        there = (each for each in blocks if each is not None and getattr(each, "rows", getattr(each, "items", True)))
-        sections.append(doc.Section(name, title, tuple(there)))
+        filled = (part for part in blocks if part is not None and getattr(part, "rows", getattr(part, "items", True)))
+        sections.append(doc.Section(name, title, tuple(filled)))
     tables = (branches, added, *attention, *relations, linearised, without, training)
     return doc.Document(
         title=base.name,
@@ -116,9 +116,9 @@ def _layer_table(name: str, title: str, items: Mapping[int, Any], columns: Colum
 
 def _attention(inspection: Inspection) -> list[doc.Table]:
     columns: Columns = {
-        "on the first token": lambda heads: _spread(each.sink for each in heads),
-        "entropy": lambda heads: _spread(each.entropy for each in heads),
-        "tokens back": lambda heads: _spread((each.distance for each in heads), 1),
+        "on the first token": lambda heads: _spread(head.sink for head in heads),
+        "entropy": lambda heads: _spread(head.entropy for head in heads),
+        "tokens back": lambda heads: _spread((head.distance for head in heads), 1),
     }
     caption = (
         "Mean [least, most] over the heads of a layer, each the mean over the queries but a document's first. On the "
@@ -136,14 +136,14 @@ def _of_patch(inspection: Inspection) -> tuple[doc.Table, doc.Table, doc.Table]:
     """Return the tables of what a patch adds, of the loss without one layer's adapters, and of its training."""
     skips, queries = _by_layer(inspection.skip_norms), _by_layer(inspection.query_sizes)
     moved, skip_sizes = _by_layer(inspection.pre_projection_sizes), _by_layer(inspection.skip_sizes)
-    named = {each.target: "" if each.target == "query" else f"{each.target} " for each in inspection.query_sizes}
+    named = {size.target: "" if size.target == "query" else f"{size.target} " for size in inspection.query_sizes}
     columns: Columns = {
-        "‖x~−x‖/‖x‖": lambda layer: ", ".join(_number(each.size) for each in moved[layer]),
-        "‖W_skip‖": lambda layer: ", ".join(_number(each.norm) for each in skips[layer]),
-        "1e-4·d": lambda layer: ", ".join(_number(each.at_paper_init) for each in skips[layer][:1]),
-        "‖x~W_skip‖/‖attention‖": lambda layer: ", ".join(_number(each.size) for each in skip_sizes[layer]),
-        "‖f‖/‖A‖": lambda layer: ", ".join(named[each.target] + _number(each.size) for each in queries[layer]),
-        "cos(f, A)": lambda layer: ", ".join(named[each.target] + _number(each.cosine) for each in queries[layer]),
+        "‖x~−x‖/‖x‖": lambda layer: ", ".join(_number(size.size) for size in moved[layer]),
+        "‖W_skip‖": lambda layer: ", ".join(_number(skip.norm) for skip in skips[layer]),
+        "1e-4·d": lambda layer: ", ".join(_number(skip.at_paper_init) for skip in skips[layer][:1]),
+        "‖x~W_skip‖/‖attention‖": lambda layer: ", ".join(_number(size.size) for size in skip_sizes[layer]),
+        "‖f‖/‖A‖": lambda layer: ", ".join(named[size.target] + _number(size.size) for size in queries[layer]),
+        "cos(f, A)": lambda layer: ", ".join(named[size.target] + _number(size.cosine) for size in queries[layer]),
     }
     title = "What the patch adds" if inspection.patch else "What f adds to its anchor"
     caption = (
@@ -154,10 +154,10 @@ def _of_patch(inspection: Inspection) -> tuple[doc.Table, doc.Table, doc.Table]:
     added = _layer_table("added", title, dict(zip(layers, layers, strict=True)), columns, caption)
     # without one layer's adapters
     columns = {
-        "without layer": lambda each: "all" if each.layer is None else str(each.layer),
-        "loss": lambda each: decimal(each.score, 4),
-        "change": lambda each: signed(each.change, 4),
-        "±": lambda each: decimal(each.error, 4),
+        "without layer": lambda ablation: "all" if ablation.layer is None else str(ablation.layer),
+        "loss": lambda ablation: decimal(ablation.score, 4),
+        "change": lambda ablation: signed(ablation.change, 4),
+        "±": lambda ablation: decimal(ablation.error, 4),
     }
     made = inspection.ablations
     caption = "" if made is None else (
@@ -169,18 +169,18 @@ def _of_patch(inspection: Inspection) -> tuple[doc.Table, doc.Table, doc.Table]:
     changed, gradients = defaultdict(list), defaultdict(list)
     for movement in inspection.movement:
         changed[tensor_group(movement.tensor)].append(movement)
-    for each in inspection.gradients:
-        gradients[tensor_group(each.tensor)].append(each.gradient)
+    for gradient in inspection.gradients:
+        gradients[tensor_group(gradient.tensor)].append(gradient.gradient)
     kept = inspection.run.update_survival if inspection.run else {}
-    weights = {group: sum(each.weights for each in tensors) for group, tensors in changed.items()}
-    unmoved = {group: sum(each.unmoved for each in tensors) for group, tensors in changed.items()}
+    weights = {group: sum(tensor.weights for tensor in tensors) for group, tensors in changed.items()}
+    unmoved = {group: sum(tensor.unmoved for tensor in tensors) for group, tensors in changed.items()}
     shares = {group: f"{count(unmoved[group])} ({unmoved[group] / weights[group]:.1%})" for group in weights}
     columns = {
         "tensor": str,
         "weights": lambda group: count(weights.get(group)),
         "never moved": lambda group: shares.get(group, NOTHING),
-        "‖moved‖": lambda group: _norm(each.distance for each in changed[group]),
-        "‖at start‖": lambda group: _norm(each.before for each in changed[group]),
+        "‖moved‖": lambda group: _norm(tensor.distance for tensor in changed[group]),
+        "‖at start‖": lambda group: _norm(tensor.before for tensor in changed[group]),
         "‖gradient‖": lambda group: _norm(gradients[group]),
         "updates kept": lambda group: f"{kept[group]:.1%}" if group in kept else NOTHING,
     }
@@ -200,15 +200,15 @@ def _relations(inspection: Inspection) -> list[doc.Table]:
     """
 
     def signatures(heads: Sequence[HeadRelation]) -> str:
-        pairs = sorted({(each.here.positive, each.here.negative) for each in heads})
+        pairs = sorted({(head.here.positive, head.here.negative) for head in heads})
         return ", ".join([*map(str, pairs[:2]), *(["…"] if len(pairs) > 2 else [])])
 
     columns: Columns = {
-        "heads/key heads": lambda heads: f"{len(heads)}/{len({each.key_head for each in heads})}",
-        "symmetric": lambda heads: _spread(each.here.symmetric for each in heads),
-        "positive": lambda heads: _spread(each.here.positive_energy for each in heads),
+        "heads/key heads": lambda heads: f"{len(heads)}/{len({head.key_head for head in heads})}",
+        "symmetric": lambda heads: _spread(head.here.symmetric for head in heads),
+        "positive": lambda heads: _spread(head.here.positive_energy for head in heads),
         "signature": signatures,
-        "effective rank of S": lambda heads: _spread((each.here.effective_rank for each in heads), 1),
+        "effective rank of S": lambda heads: _spread((head.here.effective_rank for head in heads), 1),
     }
     caption = (
         "B = W_Q W_Kᵀ of each head, mean [least, most] over the heads of a layer, at relative offset 0. Symmetric: "
@@ -219,11 +219,11 @@ def _relations(inspection: Inspection) -> list[doc.Table]:
         caption += f" A random change of basis inside the heads moves them by {inspection.gauge:.0e}."
     bare, patched = _by_layer(inspection.relations), _by_layer(inspection.relations_patched)
     turned = inspection.relations_patched or inspection.relations
-    offsets = sorted({offset for each in turned for offset in each.by_offset})
+    offsets = sorted({offset for head in turned for offset in head.by_offset})
     shares: dict[int, dict[int, str]] = {}  # layer -> offset -> the mean over heads
     for layer, heads in _by_layer(turned if len(offsets) > 1 else ()).items():
         for offset in offsets:
-            values = [each.by_offset[offset].symmetric for each in heads if offset in each.by_offset]
+            values = [head.by_offset[offset].symmetric for head in heads if offset in head.by_offset]
             shares.setdefault(layer, {})[offset] = decimal(fmean(values), 2) if values else NOTHING
     of_offsets: Columns = {f"Δ {offset}": itemgetter(offset) for offset in offsets}
     title = "Q-K relation by relative offset" + (", patched" if inspection.relations_patched else "")
@@ -239,7 +239,7 @@ def _linear(inspection: Inspection) -> doc.Table:
     """Return the table of the linear stand-in."""
     columns: Columns = {
         "logits explained": lambda fit: _spread(fit.explained, 3),
-        "their change explained": lambda fit: _spread((each for each in fit.explained_change if each is not None), 3),
+        "their change explained": lambda fit: _spread(fit.explained_change, 3),
         "tokens of the fit": lambda fit: count(fit.fit_tokens),
     }
     caption = (
@@ -254,14 +254,14 @@ def _linear(inspection: Inspection) -> doc.Table:
 def _by_layer(items: Iterable[Any]) -> Mapping[int, list[Any]]:
     """Group items by layer; the list of a layer without items is empty."""
     grouped = defaultdict(list)
-    for each in sorted(items, key=lambda each: each.layer):
-        grouped[each.layer].append(each)
+    for item in sorted(items, key=lambda item: item.layer):
+        grouped[item.layer].append(item)
     return grouped
 
 
-def _spread(values: Iterable[float], digits: int = 2) -> str:
+def _spread(values: Iterable[float | None], digits: int = 2) -> str:
     """Return ``mean [least, most]`` of the finite values."""
-    finite = [value for value in values if math.isfinite(value)]
+    finite = [value for value in values if value is not None and math.isfinite(value)]
     if not finite:
         return NOTHING
     return f"{decimal(fmean(finite), digits)} {interval(min(finite), max(finite), digits)}"

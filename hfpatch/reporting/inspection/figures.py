@@ -29,7 +29,7 @@ def figures(inspection: Inspection) -> list[tuple[str, str, str, str]]:
 def _drawn(inspection: Inspection) -> Iterator[tuple[str, str, str, Figure]]:
     yield from _head_maps(inspection)
     relations = inspection.relations_patched or inspection.relations
-    if turning := [each for each in relations if len(each.by_offset) > 1]:  # layers without RoPE do not turn
+    if turning := [head for head in relations if len(head.by_offset) > 1]:  # layers without RoPE do not turn
         caption = (
             "B(Δ) = W_Q R(Δ) W_Kᵀ, the mean over heads, a line a layer, from the first (light) to the last (dark)."
         )
@@ -47,7 +47,7 @@ def _drawn(inspection: Inspection) -> Iterator[tuple[str, str, str, Figure]]:
         figure, (ax,) = plots.panels(1, columns=1, width=5.5, height=2.6)
         _by_layer(ax, "‖x~ − x‖ / ‖x‖", inspection.pre_projection_sizes, "size")
         yield "pre-projections", "Pre-projections", "How far each moves its input, the mean over tokens.", figure
-    if queries := [each for each in inspection.query_sizes if each.target == "query"]:
+    if queries := [query for query in inspection.query_sizes if query.target == "query"]:
         caption = "f beside its anchor A; lines from the first layer (light) on."
         yield "queries", "Nonlinear queries", caption, _queries(queries)
     if inspection.linearised:
@@ -58,7 +58,7 @@ def _drawn(inspection: Inspection) -> Iterator[tuple[str, str, str, Figure]]:
         figure, axes = plots.panels(2, columns=2, width=5.5, height=2.7)
         parts = (("explained", "the logits"), ("explained_change", "what the patch changed"))
         for ax, (name, what) in zip(axes, parts, strict=True):
-            shares = [(each.layer, share) for each in inspection.linearised for share in getattr(each, name)]
+            shares = [(fit.layer, share) for fit in inspection.linearised for share in getattr(fit, name)]
             points = [(layer, max(share, -0.05)) for layer, share in shares if share is not None]
             ax.plot([x for x, _ in points], [y for _, y in points], "o", color=BLUE, alpha=0.6, markersize=5)
             ax.set(title=f"share of {what} that is linear", ylim=(-0.08, 1.05))
@@ -80,8 +80,8 @@ def _head_maps(inspection: Inspection) -> Iterator[tuple[str, str, str, Figure]]
         figure = _maps(
             (inspection.attention, inspection.attention_patched),
             ("sink", "weight on the first token", (0.0, 1.0), False),
-            ("entropy", "entropy, nats", (0.0, max(each.entropy for each in heads)), False),
-            ("distance", "tokens back", (0.0, max(each.distance for each in heads)), False),
+            ("entropy", "entropy, nats", (0.0, max(head.entropy for head in heads)), False),
+            ("distance", "tokens back", (0.0, max(head.distance for head in heads)), False),
         )
         yield "attention", "Attention of each head on the text", caption, figure
     if inspection.relations:
@@ -89,7 +89,7 @@ def _head_maps(inspection: Inspection) -> Iterator[tuple[str, str, str, Figure]]
             "At relative offset 0. Blue above, vermillion below what random weights have (0.5); the effective rank's "
             "scale is that of all heads."
         )
-        ranks = [each.here.effective_rank for each in (*inspection.relations, *inspection.relations_patched)]
+        ranks = [head.here.effective_rank for head in (*inspection.relations, *inspection.relations_patched)]
         figure = _maps(
             (inspection.relations, inspection.relations_patched),
             ("here.symmetric", "symmetric share", (0.0, 1.0), True),
@@ -105,11 +105,11 @@ def _maps(rows: Sequence[Sequence[Any]], *panels: tuple[str, str, tuple[float, f
     A panel has an attribute, a title, the limits of its colours, and whether values below the middle have their own.
     """
     rows = [heads for heads in rows if heads]
-    width, height = len(panels), min(6.0, 1.3 + 0.16 * len({each.layer for each in rows[0]}))
+    width, height = len(panels), min(6.0, 1.3 + 0.16 * len({head.layer for head in rows[0]}))
     figure, axes = plots.panels(width * len(rows), columns=width, width=3.7, height=height)
     for i, ax in enumerate(axes):
         name, title, limits, diverging = panels[i % width]
-        cells = [(each.layer, each.head, attrgetter(name)(each)) for each in rows[i // width]]
+        cells = [(head.layer, head.head, attrgetter(name)(head)) for head in rows[i // width]]
         plots.heat_map(ax, cells, limits=limits, diverging=diverging)
         ax.set_title(title + (", with the patch" if i >= width else ""))
     return figure
@@ -118,7 +118,7 @@ def _maps(rows: Sequence[Sequence[Any]], *panels: tuple[str, str, tuple[float, f
 def _offsets(relations: Sequence[HeadRelation]) -> Figure:
     figure, axes = plots.panels(3, columns=3, width=3.7, height=2.7)
     offsets = sorted(relations[0].by_offset)
-    by_layer = [[each for each in relations if each.layer == layer] for layer in sorted({r.layer for r in relations})]
+    by_layer = [[head for head in relations if head.layer == layer] for layer in sorted({r.layer for r in relations})]
     for ax, name, title in (
         (axes[0], "symmetric", "symmetric share"),
         (axes[1], "positive_energy", "positive share"),
@@ -126,9 +126,9 @@ def _offsets(relations: Sequence[HeadRelation]) -> Figure:
     ):
         lines = []
         for heads in by_layer:
-            values = np.array([[getattr(each.by_offset[offset], name) for offset in offsets] for each in heads])
+            values = np.array([[getattr(head.by_offset[offset], name) for offset in offsets] for head in heads])
             if name == "norm":
-                first = np.array([[each.here.norm or np.nan] for each in heads])
+                first = np.array([[head.here.norm or np.nan] for head in heads])
                 values = values / first
             lines.append((range(len(offsets)), values.mean(axis=0)))
         plots.layer_lines(ax, lines, marker="o", markersize=3)
@@ -142,15 +142,15 @@ def _offsets(relations: Sequence[HeadRelation]) -> Figure:
 
 def _queries(queries: Sequence[Any]) -> Figure:
     """Draw the size of f beside its anchor by layer, head and position, and their cosine."""
-    height = min(6.0, max(2.5, 1.3 + 0.16 * len({each.layer for each in queries})))
+    height = min(6.0, max(2.5, 1.3 + 0.16 * len({query.layer for query in queries})))
     figure, axes = plots.panels(4, columns=2, width=5.5, height=height)
     _by_layer(axes[0], "‖f(x)‖ / ‖A(x)‖", queries, "size")
     _by_layer(axes[1], "cosine of f(x) and A(x)", queries, "cosine", from_zero=False, marker="s", color=VERMILLION)
     axes[1].axhline(0, color=MUTED, linewidth=0.8)
-    cells = [(each.layer, head, size) for each in queries for head, size in enumerate(each.head_sizes)]
+    cells = [(query.layer, head, size) for query in queries for head, size in enumerate(query.head_sizes)]
     plots.heat_map(axes[2], cells)
     axes[2].set_title("‖f(x)‖ / ‖A(x)‖ by head")
-    lines = [(range(len(each.position_sizes)), each.position_sizes) for each in queries]
+    lines = [(range(len(query.position_sizes)), query.position_sizes) for query in queries]
     plots.layer_lines(axes[3], lines, linewidth=1.2)
     axes[3].set(title="‖f(x)‖ / ‖A(x)‖ by position, a line a layer", xlabel="position in the document")
     top = 1.12 * axes[3].dataLim.ymax
@@ -161,12 +161,12 @@ def _queries(queries: Sequence[Any]) -> Figure:
 def _ablations(ablations: Ablations) -> Figure:
     without = ablations.without
     figure, (ax,) = plots.panels(1, columns=1, width=7.0, height=0.9 + 0.24 * len(without))
-    ys, changes = range(len(without)), np.array([each.change for each in without])
-    half = scipy.special.stdtrit(ablations.items - 1, 0.975) * np.array([each.error for each in without])
+    ys, changes = range(len(without)), np.array([ablation.change for ablation in without])
+    half = scipy.special.stdtrit(ablations.items - 1, 0.975) * np.array([ablation.error for ablation in without])
     ax.hlines(ys, changes - half, changes + half, color=BLUE)
     ax.plot(changes, ys, "o", color=BLUE)
     ax.axvline(0, color=MUTED, linewidth=1.0)
-    plots.named_rows(ax, ["all" if each.layer is None else f"layer {each.layer}" for each in without])
+    plots.named_rows(ax, ["all" if ablation.layer is None else f"layer {ablation.layer}" for ablation in without])
     ax.set_xlabel("change of the loss without it, nats a token; to the right: it was of use")
     return figure
 
