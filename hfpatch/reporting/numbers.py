@@ -92,7 +92,7 @@ def gain_of(results: ComparisonResults, verdict: Verdict, *, plain: bool = False
 
 def verdict_text(results: ComparisonResults, verdict: Verdict) -> str:
     """Return a verdict in words: with its margin, why nothing was tested or decided, and what would decide it."""
-    said = outcome_text(verdict)
+    said = str(outcome_of(verdict))
     info = results.tasks.get(verdict.task)
     if verdict.tone == "undecided" and not verdict.why and info is not None and verdict.metric == info.primary:
         level = level_at(results, verdict.other, verdict.task)
@@ -100,22 +100,39 @@ def verdict_text(results: ComparisonResults, verdict: Verdict) -> str:
     return said
 
 
-def outcome_text(verdict: Verdict, gain: Change | None = None) -> str:
-    """Return an outcome in words: ``worse by 0.045``, ``equivalent within 0.02``, ``undecided (needs 7 seeds)``.
+@dataclass(frozen=True)
+class Outcome:
+    """An outcome in words: ``worse by 0.045``, ``equivalent within 0.02``, ``undecided (needs 7 seeds)``.
 
-    Without its gain, where the number stands beside it, a difference is ``worse`` alone.
+    It comes in parts, of which tables and sentences leave out what stands beside them.
     """
-    said, margin = str(verdict.outcome), margin_text(verdict, gain)
+
+    verb: str
+    size: str  # of a difference, and whether it is less than the margin
+    within: str  # which margin
+    rates: str  # that it holds at the rates tried
+    reason: str  # why nothing was tested or decided, or what would decide it; in brackets
+
+    def __str__(self) -> str:
+        return f"{self.verb}{self.size}{self.within}{self.rates}{self.reason}"
+
+
+def outcome_of(verdict: Verdict, gain: Change | None = None) -> Outcome:
+    """Return an outcome in words; without its gain, where the number stands beside it, a difference has no size."""
+    verb, _, is_small = verdict.outcome.partition(" by ")
+    margin, size = margin_text(verdict, gain), ""
     if gain is not None and verdict.is_found:
-        size = size_text(gain, ends=False)
-        verb, _, less = said.partition(" by ")
-        said = f"{verb}{'' if verb == 'lost' else ' by'} {size}{f', less than {margin}' if less else ''}"
-    elif margin:
-        said = said.replace("less than the margin", f"less than {margin}")
-        said += f" within {margin}" if verdict.tone == "same" else ""
-    said += " at the rates tried" if verdict.at_rates_tried else ""
+        size = f"{'' if verb == 'lost' else ' by'} {size_text(gain)}{f', less than {margin}' if is_small else ''}"
+    elif is_small:
+        size = f" by less than {margin or 'the margin'}"
     why = why_text(verdict) or (f"needs {needs}" if (needs := needs_text(verdict)) else "")
-    return f"{said} ({why})" if why else said
+    return Outcome(
+        verb=verb,
+        size=size,
+        within=f" within {margin}" if margin and verdict.tone == "same" else "",
+        rates=" at the rates tried" if verdict.at_rates_tried else "",
+        reason=f" ({why})" if why else "",
+    )
 
 
 def why_text(verdict: Verdict) -> str:
@@ -200,16 +217,9 @@ def change_text(change: Change, *, unit: bool = True) -> str:
     return f"{signed(change.difference, digits)} {interval(change.low, change.high, digits)}{ending}"
 
 
-def size_text(change: Change, *, ends: bool = True) -> str:
-    """Format a change with its interval and without its sign, which a verb has said, as ``3.1 points [1.2, 5.0]``."""
-    unit = f" {change.scale.value}".rstrip()
-    if not math.isfinite(change.high - change.low):
-        return significant(abs(change.difference), 3) + unit
-    if not ends:
-        return decimal(abs(change.difference), _digits_alone(change)) + unit
-    sign, digits = (1 if change.difference > 0 else -1), digits_for(change)
-    low, high = sorted((sign * change.low, sign * change.high))
-    return f"{decimal(abs(change.difference), digits)}{unit} {interval(low, high, digits)}"
+def size_text(change: Change) -> str:
+    """Format a change without its interval and its sign, which a verb has said, as ``3.1 points``."""
+    return signed_size(change).lstrip("+" + MINUS)
 
 
 def signed_size(change: Change) -> str:
@@ -218,14 +228,10 @@ def signed_size(change: Change) -> str:
     if not math.isfinite(change.high - change.low):
         sign = {1: "+", -1: MINUS}.get((change.difference > 0) - (change.difference < 0), "")
         return sign + significant(abs(change.difference), 3) + unit
-    return signed(change.difference, _digits_alone(change)) + unit
-
-
-def _digits_alone(change: Change) -> int:
-    """Return how many decimals a change is shown with without its interval: two digits, at most one more than that."""
+    # two digits, but at most one decimal more than beside the interval
     digits, size = digits_for(change), abs(change.difference)
     fitting = 1 - math.floor(math.log10(size)) if 0 < size < math.inf else digits
-    return min(max(digits, fitting), digits + 1)
+    return signed(change.difference, min(max(digits, fitting), digits + 1)) + unit
 
 
 def score(value: float | None, scale: Scale) -> str:

@@ -13,7 +13,7 @@ from hfpatch.reporting.numbers import (
     duration,
     margin_of,
     memory,
-    outcome_text,
+    outcome_of,
     part_text,
     ratio,
     scale_of,
@@ -44,11 +44,11 @@ def test_scale(metric, higher, scale):
 
 def test_a_change_of_a_share_is_in_points_and_a_relative_one_in_per_cent():
     assert change(0.05, 0.02, 0.08, scale=Scale.POINTS, reference=0.4) == Change(5.0, 2.0, 8.0, Scale.POINTS)
-    found = change(-2.4, -3.0, -1.8, scale=Scale.RELATIVE, reference=20.0)
-    assert (found.difference, found.low, found.high) == pytest.approx((-12.0, -15.0, -9.0))
+    relative = change(-2.4, -3.0, -1.8, scale=Scale.RELATIVE, reference=20.0)
+    assert (relative.difference, relative.low, relative.high) == pytest.approx((-12.0, -15.0, -9.0))
     for reference in (None, 0.0):  # without a reference it is raw
-        found = change(-2.4, -3.0, -1.8, scale=Scale.RELATIVE, reference=reference)
-        assert found == Change(-2.4, -3.0, -1.8, Scale.RAW)
+        relative = change(-2.4, -3.0, -1.8, scale=Scale.RELATIVE, reference=reference)
+        assert relative == Change(-2.4, -3.0, -1.8, Scale.RAW)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_size_without_its_interval_has_two_digits_where_these_are_known(differ
 
 
 @pytest.mark.parametrize(
-    ("outcome", "known", "bare", "sized"),
+    ("outcome", "fields", "bare", "sized"),
     [
         ("worse", {}, "worse", "worse by 0.045"),
         (
@@ -99,18 +99,18 @@ def test_a_size_without_its_interval_has_two_digits_where_these_are_known(differ
         ),
     ],
 )
-def test_outcomes_in_words_have_margins_sizes_and_what_is_needed(outcome, known, bare, sized):
+def test_outcomes_in_words_have_margins_sizes_and_what_is_needed(outcome, fields, bare, sized):
     pair = {"question": "gain", "method": "a", "other": "b", "task": "t", "metric": "nats_per_token"}
-    verdict = Verdict(**(pair | {"higher_is_better": False, "outcome": outcome, "difference": 0.0446} | known))
-    assert outcome_text(verdict) == bare
-    assert outcome_text(verdict, Change(-0.0446, -0.135, 0.046, Scale.RAW)) == sized
+    verdict = Verdict(**(pair | {"higher_is_better": False, "outcome": outcome, "difference": 0.0446} | fields))
+    assert str(outcome_of(verdict)) == bare
+    assert str(outcome_of(verdict, Change(-0.0446, -0.135, 0.046, Scale.RAW))) == sized
 
 
 def test_margins_are_in_the_unit_of_the_gain():
     pair = {"question": "gain", "method": "a", "other": "b", "task": "t", "higher_is_better": True, "margin": 0.01}
     share = Verdict(**pair, metric="acc", outcome="equivalent")
     assert margin_of(share) == 1.0
-    assert outcome_text(share) == "equivalent within 1 point"
+    assert str(outcome_of(share)) == "equivalent within 1 point"
     perplexity = Verdict(**(pair | {"margin": 0.5, "metric": "word_perplexity", "difference": 2.0}))
     assert margin_of(perplexity, Change(10.0, 9.0, 11.0, Scale.RELATIVE)) == 2.5
 

@@ -35,7 +35,7 @@ from hfpatch.reporting.numbers import (
     margin_text,
     metric_text,
     needs_text,
-    outcome_text,
+    outcome_of,
     ratio,
     short_count,
     signed,
@@ -142,13 +142,12 @@ def _sentence(results: ComparisonResults, verdict: Verdict) -> Finding:
     keeps = verdict.question == "keep"
     if gain is None or verdict.tone == "not tested":
         about = f"on {task}" if keeps else f"against {other} on {task}"
-        return Finding(verdict.method, f"{about}: {outcome_text(verdict)}.", verdict.tone)
-    unit, digits = unit_text(verdict.metric, gain.scale), digits_for(gain)
-    size = size_text(replace(gain, scale=type(gain.scale).RAW), ends=False)
-    ends = f" {_ends(gain, digits)}" if math.isfinite(gain.high - gain.low) else ""
+        return Finding(verdict.method, f"{about}: {outcome_of(verdict)}.", verdict.tone)
+    unit, outcome = unit_text(verdict.metric, gain.scale), outcome_of(verdict, gain)
+    size = size_text(replace(gain, scale=type(gain.scale).RAW))
+    ends = _ends(gain)
     side = "behind" if gain.difference < 0 else "ahead of"
-    margin = margin_text(verdict, gain)
-    less = f", less than {margin}" if "less than" in verdict.outcome else ""
+    less = f", less than {margin_text(verdict, gain)}" if "less than" in verdict.outcome else ""
     if keeps:
         verb = "loses" if gain.difference < 0 else "gains"
         said = f"{verb} {size} {unit} on {task}{ends}"
@@ -159,10 +158,9 @@ def _sentence(results: ComparisonResults, verdict: Verdict) -> Finding:
         why = f" ({verdict.why})" if verdict.why else f"; {needs} would decide it" if needs else ""
         said += f": undecided{why}. {_alone(results, verdict)}".rstrip(". ")
     elif verdict.tone == "same":
-        said += f": {verdict.outcome}{f' within {margin}' if margin else ''}"
+        said += f": {outcome.verb}{outcome.within}"
     else:
-        tried = " at the rates tried" if verdict.at_rates_tried else ""
-        said += f": {verdict.outcome.partition(' by ')[0]}{tried}{less}"
+        said += f": {outcome.verb}{outcome.rates}{less}"
     return Finding(verdict.method, f"{said}.", verdict.tone)
 
 
@@ -173,12 +171,14 @@ def _alone(results: ComparisonResults, verdict: Verdict) -> str:
         return ""
     if (verdict.low, verdict.high) == (verdict.corrected_low, verdict.corrected_high):  # the only pair of its question
         return "The interval excludes 0"
-    return f"Alone, its 95 % interval {_ends(plain, digits_for(plain))} excludes 0"
+    return f"Alone, its 95 % interval{_ends(plain)} excludes 0"
 
 
-def _ends(gain: Change, digits: int) -> str:
-    """Return an interval that no line breaks."""
-    return interval(gain.low, gain.high, digits).replace(" ", "\u00a0")
+def _ends(gain: Change) -> str:
+    """Return an interval that no line breaks, after a space; nothing where it is unbounded."""
+    if not math.isfinite(gain.high - gain.low):
+        return ""
+    return " " + interval(gain.low, gain.high, digits_for(gain)).replace(" ", "\u00a0")
 
 
 def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str = "") -> Iterator[Finding]:
@@ -190,11 +190,11 @@ def _grouped(results: ComparisonResults, verdicts: Sequence[Verdict], role: str 
         if not group:
             continue
         gains = [gain for verdict in group if (gain := gain_of(results, verdict)) is not None]
-        outcome = f"not tested{_why(group)}" if tone == "not tested" else group[0].outcome.partition(" by ")[0]
-        within = f" within {margin_text(group[0], gains[0])}" if tone == "same" else ""
+        first = outcome_of(group[0], gains[0] if gains else None)
+        outcome = f"not tested{_why(group)}" if tone == "not tested" else first.verb
         than = {"better": "than", "worse": "than", "equivalent": "to"}.get(outcome, "against")
         subject = outcome if keeps or other == ANOTHER else f"{outcome} {than} {other}"
-        subject += f"{within}{' at the rates tried' if tried else ''}"
+        subject += f"{first.within}{first.rates}"
         if keeps:
             subject = f"{task}: {subject}"
         elif len(group) > _MOST_SIZES and other != ANOTHER and gains:
@@ -360,20 +360,17 @@ def _against(results: ComparisonResults, name: str, task: str, control: str | No
         f"{len(method.diverged)} of {len(method.runs)} seeds diverged" if method.diverged and not verdict.why else ""
     )
     if gain is not None and brief:
-        ends = _ends(gain, digits_for(gain)) if math.isfinite(gain.high - gain.low) else ""
-        parts = signed_size(gain), ends * (verdict.tone != "not tested") + marks
-        return Cell((" ".join(filter(None, parts)),), verdict.tone)
+        ends = _ends(gain) if verdict.tone != "not tested" else ""
+        return Cell((f"{signed_size(gain)}{ends or ' '}{marks}".rstrip(),), verdict.tone)
     if verdict.tone == "not tested" and gain is not None:  # the sentences say why
         return Cell((f"not tested, {signed_size(gain)}",), verdict.tone)
     numbers = ""
     if gain is not None:
         size = "" if verdict.is_found else f" {signed_size(gain)}"
-        turned = gain.turned if verdict.tone == "worse" else gain
-        ends = f" {_ends(turned, digits_for(gain))}" if math.isfinite(gain.high - gain.low) else ""
-        numbers = size + ends
-    outcome = outcome_text(verdict, gain).replace(" at the rates tried", "")
+        numbers = size + _ends(gain.turned if verdict.tone == "worse" else gain)
+    outcome = replace(outcome_of(verdict, gain), rates="")  # marked
     if len(verdict.why) > _LONGEST_WHY:
-        outcome = outcome.replace(f" ({why_text(verdict)})", "")
+        outcome = replace(outcome, reason="")
     return Cell((f"{outcome}{numbers}{marks}{f', {diverged}' if diverged else ''}",), verdict.tone)
 
 
@@ -397,8 +394,8 @@ def _kept(results: ComparisonResults, order: Sequence[str], task: str | None) ->
             cells.append(NOTHING)
             continue
         if len(tasks) == 1:
-            said_of = outcome_text(verdicts[0], gain_of(results, verdicts[0])).replace(f" within {margins[0]}", "")
-            cells.append(Cell((said_of,), verdicts[0].tone))
+            outcome = replace(outcome_of(verdicts[0], gain_of(results, verdicts[0])), within="")  # in the heading
+            cells.append(Cell((str(outcome),), verdicts[0].tone))
             continue
         said: dict[str, list[str]] = {}
         for verdict in verdicts:

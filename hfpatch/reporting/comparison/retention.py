@@ -14,7 +14,7 @@ from hfpatch.reporting.numbers import (
     change_text,
     count,
     decimal,
-    outcome_text,
+    outcome_of,
     significant,
 )
 from hfpatch.results.comparison import ComparisonResults
@@ -74,7 +74,7 @@ def retention_table(results: ComparisonResults) -> Table:
                 text_of(task),
                 _cell(gain_at(results, point), -1.0),
                 *(_cell(changes[metric], 100.0 if metric == AGREEMENT else 1.0) for metric in RETENTION),
-                NOTHING if verdict is None else Cell((outcome_text(verdict),), verdict.tone),
+                NOTHING if verdict is None else Cell((str(outcome_of(verdict)),), verdict.tone),
             )
             others = point.scale != 1 and not chosen
             rows.append(Row(cells, faint=others, page_only=others))
