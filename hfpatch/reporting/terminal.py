@@ -92,10 +92,10 @@ def _lines(content: doc.Table, index: int) -> list[list[str]]:
 
 
 def _widths(content: doc.Table, width: int | None = None) -> list[int]:
-    """Return the widths at which no cell needs more lines than it has, or those that share ``width``.
+    """Return the width of each column: the one that its longest line needs, or narrowed so that all fit in ``width``.
 
-    The widest are then narrowed first, and none below its longest word; but a name in the first column may be broken
-    where it is longer than a third of the width, and any other word where it is longer than half of it.
+    The widest column is narrowed first, and no column below its longest word. Only a name in the first column that is
+    longer than a third of ``width`` is broken, and any other word that is longer than half of it.
     """
     widths, words = list[int](), list[int]()
     for index in range(len(content.columns)):

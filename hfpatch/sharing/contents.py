@@ -125,7 +125,7 @@ def _tree(folder: Path, root: Path) -> Contents:
         if (keys := _BASE_NAMES.get(path.name)) is not None:
             value = read_json(path)
             if path.name == "patch.json":
-                read_manifest(path)  # so that nobody gets a damaged one
+                read_manifest(path)  # refuses a damaged one
             holder: Any = value
             for key in keys[:-1]:
                 holder = holder.get(key) if isinstance(holder, dict) else None
