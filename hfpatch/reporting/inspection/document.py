@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from hfpatch.analysis.inspection import Inspection
@@ -25,12 +26,13 @@ _SEGMENT = re.compile(r"(?<![^.])\d+(?![^.])")
 """The number of a block in the path of a module."""
 
 
-def inspection_document(inspection: Inspection, drawn: Iterable[tuple[str, str, str, str]] = ()) -> doc.Document:
+def inspection_document(
+    inspection: Inspection, figures: Mapping[str, doc.Figure] = MappingProxyType({})
+) -> doc.Document:
     """Return the facts, a table for each analysis, and the analyses that are missing and why.
 
-    ``drawn`` has the name, title, caption and SVG document of each figure. The summary for a terminal needs none.
+    ``figures`` are those of the page by name, see `hfpatch.reporting.inspection.figures`; a terminal shows none.
     """
-    figures = {name: doc.Figure(name, title, f"{title}. {caption}", svg) for name, title, caption, svg in drawn}
     (added, without, training), linearised = _of_patch(inspection), _linear(inspection)
     relations, attention = _relations(inspection), _attention(inspection)
     notes = doc.Sentences(tuple(inspection.notes), title="What is not shown")
@@ -110,8 +112,7 @@ def _layer_table(name: str, title: str, items: Mapping[int, Any], columns: Colum
         rows.append((f"{layers[0]}–{layers[-1]}" if in_a_row else ", ".join(map(str, layers)), *same))
     if len(rows) == 1 < len(items):
         caption = f"{len(items)} layers, all alike. {caption}"
-    columns_by_name = {heading: itemgetter(index) for index, heading in enumerate(("layer", *columns))}
-    return _table(name, title, rows, columns_by_name, caption)
+    return doc.Table.of(name, title, ("layer", *columns), rows, caption)
 
 
 def _attention(inspection: Inspection) -> list[doc.Table]:

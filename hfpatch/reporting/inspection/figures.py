@@ -11,6 +11,7 @@ import scipy  # its parts are imported where they are first used
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from hfpatch.reporting import document as doc
 from hfpatch.reporting import plots
 from hfpatch.reporting.theme import BLUE, GREY, MUTED, VERMILLION, report_style, to_svg
 
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
 
 
 @report_style()
-def figures(inspection: Inspection) -> list[tuple[str, str, str, str]]:
-    """Return a figure for each analysis that was made: name, title, how to read it, and the SVG document."""
-    return [(name, title, caption, to_svg(figure)) for name, title, caption, figure in _drawn(inspection)]
+def figures(inspection: Inspection) -> dict[str, doc.Figure]:
+    """Return a figure for each analysis that was made, by its name."""
+    return {
+        name: doc.Figure(name, title, f"{title}. {caption}", to_svg(figure))
+        for name, title, caption, figure in _drawn(inspection)
+    }
 
 
 def _drawn(inspection: Inspection) -> Iterator[tuple[str, str, str, Figure]]:

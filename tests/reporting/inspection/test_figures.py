@@ -62,18 +62,19 @@ def values(ax):
 def test_every_analysis_has_a_figure_and_one_that_was_not_made_has_none(inspected):
     names = ["attention", "relation", "offsets", "skips", "pre-projections", "queries", "explained", "ablations"]
     made = module.figures(inspected)
-    assert [name for name, *_ in made] == names
-    assert all(title and caption and svg.rstrip().endswith("</svg>") for _, title, caption, svg in made)
+    assert list(made) == names
+    assert all(drawn.title and drawn.caption and drawn.svg.rstrip().endswith("</svg>") for drawn in made.values())
     nothing = {name: [] for name in vars(inspected)} | {"ablations": None}
-    assert module.figures(Item(**nothing)) == []
-    assert module.figures(Item(**nothing | {"relations": inspected.relations})) == made[1:3]
+    assert module.figures(Item(**nothing)) == {}
+    relations = Item(**nothing | {"relations": inspected.relations})
+    assert module.figures(relations) == {name: made[name] for name in ("relation", "offsets")}
 
 
 def test_maps_have_a_cell_a_head_and_the_patch_a_row_of_its_own(inspected, axes):
     assert len(axes("relation")) == 3 + 3  # with their colour bars
     for ax, name in zip(axes("relation"), ("symmetric", "positive_energy", "effective_rank"), strict=False):
         expected = [
-            [getattr(each.here, name) for each in inspected.relations if each.layer == layer] for layer in LAYERS
+            [getattr(head.here, name) for head in inspected.relations if head.layer == layer] for layer in LAYERS
         ]
         assert ax.collections[0].get_array().tolist() == expected
     inspected.relations_patched = inspected.relations[2:]
@@ -86,14 +87,14 @@ def test_maps_have_a_cell_a_head_and_the_patch_a_row_of_its_own(inspected, axes)
 def test_relations_by_offset_are_the_mean_over_heads_a_line_a_layer(axes):
     symmetric, _, norm = axes("offsets")
     lines = [line for line in values(symmetric) if line != [0.5, 0.5]]
-    assert lines == [pytest.approx(each) for each in ([0.15, 0.075], [0.35, 0.175], [0.55, 0.275])]
+    assert lines == [pytest.approx(line) for line in ([0.15, 0.075], [0.35, 0.175], [0.55, 0.275])]
     assert values(norm) == [pytest.approx([1.0, 0.5])] * 3
 
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_without_rope_has_no_line_by_offset(inspected, layer):
-    for each in inspected.relations[2 * layer : 2 * layer + 2]:
-        del each.by_offset[4]
+    for head in inspected.relations[2 * layer : 2 * layer + 2]:
+        del head.by_offset[4]
     (figure,) = [figure for name, _, _, figure in module._drawn(inspected) if name == "offsets"]
     assert len(values(figure.axes[0])) == len(LAYERS)  # one fewer, and the line at 0.5
 
