@@ -15,8 +15,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.records import TaskValues, read_lines, read_values
@@ -128,36 +126,32 @@ class _Run:
             self._records[task] = {f"{line.get('doc_id')}/{str(line.get('doc_hash'))[:12]}": line for line in whole}
         return self._records[task]
 
+    def scores(self, task: str, metric: str, base: _Run) -> dict[str, float | None]:
+        """Return the score of each document: from arrays if these are of the base's documents, else from records."""
+        documents, values, of_base = base.records(task), self.values.get(task), base.values.get(task)
+        if values is not None and of_base is not None and values.documents == of_base.documents:
+            array = values.metrics.get(metric)
+            if array is not None and len(array) == len(documents):
+                return dict(zip(documents, map(_score, array.tolist()), strict=True))
+        return {key: _score(record.get(metric)) for key, record in self.records(task).items()}
 
-def _value(value: Any) -> float | None:
-    """Return a document's value; of a pair (log-likelihood, count) the log-likelihood a unit."""
+
+def _score(value: Any) -> float | None:
+    """Return a document's score, of a pair (log-likelihood, count) the log-likelihood a unit; None if not a number."""
     if isinstance(value, list) and len(value) == 2 and all(isinstance(part, int | float) for part in value):
-        return float(value[0]) / value[1] if value[1] else None
-    return float(value) if isinstance(value, int | float) else None
+        value = value[0] / value[1] if value[1] else None
+    return float(value) if isinstance(value, int | float) and not isnan(value) else None
 
 
 def _sides(
     method: str, task: str, results: ComparisonResults, base: _Run, runs: Sequence[_Run], limit: int
 ) -> Sides | None:
     """Compare a method with the baseline on a task; None where all its runs diverged."""
-    # by document the base's value and that of each run; all of them have it
-    metric, keys, seeds = results.tasks[task].primary, base.records(task), len(runs)
-    every = [run.values.get(task) for run in (base, *runs)]
-    arrays = [values.metrics[metric] for values in every if values is not None and metric in values.metrics]
-    documents = {values.documents for values in every if values is not None}
-    if len(arrays) == len(every) and len(documents) == 1 and len(arrays[0]) == len(keys):
-        units = [  # of pairs the first a unit, NaN where there is none
-            array if array.ndim == 1
-            else np.divide(array[:, 0], array[:, 1], out=np.full(len(array), np.nan), where=array[:, 1] != 0)
-            for array in arrays
-        ]  # fmt: skip
-        rows = zip(keys, np.stack(units, axis=1).tolist(), strict=True)
-        values_of = {key: row for key, row in rows if not any(map(isnan, row))}
-    else:
-        records = [row for run in runs if (row := run.records(task))]
-        seeds, common = len(records), [key for key in keys if all(key in row for row in records)]
-        values = {key: [_value(row[key].get(metric)) for row in (keys, *records)] for key in common}
-        values_of = {key: [v for v in row if v is not None] for key, row in values.items() if None not in row}
+    metric = results.tasks[task].primary
+    by_run = [scores for run in (base, *runs) if (scores := run.scores(task, metric, base))]
+    seeds = len(by_run) - 1
+    rows = ((key, [scores.get(key) for scores in by_run]) for key in base.records(task))
+    values_of = {key: [score for score in row if score is not None] for key, row in rows if None not in row}
     if not values_of or not seeds:
         return None
     binary = all(value in (0.0, 1.0) for row in values_of.values() for value in row)
