@@ -312,7 +312,11 @@ def _differing(sources: Mapping[str, EvaluationResults], folders: Mapping[str, P
             yield f"{task}: its {OF_TASK[name]} are {len(digests)} different ones, which have lines of their own."
     computed = {title: evaluation.provenance.get("computed_with") for title, evaluation in sources.items()}
     yield from computed_differently({title: values for title, values in computed.items() if isinstance(values, dict)})
-    # how many documents models of one name decide otherwise in other numbers: another dtype, or one of products
+    yield from _decided_otherwise(sources, folders)
+
+
+def _decided_otherwise(sources: Mapping[str, EvaluationResults], folders: Mapping[str, Path]) -> Iterator[str]:
+    """Yield how many documents models of one name decide otherwise in other numbers: another dtype, or of products."""
     numbers = {}
     for title, evaluation in sources.items():
         products = " with products in float32" if evaluation.provenance.get("matmul") == "fp32" else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.reporting.facts import evaluation_text, settings_text
@@ -13,11 +13,13 @@ from hfpatch.reporting.numbers import NOTHING
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.identity import FREE_SETTINGS, base_identity, task_identity
 from hfpatch.results.layout import Method
-from hfpatch.results.verdicts import LookTaken
+from hfpatch.results.parts import Comparison
+from hfpatch.results.verdicts import LookTaken, Verdict
 from hfpatch.support.files import hash_values
 
 SAME, DIFFERS, UNKNOWN = "same", "differs", "not recorded"
 _HELD_OUT_CHECK = "Held-out text"
+_Pair = TypeVar("_Pair", Comparison, Verdict)
 
 
 @dataclass(frozen=True)
@@ -51,18 +53,7 @@ def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
     """
     checks = tuple(_checks(list(runs.values())))
     if any(check.what == _HELD_OUT_CHECK and check.verdict != SAME for check in checks):
-        # no table has it; its tests still count where they were corrected
-        runs = {
-            label: run.model_copy(
-                update={
-                    "tasks": {name: info for name, info in run.tasks.items() if name != HELD_OUT},
-                    "comparisons": [one for one in run.comparisons if one.task != HELD_OUT],
-                    "joined": [one for one in run.verdicts if one.task != HELD_OUT],
-                    "looks": run.looks and [_without_held_out(look) for look in run.looks],
-                }
-            )
-            for label, run in runs.items()
-        }
+        runs = {label: _without_held_out(run) for label, run in runs.items()}
     if any(check.decides and check.verdict != SAME for check in checks):
         return Merged(checks)
     shared = next(iter(runs.values())).baseline
@@ -104,8 +95,16 @@ def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
     return Merged(checks, union, names)
 
 
-def _without_held_out(look: LookTaken) -> LookTaken:
-    return look.model_copy(update={"comparisons": [one for one in look.comparisons if one.task != HELD_OUT]})
+def _without_held_out(run: ComparisonResults) -> ComparisonResults:
+    """Return a run that has the held-out text in no table; its tests still count where they were corrected."""
+
+    def others(pairs: Sequence[_Pair]) -> list[_Pair]:
+        return [pair for pair in pairs if pair.task != HELD_OUT]
+
+    looks = run.looks and [look.model_copy(update={"comparisons": others(look.comparisons)}) for look in run.looks]
+    tasks = {name: info for name, info in run.tasks.items() if name != HELD_OUT}
+    changed = {"tasks": tasks, "comparisons": others(run.comparisons), "joined": others(run.verdicts), "looks": looks}
+    return run.model_copy(update=changed)
 
 
 def _joint_looks(runs: Sequence[ComparisonResults]) -> list[LookTaken] | None:
