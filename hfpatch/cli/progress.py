@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -32,21 +32,19 @@ _NAMED = 6  # runs that one plain line names
 
 
 @contextmanager
-def choose_progress(*, parallel: bool = False) -> Iterator[Progress]:
+def choose_progress(*, parallel: bool = False, shown: bool = True) -> Iterator[Progress]:
     """Yield live bars, of ``parallel`` runs a table, in a terminal and plain lines elsewhere, on standard error.
 
-    Only the first process shows them.
+    Only the first process shows them, and none where they are not to be ``shown``.
     """
     console = Console(stderr=True)
-    if not is_first_process():
+    if not shown or not is_first_process():
         yield Progress()
     elif parallel:
-        table = TableProgress(console)
-        with closing(table.preparation), table.live if console.is_terminal else nullcontext():
+        with closing(TableProgress(console)) as table, table.live if console.is_terminal else nullcontext():
             yield table
     elif not console.is_terminal:
-        plain = PlainProgress()
-        with closing(plain.preparation):
+        with closing(PlainProgress()) as plain:
             yield plain
     else:
         with make_bars(console) as bars:
@@ -57,24 +55,6 @@ def make_bars(console: Console, **options: Any) -> Bars:
     """Return bars with what each run does, and with its times."""
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), _Times()
     return Bars(*columns, console=console, speed_estimate_period=_SPEED_S, **options)
-
-
-class Preparation:
-    """Says what is being prepared if that takes long."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say, self._timer = say, threading.Timer(0.0, say)
-
-    def begin(self, what: str) -> None:
-        """Say ``what`` after :data:`LONG_S`, unless something else happens before."""
-        self.close()
-        self._timer = threading.Timer(LONG_S, self._say, [what])
-        self._timer.daemon = True
-        self._timer.start()
-
-    def close(self) -> None:
-        """Note that it is over."""
-        self._timer.cancel()
 
 
 class _Times(ProgressColumn):
@@ -96,48 +76,59 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-@dataclass(eq=False)
-class PlainProgress(Progress):
-    """One line when a run starts and ends, and one every half minute between."""
+class LineProgress(Progress):
+    """Progress in lines on standard error."""
 
-    _last: float = field(default_factory=time.monotonic, init=False)
-    _steps: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        self.preparation = Preparation(self._say)
+    def __init__(self) -> None:
+        self._last_line = time.monotonic()
+        self._timer = threading.Timer(0.0, self.say)
 
     def preparing(self, what: str) -> None:
-        """Show what happens before the runs, if it takes long."""
-        self.preparation.begin(what)
+        """Show what happens before the runs after :data:`LONG_S`, unless something else happens before."""
+        self.close()
+        self._timer = threading.Timer(LONG_S, self.say, [what])
+        self._timer.daemon = True
+        self._timer.start()
+
+    def close(self) -> None:
+        """Note that the preparation is over."""
+        self._timer.cancel()
+
+    def finished(self, run: str, summary: str) -> None:
+        """Show that a run is complete."""
+        self.say(_done(run, summary))
+
+    def say(self, text: str) -> None:
+        """Print one line."""
+        self.close()
+        self._last_line = time.monotonic()
+        print(text, file=sys.stderr, flush=True)
+
+
+class PlainProgress(LineProgress):
+    """One line when a run starts and ends, and one every half minute between."""
+
+    _steps = 0
 
     def started(self, run: str, steps: int) -> None:
         """Show that a run begins."""
         self._steps = steps
-        self._say(f"{run}: training, {steps} steps" if steps else run)
+        self.say(f"{run}: training, {steps} steps" if steps else run)
 
     def stepped(self, run: str, record: StepRecord) -> None:
         """Show one optimiser step."""
-        if time.monotonic() - self._last > PLAIN_EVERY_S:
+        if time.monotonic() - self._last_line > PLAIN_EVERY_S:
             left = timedelta(seconds=round(record.seconds * (self._steps - record.step)))
-            self._say(f"{run}: {_state(record)}, {left} left")
+            self.say(f"{run}: {_state(record)}, {left} left")
 
     def evaluating(self, run: str, task: str) -> None:
         """Show that a task begins."""
-        self._say(f"{run}: {task}")
+        self.say(f"{run}: {task}")
 
     def scored(self, run: str, task: str, done: int, total: int) -> None:
         """Show how far a task is."""
-        if time.monotonic() - self._last > PLAIN_EVERY_S:
-            self._say(f"{run}: {task}, {done:,} of {total:,} requests")
-
-    def finished(self, run: str, summary: str) -> None:
-        """Show that a run is complete."""
-        self._say(f"{run}: done{summary and f', {summary}'}")
-
-    def _say(self, text: str) -> None:
-        self.preparation.close()
-        self._last = time.monotonic()
-        print(text, file=sys.stderr, flush=True)
+        if time.monotonic() - self._last_line > PLAIN_EVERY_S:
+            self.say(f"{run}: {task}, {done:,} of {total:,} requests")
 
 
 @dataclass(eq=False)
@@ -190,8 +181,8 @@ class LiveProgress(Progress):
         if run not in self._lines:
             if self._finished and len(self._lines) >= self.bars.console.height - 1:
                 first = next(iter(self._finished))
-                summary = self._finished.pop(first)
-                self.bars.console.print(f"{first}: done{summary and f', {summary}'}", markup=False, highlight=False)
+                line = _done(first, self._finished.pop(first))
+                self.bars.console.print(line, markup=False, highlight=False)
                 self.bars.remove_task(self._lines.pop(first))
             self._lines[run] = self.bars.add_task(run, total=None, state="")
         return self._lines[run]
@@ -219,22 +210,18 @@ class _Row:
         )
 
 
-class TableProgress(Progress):
+class TableProgress(LineProgress):
     """The runs at work: in a terminal a table while ``live`` is entered, above which other lines scroll away as text.
 
     Elsewhere a line when a unit begins or a run ends, and every half minute one on all runs at work.
     """
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self.rows: dict[str, _Row] = {}
         self.units = self.units_left = 0
-        self._last, self._console = time.monotonic(), console
-        self.preparation = Preparation(self.say)
+        self._console, self._summed_up = console, time.monotonic()
         self.live = Live(console=console, get_renderable=self.table, refresh_per_second=2, transient=True)
-
-    def preparing(self, what: str) -> None:
-        """Say what happens before the runs, if it takes long."""
-        self.preparation.begin(what)
 
     def opened(self, engine: str, units: int) -> None:
         """Show how many units there are."""
@@ -243,7 +230,7 @@ class TableProgress(Progress):
 
     def placed(self, run: str, action: str, node: str) -> None:
         """Show that a unit begins."""
-        self.preparation.close()
+        self.close()
         self.rows[run] = _Row(node, action)
         self.show(f"{run}: {action} on {node}")
 
@@ -278,17 +265,13 @@ class TableProgress(Progress):
         self.rows.pop(run, None)
         self.say(f"{run}: its worker ended ({reason}); another one goes on from the newest checkpoint")
 
-    def finished(self, run: str, summary: str) -> None:
-        """Say that a run is complete."""
-        self.say(f"{run}: done{summary and f', {summary}'}")
-
     def say(self, text: str) -> None:
         """Print one line, above the table where there is one."""
-        self.preparation.close()
         if self._console.is_terminal:
+            self.close()
             self._console.print(Text(text))
         else:
-            print(text, file=sys.stderr, flush=True)
+            super().say(text)
 
     def show(self, begun: str = "") -> None:
         """Without a table, print the unit that has ``begun``, or every half minute how far all runs at work are."""
@@ -296,8 +279,8 @@ class TableProgress(Progress):
             return
         if begun:
             self.say(begun)
-        elif time.monotonic() - self._last > PLAIN_EVERY_S:
-            self._last = time.monotonic()
+        elif time.monotonic() - self._summed_up > PLAIN_EVERY_S:
+            self._summed_up = time.monotonic()
             parts = []
             for name, row in self.rows.items():
                 state, step, loss = row.cells()
@@ -322,6 +305,10 @@ class TableProgress(Progress):
             speed = f"{last.tokens / last.seconds:,.0f}" if last is not None and last.seconds > 0 else ""
             table.add_row(Text(run), Text(state), Text(row.node), step, loss, speed)
         return table
+
+
+def _done(run: str, summary: str) -> str:
+    return f"{run}: done{summary and f', {summary}'}"
 
 
 def _state(record: StepRecord) -> str:

@@ -61,7 +61,7 @@ def test_what_happens_before_the_runs_is_shown(capsys, monkeypatch):
     monkeypatch.setattr("hfpatch.cli.progress.LONG_S", 0.01)
     for progress in (PlainProgress(), TableProgress(Console(file=io.StringIO()))):
         progress.preparing("loading a")
-        progress.preparation._timer.join()
+        progress._timer.join()
         assert capsys.readouterr().err == "loading a\n"
 
 
@@ -70,7 +70,7 @@ def test_a_mistake_that_shows_soon_is_the_only_line(capsys):
         with choose_progress(parallel=parallel) as progress:
             progress.preparing("loading a")
             progress.preparing("reading b")
-            timer = progress.preparation._timer
+            timer = progress._timer
         timer.join()  # it was cancelled
         assert capsys.readouterr().err == ""
 
