@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -24,9 +22,8 @@ from hfpatch.cli.options import (
     model_settings,
     read_comparison,
 )
-from hfpatch.cli.running import RESUME, interruptible, print_report, quiet_libraries
+from hfpatch.cli.running import RESUME, interruptible, loading_libraries, print_report, quiet_libraries
 from hfpatch.errors import HfpatchError
-from hfpatch.support.lazy import collection_paused
 
 app = typer.Typer(
     name="hfpatch",
@@ -74,12 +71,10 @@ def compare(
     earlier = folder / "recipe.yaml"
     earlier_methods = read_yaml(earlier).get("methods") if resume and earlier.is_file() else None
     loaded = options.only_methods(loaded, methods, earlier_methods if isinstance(earlier_methods, dict) else ())
-    quiet_libraries()
-    with collection_paused():
+    with loading_libraries():
         from hfpatch.cli.progress import choose_progress, is_first_process
         from hfpatch.runs import compare as run_compare
 
-    gc.freeze()  # collecting garbage then takes no time for what the libraries imported
     if dry_run:
         engines.print_preview(loaded, folder, engine=engine, resume=resume)
         return
@@ -110,15 +105,13 @@ def train(
     """
     loaded = read_comparison(recipe, overrides, data_dir, model, gguf_file, trust_code)
     folder = out or Path("runs") / loaded.name
-    quiet_libraries()
-    with collection_paused():
+    with loading_libraries():
         from hfpatch.training.processes import start_processes
 
-    start_processes()  # before imports that take seconds, so that mistakes show at once
-    from hfpatch.cli.progress import choose_progress, is_first_process
-    from hfpatch.runs import train as run_train
+        start_processes()  # before imports that take seconds, so that mistakes show at once
+        from hfpatch.cli.progress import choose_progress, is_first_process
+        from hfpatch.runs import train as run_train
 
-    gc.freeze()
     with interruptible(RESUME.format(folder)), choose_progress() as progress:
         patches = run_train(loaded, method, folder, resume=resume, progress=progress)
     if is_first_process():
@@ -187,13 +180,11 @@ def check(
         raise HfpatchError(f"{given[0]}: options belong to a method; name it, as in --method pre_projection")
     part = None if method is None else {**dict(read_override(option) for option in given or []), "type": method}
     base = model_settings(model, revision, dtype, trust_remote_code, gguf_file=gguf_file)
-    quiet_libraries()
-    with collection_paused():
+    with loading_libraries():
         from hfpatch.cli.progress import choose_progress
         from hfpatch.runs import check as run_check
-    from hfpatch.runs.progress import Progress
 
-    with nullcontext(Progress()) if as_json else choose_progress() as progress:
+    with choose_progress(shown=not as_json) as progress:
         reports, refused = run_check(base, part, config_only=config_only, progress=progress)
     passed = all(report.passed for report in reports)
     if as_json:
@@ -309,13 +300,11 @@ def plan(
     loaded = study or options.only_methods(
         read_comparison(recipe, overrides, data_dir, model, gguf_file, trust_code), methods
     )
-    quiet_libraries()
-    with collection_paused():
+    with loading_libraries():
         from hfpatch.cli.progress import choose_progress
         from hfpatch.runs import forecast
-    from hfpatch.runs.progress import Progress
 
-    with nullcontext(Progress()) if as_json else choose_progress() as progress:
+    with choose_progress(shown=not as_json) as progress:
         planned = forecast(loaded, effect=effect, like=like, seconds=seconds, progress=progress)
     from hfpatch.reporting.forecast import forecast_document
     from hfpatch.reporting.terminal import print_document

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import os
@@ -13,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from hfpatch.cli.eval_options import EvalOptions
 from hfpatch.cli.options import model_settings
-from hfpatch.cli.running import interruptible, quiet_libraries
+from hfpatch.cli.running import interruptible, loading_libraries
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.support.files import write_text
 from hfpatch.support.folders import cache_folder, eval_dir, is_writable
-from hfpatch.support.lazy import collection_paused
 
 if TYPE_CHECKING:
     from hfpatch.recipes.base import ModelSettings
@@ -180,8 +178,7 @@ def evaluate(given: EvalOptions) -> None:
     more = read_overrides(given)
     settings, models = read_settings(given, more["evaluation"]), read_models(given, more["model"])
     device_map = device_map_of(given)
-    quiet_libraries()
-    with collection_paused():
+    with loading_libraries():
         from hfpatch.surgery.placement import Placement
         from hfpatch.training.processes import start_ranks
 
@@ -190,7 +187,6 @@ def evaluate(given: EvalOptions) -> None:
         placement.check(ranks.count)
         from hfpatch.cli.progress import choose_progress
         from hfpatch.runs import evaluate as run_evaluate
-    gc.freeze()
     answers = cache_folder("answers")
     kept = answers if given.cache and given.output is None and is_writable(answers, "the answers") else None
     folder = given.output or kept

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 from pathlib import Path
@@ -12,8 +11,7 @@ import typer
 
 from hfpatch.cli import engines
 from hfpatch.cli.options import DataDir, Out, Overrides, RecipeArgument, Resume, TrustCode, with_options
-from hfpatch.cli.running import RESUME, interruptible, print_report, quiet_libraries
-from hfpatch.support.lazy import collection_paused
+from hfpatch.cli.running import RESUME, interruptible, loading_libraries, print_report, quiet_libraries
 
 
 def pretrain(
@@ -55,13 +53,11 @@ def pretrain(
             raise HfpatchError(f"--jobs and --ray work on several runs, and {recipe} is one; use accelerate launch")
         if dry_run:
             raise HfpatchError(f"--dry-run shows the runs of a study, and {recipe} is one run")
-    quiet_libraries()
-    with collection_paused():
+    with loading_libraries():
         from hfpatch.cli.progress import choose_progress, is_first_process
         from hfpatch.runs import pretrain as run_pretrain
         from hfpatch.runs import pretrain_study
 
-    gc.freeze()
     if isinstance(loaded, PretrainRecipe):
         with interruptible(RESUME.format(folder)), choose_progress() as progress:
             step = run_pretrain(loaded, folder, resume=resume, progress=progress)["train"]["diverged_step"]

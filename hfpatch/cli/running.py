@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import typer
 
 from hfpatch.support import quiet
+from hfpatch.support.lazy import collection_paused
 from hfpatch.support.ranks import prints_errors, runs_alone
 from hfpatch.support.signals import sigterm_answered_by
 
@@ -27,6 +29,15 @@ def quiet_libraries() -> None:
         print(f"hfpatch: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
     warnings.showwarning = show
+
+
+@contextmanager
+def loading_libraries() -> Iterator[None]:
+    """Import libraries quietly, and without collecting the garbage among what they keep, now or later."""
+    quiet_libraries()
+    with collection_paused():
+        yield
+    gc.freeze()
 
 
 def print_report(folder: Path) -> None:
