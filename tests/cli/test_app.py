@@ -543,13 +543,13 @@ def test_eval_compares_several_patches_with_one_base(capsys, tmp_path, two_patch
     assert as_json == load_results(out, "evaluation").to_json()
     assert (as_json["schema"], as_json["kind"]) == (2, "evaluation")
     assert list(as_json["variants"]) == ["base", "same-patch", "spoilt-patch"]
-    base, same, spoilt = (each["scores"]["tinyworld_cloze"]["metrics"] for each in as_json["variants"].values())
+    base, same, spoilt = (variant["scores"]["tinyworld_cloze"]["metrics"] for variant in as_json["variants"].values())
     assert same == pytest.approx(base)
     assert spoilt["acc"] < base["acc"] - 0.3
     same, spoilt = as_json["verdicts"]
     assert (same["method"], same["difference"], same["outcome"]) == ("same-patch", 0, "not decided")
     assert (spoilt["outcome"], spoilt["metric"], spoilt["family"]) == ("worse", "bits_per_byte", 2)
-    assert [(each["method"], each["metric"]) for each in as_json["comparisons"]] == [
+    assert [(pair["method"], pair["metric"]) for pair in as_json["comparisons"]] == [
         (patch, metric) for metric in ("acc", "bits_per_byte") for patch in ("same-patch", "spoilt-patch")
     ]
     for label in as_json["variants"]:
@@ -576,8 +576,8 @@ def test_eval_scales_a_patch_from_the_base_to_the_patch(capsys, tmp_path, two_pa
     arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "20"]
     variants = printed_json(capsys, *arguments, "--patch", spoilt, "--scale", "0,0.5,1", "--baseline")["variants"]
     assert list(variants) == ["base", "patch at 0", "patch at 0.5", "patch"]
-    assert [each.get("scale") for each in variants.values()] == [None, 0, 0.5, None]
-    bits = [each["scores"]["tinyworld_cloze"]["metrics"]["bits_per_byte"] for each in variants.values()]
+    assert [variant.get("scale") for variant in variants.values()] == [None, 0, 0.5, None]
+    bits = [variant["scores"]["tinyworld_cloze"]["metrics"]["bits_per_byte"] for variant in variants.values()]
     assert bits[1] == pytest.approx(bits[0], rel=1e-6)
     assert bits[2] != pytest.approx(bits[1], rel=1e-3)
     assert bits[3] != pytest.approx(bits[2], rel=1e-3)

@@ -18,7 +18,7 @@ CONFIG = Path(__file__).parents[2] / "pyproject.toml"
 MADE = {
     "one_place": [],
     "two_places": ["--place", "entered", "--place", "left"],
-    "all_places": [argument for place in KNOWN for argument in ("--place", place)],
+    "all_places": [argument for place_name in KNOWN for argument in ("--place", place_name)],
 }
 
 
@@ -43,7 +43,7 @@ def test_the_files_pass_as_they_are(name, tmp_path, monkeypatch, capsys):
     cls = "".join(map(str.capitalize, name.split("_")))
     assert f"hfpatch check tinyworld/gpt2 --method {name}:{cls}" in said
     monkeypatch.setattr(run, "PROMISES", run.PROMISES[:3])  # the others take seconds
-    tests = {key: each for key, each in runpy.run_path(f"test_{name}.py").items() if key.startswith("test_")}
+    tests = {key: function for key, function in runpy.run_path(f"test_{name}.py").items() if key.startswith("test_")}
     assert len(tests) == 2
     for test in tests.values():
         test()

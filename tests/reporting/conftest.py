@@ -70,11 +70,11 @@ def example():
     match = {"to": skip, "rank": 40, "parameters": 81_920, "target_parameters": 80_000, "difference": 0.024}
     scores = [([0.40, 0.40], [0.50, 0.50], [20.0, 20.0]), ([0.44, 0.46], [0.52, 0.51], [17.5, 17.7]),
               ([0.41, 0.42], [0.50, 0.49], [18.9, 19.1])]  # fmt: skip
-    base, mine, other = (dict(zip(TASKS, values, strict=True)) for values in scores)
+    base, of_skip, other = (dict(zip(TASKS, values, strict=True)) for values in scores)
     part = {"type": "lora", "match": skip, "target_modules": "attention"}
     methods = [
         method("baseline", [], 0, base),
-        method(skip, [{"type": "pre_projection", "content_skip": True}], 80_000, mine, speed=2048.0),
+        method(skip, [{"type": "pre_projection", "content_skip": True}], 80_000, of_skip, speed=2048.0),
         method(lora, [part], 81_920, other, speed=4096.0, match=match),
     ]
     comparisons = [
@@ -148,8 +148,8 @@ def tuned_example():
 
 def with_pairs(raw):
     """Declare the pairs that were compared, where nothing is declared."""
-    methods = {name: each["parts"] for name, each in raw.get("methods", {}).items()}
-    made = dict.fromkeys((each["method"], each["reference"]) for each in raw.get("comparisons", ()))
+    methods = {name: method["parts"] for name, method in raw.get("methods", {}).items()}
+    made = dict.fromkeys((pair["method"], pair["reference"]) for pair in raw.get("comparisons", ()))
     loras = [name for name, parts in methods.items() if is_lora(parts)]
     bare = [name for name, parts in methods.items() if not parts]
     baseline = "baseline" if "baseline" in bare else next(iter(bare), None)
@@ -167,7 +167,7 @@ def write_run(folder: Path, raw, *, curves=True) -> Path:
         trained = [seed for seed, run in content["runs"].items() if run["train"]]
         if curves and trained:
             losses = [list(_losses(int(seed), i)) for seed in trained]
-            mean = [sum(each) / len(each) for each in zip(*losses, strict=True)]
+            mean = [sum(at_step) / len(at_step) for at_step in zip(*losses, strict=True)]
             content["curve"] = {"steps": list(range(1, 201)), "loss": mean, "seeds": len(trained), "held_out": {}}
         for seed in trained if "/" not in name and "\0" not in name else ():
             (folder / "runs" / name / f"seed-{seed}").mkdir(parents=True, exist_ok=True)

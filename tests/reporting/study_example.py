@@ -58,8 +58,8 @@ def study():
     losses = {"linear": (4.4, 4.3, None, 4.5), "nonlinear": (4.3, 4.2, 4.1, None), "identity": (4.5, 4.6, 4.7, 4.8)}
     trials = [
         {"method": name, "seed": 1000, "values": value, "loss": loss, "plan": "e" * 64}
-        for name, own in losses.items()
-        for value, loss in zip(values, own, strict=True)
+        for name, by_trial in losses.items()
+        for value, loss in zip(values, by_trial, strict=True)
     ]
     best = {"linear": 1, "nonlinear": 2, "identity": 0}
     chosen = {

@@ -254,7 +254,7 @@ def test_the_explorer_has_no_overflow_and_its_filters_work(visit, width):
     axes = json.loads(page.locator(".explorer-data").text_content())["axes"]
     assert panels.count() == sum(a["model"] == "SmolLM2-135M-Instruct.Q4_1.gguf" and a["primary"] for a in axes)
     form.locator("[name=task]").select_option("lambada_openai")
-    runs = [load_results(RESULTS / f"smollm2-135m{each}", kind=None) for each in ("", "-queries", "-gpu")]
+    runs = [load_results(RESULTS / f"smollm2-135m{suffix}", kind=None) for suffix in ("", "-queries", "-gpu")]
     verdicts = [run.verdict(name, "lambada_openai", "baseline") for run in runs for name in run.others]
     assert set(column(page, "explore .gains", 4)) == {f"{one.tone}{one.seeds} seeds" for one in verdicts}
     form.locator("[name=method]").select_option("lora")
@@ -394,8 +394,8 @@ def test_axe_finds_nothing(visit, axe, name, scheme):
     page.evaluate(axe)
     report = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     violations = [
-        (each["impact"], each["id"], each["nodes"][0]["html"][:200], each["nodes"][0]["failureSummary"][:300])
-        for each in report["violations"]
-        if each["impact"] in ("moderate", "serious", "critical")
+        (fault["impact"], fault["id"], fault["nodes"][0]["html"][:200], fault["nodes"][0]["failureSummary"][:300])
+        for fault in report["violations"]
+        if fault["impact"] in ("moderate", "serious", "critical")
     ]
     assert violations == []

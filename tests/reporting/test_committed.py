@@ -54,4 +54,4 @@ def test_every_committed_difference_follows_from_the_documents(folder):
     for one, kept in zip(computed.kept or (), results.kept or (), strict=True):  # none of a study, which has no base
         assert (one.method, one.task, one.right, one.wrong) == (kept.method, kept.task, kept.right, kept.wrong)
         assert (one.kept, one.won) == pytest.approx((kept.kept, kept.won))
-    assert [each.outcome for each in computed.verdicts] == [each.outcome for each in results.verdicts]
+    assert [verdict.outcome for verdict in computed.verdicts] == [verdict.outcome for verdict in results.verdicts]

@@ -51,7 +51,7 @@ def test_several_models_have_their_names_and_what_each_is_compared_with(results)
     titles = ["small/x", "small/y", "Differences between the models"]
     assert [table.title for table in tables] == titles
     assert cells(tables[2])[0][:3] == ("y", "x", "cloze\nacc, n = 1,234")
-    (protocol,) = (dict(each.blocks[0].items) for each in document.parts[0].sections if each.name == "protocol")
+    (protocol,) = (dict(part.blocks[0].items) for part in document.parts[0].sections if part.name == "protocol")
     assert protocol["Model y"].startswith("small/y, dtype float32, model_type llama, SHA-256 abab")
     assert protocol["Model y"].endswith("tokenizer SHA-256 eeeeeeeeeeeeeeee…")
 

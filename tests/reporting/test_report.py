@@ -124,12 +124,12 @@ def test_labels_are_shown_and_are_no_keys(run_dir, raw):
     report = write_report(run_dir)
     assert "Low rank &" in report.tex.read_text()
     assert report.tex.read_text().count(r"\caption{") == report.tex.read_text().count(r"\end{table}") == 2
-    for path in (report.markdown, report.html, *(each for each in report.figures if each.suffix == ".svg")):
+    for path in (report.markdown, report.html, *(path for path in report.figures if path.suffix == ".svg")):
         assert "Low rank" in path.read_text(), path
     assert "Low rank = lora" in report.markdown.read_text()
     for path in report.paths:
         assert path.suffix != ".csv" or path.read_bytes() == plain[path.name]
-    (headline,) = (each for each in document_of(run_dir).summary if getattr(each, "name", "") == "headline")
+    (headline,) = (block for block in document_of(run_dir).summary if getattr(block, "name", "") == "headline")
     assert {row.cells[0] for row in headline.rows} == {"Low rank", "pre_projection_skip"}
 
 

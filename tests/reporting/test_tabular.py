@@ -39,8 +39,8 @@ def test_a_table_is_a_whole_tabular(text):
     source = latex(Table("t", "T", columns, rows))
     lines = source.splitlines() if "\u2028" not in source else source.split("\n")[:-1]
     assert lines[0] == r"\begin{tabular}{lrl}"
-    rules = [place for place, line in enumerate(lines) if re.fullmatch(r"\\(top|mid|bottom)rule", line)]
-    assert [lines[place] for place in rules] == [r"\toprule", r"\midrule", r"\bottomrule"]
+    rules = [index for index, line in enumerate(lines) if re.fullmatch(r"\\(top|mid|bottom)rule", line)]
+    assert [lines[index] for index in rules] == [r"\toprule", r"\midrule", r"\bottomrule"]
     assert lines[-1] == r"\end{tabular}"
     set_lines = [line for line in lines[rules[0] + 1 : rules[2]] if line != r"\midrule"]
     assert len(set_lines) == 3 + 2  # a head of three lines, two rows

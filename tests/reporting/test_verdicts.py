@@ -50,7 +50,9 @@ def drawn(seed):
         raw["methods"][name] = made
     for name in methods:
         others = ["baseline", *["lora"] * (name != "lora"), *["two"] * (name == "one")]
-        for other in (each for each in others if each in methods and name != "baseline" and rng.random() < 0.9):
+        for other in others if name != "baseline" else ():
+            if other not in methods or rng.random() >= 0.9:
+                continue
             for task in tasks:
                 for metric in (BASES[task][0], *(["bits_per_byte", "margin"] if task in low_noise else [])):
                     raw["comparisons"].append(_random_comparison(rng, name, other, task, metric, seeds))
@@ -160,14 +162,14 @@ def _check_words(headline, columns, by_pair, results, first):
         for clause in line[index][0].split("; "):
             words, _, names = clause.partition(": ")
             tasks = names.split(", ") if names else [row["task"] for row in rows]
-            mine = [row for row in rows if row["task"] in tasks]
+            named = [row for row in rows if row["task"] in tasks]
             if words.startswith("alone "):
                 assert all(
-                    row["outcome"] == "not decided" and float(row["low"]) * float(row["high"]) > 0 for row in mine
+                    row["outcome"] == "not decided" and float(row["low"]) * float(row["high"]) > 0 for row in named
                 )
             elif words != "–":
-                assert {row["outcome"] for row in mine} == {words}
-                assert names == "" or len(mine) == sum(row["outcome"] == words for row in rows)
+                assert {row["outcome"] for row in named} == {words}
+                assert names == "" or len(named) == sum(row["outcome"] == words for row in rows)
 
 
 def _check_sentences(text, by_pair, results):

@@ -46,12 +46,12 @@ def asked(raw, build, compared):
         raw["margin"] = {TEXT: margin} if margin is not None else {}
         one = compared(SKIP, TEXT, difference, half, "", reference="lora") | {"p": p}
         one["errors"].append([seed_error, 2])
-        raw["comparisons"] = [each for each in raw["comparisons"] if each["reference"] == "baseline"] + [one | changes]
+        raw["comparisons"] = [pair for pair in raw["comparisons"] if pair["reference"] == "baseline"] + [one | changes]
         if keep:
             raw["questions"].append({"question": "keep", "pairs": [[name, "baseline"] for name in keep], "on": [CLOZE]})
-        for each in raw["comparisons"]:
-            if each["task"] == CLOZE:
-                each["errors"] = [each["errors"][0], [0.0001, 1]]
+        for pair in raw["comparisons"]:
+            if pair["task"] == CLOZE:
+                pair["errors"] = [pair["errors"][0], [0.0001, 1]]
         return build(raw)
 
     return make
@@ -162,7 +162,7 @@ def test_costs_are_ratios_in_each_round_to_the_control_and_merging_is_said(raw, 
 
 
 def test_plain_differences_stand_beside_what_the_corrected_test_does_not_decide(build, raw):
-    next(each for each in raw["comparisons"] if each["task"] == CLOZE and each["method"] == "lora")["p"] = 0.04
+    next(pair for pair in raw["comparisons"] if pair["task"] == CLOZE and pair["method"] == "lora")["p"] = 0.04
     raw["comparisons"][3] |= {"low": 0.001}
     assert rows(build(raw))["lora"]["on other tasks"] == "alone better: cloze"
 
@@ -235,18 +235,18 @@ def test_what_diverged_is_said(build, raw):
     raw["methods"][SKIP]["runs"]["1"] = {"train": {**run["train"], "diverged_step": 90}, "evaluation": {}}
     assert "1 of 2 seeds diverged" in rows(build(raw))[SKIP]["against lora"]
     raw["methods"][SKIP]["runs"] = {"1": raw["methods"][SKIP]["runs"]["1"]}
-    raw["comparisons"] = [each for each in raw["comparisons"] if each["method"] == "lora"]
+    raw["comparisons"] = [pair for pair in raw["comparisons"] if pair["method"] == "lora"]
     raw["pairs"] = {"base": [[SKIP, "baseline"], ["lora", "baseline"]], "lora": [[SKIP, "lora"]]}
     assert rows(build(raw))[SKIP]["against lora"] == "diverged at step 90 (seed 1)"
 
 
 @pytest.mark.parametrize(
-    ("seeds", "told"), [(1, "Seeds: one"), (2, "t is 12.7"), (4, "t is 3.2"), (5, "A seed decides")]
+    ("seeds", "said"), [(1, "Seeds: one"), (2, "t is 12.7"), (4, "t is 3.2"), (5, "A seed decides")]
 )
-def test_noise_that_the_intervals_do_not_cover_is_named(build, raw, seeds, told):
-    for each in raw["comparisons"]:
-        each["seeds"] = seeds
-    assert told in next(uncovered(build(raw)))
+def test_noise_that_the_intervals_do_not_cover_is_named(build, raw, seeds, said):
+    for pair in raw["comparisons"]:
+        pair["seeds"] = seeds
+    assert said in next(uncovered(build(raw)))
 
 
 def test_no_verdict_is_compared_with_all_others(tmp_path, monkeypatch):

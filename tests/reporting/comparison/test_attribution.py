@@ -19,7 +19,7 @@ def controlled(raw, build, compared):
     def make(*comparisons, controls=("skip_alone",)):
         for name in controls:
             raw["methods"][name] = raw["methods"][SKIP] | {"parts": [ALONE if name == "skip_alone" else LINEAR]}
-        raw["comparisons"] = [compared(*each[:5], reference=(*each, "baseline")[5]) for each in comparisons]
+        raw["comparisons"] = [compared(*pair[:5], reference=(*pair, "baseline")[5]) for pair in comparisons]
         return build(raw)
 
     return make
@@ -114,7 +114,7 @@ def test_text_comes_first_then_tasks_on_which_there_is_a_gain(controlled):
 
 def test_the_table_groups_a_method_with_its_controls(controlled):
     results = controlled((SKIP, CLOZE, 0.05, 0.01, "better"), ("skip_alone", CLOZE, 0.04, 0.01, "better"))
-    sections = {each.name: each for each in document_of(results).parts[0].sections}
+    sections = {section.name: section for section in document_of(results).parts[0].sections}
     table = sections["attribution"].blocks[-1]
     assert [row.cells[:2] for row in table.rows] == [(SKIP, "all"), ("skip_alone", "the skip alone")]
     assert table.rows[0].strong
@@ -131,7 +131,7 @@ def test_nothing_is_shown_without_controls_or_comparisons(results, controlled):
 def test_bits_per_byte_measure_a_task_that_has_them(controlled, raw, build):
     differences = [(SKIP, CLOZE, -0.4, 0.1, "better"), ("skip_alone", CLOZE, -0.3, 0.1, "better")]
     controlled(*differences)
-    raw["comparisons"] += [each | {"metric": "bits_per_byte"} for each in raw["comparisons"]]
+    raw["comparisons"] += [pair | {"metric": "bits_per_byte"} for pair in raw["comparisons"]]
     results = build(raw)
     assert "gains on tinyworld_cloze (bits per byte)" in sentence(results)[0]
     reached = share(results, SKIP, "skip_alone", CLOZE)

@@ -16,9 +16,9 @@ def test_what_is_absent_is_named(build, raw):
     del raw["methods"]["lora"]["runs"]["0"]["evaluation"]["tinyworld_text"]
     parameters = {"trainable": 5, "added": 5, "base": 9}
     raw["methods"]["late"] = {"parts": [{"type": "lora"}], "parameters": parameters, "runs": {}}
-    found = " ".join(missing(build(raw)))
+    text = " ".join(missing(build(raw)))
     named = ("not complete", "pre_projection_skip: .* seed 1", "lora, seed 0: .* tinyworld_text", "late: ", "No paired")
-    assert all(re.search(each, found) for each in named)
+    assert all(re.search(pattern, text) for pattern in named)
 
 
 def test_runs_of_another_comparison_are_named(run_dir, results):

@@ -83,7 +83,7 @@ def test_the_data_of_the_figures(build, raw):
     differences = read_csv(FIGURES["differences"].data(results, []))
     assert {
         (row["method"], row["other"], row["task"]): float(row["difference"]) for row in differences if row["p"]
-    } == {(each["method"], each["reference"], each["task"]): each["difference"] for each in raw["comparisons"]}
+    } == {(pair["method"], pair["reference"], pair["task"]): pair["difference"] for pair in raw["comparisons"]}
     layers = [("lora", LayerSeries(quantity="‖a‖", group="q", points={3: 1e-9, 0: 0.25}, reference=0.5))]
     assert [row["value"] for row in read_csv(FIGURES["layers"].data(results, layers))] == ["0.25", "1e-09"]
 
@@ -104,9 +104,9 @@ def test_figures_show_the_surest_differences_whichever_way_they_go(tmp_path):
     folder = write_big_run(tmp_path, methods=40, tasks=2, seeds=1, documents=2, steps=0)
     results = load_results(folder)
     surest = {}
-    for each in results.comparisons:
-        if each.reference == "baseline":
-            surest[each.method] = min(each.p, surest.get(each.method, 1.0))
+    for pair in results.comparisons:
+        if pair.reference == "baseline":
+            surest[pair.method] = min(pair.p, surest.get(pair.method, 1.0))
     kept = [name for name in prominent(results).methods if name != "baseline"]
     assert len(kept) == MOST_METHODS
     assert max(surest[name] for name in kept) <= min(p for name, p in surest.items() if name not in kept)

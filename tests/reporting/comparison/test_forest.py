@@ -85,7 +85,7 @@ def test_what_is_compared_is_named_and_exploratory_pairs_follow_primary_ones(man
 
 
 def test_without_a_lora_it_is_the_gain_over_the_base_and_without_tests_there_is_none(build, raw):
-    raw["comparisons"] = [each for each in raw["comparisons"] if each["reference"] == "baseline"]
+    raw["comparisons"] = [pair for pair in raw["comparisons"] if pair["reference"] == "baseline"]
     forest = forest_of(build(raw))
     assert (forest.other, [row.gain.difference for row in forest.rows]) == ("baseline", [12.0, 5.0])
     raw["comparisons"] = []

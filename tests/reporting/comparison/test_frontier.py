@@ -37,7 +37,7 @@ def test_the_table_has_each_gain_and_rate_and_findings_the_tones_of_their_verdic
     results = frontier_example()
     findings, *_ = frontier_blocks(results)
     table = budget_table(results)
-    tones = {each.subject: each.tone for each in findings.items}
+    tones = {finding.subject: finding.tone for finding in findings.items}
     assert tones == {"ahead": "better", "behind": "worse", "turning": "mixed", "alone": "not tested"}
     assert [column.name for column in table.columns] == ["method", *BUDGETS, "its one size", "for equal gain"]
     rows = {str(row.cells[0]): [*map(str, row.cells[1:])] for row in table.rows}
@@ -103,11 +103,11 @@ def test_where_the_better_method_changes_is_said_where_all_is_found():
 
 def test_each_budget_has_the_verdict_against_the_lora_of_its_own():
     results = frontier_example()
-    found = against_reference(results, line_of(results, "ahead"))
-    assert {point: verdict.other for point, verdict in found.items()} == {
+    tested = against_reference(results, line_of(results, "ahead"))
+    assert {point: verdict.other for point, verdict in tested.items()} == {
         f"ahead@{budget}": f"lora@{budget}" for budget in ("1k", "10k", "100k")
     }
-    assert {verdict.family for verdict in found.values()} == {3 * (len(GAINS) - 1)}  # all budgets of all methods
+    assert {verdict.family for verdict in tested.values()} == {3 * (len(GAINS) - 1)}  # all budgets of all methods
     alone = results.model_copy(update={"frontier": results.frontier.model_copy(update={"reference": None})})
     assert sentence(alone, line_of(alone, "ahead")) == "is compared with no LoRA of several budgets"
 

@@ -39,9 +39,9 @@ def test_the_same_model_and_documents_share_a_table(two):
     names = ["baseline", "pre_projection_skip (first)", "lora (first)", "pre_projection_skip (second)", "lora (second)"]
     assert list(joined.results.methods) == names
     assert len(joined.results.comparisons) == 15
-    own = [(v.task, v.p_corrected, v.family) for folder in folders for v in load_results(folder).verdicts]
-    assert [(v.task, v.p_corrected, v.family) for v in joined.results.verdicts] == own
-    pairs = {(each.method, each.reference) for each in joined.results.comparisons}
+    expected = [(v.task, v.p_corrected, v.family) for folder in folders for v in load_results(folder).verdicts]
+    assert [(v.task, v.p_corrected, v.family) for v in joined.results.verdicts] == expected
+    pairs = {(pair.method, pair.reference) for pair in joined.results.comparisons}
     assert pairs >= {("lora (second)", "baseline"), ("pre_projection_skip (second)", "lora (second)")}
     assert joined.results.methods["lora (second)"].match.to == "pre_projection_skip (second)"
 
@@ -133,17 +133,17 @@ def test_looks_are_kept_where_all_runs_declare_the_same(two, numbers):
     first = first.model_copy(update={"training": {"seeds": {"looks": [1, 3]}}, "looks": looks})
     looks = [LookTaken(seeds=1, part=0.25, comparisons=[gain], growing=[])]
     second = second.model_copy(update={"training": {"seeds": {"looks": numbers}}, "looks": looks})
-    found = merge({"first": first, "second": second})
+    joined = merge({"first": first, "second": second})
     if numbers == [1, 3]:
-        (look,) = found.results.looks
+        (look,) = joined.results.looks
         assert (look.seeds, look.part, look.growing) == (1, 0.25, ["lora (first)"])
         assert [one.method for one in look.comparisons] == ["lora (first)", "lora (second)"]
-        assert found.results.seeds_asked("lora (first)") == [0, 1, 2]
-        assert found.results.seeds_asked("lora (second)") == [0]
+        assert joined.results.seeds_asked("lora (first)") == [0, 1, 2]
+        assert joined.results.seeds_asked("lora (second)") == [0]
     else:
-        assert found.results.looks is None
-        assert verdicts(found)["Looks"] == "differs"
-        assert any(warning.startswith("Looks of the runs: differs") for warning in found.results.warnings)
+        assert joined.results.looks is None
+        assert verdicts(joined)["Looks"] == "differs"
+        assert any(warning.startswith("Looks of the runs: differs") for warning in joined.results.warnings)
 
 
 @pytest.mark.parametrize(("digest", "shared"), [("a" * 64, True), ("b" * 64, False), (None, False)])
@@ -161,7 +161,7 @@ def test_losses_on_other_held_out_documents_share_no_column(two, digest, shared)
     assert verdicts(joined)["Held-out text"] == ("same" if shared else "differs")
     assert verdicts(joined)["Tasks and their documents"] == "same"
     assert ("held_out_text" in joined.results.tasks) == shared
-    assert len([each for each in joined.results.comparisons if each.task == "held_out_text"]) == 2 * shared
+    assert len([pair for pair in joined.results.comparisons if pair.task == "held_out_text"]) == 2 * shared
 
 
 def test_side_by_side_each_run_has_its_own_part(two, tmp_path):

@@ -67,7 +67,7 @@ def test_the_figure_has_the_points_and_the_front(kept, build):
 
 def test_a_report_has_the_section_where_there_is_retention(kept, build):
     with_it = build(kept)
-    parts = [document_of(each).parts[0] for each in (with_it, with_it.model_copy(update={"retention": None}))]
+    parts = [document_of(run).parts[0] for run in (with_it, with_it.model_copy(update={"retention": None}))]
     names = [{section.name for section in part.sections} for part in parts]
     assert names[0] - names[1] == {"retention"}
     assert "old.txt" in dict(protocol_facts(with_it))["Text to keep, retention_old"]
@@ -78,8 +78,8 @@ def test_labels_and_a_choice_of_methods_keep_points_and_verdicts(kept, build):
     results = build(kept)
     before = results.answers("retention", "lora")
     labelled = results.labelled()
-    assert {each.method for p in labelled.retention.points for each in p.comparisons} == {"LoRA"}
-    assert labelled.answers("retention", "LoRA") == [each.model_copy(update={"method": "LoRA"}) for each in before]
+    assert {pair.method for p in labelled.retention.points for pair in p.comparisons} == {"LoRA"}
+    assert labelled.answers("retention", "LoRA") == [pair.model_copy(update={"method": "LoRA"}) for pair in before]
     assert results.only(["lora"]).answers("retention") == before
 
 

@@ -95,7 +95,7 @@ def test_samples_are_the_same_from_the_numbers_of_records_alone(tmp_path, monkey
     for records in folder.glob("runs/*/*/evaluations"):
         write_values(records, results.tasks)
     read = []
-    own = samples.read_lines
-    monkeypatch.setattr(samples, "read_lines", lambda path, **options: read.append(path) or own(path, **options))
+    unpatched = samples.read_lines
+    monkeypatch.setattr(samples, "read_lines", lambda path, **options: read.append(path) or unpatched(path, **options))
     assert read_samples(folder, results) == expected
     assert {path.parents[2].name for path in read} == {"baseline"}

@@ -22,9 +22,9 @@ def test_scores_are_means_with_cost_and_the_baseline_has_its_standard_error(resu
     *_, cloze, _, text = table.columns
     assert (cloze.name, cloze.notes) == ("tinyworld_cloze", ("acc, n = 400", "higher is better"))
     assert text.notes[1] == "lower is better"
-    found = rows(table)
-    assert found["baseline"] == ["40.0 ± 2.0 %", "50.0 ± 2.0 %", "20.00 ± 0.020"]
-    assert found[SKIP] == ["45.0 %", "51.5 %", "17.60"]
+    cells = rows(table)
+    assert cells["baseline"] == ["40.0 ± 2.0 %", "50.0 ± 2.0 %", "20.00 ± 0.020"]
+    assert cells[SKIP] == ["45.0 %", "51.5 %", "17.60"]
     assert [row.cells[0] for row in table.rows if row.strong] == ["baseline"]
     for run in raw["methods"]["lora"]["runs"].values():
         del run["evaluation"]["tinyworld_cloze"]
@@ -57,7 +57,7 @@ def test_every_difference_is_in_one_table_once(results):
         "verdicts": ("better",),
         "measure": ("word perplexity",),
     }
-    assert [each.values for each in table.filters][:2] == [
+    assert [choice.values for choice in table.filters][:2] == [
         ("does it change the base?", "is it better than LoRA?"),
         ("acc", "acc norm", "word perplexity"),
     ]
@@ -67,7 +67,7 @@ def test_measures_that_decide_nothing_have_no_verdict_and_are_on_the_page_alone(
     raw["comparisons"].append(compared(SKIP, "tinyworld_cloze", -0.2, 0.01, "better", metric="bits_per_byte"))
     table = difference_table(build(raw))
     others = [[str(cell) for cell in row.cells] for row in table.rows if row.page_only]
-    assert [each[0] for each in others] == [f"{SKIP}\nbaseline", "lora\nbaseline"]
+    assert [row[0] for row in others] == [f"{SKIP}\nbaseline", "lora\nbaseline"]
     assert others[0][1:] == ["tinyworld_cloze\nacc", "+5.0 [2.0, 8.0] points", "–", "–", "no verdict"]
     assert str(table.rows[0].cells[1]).endswith("bits per byte")
     assert "no verdict" not in markdown_table(table)

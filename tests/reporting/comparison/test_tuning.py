@@ -104,7 +104,7 @@ def test_the_report_shows_the_choices_and_what_is_at_the_edge(tuned):
     assert [row["diverged_step"] for row in rows if not row["loss"]] == ["7"]
     assert "tuning" in document.parts[0].figures
     assert rates_sentence(tuned) in html(document)
-    assert [each.name for each in document.parts[0].sections].count("tuning") == 1
+    assert [section.name for section in document.parts[0].sections].count("tuning") == 1
 
 
 def test_the_figure_has_a_curve_a_method_and_rings_the_choices(tuned):
@@ -120,7 +120,7 @@ def test_the_figure_has_a_curve_a_method_and_rings_the_choices(tuned):
 
 
 def test_a_loss_far_above_the_others_does_not_flatten_them(tuned):
-    trials = [each.model_copy(update={"loss": 900.0}) if each.loss is None else each for each in tuned.tuning.trials]
+    trials = [t.model_copy(update={"loss": 900.0}) if t.loss is None else t for t in tuned.tuning.trials]
     far = tuned.model_copy(update={"tuning": tuned.tuning.model_copy(update={"trials": trials})})
     with report_style():
         (ax,) = tuning_figure(far).axes

@@ -14,7 +14,7 @@ SKIP, CLOZE, TEXT = "pre_projection_skip", "tinyworld_cloze", "tinyworld_text"
 
 
 def by_axis(results):
-    return {(each.method, each.axis.task, each.axis.metric): each for each in entries(results)}
+    return {(entry.method, entry.axis.task, entry.axis.metric): entry for entry in entries(results)}
 
 
 def test_a_gain_is_better_above_zero_in_the_units_of_the_report(results):
@@ -37,7 +37,7 @@ def test_what_is_missing_has_no_number_and_says_why(build, raw):
     for seed, step in (("0", 7), ("1", 9)):
         lost["runs"][seed]["train"]["diverged_step"] = step
         lost["runs"][seed]["evaluation"] = {}
-    raw["comparisons"] = [each for each in raw["comparisons"] if each["method"] != "lora"]
+    raw["comparisons"] = [pair for pair in raw["comparisons"] if pair["method"] != "lora"]
     raw["comparisons"][1] |= dict.fromkeys(("low", "high", "p")) | {"test": "none (too few documents)"}
     listed = by_axis(build(raw))
     diverged = listed["lora", CLOZE, "acc"]
@@ -66,12 +66,12 @@ def test_a_measure_that_decides_nothing_has_no_verdict(build, raw, compared):
 
 
 def test_a_study_shows_each_variant_against_its_baseline():
-    listed = {each.method: each for each in entries(ComparisonResults.model_validate(pretrained()))}
-    assert {name: (each.gain, each.parameters) for name, each in listed.items()} == {
+    listed = {entry.method: entry for entry in entries(ComparisonResults.model_validate(pretrained()))}
+    assert {name: (entry.gain, entry.parameters) for name, entry in listed.items()} == {
         "nonlinear": (pytest.approx(0.1), 1_005_000),
         "identity": (pytest.approx(-0.1), 900_000),
     }
-    axes = {(each.axis.reference, each.axis.size, each.axis.model) for each in listed.values()}
+    axes = {(entry.axis.reference, entry.axis.size, entry.axis.model) for entry in listed.values()}
     assert axes == {("linear", "non-embedding parameters", "pretrained in queries")}
 
 

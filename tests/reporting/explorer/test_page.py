@@ -37,8 +37,8 @@ def test_runs_are_found_below_a_folder_and_links_are_relative(tmp_path):
         ("c", ""),
         ("b", "../my%20runs/deep/b/report.html"),
     ]
-    told = written.document.summary[0].text
-    assert told == f"{sum(row[3] is not None for row in data['rows'])} differences of 3 runs"
+    summary = written.document.summary[0].text
+    assert summary == f"{sum(row[3] is not None for row in data['rows'])} differences of 3 runs"
     text = written.page.read_text()
     assert "c: it has no report.html" in text
     assert '<a href="../my%20runs/a/report.html">a</a>' in text  # without the script, too
@@ -56,9 +56,9 @@ def test_what_cannot_be_read_is_named_and_nothing_at_all_is_an_error(tmp_path):
     page = (tmp_path / "x.html").read_text()
     assert "has layout 1, this version reads 2" in page
     assert "begun: no results yet" in page
-    for place, message in (("bad", "has layout 1"), ("none", "no such folder")):
+    for folder, message in (("bad", "has layout 1"), ("none", "no such folder")):
         with pytest.raises(HfpatchError, match=message):
-            write_explorer([tmp_path / place], tmp_path / "y.html")
+            write_explorer([tmp_path / folder], tmp_path / "y.html")
     (tmp_path / "empty").mkdir()
     with pytest.raises(HfpatchError, match=r"no results.json there or below"):
         write_explorer([tmp_path / "empty"], tmp_path / "y.html")
@@ -68,8 +68,8 @@ def test_what_cannot_be_read_is_named_and_nothing_at_all_is_an_error(tmp_path):
 def test_models_of_one_name_have_axes_of_their_own(raw):
     other = json.loads(json.dumps(raw))
     other["model"]["sha256"] = "f" * 64
-    runs = [ComparisonResults.model_validate(each) for each in (raw, raw, other)]
-    data = data_of(html(explorer_document([Source(str(place), run) for place, run in enumerate(runs)])))
+    runs = [ComparisonResults.model_validate(run) for run in (raw, raw, other)]
+    data = data_of(html(explorer_document([Source(str(index), run) for index, run in enumerate(runs)])))
     assert len(data["axes"]) == 2 * 3
     assert {axis["model"].rpartition(" ")[0] for axis in data["axes"]} == {
         f"tinyworld/gpt-neox ({letter * 12} float32" for letter in "af"
