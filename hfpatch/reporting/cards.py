@@ -9,6 +9,7 @@ from hfpatch.reporting.comparison.answer import answer, headline_table
 from hfpatch.reporting.comparison.tables import score_table
 from hfpatch.reporting.comparison.tuning import chosen_facts
 from hfpatch.reporting.facts import protocol_facts
+from hfpatch.reporting.markdown import markdown_table
 from hfpatch.reporting.numbers import (
     NOTHING,
     change_of,
@@ -23,7 +24,7 @@ from hfpatch.reporting.numbers import (
 from hfpatch.results.cautions import rates_sentence
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.support.files import write_text
-from hfpatch.support.markup import block, escape, table
+from hfpatch.support.markup import block, escape
 from hfpatch.surgery.card import TAGS, Measured, base_licence, front, hub_id, patch_card, shown_base
 from hfpatch.surgery.manifest import MANIFEST, read_manifest
 
@@ -80,19 +81,14 @@ def run_card(results: ComparisonResults) -> str:
     """Return the card of a repository that holds a whole run."""
     name = shown_base(str(results.model.get("name") or "the base"))
     header = {"library_name": "peft", "base_model": hub_id(name), "license": base_licence(name), "tags": TAGS}
-    tables = []
-    for content in (headline_table(results), score_table(results)):  # headings and cells on one line each
-        headings = [escape(", ".join((column.name, *column.notes[:1]))) for column in content.columns]
-        cells = [[escape(" ".join(str(cell).split("\n"))) for cell in row.cells] for row in content.rows]
-        tables.append(table(headings, cells))
     sections = [
         front(header),
         f"# {escape(results.name)}: patches for {escape(name)}",
         block(results.description),
         f"## Answer\n\n{block(answer(results))}",
-        tables[0],
+        markdown_table(headline_table(results)),
         block(rates_sentence(results)),
-        f"## Scores\n\n{tables[1]}",
+        f"## Scores\n\n{markdown_table(score_table(results))}",
         "`report.html` is the whole report, `report.md` the same as Markdown; `results.csv` and `results.json` are the "
         "numbers.",
         "## How to load a patch\n\nEach patch is in `runs/METHOD/seed-N/patch`, with a card of its own:\n\n"
