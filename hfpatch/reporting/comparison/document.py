@@ -154,20 +154,19 @@ def of_what(results: Sequence[ComparisonResults]) -> doc.Fact:
 
 def _summary(material: RunData) -> tuple[doc.Block, ...]:
     """Return what a terminal shows; the answer comes last, where a reader looks."""
-    results = material.results
-    table = headline_table(results, terminal=True) if results.frontier is None else budget_table(results)
-    return (
-        doc.Sentences((*material.missing, *cautions(results)), brief=True),
-        doc.Text(lead(results), "headline"),
-        sentences(results),
-        *([table] if table.rows else []),
-        *_changed(results),
-    )
+    notes = doc.Sentences((*material.missing, *cautions(material.results)), brief=True)
+    return notes, *_answer(material.results, terminal=True)
 
 
-def _changed(results: ComparisonResults) -> Iterator[doc.Text]:
-    if said := changed_text(results):
-        yield doc.Text(said, "caption")
+def _answer(
+    results: ComparisonResults, figures: Sequence[doc.Figure] = (), *, terminal: bool = False
+) -> list[doc.Block]:
+    """Return the answer in sentences, its figures, and one table."""
+    table = headline_table(results, terminal=terminal) if results.frontier is None else budget_table(results)
+    blocks: list[doc.Block] = [doc.Text(lead(results), "headline"), sentences(results), *figures]
+    blocks += [table] if table.rows else []
+    blocks += [doc.Text(changed, "caption")] if (changed := changed_text(results)) else []
+    return blocks
 
 
 def cautions(results: ComparisonResults) -> tuple[str, ...]:
@@ -184,13 +183,7 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
             return []
         return [figure_block(name, material.drawn[name], material.data.results, material.data.layers)]
 
-    # the first screen: the answer in sentences, one figure, one table
-    blocks: list[doc.Block] = [doc.Text(lead(results), "headline"), sentences(results)]
-    blocks += figures("differences")
-    methods = headline_table(results)
-    table = methods if results.frontier is None else budget_table(results)
-    blocks += [*([table] if table.rows else []), *_changed(results)]
-    yield doc.Section("answer", "Answer", tuple(blocks))
+    yield doc.Section("answer", "Answer", tuple(_answer(results, figures("differences"))))  # the first screen
     yield from compared
     said = cautions(results)
     notes: list[doc.Block] = [doc.Sentences(said)] if said else []
@@ -203,8 +196,8 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
         notes.append(doc.Sentences(tuple(material.missing), "What is missing"))
     yield doc.Section("cautions", "Cautions", tuple(notes) or (doc.Text("None."),))
     if results.frontier is not None:
-        blocks = [*figures("frontier"), *frontier_blocks(results), methods]
-        yield doc.Section("frontier", "Gain by budget", tuple(blocks), "Budgets")
+        blocks = *figures("frontier"), *frontier_blocks(results), headline_table(results)
+        yield doc.Section("frontier", "Gain by budget", blocks, "Budgets")
     if shown := figures("training"):
         yield doc.Section("training", FIGURES["training"].title, tuple(shown), "Training")
     # learning and forgetting
