@@ -99,19 +99,14 @@ def _compared(results: EvaluationResults) -> tuple[Table, ...]:
         **{"task": False, "difference": True, "corrected": True, "p (Holm)": True, "detectable": True},
         "verdict": False,
     }
-    decided = {(verdict.method, verdict.other, verdict.task, verdict.metric) for verdict in results.verdicts}
-    differences: list[tuple[Verdict | Comparison, str]] = [(verdict, verdict.other) for verdict in results.verdicts]
-    differences += [
-        (pair, pair.reference)
-        for pair in results.comparisons
-        if (pair.method, pair.reference, pair.task, pair.metric) not in decided
-    ]
-    rows = []
-    for pair, other in differences:
+    decided = {(verdict.pair, verdict.task, verdict.metric) for verdict in results.verdicts}
+    others = [pair for pair in results.comparisons if (pair.pair, pair.task, pair.metric) not in decided]
+    rows, differences = [], list[Verdict | Comparison]([*results.verdicts, *others])
+    for pair in differences:
         verdict = pair if isinstance(pair, Verdict) else None
         tested = verdict is not None and verdict.p_corrected is not None
         visible = verdict.detectable if verdict is not None else None
-        cells: list[str | Cell] = [pair.method, *([other] if several else [])]
+        cells: list[str | Cell] = list(pair.pair if several else [pair.method])
         cells += [
             Cell((pair.task, f"{pair.metric}, n = {documents_text(pair.n, pair.clusters)}")),
             Cell((signed(pair.difference, 4), interval(pair.low, pair.high, 4) if math.isfinite(pair.low) else "")),

@@ -73,12 +73,11 @@ def scale_in(results: ComparisonResults, task: str, metric: str) -> Scale:
 
 def change_of(results: ComparisonResults, difference: Verdict | Comparison, *, plain: bool = True) -> Change:
     """Return a difference in its reported unit with its 95 % interval; not ``plain``, with that of the verdict."""
-    other = difference.other if isinstance(difference, Verdict) else difference.reference
-    ends = difference.low, difference.high
+    task, metric, ends = difference.task, difference.metric, (difference.low, difference.high)
     if isinstance(difference, Verdict) and not plain:
         ends = difference.corrected_low, difference.corrected_high
-    values = results.values(other, difference.task, difference.metric) if difference.task in results.tasks else []
-    scale = scale_in(results, difference.task, difference.metric)
+    values = results.values(difference.pair[1], task, metric) if task in results.tasks else []
+    scale = scale_in(results, task, metric)
     return change(difference.difference, *ends, scale=scale, reference=fmean(values) if values else None)
 
 
@@ -88,6 +87,12 @@ def gain_of(results: ComparisonResults, verdict: Verdict, *, plain: bool = False
         return None
     gain = change_of(results, verdict, plain=plain)
     return gain if verdict.higher_is_better else gain.turned
+
+
+def gain_on(results: ComparisonResults, method: str, task: str, *, plain: bool = False) -> Change | None:
+    """Return the gain of a method over the baseline on a task, see `gain_of`; None where it was not compared."""
+    verdict = results.verdict(method, task, results.baseline)
+    return None if verdict is None else gain_of(results, verdict, plain=plain)
 
 
 def verdict_text(results: ComparisonResults, verdict: Verdict) -> str:

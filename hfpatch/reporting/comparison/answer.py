@@ -31,6 +31,7 @@ from hfpatch.reporting.numbers import (
     digits_for,
     diverged_text,
     gain_of,
+    gain_on,
     interval,
     margin_text,
     metric_text,
@@ -95,7 +96,7 @@ def lead(results: ComparisonResults) -> str:
         said = f"On {task} every {results.noun} that was asked about is worse than {other}."
     else:
         said = f"On {task} no {results.noun} is shown to be better than {other}."
-    gains = {name: gain for name in results.others if (gain := _gain_on(results, name, verdicts[0].task)) is not None}
+    gains = {name: gain for name in results.others if (gain := gain_on(results, name, verdicts[0].task)) is not None}
     most = max(gains, key=lambda name: gains[name].difference, default=None)
     if most is not None and other != results.baseline and len(gains) > 1:
         size = short_count(results.methods[most].compared_size)
@@ -243,11 +244,6 @@ def names_text(names: Collection[str], every: Collection[str], noun: str = "meth
     return listed(said)
 
 
-def _gain_on(results: ComparisonResults, method: str, task: str) -> Change | None:
-    verdict = results.verdict(method, task, results.baseline)
-    return None if verdict is None else gain_of(results, verdict)
-
-
 def tone_of(verdicts: Sequence[Verdict]) -> Tone:
     """Return the tone of several verdicts together: ``mixed`` is better on one task and worse on another."""
     said = {verdict.tone for verdict in verdicts}
@@ -264,7 +260,7 @@ def headline_table(results: ComparisonResults, *, terminal: bool = False) -> Tab
     units. Only the marks that it shows are explained.
     """
     task = next((verdict.task for verdict in asked(results)), results.first_task)
-    gains = {name: gain for name in results.others if task and (gain := _gain_on(results, name, task)) is not None}
+    gains = {name: gain for name in results.others if task and (gain := gain_on(results, name, task)) is not None}
     order = sorted(results.others, key=lambda name: -gains[name].difference if name in gains else math.inf)
     controls = {name: control_for(results, name) for name in order}
     compared = [(name, other) for name, other in controls.items() if other is not None]

@@ -18,7 +18,7 @@ from hfpatch.reporting.numbers import (
     NOTHING,
     Change,
     digits_for,
-    gain_of,
+    gain_on,
     scale_in,
     short_count,
     signed,
@@ -118,10 +118,12 @@ def frontier_csv(results: ComparisonResults) -> str:
     """Return the figure's data: a row for each point, in the figure's unit, and its method's exchange rate."""
     headings = "method", "point", "parameters", "gain", "low", "high", "rate", "rate_low", "rate_high", *_BOUNDS
     rows: list[tuple[object, ...]] = []
-    for line in results.frontier.lines if results.frontier is not None else ():
+    if (frontier := results.frontier) is None:
+        return csv_text(headings, rows)
+    for line in frontier.lines:
         rate = line.exchange or Exchange()
         for point in line.points:
-            gain, size = _gain(results, point), results.methods[point].trainable
+            gain, size = gain_on(results, point, frontier.task, plain=True), results.methods[point].trainable
             ends = (None,) * 3 if gain is None else (gain.difference, gain.low, gain.high)
             bounds = (getattr(rate, name) for name in _BOUNDS)
             rows.append((line.method, point, size, *ends, rate.rate, rate.low, rate.high, *bounds))
@@ -149,7 +151,7 @@ def budget_table(results: ComparisonResults) -> doc.Table:
         cells: list[str | doc.Cell] = [line.method]
         for budget in (*budgets, *([""] * alone)):
             point = points.get(budget, "")
-            gain = _gain(results, point) if point else None
+            gain = gain_on(results, point, frontier.task, plain=True) if point else None
             text = NOTHING if gain is None else signed(gain.difference, digits_for(gain))
             if gain is not None and not budget:
                 text += f" ({short_count(results.methods[line.points[0]].trainable)})"
@@ -179,12 +181,6 @@ def _budgets(results: ComparisonResults, frontier: Frontier) -> dict[str, int]:
     return dict(sorted(sizes.items(), key=lambda item: item[1]))
 
 
-def _gain(results: ComparisonResults, point: str) -> Change | None:
-    """Return the gain of a method over the baseline on the frontier's task with its plain interval."""
-    verdict = results.verdict(point, results.frontier.task if results.frontier else "", results.baseline)
-    return None if verdict is None else gain_of(results, verdict, plain=True)
-
-
 @report_style()
 def frontier_figure(results: ComparisonResults) -> Figure | None:
     """Draw the gain over the logarithm of the parameters, a line a method; None without budgets."""
@@ -194,7 +190,7 @@ def frontier_figure(results: ComparisonResults) -> Figure | None:
     drawn: dict[str, list[tuple[int, Change]]] = {}  # the parameters and the gain of each point
     for line in frontier.lines:
         for point in line.points:
-            gain, size = _gain(results, point), results.methods[point].trainable
+            gain, size = gain_on(results, point, frontier.task, plain=True), results.methods[point].trainable
             if gain is not None and size:
                 drawn.setdefault(line.method, []).append((size, gain))
     if not drawn:

@@ -91,13 +91,11 @@ def _task(results: ComparisonResults, task: str) -> Column:
 def difference_table(results: ComparisonResults) -> Table:
     """Build the table of all paired differences: first the verdicts, then the measures that decide nothing."""
     decided = [pair for pair in results.verdicts if pair.task in results.tasks and pair.method in results.methods]
-    asked = {(verdict.method, verdict.other): verdict.question for verdict in decided}
+    asked = {verdict.pair: verdict.question for verdict in decided}
     others = [
         pair
         for pair in results.comparisons
-        if pair.task in results.tasks
-        and results.deciding[pair.task].metric != pair.metric
-        and (pair.method, pair.reference) in asked
+        if pair.task in results.tasks and results.deciding[pair.task].metric != pair.metric and pair.pair in asked
     ]
     long = len(decided) > _MOST_IN_MARKDOWN and any(verdict.is_found for verdict in decided)
     rows = []
@@ -105,7 +103,7 @@ def difference_table(results: ComparisonResults) -> Table:
         elsewhere = verdict.role == "primary" or (verdict.other, verdict.task) == (results.baseline, results.first_task)
         rows.append(_difference_row(results, verdict, verdict.question, long and (elsewhere or not verdict.is_found)))
     absent = sum(row.page_only for row in rows)
-    rows += [_difference_row(results, pair, asked[pair.method, pair.reference], True) for pair in others]
+    rows += [_difference_row(results, pair, asked[pair.pair], True) for pair in others]
     sizes = {verdict.question: verdict.family for verdict in decided if verdict.family}
     families = ", ".join(f"{_question(results, question)} {size}" for question, size in sizes.items())
     left_out = [f"{absent} that the answer has or that are not decided"] * bool(absent)
@@ -144,7 +142,6 @@ def _question(results: ComparisonResults, question: str) -> str:
 
 def _difference_row(results: ComparisonResults, one: Verdict | Comparison, question: str, page_only: bool) -> Row:
     verdict, measure = one if isinstance(one, Verdict) else None, metric_text(one.metric)
-    other = one.other if isinstance(one, Verdict) else one.reference
     corrected: str | Cell = NOTHING
     p_values: str | Cell = NOTHING
     if verdict is not None and verdict.p_corrected is not None:
@@ -153,7 +150,7 @@ def _difference_row(results: ComparisonResults, one: Verdict | Comparison, quest
         p_values = Cell((p_text(verdict.p_corrected), p_text(verdict.p)))
     outcome = "no verdict" if verdict is None else Cell((verdict_text(results, verdict),), verdict.tone)
     difference = change_text(change_of(results, one)) if one.n > 0 else NOTHING
-    cells = Cell((one.method, other)), Cell((one.task, measure)), difference, corrected, p_values, outcome
+    cells = Cell(one.pair), Cell((one.task, measure)), difference, corrected, p_values, outcome
     keys = {"question": _question(results, question), "task": one.task, "measure": measure}
     keys["verdicts"] = "no verdict" if verdict is None else verdict.tone
     return Row(cells, faint=verdict is None, keys={key: (e,) for key, e in keys.items()}, page_only=page_only)

@@ -144,8 +144,8 @@ def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
 
     Models without a comparison have an entry for each primary score, without a gain.
     """
-    decided = {(verdict.method, verdict.other, verdict.task, verdict.metric): verdict for verdict in results.verdicts}
-    made = {(pair.method, pair.reference, pair.task, pair.metric): pair for pair in results.comparisons}
+    decided = {(*verdict.pair, verdict.task, verdict.metric): verdict for verdict in results.verdicts}
+    made = {(*pair.pair, pair.task, pair.metric): pair for pair in results.comparisons}
     compared_models = {name for method, reference, *_ in made for name in (method, reference)}
     alone = [
         (label, "", task, score.primary)
