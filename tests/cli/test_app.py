@@ -2,10 +2,8 @@
 
 import importlib
 import importlib.metadata
-import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,22 +14,17 @@ import forked
 import huggingface_hub.constants
 import pytest
 import torch
-from rich.console import Console
-from rich.progress import Progress as Bars
-from rich.progress import TextColumn
+from cli.conftest import refused
 from transformers import LlamaConfig, MambaConfig, ZambaConfig
 
 import hfpatch
 from hfpatch import HfpatchError
 from hfpatch.__main__ import main
-from hfpatch.cli.progress import LiveProgress, PlainProgress, TableProgress, choose_progress
 from hfpatch.promises import PROMISES
 from hfpatch.results import load_results
-from hfpatch.runs import Progress
 from hfpatch.runs.locks import hold
 from hfpatch.support import ranks
 from hfpatch.training.interruption import Terminated
-from hfpatch.training.records import StepRecord
 
 COMMANDS = ["compare", "train", "eval", "report", "check", "inspect"]
 COMMANDS += ["pretrain", "tokenize", "plan", "explore", "push", "export"]
@@ -52,17 +45,6 @@ def recipe(tmp_path):
     path = tmp_path / "small.yaml"
     path.write_text(RECIPE)
     return path
-
-
-def refused(capsys, *arguments: object) -> str:
-    """Run hfpatch, expect exit code 2 and exactly one line on standard error, and return that line."""
-    assert main([str(argument) for argument in arguments]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    errors = [line for line in lines if line.startswith("hfpatch: error: ")]
-    assert len(errors) == 1
-    assert lines[-1] == errors[0]
-    assert not any("Traceback" in line for line in lines)
-    return errors[0]
 
 
 @pytest.mark.parametrize("command", [["compare"], ["train", "--method", "pre_projection"], ["pretrain"], ["tokenize"]])
@@ -230,15 +212,6 @@ def test_too_little_memory_is_one_line_and_other_errors_are_not(capsys, recipe, 
             main(["compare", str(recipe)])
 
 
-def test_compare_and_report_print_the_table_and_the_report(capsys, tmp_path, recipe):
-    out = tmp_path / "out"
-    for arguments in (["compare", str(recipe), "--out", str(out)], ["report", str(out)]):
-        assert main(arguments) == 0
-        shown = capsys.readouterr().out
-        assert all(word in shown for word in ("baseline", "pre_projection", "tinyworld_cloze", "not tuned"))
-        assert f"report: {out / 'report.html'}" in shown
-
-
 MORE = f"""{RECIPE}\
   lora: [{{type: lora, match: pre_projection}}]
   skip: [{{type: pre_projection, expansion: 0, content_skip: true}}]
@@ -250,7 +223,10 @@ def test_some_methods_of_a_recipe_are_run_and_resume_adds_others(capsys, tmp_pat
     out = tmp_path / "out"
     resumed = ["compare", str(recipe), "--out", str(out), "--resume"]
     assert main(["compare", str(recipe), "--methods", "pre_projection", "--out", str(out)]) == 0
-    assert "note: pre_projection is not compared with lora, which --methods leaves out" in capsys.readouterr().err
+    printed, notes = capsys.readouterr()
+    assert "note: pre_projection is not compared with lora, which --methods leaves out" in notes
+    assert all(word in printed for word in ("baseline", "pre_projection", "tinyworld_cloze", "not tuned"))
+    assert printed.endswith(f"report: {out / 'report.html'}\n")
     assert list(load_results(out).methods) == ["baseline", "pre_projection"]
     trained = (out / "runs" / "pre_projection" / "seed-0" / "training.json").read_bytes()
     assert main([*resumed, "--methods", "skip"]) == 0
@@ -281,20 +257,6 @@ def test_methods_that_cannot_be_alone_are_one_line(capsys, tmp_path, recipe, mon
     recipe.write_text(MORE)
     assert "lora" in refused(capsys, command, recipe, "--methods", methods)
     assert list(tmp_path.iterdir()) == [recipe]
-
-
-def test_one_report_of_two_runs_and_the_export_of_a_patch(capsys, tmp_path, recipe):
-    for seed in (0, 1):
-        assert main(["compare", str(recipe), f"training.seeds=[{seed}]", "--out", str(tmp_path / f"run{seed}")]) == 0
-    capsys.readouterr()
-    assert main(["report", *(str(tmp_path / name) for name in ("run0", "run1")), "--out", str(tmp_path / "both")]) == 0
-    assert capsys.readouterr().out == f"report: {tmp_path / 'both' / 'report.html'}\n"
-    assert "pre_projection (run1)" in (tmp_path / "both" / "report.md").read_text()
-    patch = tmp_path / "run0" / "runs" / "pre_projection" / "seed-0" / "patch"
-    assert "## Data" in (patch / "README.md").read_text()
-    assert main(["export", str(patch)]) == 0
-    assert "HfpatchGPTNeoXForCausalLM, 163,840 added parameters" in capsys.readouterr().out
-    assert (patch.with_name("patch-standalone") / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize(
@@ -345,102 +307,6 @@ def test_train_runs_under_a_launcher_on_one_process_and_on_two(capsys, tmp_path,
     assert ours == pytest.approx(theirs, rel=1e-5)
 
 
-def drive(progress: Progress) -> None:
-    progress.started("lora · seed 0", 10)
-    progress.stepped("lora · seed 0", StepRecord(step=3, loss=2.5, lr=1e-3, tokens=400, seconds=0.5))
-    progress.evaluating("lora · seed 0", "cloze")
-    progress.finished("lora · seed 0", "cloze acc 0.5")
-
-
-def test_progress_is_plain_lines_where_there_is_no_terminal(capsys, monkeypatch):
-    with choose_progress() as progress:
-        drive(progress)
-    assert capsys.readouterr().err.splitlines() == [
-        "lora · seed 0: training, 10 steps",
-        "lora · seed 0: cloze",
-        "lora · seed 0: done, cloze acc 0.5",
-    ]
-    monkeypatch.setattr("hfpatch.cli.progress.PLAIN_EVERY_S", -1.0)
-    with choose_progress() as progress:
-        drive(progress)
-    assert re.search(r"step 3, loss 2.5000, 800 tokens/s, \d+\.\d GB, 0:00:04 left\n", capsys.readouterr().err)
-    monkeypatch.setenv("RANK", "1")
-    with choose_progress() as progress:
-        drive(progress)
-    assert capsys.readouterr().err == ""
-
-
-def test_scoring_shows_how_far_a_task_is(capsys, monkeypatch):
-    monkeypatch.setattr("hfpatch.cli.progress.PLAIN_EVERY_S", -1.0)
-    PlainProgress().scored("base", "cloze", 1200, 4000)
-    assert capsys.readouterr().err == "base: cloze, 1,200 of 4,000 requests\n"
-    console = Console(force_terminal=True, width=120, file=io.StringIO())
-    with Bars(TextColumn("{task.completed} of {task.total}"), console=console, auto_refresh=False) as bars:
-        LiveProgress(bars).scored("base", "cloze", 1200, 4000)
-    assert "1200 of 4000" in console.file.getvalue()
-
-
-def test_more_runs_than_the_terminal_has_lines_scroll_away():
-    console = Console(file=io.StringIO(), width=100, height=4)
-    with Bars(TextColumn("{task.description}"), console=console, auto_refresh=False) as bars:
-        live = LiveProgress(bars)
-        for run in "abcde":
-            live.started(run, 3)
-            live.finished(run, f"loss of {run}" if run != "b" else "")
-        assert [task.description for task in bars.tasks] == ["c", "d", "e"]
-    assert "a: done, loss of a\nb: done\n" in "\n".join(line.strip() for line in console.file.getvalue().splitlines())
-
-
-def drive_two(progress):
-    progress.opened("2 runs at a time", 6)
-    for number, run in enumerate(("lora · seed 0", "pre · seed 0")):
-        progress.placed(run, "train", f"node{number}:7")
-        progress.started(run, 1000)
-        progress.stepped(run, StepRecord(step=30 + number, loss=2.5, lr=1e-3, tokens=4000, seconds=2.0))
-
-
-def test_runs_beside_each_other_are_lines_where_there_is_no_terminal(capsys, monkeypatch):
-    monkeypatch.setattr("hfpatch.cli.progress.PLAIN_EVERY_S", -1.0)
-    with choose_progress(parallel=True) as progress:
-        drive_two(progress)
-        progress.placed("third · seed 0", "evaluate", "node2:7")
-        progress.scored("third · seed 0", "cloze", 20, 5153)
-        progress.lost("pre · seed 0", "BrokenProcessPool")
-        progress.left("lora · seed 0", 5)
-        progress.finished("lora · seed 0", "cloze acc 0.5")
-        progress.left("pre · seed 0", 4, "pre · seed 0: no")
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[:2] == ["6 units of work, 2 runs at a time", "lora · seed 0: train on node0:7"]
-    runs = "lora · seed 0 train 30 / 1,000 loss 2.5000, pre · seed 0 train 31 / 1,000 loss 2.5000"
-    assert lines[-6] == f"0 of 6 units done; at work: {runs}"
-    assert lines[-4] == f"0 of 6 units done; at work: {runs}, third · seed 0 evaluate cloze 20 / 5,153"
-    assert lines[-3].startswith("pre · seed 0: its worker ended (BrokenProcessPool); another one goes on")
-    assert lines[-2:] == ["lora · seed 0: done, cloze acc 0.5", "failed: pre · seed 0: no"]
-
-
-def test_runs_beside_each_other_are_one_table_in_a_terminal():
-    console = Console(file=io.StringIO(), width=100, height=8, force_terminal=True)
-    progress = TableProgress(console)
-    with progress.live:
-        drive_two(progress)
-        progress.placed("third · seed 0", "evaluate", "node2:7")
-        progress.placed("last · seed 0", "evaluate", "node2:8")
-        progress.scored("last · seed 0", "cloze", 2000, 5153)
-        progress.left("lora · seed 0", 5)
-        plain = Console(file=io.StringIO(), width=100)
-        plain.print(progress.table())
-        assert [line.split() for line in plain.file.getvalue().splitlines()] == [
-            ["run", "state", "node", "step", "loss", "tokens/s"],
-            ["pre", "·", "seed", "0", "train", "node1:7", "31", "/", "1,000", "2.5000", "2,000"],
-            ["third", "·", "seed", "0", "evaluate", "node2:7"],
-            ["last", "·", "seed", "0", "evaluate", "cloze", "node2:8", "2,000", "/", "5,153"],
-            ["1", "of", "6", "units", "done"],
-        ]
-        progress.placed("fourth · seed 0", "evaluate", "node3:7")
-        plain.print(progress.table())
-        assert "1 of the runs at work are not shown" in plain.file.getvalue()
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_an_output_folder_without_permission_is_one_line(capsys, tmp_path, recipe):
     locked = tmp_path / "locked"
@@ -460,182 +326,6 @@ def test_models_and_patches_that_cannot_be_had_are_one_line(capsys, tmp_path, mo
     assert "no column 'pasage' to be the cluster" in refused(capsys, *arguments, "tinyworld_questions=pasage")
     assert "cluster names 'boolq', which is not among tasks" in refused(capsys, *arguments, "boolq=passage")
     assert "--cluster kind: write it as TASK=COLUMN" in refused(capsys, *arguments, "kind")
-
-
-def printed_json(capsys, *arguments):
-    """Run hfpatch, and return the JSON that it prints."""
-    capsys.readouterr()
-    assert main([*map(str, arguments), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def test_eval_keeps_answers_for_the_next_call(capsys, monkeypatch, tmp_path):
-    from hfpatch.evaluation.scorer import Scorer
-
-    monkeypatch.setenv("HFPATCH_CACHE", str(tmp_path))
-    scored = []
-    score = Scorer._features
-    monkeypatch.setattr(Scorer, "_features", lambda self, batch, *rest: scored.append(1) or score(self, batch, *rest))
-    arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "8"]
-
-    def scores(*options):
-        scored.clear()
-        results = printed_json(capsys, *arguments, *options)
-        return len(scored), results["variants"]["base"]["scores"]["tinyworld_cloze"]
-
-    cost, first = scores()
-    assert cost > 0
-    assert first["n"] == 8
-    assert 0 <= first["metrics"]["acc"] <= 1
-    assert "reused" not in first
-    assert len(list((tmp_path / "answers").glob("*.jsonl"))) == 1
-    assert scores() == (0, first)
-    assert scores("--no-cache") == (cost, first)
-    assert scores("--dtype", "bfloat16")[0] == cost
-    assert main(arguments) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "tinyworld_cloze" in shown
-    assert "8 answers were kept from an earlier call" in shown
-    assert main([*arguments, "--no-cache"]) == 0
-    assert "answers were kept" not in capsys.readouterr().out
-
-
-def test_an_interrupted_eval_says_what_is_kept(capsys, monkeypatch, tmp_path):
-    from hfpatch.runs import evaluation
-
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setenv("HFPATCH_CACHE", str(tmp_path))
-    monkeypatch.setattr(evaluation, "run_tasks", interrupt)
-    arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze"]
-    for options, kept in (((), "answers"), (("--output", str(tmp_path / "out")), "out")):
-        assert main([*arguments, *options]) == 130
-        assert f"the same command continues from what is in {tmp_path / kept}" in capsys.readouterr().err
-    assert main([*arguments, "--no-cache"]) == 130
-    assert "nothing is kept with --no-cache" in capsys.readouterr().err
-
-
-@pytest.fixture
-def two_patches(tmp_path):
-    """Two patches of the tiny world's GPT-NeoX: one that changes nothing and one that spoils it."""
-    from hfpatch import PreProjectionConfig, patch, save_patch, unpatch
-    from hfpatch.surgery.bases import load_base
-
-    model = load_base("tinyworld/gpt-neox").model
-    for name, std in (("same", 0.0), ("spoilt", 0.3)):
-        patch(model, PreProjectionConfig(content_skip=True))
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.data += std * torch.randn_like(parameter)
-        save_patch(model, tmp_path / name / "patch")
-        unpatch(model)
-    return [tmp_path / name / "patch" for name in ("same", "spoilt")]
-
-
-def test_eval_compares_several_patches_with_one_base(capsys, tmp_path, two_patches):
-    out = tmp_path / "out"
-    arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "60", "--baseline"]
-    for patch in two_patches:
-        arguments += ["--patch", str(patch)]
-    as_json = printed_json(capsys, *arguments, "--output", out)
-    assert as_json == json.loads((out / "results.json").read_text(encoding="utf-8"))
-    assert as_json == load_results(out, "evaluation").to_json()
-    assert (as_json["schema"], as_json["kind"]) == (2, "evaluation")
-    assert list(as_json["variants"]) == ["base", "same-patch", "spoilt-patch"]
-    base, same, spoilt = (variant["scores"]["tinyworld_cloze"]["metrics"] for variant in as_json["variants"].values())
-    assert same == pytest.approx(base)
-    assert spoilt["acc"] < base["acc"] - 0.3
-    same, spoilt = as_json["verdicts"]
-    assert (same["method"], same["difference"], same["outcome"]) == ("same-patch", 0, "not decided")
-    assert (spoilt["outcome"], spoilt["metric"], spoilt["family"]) == ("worse", "bits_per_byte", 2)
-    assert [(pair["method"], pair["metric"]) for pair in as_json["comparisons"]] == [
-        (patch, metric) for metric in ("acc", "bits_per_byte") for patch in ("same-patch", "spoilt-patch")
-    ]
-    for label in as_json["variants"]:
-        assert len((out / label / "tinyworld_cloze.jsonl").read_text(encoding="utf-8").splitlines()) == 60
-    assert len(list((out / "answers").glob("*.jsonl"))) == 3
-    assert main([*arguments, "--output", str(out)]) == 0
-    printed = capsys.readouterr().out
-    assert "worse" in printed
-    assert "verdict" in printed
-    assert "answers were kept" in printed
-    assert main(["report", str(out)]) == 0
-    again = capsys.readouterr().out
-    assert [line for line in printed.splitlines() if "kept" not in line] == again.splitlines()[:-1]
-    assert again.splitlines()[-1] == f"report: {out / 'report.html'}"
-    assert "named twice" in refused(capsys, *arguments, "--patch", two_patches[0])
-    assert "no patch here" in refused(capsys, *arguments, "--patch", tmp_path)
-    assert "holds no evaluation" in refused(capsys, *arguments, "--output", two_patches[0])
-    (tmp_path / "dead").symlink_to(tmp_path / "unmounted")
-    assert "is a link to a folder that does not exist" in refused(capsys, *arguments, "--output", tmp_path / "dead")
-
-
-def test_eval_scales_a_patch_from_the_base_to_the_patch(capsys, tmp_path, two_patches):
-    spoilt = two_patches[1]
-    arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "20"]
-    variants = printed_json(capsys, *arguments, "--patch", spoilt, "--scale", "0,0.5,1", "--baseline")["variants"]
-    assert list(variants) == ["base", "patch at 0", "patch at 0.5", "patch"]
-    assert [variant.get("scale") for variant in variants.values()] == [None, 0, 0.5, None]
-    bits = [variant["scores"]["tinyworld_cloze"]["metrics"]["bits_per_byte"] for variant in variants.values()]
-    assert bits[1] == pytest.approx(bits[0], rel=1e-6)
-    assert bits[2] != pytest.approx(bits[1], rel=1e-3)
-    assert bits[3] != pytest.approx(bits[2], rel=1e-3)
-    (alone,) = printed_json(capsys, *arguments, "--patch", spoilt)["variants"].values()
-    assert alone["scores"]["tinyworld_cloze"]["metrics"]["bits_per_byte"] == pytest.approx(bits[3], rel=1e-6)
-    assert "give numbers with commas" in refused(capsys, *arguments, "--patch", spoilt, "--scale", "half")
-    assert "different finite numbers" in refused(capsys, *arguments, "--patch", spoilt, "--scale", "1,inf")
-    assert "no patch to scale" in refused(capsys, *arguments, "--scale", "0.5")
-    assert main(["export", str(spoilt), "--out", str(tmp_path / "half"), "--scale", "0.5"]) == 0
-    arguments[2] = str(tmp_path / "half")
-    (exported,) = printed_json(capsys, *arguments, "--trust-remote-code")["variants"].values()
-    assert exported["scores"]["tinyworld_cloze"]["metrics"]["bits_per_byte"] == pytest.approx(bits[2], rel=1e-5)
-
-
-def test_eval_compares_whole_models(capsys, tmp_path):
-    out = tmp_path / "out"
-    models = ["--model", "tinyworld/gpt-neox", "--model", "tinyworld/gpt2"]
-    tasks = ["--tasks", "tinyworld_cloze,tinyworld_questions", "--limit", "60"]
-    arguments = ["eval", *models, *tasks, "--cluster", "tinyworld_questions=passage", "--output", str(out)]
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
-    as_json = printed_json(capsys, *arguments)
-    assert as_json == load_results(out, "evaluation").to_json()
-    assert {label: variant["model"]["name"] for label, variant in as_json["variants"].items()} == {
-        "gpt-neox": "tinyworld/gpt-neox", "gpt2": "tinyworld/gpt2",
-    }  # fmt: skip
-    assert [(one["method"], one["reference"]) for one in as_json["comparisons"][:2]] == [("gpt2", "gpt-neox")] * 2
-    assert as_json["verdicts"][0]["outcome"] == "worse"
-    assert as_json["comparisons"][1]["clusters"]["column"] == "passage"
-    assert main(["report", str(out)]) == 0
-    again = capsys.readouterr().out
-    assert printed == "\n".join(again.splitlines()[:-1]) + "\n"
-    assert "Differences between the models" in printed
-    assert (out / "results.csv").read_text(encoding="utf-8").splitlines()[1].startswith("gpt-neox,,0,tinyworld_cloze")
-    refusals = {
-        ("--baseline",): "--baseline: goes with one --model, not with 2",
-        ("--patch", "p"): "--patch: goes with one --model, not with 2",
-        ("--revision", "main"): "write the revision of each model as --model tinyworld/gpt-neox@main",
-        ("--model", "tinyworld/gpt2"): "--model tinyworld/gpt2: named twice",
-        ("--model", "x/y@"): "--model x/y@: no revision after the @",
-        ("--model", "tinyworld/gpt3"): "tinyworld has no checkpoint 'gpt3'",
-        ("--model", "tinyworld/gpt2@main"): "revision main: tinyworld/gpt2 is embedded in hfpatch",
-    }
-    for options, message in refusals.items():
-        assert message in refused(capsys, "eval", *models, *options, *tasks)
-
-
-def test_eval_stops_before_the_patches_of_a_base_outside_its_known_score(capsys, monkeypatch, two_patches):
-    from hfpatch.evaluation import known_scores
-
-    published = known_scores.KnownScore("tinyworld/gpt-neox", ("main",), "tinyworld_cloze", "acc", 0.1, 200, "x")
-    monkeypatch.setattr(known_scores, "KNOWN_SCORES", (published,))
-    bare = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "40"]
-    assert main(bare) == 0
-    assert "but 0.100" in " ".join(capsys.readouterr().out.split())
-    compared = [*bare, "--baseline", "--patch", str(two_patches[0])]
-    assert "--allow-unknown-base evaluates the patches" in refused(capsys, *compared)
-    assert main([*compared, "--allow-unknown-base"]) == 0
 
 
 @pytest.mark.parametrize("command", ["eval", "inspect", "export"])
