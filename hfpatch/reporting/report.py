@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 from matplotlib.figure import Figure
 
@@ -32,6 +33,8 @@ from hfpatch.results.evaluation import EvaluationResults
 from hfpatch.results.folder import load_results
 from hfpatch.support.files import atomic_file, printable, write_text
 
+SUMMARY = "summary"
+"""The name of the figure that is to be shown alone."""
 _RUN_FILES = ("results.json", "recipe.yaml")
 
 
@@ -182,13 +185,14 @@ def _write(out: Path, material: Sequence[RunData], checks: Sequence[Check], *, p
             table = replace(table, name=f"{table.name}-{index}" if len(material) > 1 else table.name)
             title = f"{run.title or run.results.name}: {table.title.lower()}."
             tables.append(latex(table, caption=" ".join(filter(None, (title, words, run.note)))))
-    summary = forest_figure(material[0].results, title=True) if len(material) == 1 else None
     drawn = [draw(run.results, run.layers) for run in material]
     shown = [replace(run, drawn=to_svgs(figures)) for run, figures in zip(material, drawn, strict=True)]
     document = comparison_document(shown, checks)
     prefixed = zip((part.prefix for part in document.parts), drawn, strict=True)
     named = {f"{prefix}{name}": figure for prefix, figures in prefixed for name, figure in figures.items()}
-    return write_document(document, out, csv=csv, tex="\n".join(tables), summary=summary, drawn=named, pdf=pdf)
+    if len(material) == 1 and (summary := forest_figure(material[0].results, title=True)) is not None:
+        named[SUMMARY] = summary
+    return write_document(document, out, csv=csv, tex="\n".join(tables), drawn=named, pdf=pdf)
 
 
 def write_document(
@@ -197,14 +201,13 @@ def write_document(
     *,
     csv: str,
     tex: str = "",
-    summary: Figure | None = None,
     drawn: Mapping[str, Figure] = MappingProxyType({}),
     pdf: bool = False,
 ) -> Report:
     """Write ``report.html``, ``report.md``, ``results.csv`` and ``figures/``; the same document gives the same bytes.
 
-    ``tex`` is the content of ``results.tex``, empty for no such file; ``summary`` is a figure to show alone, written as
-    ``figures/summary.png`` and ``summary.pdf``; ``drawn`` are the figures that ``pdf`` writes as PDF too.
+    ``tex`` is the content of ``results.tex``, empty for no such file. ``drawn`` are the figures that ``pdf`` writes as
+    PDF too; the one named :data:`SUMMARY` is always written as PDF and as PNG.
 
     Raises:
         HfpatchError: if ``out`` cannot be written.
@@ -215,11 +218,13 @@ def write_document(
             for ending, text in (("svg", figure.svg), ("csv", figure.data)):
                 figures.append(out / "figures" / f"{name}.{ending}")
                 write_text(figures[-1], text)
-    if summary is not None:
-        for content, kind in ((to_file(summary, "png"), "png"), (to_file(summary, "pdf"), "pdf")):
-            figures.append(out / "figures" / f"summary.{kind}")
-            with atomic_file(figures[-1]) as temporary:
-                temporary.write_bytes(content)
+    for name, drawing in drawn.items():
+        kinds: tuple[Literal["png", "pdf"], ...] = ("png", "pdf") if name == SUMMARY else ("pdf",)
+        for path, kind in ((out / "figures" / f"{name}.{kind}", kind) for kind in kinds):
+            if name == SUMMARY or pdf or path.exists():  # so that no PDF is older than its SVG
+                with atomic_file(path) as temporary:
+                    temporary.write_bytes(to_file(drawing, kind))
+                figures.append(path)
     pages = out / "report.html", out / "report.md", out / "results.csv"
     report = Report(*pages, tuple(figures), document, out / "results.tex" if tex else None)
     write_text(report.csv, csv)
@@ -227,10 +232,4 @@ def write_document(
         write_text(report.tex, tex)
     write_text(report.markdown, markdown(document))
     write_text(report.html, html(document))
-    # the figures as PDF, or only those again that are there, so that none is older than its SVG
-    pdfs = {out / "figures" / f"{name}.pdf": figure for name, figure in drawn.items()}
-    pdfs = {path: drawing for path, drawing in pdfs.items() if pdf or path.exists()}
-    for path, drawing in pdfs.items():
-        with atomic_file(path) as temporary:
-            temporary.write_bytes(to_file(drawing, "pdf"))
-    return replace(report, figures=(*report.figures, *pdfs))
+    return report
