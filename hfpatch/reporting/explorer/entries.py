@@ -99,16 +99,6 @@ def _axis(
 
 def _compared(results: ComparisonResults) -> Iterator[Entry]:
     """Yield the comparisons with the baseline: by the measures that decide, by all others, and on held-out text."""
-    costs: dict[str, dict[str, Any]] = {}
-    absent: dict[str, dict[str, Any]] = {}
-    for name in results.others:
-        method = results.methods[name]
-        seconds, memory = mean_of(method, "wall_s"), mean_of(method, "peak_memory_bytes")
-        costs[name] = {"parameters": method.compared_size, "seconds": seconds, "memory": memory}
-        # without a gain, why there is none
-        lost, unfinished = method.all_diverged, "not compared" if method.runs else "not finished"
-        why, verdict = (diverged_text(method.diverged), "diverged") if lost else (unfinished, NOT_TESTED)
-        absent[name] = {"text": why, "verdict": verdict, "seeds": len(method.runs), **costs[name]}
     model, of_study = results.model, dict[str, str]()
     if results.study is not None:
         model = {"name": f"pretrained in {results.name}"}
@@ -119,15 +109,21 @@ def _compared(results: ComparisonResults) -> Iterator[Entry]:
         info, primary = results.tasks[task], metric == results.deciding[task].metric
         axis = _axis(task, metric, info, model, primary=primary, **of_study)
         for name in results.others:
-            compared = results.comparison(name, task, str(results.baseline), metric)
+            method, compared = results.methods[name], results.comparison(name, task, str(results.baseline), metric)
+            seconds, memory = mean_of(method, "wall_s"), mean_of(method, "peak_memory_bytes")
+            cost: dict[str, Any] = {"parameters": method.compared_size, "seconds": seconds, "memory": memory}
             if compared is not None:
                 judged = results.verdict(name, task, compared.reference) if primary else None
                 higher = LOW_NOISE.get(metric, info.higher_is_better)
                 gain = _gain(change_of(results, judged or compared, plain=not primary), higher)
                 verdict = judged.tone if judged else NO_VERDICT
-                yield Entry(axis, name, **gain, verdict=verdict, seeds=compared.seeds, **costs[name])
+                yield Entry(axis, name, **gain, verdict=verdict, seeds=compared.seeds, **cost)
+            elif primary and method.all_diverged:
+                lost = diverged_text(method.diverged)
+                yield Entry(axis, name, text=lost, verdict="diverged", seeds=len(method.runs), **cost)
             elif primary:
-                yield Entry(axis, name, **absent[name])
+                why = "not compared" if method.runs else "not finished"
+                yield Entry(axis, name, text=why, seeds=len(method.runs), **cost)
 
 
 def _gain(difference: Change, higher: bool = True) -> dict[str, Any]:
