@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hfpatch.reporting.document import Fact
@@ -58,21 +58,22 @@ def gguf_text(gguf: Mapping[str, Any]) -> str:
 
 def environment_facts(results: ComparisonResults) -> list[Fact]:
     """Return where and how the run was made, and the commits of its runs where they differ."""
-    facts = provenance_facts(results.provenance)
     commits = {run.commit for method in results.methods.values() for run in method.runs.values() if run.commit}
-    others = sorted(commits - {_text(results.provenance.get("commit"))})
-    at = [label for label, _ in facts].index("Commit") + 1
-    return [*facts[:at], *([("Commit of the runs", ", ".join(others))] if others else []), *facts[at:]]
+    return provenance_facts(results.provenance, sorted(commits - {_text(results.provenance.get("commit"))}))
 
 
-def provenance_facts(provenance: Mapping[str, Any]) -> list[Fact]:
-    """Return where and how a run was made, as :func:`hfpatch.support.provenance.provenance` recorded it."""
+def provenance_facts(provenance: Mapping[str, Any], of_runs: Sequence[str] = ()) -> list[Fact]:
+    """Return where and how a run was made, as :func:`hfpatch.support.provenance.provenance` recorded it.
+
+    ``of_runs`` are the commits of its runs that are others.
+    """
     commit, wall = _text(provenance.get("commit")), provenance.get("wall_s")
     device, threads = _text(provenance.get("device")), provenance.get("threads")
     uncommitted = ", with changes that were not committed" if commit and provenance.get("dirty") else ""
     facts = [
         ("Command", _text(provenance.get("command"))),
         ("Commit", f"{commit or 'unknown'}{uncommitted}"),
+        ("Commit of the runs", ", ".join(of_runs)),
         ("Started", _text(provenance.get("started"))),
         ("Wall time", duration(wall) if isinstance(wall, int | float) else ""),
         ("Device", f"{device}, {threads} threads" if device and threads else device),
