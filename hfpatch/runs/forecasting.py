@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def forecast(
         first_look_s=sum(work.seconds for work in measured.work(first).values()) if recipe.training.looks else None,
         comparisons=comparisons,
         effect=effect,
-        assumptions=[measured.words, *_assumptions(measured), *_assumed_of(questions, measured)],
+        assumptions=_assumptions(measured, questions),
         warnings=[*_warnings(measured, seconds), *_warnings_of(questions, measured, like)],
         provenance={**provenance(clock), "matmul": setup.matmul},
     )
@@ -268,11 +268,11 @@ def _warnings_of(questions: Sequence[PlannedQuestion], measured: Measured, like:
     return warnings
 
 
-def _assumptions(measured: Measured) -> list[str]:
-    """Return what is assumed of the times, and of the differences that tasks can show."""
-    setup, said = measured.setup, ["Loading, hashing and saving are left out."]
+def _assumptions(measured: Measured, questions: Sequence[PlannedQuestion]) -> list[str]:
+    """Return what is assumed of the times, of the differences that tasks can show, and of those of the questions."""
+    setup, said = measured.setup, [measured.words, "Loading, hashing and saving are left out."]
     if not isinstance(setup, StudySetup):
-        said[0] += (
+        said[-1] += (
             " A method is taken to be as fast as the largest of its kind, and to be slower or faster than the base by "
             "the same factor on all tasks."
         )
@@ -287,27 +287,22 @@ def _assumptions(measured: Measured) -> list[str]:
             "under the base as on the scored sample."
         )
     for accuracy in sorted(accuracies, reverse=True):
-        clauses = [
-            f"a method that changes the base {change} {by_kind[accuracy].text('it')}"
-            for change, by_kind in ASSUMED.items()
-        ]
+        changes = {change: by_kind[accuracy].text("it") for change, by_kind in ASSUMED.items()}
+        clauses = [f"a method that changes the base {change} {text}" for change, text in changes.items()]
         name = "right and wrong answers" if accuracy else "likelihoods"
         said.append(f"Of {name} it is assumed that {'; '.join(clauses)}: as on the quickstart.")
-    return said
 
-
-def _assumed_of(questions: Iterable[PlannedQuestion], measured: Measured) -> list[str]:
-    """Return what is assumed of the variances of primary questions."""
     others = {"gain": "the LoRA of its size", "keep": "the base"}
-    of = {"text": "losses on texts", "answers": "bits per byte of answers", "accuracy": "accuracies"}
-    clauses = dict[str, None]()
+    scores = {"text": "losses on texts", "answers": "bits per byte of answers", "accuracy": "accuracies"}
+    clauses = []
     for asked in questions:
         if asked.is_assumed and (assumption := _assumption(measured, asked.question, asked.task)):
             _, kind, assumed = assumption
-            clauses[f"by {of[kind]} a method {assumed.text(others[asked.question])}"] = None
-    said = (
-        "What the primary questions can decide is assumed, and may be wrong by a factor of two: documents vary under "
-        f"the base as on a sample, and as in hfpatch's own comparisons {'; '.join(clauses)}. --like RUN takes the "
-        "variances of an earlier comparison."
-    )
-    return [said] if clauses else []
+            clauses.append(f"by {scores[kind]} a method {assumed.text(others[asked.question])}")
+    if clauses:
+        said.append(
+            "What the primary questions can decide is assumed, and may be wrong by a factor of two: documents vary "
+            "under the base as on a sample, and as in hfpatch's own comparisons "
+            f"{'; '.join(dict.fromkeys(clauses))}. --like RUN takes the variances of an earlier comparison."
+        )
+    return said
