@@ -59,6 +59,14 @@ def empty(tmp_path_factory):
     return tmp_path_factory.mktemp("empty")
 
 
+@pytest.fixture(scope="module")
+def scored(empty):
+    """The base's documents of each task."""
+    base, folder = load_base(MODEL), empty.with_name("scored")
+    evaluate(base.model, base.tokenizer, select(make_recipe().evaluation), storage=Storage(records=folder))
+    return {path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in folder.glob("*.jsonl")}
+
+
 def write_earlier(folder):
     """Write the results of a comparison with four seeds of 40 documents, by the measure of tinyworld_text."""
     one = {"method": "pre_projection", "reference": "c3a", "task": "tinyworld_text", "metric": "bits_per_byte", "n": 40}
@@ -75,7 +83,7 @@ def write_earlier(folder):
 
 
 @pytest.fixture(scope="module")
-def found(empty):
+def planned(empty):
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(empty)
         patched.setattr(hfpatch.evaluation.sizing, "_BATCHES", 1)
@@ -86,9 +94,9 @@ def found(empty):
         return forecast(recipe, effect=0.1, like=like, seconds=1000)  # whatever else this machine does
 
 
-def test_primary_questions_are_planned_with_the_variance_of_an_earlier_run(found):
+def test_primary_questions_are_planned_with_the_variance_of_an_earlier_run(planned):
     """Two seeds and 24 documents where the earlier run had four and 40."""
-    own, other, _ = found.questions
+    own, other, _ = planned.questions
     assert (own.like, other.like) == (PAIR, PAIR)
     assert (own.seeds, own.documents, own.metric, own.margin) == (2, DOCUMENTS, "bits_per_byte", 0.3)
     times = math.sqrt(40 / DOCUMENTS)
@@ -98,13 +106,11 @@ def test_primary_questions_are_planned_with_the_variance_of_an_earlier_run(found
     needed = design.with_seeds(own.seeds_needed).with_documents(own.documents_needed)
     assert needed.decides("gain", 0.0, 0.025, 0.3) >= 0.8
     # both methods' runs, in proportion to their documents
-    kinds = [found.kinds[found.methods[name].kind] for name in PAIR]
+    kinds = [planned.kinds[planned.methods[name].kind] for name in PAIR]
     a_seed = sum(7 * kind.step_s + sum(kind.evaluation_s.values()) for kind in kinds)
     more = sum(kind.evaluation_s["tinyworld_text"] for kind in kinds) * (own.documents_needed / DOCUMENTS - 1)
     blocks = (own.seconds / own.seeds_needed - a_seed - more) / sum(kind.step_s for kind in kinds) * 4 * 3 / 2
-    assert blocks == pytest.approx(
-        round(blocks), abs=1e-6
-    )  # of held-out text, measured twice at a third of a step's time
+    assert blocks == pytest.approx(round(blocks), abs=1e-6)  # of held-out text, twice at a third of a step's time
     assert round(blocks) > 0
 
 
@@ -117,22 +123,17 @@ def expected_design(sd, documents, seeds, assumed):
     return Design((of_documents, documents - 1), (of_seeds, seeds - 1))
 
 
-def test_without_a_variance_to_go_by_the_base_s_documents_and_assumptions_give_one(found, tmp_path):
+def test_without_a_variance_to_go_by_the_base_s_documents_and_assumptions_give_one(planned, scored):
     """Bits per byte of right answers, of a method and the base."""
-    asked = found.questions[2]
+    asked = planned.questions[2]
     assert (asked.like, asked.is_assumed, asked.metric, asked.documents) == (None, True, "bits_per_byte", DOCUMENTS)
-    base, recipe = load_base(MODEL), make_recipe()
-    evaluate(base.model, base.tokenizer, select(recipe.evaluation), storage=Storage(records=tmp_path))
-    rows = [json.loads(line) for line in (tmp_path / "tinyworld_cloze.jsonl").read_text().splitlines()]
-    logs, sizes = np.array([row["bits_per_byte"] for row in rows]).T
+    logs, sizes = np.array([row["bits_per_byte"] for row in scored["tinyworld_cloze"]]).T
     bits = -logs / math.log(2)
     sd = ((bits - bits.sum() / sizes.sum() * sizes) / sizes.mean()).std(ddof=1)
     design = expected_design(sd, DOCUMENTS, 2, (0.8, 0.75, 0.05))
     assert asked.difference == pytest.approx(design.smallest_difference(0.05, "keep"), rel=1e-3)
     assert asked.smallest_margin == pytest.approx(design.smallest_margin(0.05, "keep"), rel=1e-3)
-    assert (
-        "by bits per byte of answers a method correlates 0.8 with the base, seeds share 75% of" in found.assumptions[-1]
-    )
+    assert "of answers a method correlates 0.8 with the base, seeds share 75% of" in planned.assumptions[-1]
 
 
 def test_texts_are_planned_by_the_losses_of_their_documents():
@@ -156,30 +157,30 @@ def test_texts_are_planned_by_the_losses_of_their_documents():
     assert asked.margin == 0.02
 
 
-def test_it_counts_the_units_of_the_plan_and_the_tokens_of_the_requests(found):
+def test_it_counts_the_units_of_the_plan_and_the_tokens_of_the_requests(planned):
     units = Counter(unit.action for unit in plan_comparison(make_recipe(), Path("out")).units)
-    assert {action: work.units for action, work in found.work.items()} == {"train": units["train"], "evaluate": 7}
-    assert found.work["train"].steps == 3 * 2 * 7
-    assert found.work["train"].tokens == 3 * 2 * 7 * 4 * 32
-    assert found.work["evaluate"].requests == 7 * 2 * DOCUMENTS
+    assert {action: work.units for action, work in planned.work.items()} == {"train": units["train"], "evaluate": 7}
+    assert planned.work["train"].steps == 3 * 2 * 7
+    assert planned.work["train"].tokens == 3 * 2 * 7 * 4 * 32
+    assert planned.work["evaluate"].requests == 7 * 2 * DOCUMENTS
     tokenizer = load_base(MODEL).tokenizer
     documents = list(load_tasks(["tinyworld_text"])["tinyworld_text"].eval_docs)[:DOCUMENTS]
     texts = [tokenizer(document.get("page", document.get("text"))).input_ids for document in documents]
-    assert found.tasks["tinyworld_text"].tokens == sum(len(tokens) + 1 for tokens in texts)  # after one start token
-    assert found.work["evaluate"].tokens == 7 * sum(task.tokens for task in found.tasks.values())
+    assert planned.tasks["tinyworld_text"].tokens == sum(len(tokens) + 1 for tokens in texts)  # after one start token
+    assert planned.work["evaluate"].tokens == 7 * sum(task.tokens for task in planned.tasks.values())
 
 
-def test_one_method_of_each_kind_is_measured_and_small_steps_run_whole(found):
-    methods = {kind: each.method for kind, each in found.kinds.items()}
+def test_one_method_of_each_kind_is_measured_and_small_steps_run_whole(planned):
+    methods = {kind: each.method for kind, each in planned.kinds.items()}
     assert methods == {"base": "baseline", "pre_projection": "pre_projection_skip", "c3a": "c3a"}
-    assert found.kinds["base"].step_s is None
-    assert all(each.step_s > 0 for kind, each in found.kinds.items() if kind != "base")
-    assert all(min(each.evaluation_s.values()) > 0 for each in found.kinds.values())
-    assert found.memory_bytes >= max(each.evaluation_memory_bytes for each in found.kinds.values()) > 0
-    assert {each.step_share for kind, each in found.kinds.items() if kind != "base"} == {1.0}
-    assert all(task.timed > 100 for task in found.tasks.values())
-    assert found.assumptions[0].startswith("Measured were ")
-    assert "100% of a step" in found.assumptions[0]
+    assert planned.kinds["base"].step_s is None
+    assert all(each.step_s > 0 for kind, each in planned.kinds.items() if kind != "base")
+    assert all(min(each.evaluation_s.values()) > 0 for each in planned.kinds.values())
+    assert planned.memory_bytes >= max(each.evaluation_memory_bytes for each in planned.kinds.values()) > 0
+    assert {each.step_share for kind, each in planned.kinds.items() if kind != "base"} == {1.0}
+    assert all(task.timed > 100 for task in planned.tasks.values())
+    assert planned.assumptions[0].startswith("Measured were ")
+    assert "100% of a step" in planned.assumptions[0]
 
 
 def test_without_time_it_works_from_a_part_of_everything(tmp_path, monkeypatch):
@@ -189,17 +190,19 @@ def test_without_time_it_works_from_a_part_of_everything(tmp_path, monkeypatch):
     for name in ("save_checkpoint", "mean_loss"):
         monkeypatch.setattr(f"hfpatch.training.loop.{name}", lambda *_, **__: beside.append(1))
     progress = type("Shown", (Progress,), {"evaluating": lambda self, run, task: shown.append((run, task))})()
-    found = forecast(make_recipe(), seconds=0, progress=progress)
+    tuning = {"learning_rates": [1e-3, 1e-2], "steps": 3, "held_out": 4, "extend": 0}
+    planned = forecast(make_recipe(tuning=tuning), seconds=0, progress=progress)
     assert not beside
-    steps = [each for kind, each in found.kinds.items() if kind != "base"]
+    assert (planned.work["tune"].units, planned.work["tune"].steps) == (6, 18)
+    steps = [each for kind, each in planned.kinds.items() if kind != "base"]
     assert {each.step_share for each in steps} == {0.25}  # one of four blocks
     assert all(each.step_s > 0 for each in steps)
-    assert all(0 < task.timed < task.tokens / 4 for task in found.tasks.values())
-    assert {task.sampled for task in found.tasks.values()} == {0}
-    unknown = [re.search(r"--seconds (\d+)0 would be enough", warning) for warning in found.warnings]
+    assert all(0 < task.timed < task.tokens / 4 for task in planned.tasks.values())
+    assert {task.sampled for task in planned.tasks.values()} == {0}
+    unknown = [re.search(r"--seconds (\d+)0 would be enough", warning) for warning in planned.warnings]
     assert sum(each is not None for each in unknown) == 2
-    assert "25% of a step" in found.assumptions[0]
-    assert found.seconds > 0
+    assert "25% of a step" in planned.assumptions[0]
+    assert planned.seconds > 0
     assert ("base", "a part of tinyworld_text, about 0 s left") in shown
 
 
@@ -208,34 +211,34 @@ def test_what_takes_longer_than_asked_for_is_said_and_how_long_is_enough(monkeyp
     now = itertools.count(step=7.0)
     monkeypatch.setattr("hfpatch.runs.measuring.time.perf_counter", lambda: next(now))
     recipe = make_recipe(methods={name: METHODS[name] for name in ("baseline", "pre_projection")})
-    found = forecast(recipe, seconds=20)
-    assert re.match(r"Measuring took \d+ s and not 20 s: ", found.warnings[0])
-    assert {task.sampled for task in found.tasks.values()} == {0}
-    enough = {int(n) for warning in found.warnings for n in re.findall(r"--seconds (\d+) would", warning)}
+    planned = forecast(recipe, seconds=20)
+    assert re.match(r"Measuring took \d+ s and not 20 s: ", planned.warnings[0])
+    assert {task.sampled for task in planned.tasks.values()} == {0}
+    enough = {int(n) for warning in planned.warnings for n in re.findall(r"--seconds (\d+) would", warning)}
     monkeypatch.undo()
     assert len(enough) == 1
-    found = forecast(recipe, seconds=enough.pop())
-    assert all(task.sampled for task in found.tasks.values())
-    assert not [warning for warning in found.warnings if "Measuring took" in warning or "--seconds" in warning]
+    planned = forecast(recipe, seconds=enough.pop())
+    assert all(task.sampled for task in planned.tasks.values())
+    assert not [warning for warning in planned.warnings if "Measuring took" in warning or "--seconds" in warning]
 
 
 def test_what_no_time_is_left_for_is_estimated_and_said(monkeypatch):
     """One task and one kind are measured however slow the machine is."""
     now = itertools.count(step=40.0)
     monkeypatch.setattr("hfpatch.runs.measuring.time.perf_counter", lambda: next(now))
-    found = forecast(make_recipe(), seconds=20)
-    said = next(warning for warning in found.warnings if warning.startswith("No time was left to measure"))
-    first, other = found.tasks["tinyworld_cloze"], found.tasks["tinyworld_text"]
+    planned = forecast(make_recipe(), seconds=20)
+    said = next(warning for warning in planned.warnings if warning.startswith("No time was left to measure"))
+    first, other = planned.tasks["tinyworld_cloze"], planned.tasks["tinyworld_text"]
     assert first.timed
     assert not other.timed
-    base, *kinds = found.kinds.values()
+    base, *kinds = planned.kinds.values()
     seconds = base.evaluation_s
     assert seconds["tinyworld_text"] / seconds["tinyworld_cloze"] == pytest.approx(other.tokens / first.tokens)
     assert [kind.step_share is not None for kind in kinds] == [True] + [False] * (len(kinds) - 1)
     assert len(kinds) == 2
     assert len({kind.step_s for kind in kinds}) == 1
-    assert all(name in said for name in ("tinyworld_text", list(found.kinds)[-1]))
-    assert sum("what differences it can show is not known" in warning for warning in found.warnings) == 2
+    assert all(name in said for name in ("tinyworld_text", list(planned.kinds)[-1]))
+    assert sum("what differences it can show is not known" in warning for warning in planned.warnings) == 2
 
 
 def test_a_part_is_scaled_to_the_whole(monkeypatch):
@@ -261,44 +264,40 @@ def test_a_part_is_scaled_to_the_whole(monkeypatch):
     assert timed.tokens >= limits.tokens * 0.9
 
 
-def test_the_time_is_that_of_the_units_and_methods_have_their_counts(found):
-    steps = {name: found.kinds[method.kind].step_s for name, method in found.methods.items()}
+def test_the_time_is_that_of_the_units_and_methods_have_their_counts(planned):
+    steps = {name: planned.kinds[method.kind].step_s for name, method in planned.methods.items()}
     held_out = hfpatch.runs.measuring.FORWARD  # at most: a few blocks once, in steps of four blocks
-    assert 14 * sum(steps.values()) < found.work["train"].seconds < 14 * sum(steps.values()) * (1 + 8 * held_out)
-    scored = {kind: sum(each.evaluation_s.values()) for kind, each in found.kinds.items()}
-    kinds = ["base", *(method.kind for method in found.methods.values() for _ in range(2))]
+    assert 14 * sum(steps.values()) < planned.work["train"].seconds < 14 * sum(steps.values()) * (1 + 8 * held_out)
+    scored = {kind: sum(each.evaluation_s.values()) for kind, each in planned.kinds.items()}
+    kinds = ["base", *(method.kind for method in planned.methods.values() for _ in range(2))]
     least = sum(scored[kind] for kind in kinds)
-    assert least < found.work["evaluate"].seconds < least + 2 * sum(steps.values()) * 8 * held_out
-    assert found.methods["pre_projection"].trainable == found.methods["c3a"].match.target_parameters
-    assert found.methods["c3a"].match.size == "block_size"
-    assert found.methods["c3a"].match.parameters == found.methods["c3a"].trainable
+    assert least < planned.work["evaluate"].seconds < least + 2 * sum(steps.values()) * 8 * held_out
+    assert planned.methods["pre_projection"].trainable == planned.methods["c3a"].match.target_parameters
+    assert planned.methods["c3a"].match.size == "block_size"
+    assert planned.methods["c3a"].match.parameters == planned.methods["c3a"].trainable
 
 
-def test_the_spread_is_that_of_the_base_s_documents(found, tmp_path):
-    base, recipe = load_base(MODEL), make_recipe()
-    evaluate(base.model, base.tokenizer, select(recipe.evaluation), storage=Storage(records=tmp_path))
-    rows = [json.loads(line) for line in (tmp_path / "tinyworld_cloze.jsonl").read_text().splitlines()]
-    right = (sum(row["acc"] for row in rows) + 1) / (DOCUMENTS + 2)
-    cloze = found.tasks["tinyworld_cloze"]
+def test_the_spread_is_that_of_the_base_s_documents(planned, scored):
+    right = (sum(row["acc"] for row in scored["tinyworld_cloze"]) + 1) / (DOCUMENTS + 2)
+    cloze = planned.tasks["tinyworld_cloze"]
     assert (cloze.sampled, cloze.unit) == (DOCUMENTS, "share")
     assert cloze.sd == pytest.approx(np.sqrt(right * (1 - right)))
 
-    rows = [json.loads(line) for line in (tmp_path / "tinyworld_text.jsonl").read_text().splitlines()]
-    logs, words = np.array([row["word_perplexity"] for row in rows]).T
+    logs, words = np.array([row["word_perplexity"] for row in scored["tinyworld_text"]]).T
     residuals = (-logs - (-logs.sum() / words.sum()) * words) / words.mean()
-    text = found.tasks["tinyworld_text"]
+    text = planned.tasks["tinyworld_text"]
     assert text.unit == "log"
     assert text.sd == pytest.approx(residuals.std(ddof=1), rel=1e-4)
     assert 0 < text.detectable["little"].smallest < text.detectable["much"].smallest
     assert text.detectable["much"].documents > text.detectable["little"].documents
 
 
-def test_it_is_shown_and_read_back_and_nothing_is_written(found, capsys, empty):
-    print_document(forecast_document(found))
+def test_it_is_shown_and_read_back_and_nothing_is_written(planned, capsys, empty):
+    print_document(forecast_document(planned))
     shown = capsys.readouterr().out
     for part in ("small on tinyworld/gpt-neox", "What will be run", "block size", "What an effect of 0.1 needs"):
         assert part in shown
-    assert Forecast.model_validate(found.to_json()) == found
+    assert Forecast.model_validate(planned.to_json()) == planned
     assert "What the primary questions can decide" in shown
     assert [path.name for path in empty.iterdir()] == ["earlier"]
 
@@ -307,12 +306,3 @@ def test_it_is_shown_and_read_back_and_nothing_is_written(found, capsys, empty):
 def test_an_effect_that_is_none(effect):
     with pytest.raises(HfpatchError, match=r"--effect .* between 0 and 1"):
         forecast(make_recipe(), effect=effect)
-
-
-def test_trials_of_tuning_are_counted():
-    tuning = {"learning_rates": [1e-3, 1e-2], "steps": 3, "held_out": 4, "extend": 0}
-    methods = {name: METHODS[name] for name in ("baseline", "pre_projection")}
-    evaluation = {"tasks": ["tinyworld_cloze"], "limit": 4}
-    data = {"block_size": 32, "max_documents": 30}
-    found = forecast(make_recipe(tuning=tuning, methods=methods, evaluation=evaluation, data=data))
-    assert (found.work["tune"].units, found.work["tune"].steps) == (2, 6)

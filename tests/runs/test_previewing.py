@@ -40,13 +40,14 @@ def test_the_time_on_many_devices_is_that_of_the_graph(tmp_path, monkeypatch, ca
 
 
 @pytest.mark.parametrize(("duration", "steps"), [({"steps": 100}, 1), ({"epochs": 2}, 7)], ids=["steps", "epochs"])
-def test_a_study_takes_the_time_of_its_finished_runs(tmp_path, capsys, duration, steps):
+def test_a_study_takes_the_time_of_its_finished_runs(tmp_path, monkeypatch, duration, steps):
+    monkeypatch.setattr(previewing, "SECONDS", 0.1)  # for the evaluations, of which none is finished
     study = StudyRecipe.model_validate(
         {
             "name": "small",
             "architecture": {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 32},
             "tokenizer": {"path": "tinyworld/gpt2"},
-            "data": {"source": "tinyworld/base", "block_size": 32, "held_out": 5},
+            "data": {"source": "tinyworld/base", "block_size": 32, "held_out": 5, "max_documents": 60},
             "training": {**duration, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]},
             "baseline": "one",
             "variants": {"one": {}, "two": {}},
