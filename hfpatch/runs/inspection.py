@@ -72,22 +72,8 @@ def inspect(
     inspection = Inspection(base, patch, seen.sites, patch_summary(base.model), notes=notes)
     if rows:
         inspection.text = Text(source, len(rows), sum(map(len, rows)))
-    # First the patch against its own initialisation: one that does not fit is refused at once
-    if patch is not None:
-        folder = patch.resolve().parent
-        seed = int(name[1]) if (name := _SEED.fullmatch(folder.name)) else None
-        first = initial_tensors(base.model, patch, seed=seed, allow_other_base=allow_other_base)
-        last = patch_tensors(base.model, patch, allow_other_base=allow_other_base)
-        if unknown := sorted(last.keys() - first.keys()):
-            notes.append(
-                f"Movement: {len(unknown)} tensors not shown; the seed of their initialisation is not known (it is "
-                "that of the run, read from the folder name seed-N)."
-            )
-        inspection.movement = movement(first, {name: last[name] for name in first})
-        if any((folder / name).is_file() for name in ("training.json", "metrics.jsonl")):
-            inspection.run = read_run(folder)
-
-    # The base, then the patch in it
+    if patch is not None:  # first, as one that does not fit is refused at once
+        _inspect_training(inspection, patch, allow_other_base=allow_other_base)
     _inspect_base(inspection)
     with _noted(notes, "Attention on the text"):
         inspection.attention = head_attention(base.model, batches) if rows else []
@@ -97,8 +83,8 @@ def inspect(
         _inspect_patch(inspection, rows)
         with _noted(notes, "Attention on the text"):
             inspection.attention_patched = head_attention(base.model, batches) if rows else []
-    elif query_paths_with_f(base.model):
-        if any(not isinstance(query.path.f, nn.Linear) for query in query_paths_with_f(base.model)):
+    elif queries := query_paths_with_f(base.model):
+        if any(not isinstance(query.path.f, nn.Linear) for query in queries):
             notes.append("Q-K relation: the nonlinear f that the model was pretrained with counts as 0 there.")
         if rows:
             inspection.query_sizes = query_sizes(base.model, batches)
@@ -132,6 +118,22 @@ def _noted(notes: list[str], what: str) -> Iterator[None]:
         yield
     except HfpatchError as error:
         notes.append(f"{what}: not shown; {error}.")
+
+
+def _inspect_training(inspection: Inspection, patch: Path, *, allow_other_base: bool) -> None:
+    """Compare a patch with its own initialisation, and read the records of its run."""
+    base, folder = inspection.base, patch.resolve().parent
+    seed = int(name[1]) if (name := _SEED.fullmatch(folder.name)) else None
+    first = initial_tensors(base.model, patch, seed=seed, allow_other_base=allow_other_base)
+    last = patch_tensors(base.model, patch, allow_other_base=allow_other_base)
+    if unknown := last.keys() - first.keys():
+        inspection.notes.append(
+            f"Movement: {len(unknown)} tensors not shown; the seed of their initialisation is not known (it is that of "
+            "the run, read from the folder name seed-N)."
+        )
+    inspection.movement = movement(first, {name: last[name] for name in first})
+    if any((folder / name).is_file() for name in ("training.json", "metrics.jsonl")):
+        inspection.run = read_run(folder)
 
 
 def _inspect_base(inspection: Inspection) -> None:
