@@ -134,9 +134,10 @@ class Measured:
         tuning, held_out = (0 if text is None else len(text) for text in (setup.tuning_text, setup.held_out))
         retained = 2 * sum(map(len, setup.retained.values())) if isinstance(setup, ComparisonSetup) else 0
         if unit.action in ("train", "tune"):
-            steps = training_steps(setup.recipe, unit) or 0
-            every = None if unit.run.point else training.evaluate_every
-            blocks = (1 + math.ceil(steps / every) if every else 1) * (tuning if unit.run.point else held_out)
+            steps, every, blocks = training_steps(setup.recipe, unit) or 0, training.evaluate_every, tuning
+            if not unit.run.point:  # studies measure the loss before the first step, too
+                first = every is not None or isinstance(setup, StudySetup)
+                blocks = held_out * (first + (math.ceil(steps / every) if every else 1))
             tokens = steps * training.batch_size * setup.blocks.block_size
         elif unit.action == "evaluate":
             blocks, evaluation_s = held_out, sum(kind.evaluation_s.values())

@@ -166,7 +166,10 @@ def test_a_study_is_planned_with_a_step_of_each_variant_and_an_earlier_study_s_v
     (asked,) = planned.questions
     assert (asked.method, asked.other, asked.like, asked.seeds) == ("nonlinear", "linear", ("nonlinear", "linear"), 3)
     assert asked.difference > 0
-    planned = forecast(study(data=STUDY["data"] | {"held_out": 19}), seconds=0.0)
+    seldom = training(evaluate_every=None, diagnose_every=None)
+    planned = forecast(study(data=STUDY["data"] | {"held_out": 19}, training=seldom), seconds=0.0)
+    steps_s = 2 * 6 * sum(kind.step_s for kind in planned.kinds.values())
+    assert planned.work["train"].seconds == pytest.approx(steps_s + 2 * planned.work["evaluate"].seconds)
     shown = markdown(forecast_document(planned))
     assert "| nonlinear |" in shown
     assert "method" not in shown.lower()
