@@ -18,7 +18,7 @@ from hfpatch.recipes.questions import HELD_OUT, Asked
 from hfpatch.results.comparison import ComparisonResults
 from hfpatch.results.decision import ALPHA, POWER
 from hfpatch.results.folder import load_results
-from hfpatch.results.forecast import Detectable, Forecast, PlannedMethod, PlannedQuestion, PlannedTask
+from hfpatch.results.forecast import Detectable, Forecast, PlannedQuestion, PlannedTask
 from hfpatch.results.parts import Comparison
 from hfpatch.results.planning import cheapest, level_of, stored_for
 from hfpatch.results.verdicts import look_parts, margin_for
@@ -75,7 +75,7 @@ def forecast(
         name=recipe.name,
         model=_model(measured),
         seeds=list(recipe.training.all_seeds),
-        methods={name: _method(measured, name) for name in recipe.trained},
+        methods=measured.methods,
         kinds=measured.kinds,
         tasks={name: _task(measured, name, comparisons, effect) for name in measured.asked},
         work=measured.work(units),
@@ -93,14 +93,9 @@ def _model(measured: Measured) -> dict[str, Any]:
     """Return the base; of a study the size of its baseline, which is trained as well."""
     setup = measured.setup
     if isinstance(setup, StudySetup):
-        return {"name": "models from scratch", "parameters": measured.size_of(setup.recipe.baseline)}
+        return {"name": "models from scratch", "parameters": measured.methods[setup.recipe.baseline].trainable}
     size = setup.sizes[setup.recipe.baseline].base
     return {**setup.base.facts, "dtype": setup.recipe.model.dtype, "parameters": size}
-
-
-def _method(measured: Measured, name: str) -> PlannedMethod:
-    match = None if isinstance(measured.setup, StudySetup) else measured.setup.methods[name].match
-    return PlannedMethod(kind=measured.kind_of(name), trainable=measured.size_of(name), match=match and match.to_json())
 
 
 def _task(measured: Measured, name: str, comparisons: int, effect: float | None) -> PlannedTask:
@@ -208,7 +203,7 @@ def _seconds_of(measured: Measured, units: Sequence[Unit], pair: tuple[str, str]
     setup, training = measured.setup, measured.setup.recipe.training
     of_pair = [unit for unit in units if unit.run.variant in pair and unit.run.variant in setup.recipe.trained]
     of_seed, of_task = [unit for unit in of_pair if unit.run.seed == training.all_seeds[0]], 0.0
-    for kind in [measured.kinds[measured.kind_of(unit.run.variant)] for unit in of_seed if unit.action == "evaluate"]:
+    for kind in [measured.kind_of(unit.run.variant) for unit in of_seed if unit.action == "evaluate"]:
         of_task += kind.evaluation_s.get(task, 0.0)
         if task == HELD_OUT and setup.held_out is not None:
             of_task += (kind.step_s or 0.0) * len(setup.held_out) / training.batch_size * FORWARD

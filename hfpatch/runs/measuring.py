@@ -33,7 +33,7 @@ from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.recipes.retention import task_of
-from hfpatch.results.forecast import MeasuredKind, Work
+from hfpatch.results.forecast import MeasuredKind, PlannedMethod, Work
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import NATS_PER_TOKEN
 from hfpatch.runs.costs import time_step, training_of
@@ -85,26 +85,30 @@ class Measured:
     enough_s: float = 0.0
     estimated: list[str] = field(default_factory=list)
 
-    def kind_of(self, name: str) -> str:
-        """Return a method's kind, whose members take about the same time a parameter; a variant is one by itself."""
-        if isinstance(self.setup, StudySetup):
-            return name
-        configs = self.setup.methods[name].configs
-        parts = [method_name(one) + " (DoRA)" * bool(getattr(one, "use_dora", False)) for one in configs]
-        return " + ".join(parts) or BASE
-
-    def size_of(self, name: str) -> int:
-        """Return how many parameters a method or a variant trains."""
-        setup = self.setup
-        return setup.sizes[name][0] if isinstance(setup, StudySetup) else setup.sizes[name].trainable
-
     @cached_property
+    def methods(self) -> dict[str, PlannedMethod]:
+        """The trained methods with their kinds, whose members take about the same time; a variant is its only one."""
+        setup, methods = self.setup, dict[str, PlannedMethod]()
+        if isinstance(setup, StudySetup):
+            return {name: PlannedMethod(kind=name, trainable=setup.sizes[name][0]) for name in setup.recipe.variants}
+        for name in setup.recipe.trained:
+            method = setup.methods[name]
+            parts = [method_name(one) + " (DoRA)" * bool(getattr(one, "use_dora", False)) for one in method.configs]
+            match = method.match and method.match.to_json()
+            methods[name] = PlannedMethod(kind=" + ".join(parts), trainable=setup.sizes[name].trainable, match=match)
+        return methods
+
+    @property
     def largest(self) -> dict[str, str]:
-        """The method with the most parameters of each kind that is trained."""
+        """The method of each kind that trains most parameters."""
         kinds: dict[str, list[str]] = {}
-        for name in self.setup.recipe.trained:
-            kinds.setdefault(self.kind_of(name), []).append(name)
-        return {kind: max(names, key=self.size_of) for kind, names in kinds.items()}
+        for name, method in self.methods.items():
+            kinds.setdefault(method.kind, []).append(name)
+        return {kind: max(names, key=lambda name: self.methods[name].trainable) for kind, names in kinds.items()}
+
+    def kind_of(self, name: str) -> MeasuredKind:
+        """Return what was measured of the kind of a method, of the baseline or of a variant."""
+        return self.kinds[self.methods[name].kind if name in self.methods else BASE]
 
     @property
     def words(self) -> str:
@@ -129,7 +133,7 @@ class Measured:
         setup, training = self.setup, self.setup.recipe.training
         if unit.run.variant in setup.left_out:
             return Work()
-        kind, steps, requests, evaluation_s = self.kinds[self.kind_of(unit.run.variant)], 0, 0, 0.0
+        kind, steps, requests, evaluation_s = self.kind_of(unit.run.variant), 0, 0, 0.0
         # how many blocks of texts pass forwards alone; those of retention do so with the patch on and off
         tuning, held_out = (0 if text is None else len(text) for text in (setup.tuning_text, setup.held_out))
         retained = 2 * sum(map(len, setup.retained.values())) if isinstance(setup, ComparisonSetup) else 0
@@ -232,18 +236,17 @@ def measure(recipe: Recipe | StudyRecipe, seconds: float, progress: Progress, *,
 
 def _measure_kinds(measured: Measured, clock: _Clock) -> Measured:
     """Measure a training step of each kind, and how long everything took; no kind of a study is estimated."""
-    begun, estimated = clock.taken_s, 0
+    begun, tasks = clock.taken_s, len(measured.estimated)
     for kind, name in measured.largest.items():
         if clock.is_late and BASE in measured.kinds and len(measured.kinds) > 1:
             slowest = max(measured.kinds.values(), key=lambda kind: kind.step_s or 0.0)
             measured.kinds[kind] = slowest.model_copy(update={"method": name, "step_share": None})
             measured.estimated.append(kind)
-            estimated += 1
         else:
             measured.kinds[kind] = _measure_kind(measured, name, clock.share(kind, "a part of a training step", _STEP))
     measured.taken_s = clock.taken_s
     # what was estimated would have taken as long as one kind
-    kind_s = (measured.taken_s - begun) / max(1, len(measured.largest) - estimated)
+    kind_s = (measured.taken_s - begun) / max(1, len(measured.largest) - len(measured.estimated[tasks:]))
     measured.enough_s += measured.taken_s + kind_s * len(measured.estimated)
     return measured
 
