@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -18,7 +15,7 @@ from hfpatch.data.token_file import TokenFileInfo, check_free, describe_token_fi
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
-from hfpatch.support.files import atomic_directory
+from hfpatch.support.files import atomic_directory, hash_values
 from hfpatch.support.folders import cache_folder
 from hfpatch.support.paths import takes_text
 from hfpatch.surgery.bases import load_tokenizer
@@ -47,12 +44,9 @@ def recipe_tokenizer(recipe: PretrainRecipe | StudyRecipe) -> PreTrainedTokenize
     corpora = [(open_corpus(part, recipe.data_dir), part) for part in parts]
     if not all(corpus.cacheable for corpus, _ in corpora):
         return train_tokenizer(tokenizer_documents(corpora), size)
-    text: list[Any] = ["without what is held out", recipe.data.seed]
-    for corpus, part in corpora:
-        text += [corpus.digest(), corpus.revision, part.max_documents, part.min_characters]
-        text += [part.text_column, part.held_out, part.config, part.split, part.group]
-    text.append(size)
-    kept = cache_folder("tokens") / f"tokenizer-{hashlib.sha256(json.dumps(text).encode()).hexdigest()[:32]}"
+    fields = ("max_documents", "min_characters", "text_column", "held_out", "config", "split", "group")
+    text = [(corpus.digest(), corpus.revision, *(getattr(part, name) for name in fields)) for corpus, part in corpora]
+    kept = cache_folder("tokens") / f"tokenizer-{hash_values([text, recipe.data.seed, size])[:32]}"
     if not kept.is_dir():
         trained = train_tokenizer(tokenizer_documents(corpora), size)
         try:
@@ -123,9 +117,8 @@ def tokenize(
     texts = filtered_documents(corpus, recipe.data)
     info = write_token_file(file, texts, tokenizer, recipe.data, revision=corpus.revision, on_part=on_part)
     changes = [f"data.source={file}", "data.layout=stream", *recipe.data.reset_text()]
-    if not trained:
-        return Tokenized(file, info, overrides=tuple(changes))
-    with atomic_directory(folder) as temporary:
-        tokenizer.save_pretrained(temporary)
-    changes += ["tokenizer.train_vocab_size=null", f"tokenizer.path={folder}"]
-    return Tokenized(file, info, folder, tuple(changes))
+    if trained:
+        with atomic_directory(folder) as temporary:
+            tokenizer.save_pretrained(temporary)
+        changes += ["tokenizer.train_vocab_size=null", f"tokenizer.path={folder}"]
+    return Tokenized(file, info, folder if trained else None, tuple(changes))
