@@ -264,14 +264,7 @@ def test_a_part_is_scaled_to_the_whole(monkeypatch):
     assert timed.tokens >= limits.tokens * 0.9
 
 
-def test_the_time_is_that_of_the_units_and_methods_have_their_counts(planned):
-    steps = {name: planned.kinds[method.kind].step_s for name, method in planned.methods.items()}
-    held_out = hfpatch.runs.measuring.FORWARD  # at most: a few blocks once, in steps of four blocks
-    assert 14 * sum(steps.values()) < planned.work["train"].seconds < 14 * sum(steps.values()) * (1 + 8 * held_out)
-    scored = {kind: sum(each.evaluation_s.values()) for kind, each in planned.kinds.items()}
-    kinds = ["base", *(method.kind for method in planned.methods.values() for _ in range(2))]
-    least = sum(scored[kind] for kind in kinds)
-    assert least < planned.work["evaluate"].seconds < least + 2 * sum(steps.values()) * 8 * held_out
+def test_methods_have_their_counts(planned):
     assert planned.methods["pre_projection"].trainable == planned.methods["c3a"].match.target_parameters
     assert planned.methods["c3a"].match.size == "block_size"
     assert planned.methods["c3a"].match.parameters == planned.methods["c3a"].trainable
