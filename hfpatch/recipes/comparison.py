@@ -115,26 +115,25 @@ class Recipe(ComparedRecipe):
         """
         gain, keep, questions = self.questions.gain, self.questions.keep, list[Asked]()
         if gain is not None:
-            pairs = gain.pairs
-            if pairs is None:  # the first LoRA of each method's size
-                pairs = ()
+            named = list(gain.pairs or ())
+            if gain.pairs is None:  # the first LoRA of each method's size
                 for name in self.trained:
                     loras = loras_of(self.methods, name)
                     same = [lora for lora in loras if abs(sizes[lora] / sizes[name] - 1) <= SAME_SIZE]
-                    pairs += tuple((name, lora) for lora in same[:1])
+                    named += [(name, lora) for lora in same[:1]]
             held_out = [HELD_OUT] if self.data.held_out is not None else []
             texts = [task for task, is_text in tasks.items() if is_text]
-            on = gain.on or next(iter([*held_out, *texts, *tasks]), None)
-            pairs = tuple(pair for named in pairs for pair in at_budgets(named, self.methods))
-            questions.append(Asked("gain", pairs, (on,) if on else ()))
+            on = [gain.on] if gain.on else [*held_out, *texts, *tasks][:1]
+            pairs = [pair for one in named for pair in at_budgets(one, self.methods)]
+            questions.append(Asked(question="gain", pairs=pairs, on=on))
         if keep is not None:
-            on_all = tuple(task_of(name) if name in self.texts else name for name in keep.on or ())
+            on = [task_of(name) if name in self.texts else name for name in keep.on or ()]
             if keep.on is None:
                 kept = () if self.retention is None else self.retention.tasks
-                on_all = (*map(task_of, self.texts), *(tasks if kept is None else kept))
+                on = [*map(task_of, self.texts), *(tasks if kept is None else kept)]
             methods = self.trained if keep.methods is None else keep.methods
-            pairs = tuple(pair for name in methods for pair in at_budgets((name, self.baseline), self.methods))
-            questions.append(Asked("keep", pairs, on_all))
+            pairs = [pair for name in methods for pair in at_budgets((name, self.baseline), self.methods)]
+            questions.append(Asked(question="keep", pairs=pairs, on=on))
         return [question for question in questions if question.pairs and question.on]
 
     def tuning_of(self, method: str) -> TuningSettings | None:

@@ -197,7 +197,7 @@ class StudyRecipe(_Pretraining, ComparedRecipe):
             return []
         others = [name for name in self.variants if name != self.baseline]
         pairs = self.questions.gain.pairs or tuple((name, self.baseline) for name in others)
-        return [Asked("gain", pairs, (HELD_OUT,))]
+        return [Asked(question="gain", pairs=list(pairs), on=[HELD_OUT])]
 
     def single(self, variant: str, values: Mapping[str, Any], seed: int, *, trial: bool = False) -> PretrainRecipe:
         """Return the recipe of one run, a final one or a trial of tuning, at the values of a trial."""

@@ -6,8 +6,9 @@ Two questions can be asked: ``gain``, is a method better than another one, by de
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
 
 from hfpatch.recipes.strict import Section
 
@@ -49,16 +50,22 @@ class QuestionSettings(Section):
     """None does not ask it."""
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(BaseModel):
     """A primary question with everything that the recipe leaves to defaults.
 
     Attributes:
-        name: ``gain`` or ``keep``.
+        question: ``gain`` or ``keep``.
         pairs: the method and the other of each pair.
         on: the tasks and texts, by the names of their scores.
     """
 
-    name: PrimaryName
-    pairs: tuple[tuple[str, str], ...]
-    on: tuple[str, ...]
+    model_config = ConfigDict(frozen=True)
+
+    question: PrimaryName
+    pairs: list[tuple[str, str]]
+    on: list[str]
+
+    @property
+    def tests(self) -> int:
+        """How many tests it has, m."""
+        return len(self.pairs) * len(self.on)

@@ -55,7 +55,7 @@ def stored_for(results: ComparisonResults, pair: tuple[str, str], task: str, *, 
 
 def level_of(asked: Asked, part: float = 1.0) -> float:
     """Return the level of one of a question's pairs, at a look with so large a part of it."""
-    return ALPHA * part / (len(asked.pairs) * len(asked.on))
+    return ALPHA * part / asked.tests
 
 
 def cheapest(

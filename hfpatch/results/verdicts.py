@@ -53,7 +53,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from hfpatch.recipes.pairs import Question
-from hfpatch.recipes.questions import PrimaryName
+from hfpatch.recipes.questions import Asked
 from hfpatch.recipes.strict import MOST_SEEDS
 from hfpatch.results.decision import ALPHA, MOST_DOCUMENTS, POWER, Decided, decide_gain, decide_keep, fewest, reach
 from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE, is_share
@@ -94,25 +94,14 @@ class Measure(NamedTuple):
     higher_is_better: bool
 
 
-class PrimaryQuestion(Part):
+class PrimaryQuestion(Asked, Part):
     """A primary question, as it was declared.
 
     Attributes:
-        question: ``gain`` or ``keep``.
-        pairs: the method and the other of each pair.
-        on: the tasks and texts, by the names of their scores.
         changed: what the recipe asked when results existed already, in words; "" where it was declared before them.
     """
 
-    question: PrimaryName
-    pairs: list[tuple[str, str]]
-    on: list[str]
     changed: str = ""
-
-    @property
-    def tests(self) -> int:
-        """How many tests it has, m."""
-        return len(self.pairs) * len(self.on)
 
 
 class LookTaken(Part):

@@ -84,10 +84,7 @@ def _asked(setup: Setup) -> Questions:
         limits = {name: task.limit for name, task in tasks.items() if task is not None and task.limit is not None}
         documents = {"documents": (recipe.evaluation.limit, limits)}
     return Questions(
-        questions=[
-            PrimaryQuestion(question=asked.name, pairs=list(asked.pairs), on=list(asked.on))
-            for asked in setup.questions
-        ],
+        questions=[PrimaryQuestion(**dict(asked)) for asked in setup.questions],
         margin=recipe.margins,
         seeds=list(recipe.training.all_seeds),
         **documents,

@@ -145,12 +145,12 @@ def _question(
     """Return what a pair of a primary question can decide, with measured variances or else assumed ones."""
     recipe = measured.setup.recipe
     seeds, is_base = len(recipe.training.all_seeds), isinstance(recipe, Recipe) and pair[1] == recipe.baseline
-    planned = PlannedQuestion(question=asked.name, method=pair[0], other=pair[1], task=task, seeds=seeds)
+    planned = PlannedQuestion(question=asked.question, method=pair[0], other=pair[1], task=task, seeds=seeds)
     stored = None if earlier is None else stored_for(earlier, pair, task, with_base=is_base)
     documents = _documents_of(measured, task, stored)
     if stored is not None:
         metric, design = stored.metric, stored.design.with_documents(documents).with_seeds(max(2, seeds))
-    elif assumption := _assumption(measured, asked.name, task):
+    elif assumption := _assumption(measured, asked.question, task):
         spread, _, assumed = assumption
         metric = spread.metric
         design = assumed.differences(spread.sd or 0.0, accuracy=spread.accuracy).design(documents, max(2, seeds))
@@ -161,11 +161,11 @@ def _question(
     more["like"] = stored and stored.pair
     if seeds > 1:
         level = level_of(asked, look_parts(recipe.training.looks)[-1] if recipe.training.looks else 1.0)
-        more["difference"] = design.smallest_difference(level, asked.name)
-        more["smallest_margin"] = design.smallest_margin(level, asked.name)
+        more["difference"] = design.smallest_difference(level, asked.question)
+        more["smallest_margin"] = design.smallest_margin(level, asked.question)
     if margin is not None:
         seconds = _seconds_of(measured, units, pair, task)
-        needed = cheapest(design, asked.name, level_of(asked), margin, documents, seconds)
+        needed = cheapest(design, asked.question, level_of(asked), margin, documents, seconds)
         if needed is not None:
             more |= {"seeds_needed": needed.seeds, "documents_needed": needed.documents, "seconds": needed.seconds}
     return planned.model_copy(update=more)

@@ -89,9 +89,9 @@ def test_the_runs_of_a_study(write):
 
 def test_a_study_asks_by_default_for_a_gain_of_each_variant_over_the_baseline(write):
     (asked,) = load_pretrain_or_study(write(STUDY)).asked()
-    assert (asked.pairs, asked.on) == ((("nonlinear", "linear"), ("wide", "linear")), ("held_out_text",))
+    assert (asked.pairs, asked.on) == ([("nonlinear", "linear"), ("wide", "linear")], ["held_out_text"])
     chosen = load_pretrain_or_study(write(STUDY), ["questions.gain.pairs=[[nonlinear, wide]]", "margin={}"])
-    assert chosen.asked()[0].pairs == (("nonlinear", "wide"),)
+    assert chosen.asked()[0].pairs == [("nonlinear", "wide")]
     assert chosen.margins["nats_per_token"] == 0.02
     assert load_pretrain_or_study(write(STUDY), ["questions.gain=null"]).asked() == []
 

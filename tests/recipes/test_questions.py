@@ -29,20 +29,20 @@ def read(**sections):
 
 
 def test_by_default_each_method_is_compared_with_the_lora_of_its_size_on_the_first_text():
-    gain = Asked("gain", (("pre", "lora"),), ("wikitext",))
+    gain = Asked(question="gain", pairs=[("pre", "lora")], on=["wikitext"])
     assert read().asked(SIZES, TASKS) == [gain]  # the other LoRA is 2 % larger, the large one matched by none
-    assert read(data={"held_out": 20}).asked(SIZES, TASKS)[0].on == ("held_out_text",)
-    assert read().asked(SIZES, {"hellaswag": False})[0].on == ("hellaswag",)
+    assert read(data={"held_out": 20}).asked(SIZES, TASKS)[0].on == ["held_out_text"]
+    assert read().asked(SIZES, {"hellaswag": False})[0].on == ["hellaswag"]
     assert read().asked(SIZES | {"lora": 1011}, TASKS) == []
 
 
 def test_by_default_what_retention_names_is_to_be_kept_by_all():
     text = {"old": {"source": "tinyworld/base"}}
     (_, keep) = read(retention={"texts": text}).asked(SIZES, TASKS)
-    assert keep.pairs == tuple((name, "baseline") for name in ("pre", "linear", "large", "lora", "other"))
-    assert keep.on == ("retention_old", "hellaswag", "wikitext")
+    assert keep.pairs == [(name, "baseline") for name in ("pre", "linear", "large", "lora", "other")]
+    assert keep.on == ["retention_old", "hellaswag", "wikitext"]
     (_, keep) = read(retention={"texts": text, "tasks": ["hellaswag"]}).asked(SIZES, TASKS)
-    assert keep.on == ("retention_old", "hellaswag")
+    assert keep.on == ["retention_old", "hellaswag"]
 
 
 def test_what_a_recipe_asks_is_asked_and_compared():
@@ -51,15 +51,12 @@ def test_what_a_recipe_asks_is_asked_and_compared():
         "keep": {"on": ["old", "wikitext"], "methods": ["pre"]},
     }
     recipe = read(questions=questions, retention={"texts": {"old": {"source": "tinyworld/base"}}})
-    assert recipe.asked(SIZES, TASKS) == [
-        Asked("gain", (("large", "lora"), ("linear", "baseline")), ("hellaswag",)),
-        Asked("keep", (("pre", "baseline"),), ("retention_old", "wikitext")),
-    ]
+    gain = Asked(question="gain", pairs=[("large", "lora"), ("linear", "baseline")], on=["hellaswag"])
+    keep = Asked(question="keep", pairs=[("pre", "baseline")], on=["retention_old", "wikitext"])
+    assert recipe.asked(SIZES, TASKS) == [gain, keep]
     assert references(recipe)["large"] == ["baseline", "lora", "linear"]
     assert references(recipe)["linear"].count("baseline") == 1
-    assert recipe.only(["pre", "lora"]).asked(SIZES, TASKS) == [
-        Asked("keep", (("pre", "baseline"),), ("retention_old", "wikitext"))
-    ]
+    assert recipe.only(["pre", "lora"]).asked(SIZES, TASKS) == [keep]
     assert read(questions={"gain": None, "keep": None}).asked(SIZES, TASKS) == []
 
 
@@ -96,11 +93,11 @@ def test_a_question_about_methods_with_budgets_is_asked_at_each(write):
     text += "questions: {gain: {pairs: [[pre, lora], [pre, one]]}, keep: {on: [wikitext], methods: [pre]}}\n"
     recipe = load_recipe(write(text))
     sizes = dict.fromkeys(recipe.methods, 1)
-    pairs = (("pre@1k", "lora@1k"), ("pre@2k", "lora@2k"), ("pre@1k", "one"), ("pre@2k", "one"))
-    keep = Asked("keep", (("pre@1k", "baseline"), ("pre@2k", "baseline")), ("wikitext",))
-    assert recipe.asked(sizes, {"wikitext": True}) == [Asked("gain", pairs, ("wikitext",)), keep]
+    gain, keep = recipe.asked(sizes, {"wikitext": True})
+    assert gain.pairs == [("pre@1k", "lora@1k"), ("pre@2k", "lora@2k"), ("pre@1k", "one"), ("pre@2k", "one")]
+    assert keep.pairs == [("pre@1k", "baseline"), ("pre@2k", "baseline")]
     assert references(recipe)["pre@1k"] == ["baseline", "lora@1k", "one"]
     assert [question.pairs for question in recipe.only(["pre@1k", "lora@1k"]).asked(sizes, {"wikitext": True})] == [
-        (("pre@1k", "lora@1k"),),
-        (("pre@1k", "baseline"),),
+        [("pre@1k", "lora@1k")],
+        [("pre@1k", "baseline")],
     ]

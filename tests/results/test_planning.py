@@ -49,7 +49,7 @@ def test_a_pairs_own_variance_is_taken_before_that_of_the_median_pair():
 def test_what_is_planned_is_decided_in_80_percent(before, after, pairs):
     """The earlier run has ``before`` seeds, the planned one ``after``; averaged over what the earlier one could be."""
     rng, of_seeds, of_documents, freedom = np.random.default_rng(0), 0.02, 0.004, before - 1
-    level = level_of(Asked("gain", (("a", "b"),) * pairs, ("text",)))
+    level = level_of(Asked(question="gain", pairs=[("a", "b")] * pairs, on=["text"]))
     decided = {"better": [], "equivalent": [], "lost": [], "kept": []}
     for share in stats.chi2.ppf((np.arange(80) + 0.5) / 80, freedom) / freedom:
         stored = Design.of([(of_documents, 199), (of_seeds * math.sqrt(share / before), freedom)])
