@@ -145,7 +145,7 @@ def test_texts_are_planned_by_the_losses_of_their_documents():
         training = {"steps": 1, "warmup_steps": 0, "batch_size": 4, "seeds": seeds}
         recipe = make_recipe(data=data, evaluation=evaluation, methods=methods, training=training)
         shown.append(forecast(recipe, seconds=1000))
-    (alone,), (asked,) = (each.questions for each in shown)
+    (alone,), (asked,) = (plan.questions for plan in shown)
     assert (alone.difference, alone.smallest_margin, asked.seeds, asked.documents) == (None, None, 3, 30)
     assert min(alone.seeds_needed, asked.seeds_needed) > 1
     assert any("one seed" in warning for warning in shown[0].warnings)
@@ -171,13 +171,17 @@ def test_it_counts_the_units_of_the_plan_and_the_tokens_of_the_requests(planned)
 
 
 def test_one_method_of_each_kind_is_measured_and_small_steps_run_whole(planned):
-    methods = {kind: each.method for kind, each in planned.kinds.items()}
-    assert methods == {"base": "baseline", "pre_projection": "pre_projection_skip", "c3a": "c3a"}
+    trained = {name: kind for name, kind in planned.kinds.items() if name != "base"}
+    assert {name: kind.method for name, kind in planned.kinds.items()} == {
+        "base": "baseline",
+        "pre_projection": "pre_projection_skip",
+        "c3a": "c3a",
+    }
     assert planned.kinds["base"].step_s is None
-    assert all(each.step_s > 0 for kind, each in planned.kinds.items() if kind != "base")
-    assert all(min(each.evaluation_s.values()) > 0 for each in planned.kinds.values())
-    assert planned.memory_bytes >= max(each.evaluation_memory_bytes for each in planned.kinds.values()) > 0
-    assert {each.step_share for kind, each in planned.kinds.items() if kind != "base"} == {1.0}
+    assert all(kind.step_s > 0 for kind in trained.values())
+    assert all(min(kind.evaluation_s.values()) > 0 for kind in planned.kinds.values())
+    assert planned.memory_bytes >= max(kind.evaluation_memory_bytes for kind in planned.kinds.values()) > 0
+    assert {kind.step_share for kind in trained.values()} == {1.0}
     assert all(task.timed > 100 for task in planned.tasks.values())
     assert planned.assumptions[0].startswith("Measured were ")
     assert "100% of a step" in planned.assumptions[0]
@@ -194,13 +198,13 @@ def test_without_time_it_works_from_a_part_of_everything(tmp_path, monkeypatch):
     planned = forecast(make_recipe(tuning=tuning), seconds=0, progress=progress)
     assert not beside
     assert (planned.work["tune"].units, planned.work["tune"].steps) == (6, 18)
-    steps = [each for kind, each in planned.kinds.items() if kind != "base"]
-    assert {each.step_share for each in steps} == {0.25}  # one of four blocks
-    assert all(each.step_s > 0 for each in steps)
+    trained = [kind for name, kind in planned.kinds.items() if name != "base"]
+    assert {kind.step_share for kind in trained} == {0.25}  # one of four blocks
+    assert all(kind.step_s > 0 for kind in trained)
     assert all(0 < task.timed < task.tokens / 4 for task in planned.tasks.values())
     assert {task.sampled for task in planned.tasks.values()} == {0}
     unknown = [re.search(r"--seconds (\d+)0 would be enough", warning) for warning in planned.warnings]
-    assert sum(each is not None for each in unknown) == 2
+    assert sum(match is not None for match in unknown) == 2
     assert "25% of a step" in planned.assumptions[0]
     assert planned.seconds > 0
     assert ("base", "a part of tinyworld_text, about 0 s left") in shown

@@ -24,12 +24,12 @@ def test_the_time_on_many_devices_is_that_of_the_graph(tmp_path, monkeypatch, ca
         words="Measured were a few.", work_of=lambda unit: SimpleNamespace(seconds=SECONDS[unit.action])
     )
     monkeypatch.setattr(previewing, "measure", lambda *_, **__: measured)
-    found = preview(tuned, tmp_path / "out", engine=EngineSettings(jobs=2))
+    shown = preview(tuned, tmp_path / "out", engine=EngineSettings(jobs=2))
     assert not (tmp_path / "out").exists()
-    assert (len(found.steps), sum(step.optional for step in found.steps), found.devices) == (2 + 4 + 4 + 8, 4, 2)
-    assert found.duration(1) == 2 + 4 * 3 + 4 * (10 + 2)
-    assert found.duration(2) == (2 + 4 * 3 + 4 * (10 + 2)) / 2
-    assert found.duration(4) == found.duration(100) == 2 + 3 + 10 + 2  # the longest chain
+    assert (len(shown.steps), sum(step.optional for step in shown.steps), shown.devices) == (2 + 4 + 4 + 8, 4, 2)
+    assert shown.duration(1) == 2 + 4 * 3 + 4 * (10 + 2)
+    assert shown.duration(2) == (2 + 4 * 3 + 4 * (10 + 2)) / 2
+    assert shown.duration(4) == shown.duration(100) == 2 + 3 + 10 + 2  # the longest chain
     print_preview(tuned, tmp_path / "out", engine=EngineSettings(jobs=2))
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ["2", "check", "baseline", "baseline", "·", "seed", "0", "1"]
@@ -64,14 +64,14 @@ def test_a_study_takes_the_time_of_its_finished_runs(tmp_path, monkeypatch, dura
         RunPaths(unit.run.folder).metrics.write_text("".join(lines))
     with pytest.raises(HfpatchError, match="unfinished run"):
         preview(study, out)
-    found = preview(study, out, resume=True)
-    trained = [step.seconds for step in found.steps if step.unit.action == "train" and not step.unit.is_complete()]
+    shown = preview(study, out, resume=True)
+    trained = [step.seconds for step in shown.steps if step.unit.action == "train" and not step.unit.is_complete()]
     assert trained == [0.5 * duration.get("steps", steps)] * 2  # two runs are left
-    assert found.source.startswith(f"finished runs in {out}; Measured were")
+    assert shown.source.startswith(f"finished runs in {out}; Measured were")
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "arguments"),
     [
         (["--ray"], ["--ray", "local"]),
         (["--ray", "r"], ["--ray", "local", "r"]),
@@ -82,9 +82,9 @@ def test_a_study_takes_the_time_of_its_finished_runs(tmp_path, monkeypatch, dura
         (["--ray", "10.0.0.1:6379"], ["--ray", "10.0.0.1:6379"]),
     ],
 )
-def test_ray_without_an_address_is_this_machine(words, found):
+def test_ray_without_an_address_is_this_machine(words, arguments):
     command = EngineCommand("any", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-    assert command.make_context("any", words).args == found
+    assert command.make_context("any", words).args == arguments
 
 
 @pytest.mark.parametrize(
