@@ -22,7 +22,7 @@ from hfpatch.results.forecast import Detectable, Forecast, PlannedQuestion, Plan
 from hfpatch.results.parts import Comparison
 from hfpatch.results.planning import cheapest, level_of, stored_for
 from hfpatch.results.verdicts import look_parts, margin_for
-from hfpatch.runs.measuring import FORWARD, LATE_S, SECONDS, Measured, measure
+from hfpatch.runs.measuring import LATE_S, SECONDS, Measured, measure
 from hfpatch.runs.plan import Unit, plan_comparison, plan_study
 from hfpatch.runs.pretraining import StudySetup
 from hfpatch.runs.progress import Progress
@@ -200,13 +200,12 @@ def _assumption(measured: Measured, question: str, task: str) -> tuple[Spread, s
 
 def _seconds_of(measured: Measured, units: Sequence[Unit], pair: tuple[str, str], task: str) -> tuple[float, float]:
     """Return the seconds of a pair's runs with the first seed: of all documents of a task, second, and of all else."""
-    setup, training = measured.setup, measured.setup.recipe.training
-    of_pair = [unit for unit in units if unit.run.variant in pair and unit.run.variant in setup.recipe.trained]
-    of_seed, of_task = [unit for unit in of_pair if unit.run.seed == training.all_seeds[0]], 0.0
-    for kind in [measured.kind_of(unit.run.variant) for unit in of_seed if unit.action == "evaluate"]:
-        of_task += kind.evaluation_s.get(task, 0.0)
-        if task == HELD_OUT and setup.held_out is not None:
-            of_task += (kind.step_s or 0.0) * len(setup.held_out) / training.batch_size * FORWARD
+    variants, seed = {*pair} & {*measured.methods}, measured.setup.recipe.training.all_seeds[0]
+    of_seed, of_task = [unit for unit in units if unit.run.variant in variants and unit.run.seed == seed], 0.0
+    for unit in [unit for unit in of_seed if unit.action == "evaluate"]:
+        tasks_s = measured.kind_of(unit.run.variant).evaluation_s
+        held_out_s = measured.work_of(unit).seconds - sum(tasks_s.values())
+        of_task += held_out_s if task == HELD_OUT else tasks_s.get(task, 0.0)
     whole = sum(work.seconds for work in measured.work(of_seed).values())
     return max(0.0, whole - of_task), of_task
 
