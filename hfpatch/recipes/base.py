@@ -10,7 +10,7 @@ from pydantic import model_validator
 from hfpatch.errors import nearest
 from hfpatch.recipes.strict import Dtype, PathText, Section
 
-PLACES = ("trust_remote_code", "device_map")
+NOT_IDENTITY = ("trust_remote_code", "device_map")
 """Options of loading that decide no number."""
 _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?")
@@ -92,4 +92,4 @@ class ModelSettings(Section):
     def identity(self) -> dict[str, Any]:
         """The settings that identify the model: not its devices, nor the consent to its code."""
         settings = self.model_dump(mode="json", include={"name", "revision", "dtype"})
-        return settings | {key: value for key, value in self.describe().items() if key not in PLACES}
+        return settings | {key: value for key, value in self.describe().items() if key not in NOT_IDENTITY}

@@ -12,7 +12,7 @@ from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.sources import TextSource
 from hfpatch.recipes.strict import Section, check_among, explain
 
-OWN_LANGUAGE = "base_language"
+BASE_LANGUAGE = "base_language"
 """The name of the language that tinyworld's bases were trained on."""
 _PREFIX = "retention_"
 
@@ -33,7 +33,7 @@ class RetentionSettings(Section):
 
     def sources(self, model: str) -> dict[str, TextSource]:
         """Return the texts for a base."""
-        embedded = {OWN_LANGUAGE: TextSource(source="tinyworld/base")} if model.startswith("tinyworld/") else {}
+        embedded = {BASE_LANGUAGE: TextSource(source="tinyworld/base")} if model.startswith("tinyworld/") else {}
         return self.texts or embedded
 
     def data(self, model: str, training: DataSettings) -> dict[str, DataSettings]:

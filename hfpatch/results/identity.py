@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hfpatch.recipes.base import PLACES
+from hfpatch.recipes.base import NOT_IDENTITY
 from hfpatch.results.parts import Task
 
 OF_BASE = {
@@ -65,7 +65,7 @@ def base_identity(model: Mapping[str, Any]) -> dict[str, Any]:
         **{name: identity.get(name) for name in OF_BASE},
         "base_weights": model.get("sha256"),
         "dtype": model.get("dtype"),
-        "loading": {key: value for key, value in given.items() if key not in (*PLACES, "gguf_file")},
+        "loading": {key: value for key, value in given.items() if key not in (*NOT_IDENTITY, "gguf_file")},
     }
 
 

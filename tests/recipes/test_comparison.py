@@ -1,5 +1,6 @@
 """Recipes: read strictly, overridden by dotted keys, written back unchanged."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,10 +71,7 @@ def test_overrides_are_yaml_values_under_dotted_keys(write, overrides, read, exp
         ("training.seeds=[0", ["not valid YAML"]),
         ("name={{ name }}", ["not valid YAML", "a key is a list or a mapping"]),
         ("methods.lora.².r=4", ["'²' is not an index of a list of 1 items"]),
-        (
-            "methods.lora.lr=3e-3",
-            ["is not an index", "a method has no rate of its own: tuning: ", "training.learning_rates"],
-        ),
+        ("methods.lora.lr=3e-3", ["not an index", "has no rate of its own: tuning: ", "training.learning_rates"]),
         ("training.decay_steps=5", ["training.decay_steps is of training.schedule=wsd", "is cosine"]),
         ("training.seeds=[-1]", ["training.seeds.0 is -1; must be greater than or equal to 0"]),
         ("training.seeds=0", ["training.seeds: must be a list of seeds, or how many", "not 0"]),
@@ -102,13 +100,11 @@ def test_a_wrong_override_is_named(write, override, parts):
         ("name: small", "name: small\nseeds: [1]", ["unknown key 'seeds'", "did you mean 'training.seeds'"]),
         ("training:", "trainning:", ["trainning", "did you mean 'training'"]),
         ("name: small\n", "", ["name is missing"]),
-        ("steps: 100", "steps: many", ["training.steps", '"many"', "integer"]),
         ("steps: 100", "steps: true", ["training.steps", "true", "integer"]),
         ("steps: 100", "steps: '100'", ["training.steps", '"100"', "integer"]),
         ("steps: 100", "steps: 0", ["training.steps", "0", "greater than 0"]),
         ("steps: 100", "lr: .inf", ["training.lr", "inf", "finite"]),
         ("steps: 100", "schedule: cosin", ["training.schedule", '"cosin"', "'cosine'"]),
-        ("steps: 100", "seeds: 0", ["training.seeds", "0", "list"]),
         ("steps: 100", "seeds: []", ["training.seeds is []; must have at least 1 item"]),
         ("steps: 100", "seeds: [0, x]", ["training.seeds.1", '"x"', "integer"]),
         ("  steps: 100", "  - steps", ["training", "mapping"]),
@@ -124,11 +120,7 @@ def test_a_wrong_override_is_named(write, override, parts):
         ("steps: 100", "micro_batch_size: 32", ["micro_batch_size is 32", "divide", "16"]),
         ("steps: 100", "seeds: [4294967296]", ["training.seeds", "less than 4294967296"]),
         ("steps: 100", "seeds: [1, 1]", ["training.seeds", "twice"]),
-        (
-            "steps: 100",
-            "seeds: {looks: [2, 4]}\nquestions: {gain: null, keep: null}",
-            ["training.seeds.looks", "primary question"],
-        ),
+        ("steps: 100", "seeds: {looks: [2, 4]}\nquestions: {gain: null, keep: null}", ["looks", "primary question"]),
         ("name: small", "name: small\nevaluation: {tasks: [a, a]}", ["evaluation.tasks", "twice"]),
         ("name: small", "name: a/b", ["'a/b'", "folder"]),
         ("  lora:", "  ../lora:", ["'../lora'", "folder"]),
@@ -242,13 +234,12 @@ def test_reading_a_recipe_imports_no_framework():
     assert done.stdout.strip() == "set()"
 
 
-@pytest.mark.parametrize("key", ["patience", "keep_best"])
-def test_what_goes_by_held_out_text_needs_some(tmp_path, key):
-    value = {"patience": 2, "keep_best": True}[key]
-    with pytest.raises(HfpatchError, match=rf"training.{key} needs the loss on held-out text.*set data.held_out"):
-        load_recipe("quickstart", [f"training.{key}={value}", "data.held_out=null"])
-    loaded = load_recipe("quickstart", [f"training.{key}={value}", "data.held_out=100"])
-    assert getattr(loaded.training, key) == value
+@pytest.mark.parametrize("setting", ["training.patience=2", "training.keep_best=true"])
+def test_what_goes_by_held_out_text_needs_some(setting):
+    message = refused("quickstart", setting, "data.held_out=null")
+    assert f"{setting.partition('=')[0]} needs the loss on held-out text" in message
+    assert "set data.held_out" in message
+    load_recipe("quickstart", [setting, "data.held_out=100"])
 
 
 SIX = """\
@@ -288,9 +279,8 @@ def test_some_methods_of_a_recipe_are_a_recipe_with_the_baseline(write):
         ("lora", "matched"): "--methods: matched has the size of pre_projection (match), which is left out; add it",
         (): "--methods names no method of six; there are pre_projection, lora, matched",
     }.items():
-        with pytest.raises(HfpatchError) as caught:
+        with pytest.raises(HfpatchError, match=f"^{re.escape(expected)}$"):
             recipe.only(methods)
-        assert str(caught.value) == expected
 
 
 def test_null_takes_an_entry_out_of_a_mapping(write):

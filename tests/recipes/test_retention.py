@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.retention import OWN_LANGUAGE, task_of
+from hfpatch.recipes.retention import BASE_LANGUAGE, task_of
 
 MINIMAL = {
     "name": "small",
@@ -23,8 +23,8 @@ def texts_of(recipe):
 
 def test_a_tinyworld_base_keeps_its_own_language_by_default():
     texts = texts_of(read(retention={}))
-    text = texts[OWN_LANGUAGE]
-    assert set(texts) == {OWN_LANGUAGE}
+    text = texts[BASE_LANGUAGE]
+    assert set(texts) == {BASE_LANGUAGE}
     assert (text.source, text.max_documents, text.block_size, text.layout) == ("tinyworld/base", 200, 64, "packed")
 
 

@@ -34,10 +34,7 @@ BAD = [
     ([RATES, "tuning.steps=5"], r"tuning.steps is 5; must be above training.warmup_steps \(5\)"),
     ([RATES, "tuning.extend=-1"], "tuning.extend is -1"),
     ([RATES, "tuning.held_out=0"], "tuning.held_out is 0"),
-    (
-        [RATES, "tuning.held_out=2000", "data.held_out=null"],
-        r"tuning.held_out is 2000; must be below data.max_documents",
-    ),
+    ([RATES, "tuning.held_out=2000", "data.held_out=null"], "is 2000; must be below data.max_documents"),
     ([RATES, "tuning.held_out=1000", "data.held_out=1000"], r"must with data.held_out \(1000\) be below"),
     ([RATES, "tuning.rates=[1]"], "unknown key 'tuning.rates'"),
     ([RATES, "training.lr=0.1"], "override 'training.lr=0.1': this recipe tunes the rate, so it has no effect"),

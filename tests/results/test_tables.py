@@ -57,9 +57,7 @@ def test_the_other_tables_of_a_comparison(comparison):
     assert comparison.to_pandas("trials").chosen.sum() == 2
     curves = comparison.to_pandas("curves")
     assert curves[curves.method == SKIP].loss.tolist() == comparison.methods[SKIP].curve.loss
-    with pytest.raises(
-        hfpatch.HfpatchError, match=r"to_pandas\('score'\).*there are scores, methods, verdicts, comparisons"
-    ):
+    with pytest.raises(hfpatch.HfpatchError, match=r"to_pandas\('score'\).*there are scores, methods, verdicts"):
         comparison.to_pandas("score")
 
 
