@@ -50,8 +50,7 @@ class ModelSettings(Section):
     def _no_contradiction(self) -> ModelSettings:
         if self.load_in_8bit and self.load_in_4bit:
             raise ValueError("model.load_in_8bit and model.load_in_4bit are both on; choose one")
-        changed = [key for key in self.describe() if key.startswith("bnb_4bit_")]
-        if changed and not self.load_in_4bit:
+        if not self.load_in_4bit and (changed := self.changed(["bnb_4bit_quant_type", "bnb_4bit_use_double_quant"])):
             raise ValueError(f"model.{changed[0]} is of 4-bit bases; set model.load_in_4bit, or leave it out")
         if self.gguf_file is not None and not self.gguf_file.endswith(".gguf"):
             raise ValueError(f"model.gguf_file is {self.gguf_file!r}, which is no .gguf file")

@@ -62,13 +62,9 @@ class QuerySettings(Section):
     def _no_contradiction(self) -> QuerySettings:
         if not self.targets or len(set(self.targets)) < len(self.targets):
             raise ValueError(f"targets={list(self.targets)} must name query, key or value, each at most once")
-        f_only = {"anchor", "source", "activation", "input_norm", "output_norm", "rank", "fused"}
-        fields = type(self).model_fields
-        changed = {name for name in self.model_fields_set if getattr(self, name) != fields[name].default}
-        idle = sorted(f_only & changed) if self.path != "nonlinear" else []
-        if self.path == "linear" and "targets" in changed:
-            idle.append("targets")
-        if idle:
+        idle = ["anchor", "source", "activation", "input_norm", "output_norm", "rank", "fused"]
+        idle += ["targets"] if self.path == "linear" else []
+        if self.path != "nonlinear" and (idle := self.changed(idle)):
             raise ValueError(f"{idle[0]} has no effect with path: {self.path}; leave it out or set path: nonlinear")
         if self.source == "mlp":
             if self.fused:

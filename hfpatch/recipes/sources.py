@@ -155,10 +155,6 @@ class TextSource(Section):
         """Whether the source is a file of token ids rather than text."""
         return self.source.endswith(TOKEN_FILE)
 
-    def changed(self, names: tuple[str, ...]) -> list[str]:
-        """Return which of these settings are not at their defaults."""
-        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
-
 
 class WeightedSource(TextSource):
     """One source of a mixture."""

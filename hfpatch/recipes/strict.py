@@ -91,6 +91,10 @@ class Section(BaseModel):
             values[key] = inner._with(value) if isinstance(inner, Section) and isinstance(value, Mapping) else value
         return values
 
+    def changed(self, names: Iterable[str]) -> list[str]:
+        """Return which of these settings are not at their defaults."""
+        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+
     def to_yaml(self) -> str:
         """Return YAML that is read back as an equal section."""
         return write_yaml(self.model_dump(mode="json"))
