@@ -41,7 +41,7 @@ def evaluation_document(results: EvaluationResults) -> Document:
         ),
         parts=(Part(_sections(results)),),
         closing=(citation_section([results]),),
-        summary=(*_scores(results), *_compared(results), Sentences((*notes, *results.warnings))),
+        summary=(score_table_of({"": results}), *_compared(results), Sentences((*notes, *results.warnings))),
     )
 
 
@@ -55,9 +55,10 @@ def _sections(results: EvaluationResults) -> tuple[Section, ...]:
     protocol.append(("Evaluation", evaluation_text(results.settings)))
     for task, score in next(iter(results.variants.values())).scores.items():
         settings = settings_text({"version": score.version, "few-shot examples": score.num_fewshot})
-        protocol.append((f"Task {task}", f"{settings}, data SHA-256 {digest(score.data_sha256)}"))
+        documents = f"{documents_text(score.n, score.clusters)} documents, data SHA-256 {digest(score.data_sha256)}"
+        protocol.append((f"Task {task}", f"{settings}, {documents}"))
     sections = (
-        Section("results", "Results", (*_compared(results), *_scores(results))),
+        Section("results", "Results", (*_compared(results), score_table_of({"": results}))),
         Section("warnings", "Warnings", (Sentences(tuple(results.warnings)),) if results.warnings else ()),
         Section("protocol", "Protocol", (Facts(tuple(protocol)),)),
         Section("environment", "Environment", (Facts(tuple(provenance_facts(results.provenance))),)),
@@ -74,19 +75,6 @@ def _measured(
         clusters = result.clusters if isinstance(result, TaskResult) else None
         for metric, value in result.metrics.items():
             yield name, result, clusters, metric, value, result.stderr.get(metric)
-
-
-def _scores(results: EvaluationResults) -> Iterator[Table]:
-    """Yield a table for each model, with every metric as lm-eval defines it."""
-    for index, variant in enumerate(results.variants.values()):
-        rows = []
-        for name, result, clusters, metric, value, error in _measured(variant):
-            texts = value_text(value), NOTHING if error is None else value_text(error)
-            rows.append((name, metric, *texts, documents_text(result.n, clusters)))
-        model = (variant.model or results.model)["name"]
-        title = f"{model} with {variant.patch}" if variant.patch else model
-        headings = "task", "metric", "value", "± standard error", "n"
-        yield Table.of(f"scores-{index}", title, headings, rows)
 
 
 def _compared(results: EvaluationResults) -> tuple[Table, ...]:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from reporting.conftest import read_csv
-from reporting.evaluation_example import HOSTILE, comparison, evaluation, score
+from reporting.evaluation_example import comparison, evaluation, score
 
 from hfpatch.reporting import write_report
 from hfpatch.reporting.document import Sentences, Table
@@ -25,14 +25,12 @@ def cells(table):
 
 def test_tables_have_every_score_and_every_comparison(results):
     tables = [block for block in evaluation_document(results).summary if isinstance(block, Table)]
-    assert [table.title for table in tables] == [
-        "small/llama", f"small/llama with {HOSTILE}/one", "Differences from the base",
-    ]  # fmt: skip
-    assert cells(tables[1]) == [
-        ("cloze", "acc", "0.2500", "0.0123", "1,234 in 300 groups of passage"),
-        ("cloze", "perplexity", "2,500,000", "–", "1,234 in 300 groups of passage"),
+    assert [table.title for table in tables] == ["Scores", "Differences from the base"]
+    assert cells(tables[0]) == [
+        ("cloze", "1.0", "2", "acc", "1,234", "0.5000 ± 0.0123", "0.2500 ± 0.0123"),
+        ("cloze", "1.0", "2", "perplexity", "1,234", "2,500,000", "2,500,000"),
     ]
-    assert cells(tables[2]) == [
+    assert cells(tables[1]) == [
         ("one", "cloze\nacc, n = 1,234", "−0.2500\n[−0.3000, −0.2000]", "[−0.3000, −0.2000]", "< 0.0001", "0.071",
          "worse"),
         ("two", "cloze\nacc, n = 1,234 in 300 groups of passage", "+0.1000\n", *"–––", "not tested (too few groups)"),
@@ -48,9 +46,8 @@ def test_several_models_have_their_names_and_what_each_is_compared_with(results)
     tables = [block for block in document.summary if isinstance(block, Table)]
     assert document.title == "x and y"
     assert document.glance[0] == ("Models", "2")
-    titles = ["small/x", "small/y", "Differences between the models"]
-    assert [table.title for table in tables] == titles
-    assert cells(tables[2])[0][:3] == ("y", "x", "cloze\nacc, n = 1,234")
+    assert [table.title for table in tables] == ["Scores", "Differences between the models"]
+    assert cells(tables[1])[0][:3] == ("y", "x", "cloze\nacc, n = 1,234")
     (protocol,) = (dict(part.blocks[0].items) for part in document.parts[0].sections if part.name == "protocol")
     assert protocol["Model y"].startswith("small/y, dtype float32, model_type llama, SHA-256 abab")
     assert protocol["Model y"].endswith("tokenizer SHA-256 eeeeeeeeeeeeeeee…")
@@ -60,7 +57,7 @@ def test_a_terminal_shows_what_was_reused_and_the_warnings_last(results, capsys,
     monkeypatch.setenv("COLUMNS", "200")
     print_document(evaluation_document(results))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].strip() == "small/llama"
+    assert lines[0].strip() == "Scores"
     assert lines[-2:] == ["· 8 answers were kept from an earlier call and not scored again", "· The base is odd."]
 
 
