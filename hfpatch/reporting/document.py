@@ -155,10 +155,10 @@ class Table:
         ]
         return self.only(kept) if self.rows else self
 
-    def only(self, places: Sequence[int]) -> Table:
-        """Return the table with the columns at some places."""
-        rows = tuple(replace(row, cells=tuple(row.cells[i] for i in places)) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[i] for i in places), rows=rows)
+    def only(self, indices: Sequence[int]) -> Table:
+        """Return the table with some of its columns."""
+        rows = tuple(replace(row, cells=tuple(row.cells[i] for i in indices)) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[i] for i in indices), rows=rows)
 
 
 @dataclass(frozen=True)

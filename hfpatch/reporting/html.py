@@ -67,7 +67,7 @@ _ENVIRONMENT.filters |= {
     "cell": lambda value: value if isinstance(value, Cell) else Cell((value,)),
     "download": _download,
     "drawn": lambda figure, prefix: Markup(inline(figure.svg, prefix + figure.name, str(escape(figure.title)))),
-    "places": lambda row, choice: " ".join(
+    "indices": lambda row, choice: " ".join(
         str(choice.values.index(value)) for value in row.keys.get(choice.key, ()) if value in choice.values
     ),
     "type": lambda block: type(block).__name__,

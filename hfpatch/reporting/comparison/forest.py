@@ -76,18 +76,18 @@ class Forest:
 
         left, right = self.limits
 
-        def place(value: float) -> int:
+        def cell_of(value: float) -> int:
             return round((min(max(value, left), right) - left) / (right - left) * (width - 1))
 
         cells = [" "] * width
         if self.margin is not None:
-            for at in range(place(-self.margin), place(self.margin) + 1):
+            for at in range(cell_of(-self.margin), cell_of(self.margin) + 1):
                 cells[at] = _BAND
         for (low, high), line in (((row.gain.low, row.gain.high), _LINE), (row.plain, _PLAIN)):
             if math.isfinite(high - low):
-                cells[place(low) : place(high) + 1] = line * (place(high) + 1 - place(low))
-        cells[place(0.0)] = _CENTRE
-        cells[place(row.gain.difference)] = MARKS[row.verdict.tone]
+                cells[cell_of(low) : cell_of(high) + 1] = line * (cell_of(high) + 1 - cell_of(low))
+        cells[cell_of(0.0)] = _CENTRE
+        cells[cell_of(row.gain.difference)] = MARKS[row.verdict.tone]
         return "".join(cells)
 
 

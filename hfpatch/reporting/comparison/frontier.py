@@ -87,10 +87,10 @@ def sentence(results: ComparisonResults, line: FrontierLine) -> str:
 
 def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict]) -> str:
     """Say at which budgets a method is ahead of the reference, and at which behind."""
-    places: dict[str, list[str]] = {"better": [], "worse": [], "same": [], "undecided": []}
+    budgets_by_tone: dict[str, list[str]] = {"better": [], "worse": [], "same": [], "undecided": []}
     for point, verdict in verdicts.items():
-        places[verdict.tone].append(budget_in(point))
-    better, worse, same, undecided = places.values()
+        budgets_by_tone[verdict.tone].append(budget_in(point))
+    better, worse, same, undecided = budgets_by_tone.values()
     neither = [*same, *undecided]
     if not better and not worse:
         if same and undecided:

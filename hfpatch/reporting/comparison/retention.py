@@ -43,10 +43,10 @@ def answers_table(results: ComparisonResults) -> Table:
     keep = results.retention.tasks if results.retention is not None else list(results.tasks)
     shown = [pair for pair in results.kept or () if pair.task in keep]
     tasks = {pair.task: f"right {count(pair.right)}, wrong {count(pair.wrong)}" for pair in shown}
-    by_place = {(pair.method, pair.task): pair for pair in shown}
+    by_pair = {(pair.method, pair.task): pair for pair in shown}
     rows = []
     for method in dict.fromkeys(pair.method for pair in shown):
-        of_method = (by_place.get((method, task)) for task in tasks)
+        of_method = (by_pair.get((method, task)) for task in tasks)
         cells = [NOTHING if pair is None else Cell(shares_text(pair)) for pair in of_method]
         rows.append(Row((method, *cells)))
     columns = Column("method"), *(Column(task, (counts,), number=True) for task, counts in tasks.items())

@@ -84,12 +84,12 @@ def trial_maps(results: ComparisonResults) -> Figure | None:
     figure, axes = plots.panels(len(maps), columns=wide, width=11.0 / max(2, wide), height=2.6)
     for (method, cells), ax in zip(maps.items(), axes, strict=True):
         rates, others = (sorted({at[i] for at in cells}) for i in (0, 1))
-        places = [(rates.index(rate), others.index(other), loss) for (rate, other), loss in cells.items()]
-        finite = [(y, x, loss if loss < plots.LARGEST else math.nan) for x, y, loss in places]
+        placed_losses = [(rates.index(rate), others.index(other), loss) for (rate, other), loss in cells.items()]
+        finite = [(y, x, loss if loss < plots.LARGEST else math.nan) for x, y, loss in placed_losses]
         rows, columns = ([f"{value:g}" for value in values] for values in (others, rates))
         plots.heat_map(ax, finite, limits=(least, most), names=(rows, columns))
         ax.set(title=short(method), xlabel="learning rate", ylabel=key.replace("_", " "))
-        for x, y, loss in places:
+        for x, y, loss in placed_losses:
             if loss >= plots.LARGEST:
                 ax.plot(x + 0.5, y + 0.5, "x", color=MUTED, markersize=7)
         choice = tuning.chosen.get(method)
