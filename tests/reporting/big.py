@@ -4,22 +4,21 @@ import json
 import random
 from pathlib import Path
 
-from reporting.conftest import with_pairs
+from reporting.conftest import TASKS, comparison, task_result, train_result, with_pairs
 
 from hfpatch.results.identity import OF_TASK
+
+LIKE = "tinyworld_cloze"  # whose measure all tasks have
 
 
 def write_big_run(folder: Path, *, methods: int, tasks: int, seeds: int, documents: int, steps: int) -> Path:
     names = [f"task_{i}" for i in range(tasks)]
-    hashes = dict.fromkeys(OF_TASK, "d" * 64)
-    info = {
-        name: {"primary": "acc", "higher_is_better": True, "n": documents, "version": "1", **hashes} for name in names
-    }
+    of_task = {**TASKS[LIKE], "n": documents, "version": "1", **dict.fromkeys(OF_TASK, "d" * 64)}
     rng = random.Random(0)
     raw = {
-        **{"schema": 2, "kind": "comparison", "name": "big", "complete": True, "tasks": info, "methods": {}},
+        **{"schema": 2, "kind": "comparison", "name": "big", "complete": True, "methods": {}},
         **{"model": {"name": "big/model", "sha256": "a" * 64}, "training": {"seeds": list(range(seeds))}},
-        **{"comparisons": [], "warnings": []},
+        **{"tasks": dict.fromkeys(names, of_task), "comparisons": [], "warnings": []},
     }
     for i in range(methods):
         name = "baseline" if i == 0 else f"method_{i:03d}_with_a_name"
@@ -36,7 +35,10 @@ def write_big_run(folder: Path, *, methods: int, tasks: int, seeds: int, documen
         for task in names if i else ():
             for reference in ("baseline", "method_001_with_a_name"):
                 if name != reference:
-                    raw["comparisons"].append(_comparison(name, reference, task, documents, seeds, rng))
+                    made = comparison(
+                        name, LIKE, rng.gauss(0, 0.02), 0.03, "", reference=reference, p=rng.random() ** 2
+                    )
+                    raw["comparisons"].append(made | {"task": task, "n": documents, "seeds": seeds})
     (folder / "results.json").write_text(json.dumps(with_pairs(raw)))
     return folder
 
@@ -49,20 +51,5 @@ def _run(home, tasks, documents, steps, rng):
             for i in range(documents)
         )
         (home / "evaluations" / f"{task}.jsonl").write_text("\n".join(lines) + "\n")
-    train = {"steps": steps, "final_loss": 3.1, "tokens": 100 * steps, "tokens_per_s": 1e4, "wall_s": 10.0}
-    train["peak_memory_bytes"] = 2**29
-    info = {"n": documents, "stderr": {"acc": 0.02}, "primary": "acc", "higher_is_better": True, "num_fewshot": 0}
-    info |= {**dict.fromkeys(OF_TASK, "d" * 64), "version": "1"}
-    scores = {task: {"task": task, "metrics": {"acc": rng.random()}, **info} for task in tasks}
-    return {"train": train if steps else None, "evaluation": scores}
-
-
-def _comparison(method, reference, task, documents, seeds, rng):
-    difference = rng.gauss(0, 0.02)
-    low, high = difference - 0.03, difference + 0.03
-    p = rng.random() ** 2
-    return {
-        **{"method": method, "reference": reference, "task": task, "metric": "acc", "n": documents, "seeds": seeds},
-        **{"difference": difference, "low": low, "high": high, "p": p, "test": "paired t"},
-        "errors": [[0.015, 60]],
-    }
+    scores = {task: task_result(LIKE, rng.random()) | {"task": task, "n": documents} for task in tasks}
+    return {"train": train_result(speed=1e4) if steps else None, "evaluation": scores}

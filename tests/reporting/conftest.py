@@ -7,6 +7,7 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from reporting.evaluation_example import evaluation
@@ -185,6 +186,17 @@ def document_of(results, folder=Path("/nowhere")):
     """Return the document of a comparison, with what lies in its folder."""
     material = read_material("", folder, results)
     return comparison_document([replace(material, drawn=to_svgs(draw(results, material.layers)))])
+
+
+def rows_of(table):
+    """Return the texts of each row by its first cell."""
+    return {str(row.cells[0]): [*map(str, row.cells[1:])] for row in table.rows}
+
+
+def texts_of(svg):
+    """Return the texts of a figure."""
+    root = ElementTree.fromstring(svg)
+    return ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
 def read_csv(text):

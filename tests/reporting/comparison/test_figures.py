@@ -1,11 +1,10 @@
 """The figures of a comparison: what they draw is what the results contain."""
 
 import math
-from xml.etree import ElementTree
 
 import pytest
 from reporting.big import write_big_run
-from reporting.conftest import read_csv
+from reporting.conftest import read_csv, texts_of
 
 from hfpatch.reporting.comparison.figures import (
     FIGURES,
@@ -21,11 +20,6 @@ from hfpatch.results.folder import load_results
 from hfpatch.results.layout import Curve, LayerSeries
 
 pytestmark = pytest.mark.usefixtures("style")
-
-
-def texts(svg):
-    root = ElementTree.fromstring(svg)
-    return ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
 def titles(figure):
@@ -53,7 +47,7 @@ def with_curves(results, **curves):
 def test_training_shows_loss_difference_to_the_lora_and_held_out_loss_where_it_was_measured(results):
     figure = training(results)
     assert titles(figure) == ["Training loss", "Training loss less that of lora"]
-    assert "baseline" not in texts(to_svg(figure))
+    assert "baseline" not in texts_of(to_svg(figure))
     measured = Curve(steps=[1, 2], loss=[3.0, 2.0], seeds=1, held_out={2: 2.5})
     shorter = Curve(steps=[2, 3], loss=[2.5, 1.0], seeds=1)
     figure = training(with_curves(results, lora=measured, pre_projection_skip=shorter))

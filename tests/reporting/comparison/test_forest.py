@@ -2,10 +2,10 @@
 
 import itertools
 import math
-from xml.etree import ElementTree
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from reporting.conftest import texts_of
 
 from hfpatch.reporting.comparison.forest import SIZE, forest_figure, forest_of
 from hfpatch.reporting.numbers import MOST_METHODS
@@ -13,11 +13,6 @@ from hfpatch.reporting.theme import to_svg
 
 pytestmark = pytest.mark.usefixtures("style")
 TEXT, SKIP = "tinyworld_text", "pre_projection_skip"
-
-
-def texts(svg):
-    root = ElementTree.fromstring(svg)
-    return ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
 def marks(ax):
@@ -62,7 +57,7 @@ def test_a_row_a_pair_with_both_intervals_the_margin_and_a_mark_for_each_outcome
     verdict = results.primary[0]
     corrected = [-100 * end / 19 for end in (verdict.corrected_high, verdict.corrected_low)]
     assert ends[:2] == [pytest.approx(corrected), pytest.approx([100 * end / 19 for end in (-0.55, -0.25)])]
-    shown = texts(to_svg(figure))
+    shown = texts_of(to_svg(figure))
     assert {"m0", "m1", "m2", "better", "worse", "undecided", "within 1 %"} <= set(shown)
 
 
@@ -108,7 +103,7 @@ def test_numbers_that_are_not_finite_can_be_drawn(build, raw, value):
     for item in raw["comparisons"]:
         item["difference"] = item["low"] = item["high"] = value
     figure = forest_figure(build(raw))
-    assert figure is None or texts(to_svg(figure))
+    assert figure is None or texts_of(to_svg(figure))
 
 
 @pytest.mark.parametrize("far", [0.4, 40.0])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from budgets_example import BUDGETS, EXCHANGES, GAINS, frontier_example
-from reporting.conftest import document_of, read_csv
+from reporting.conftest import document_of, read_csv, rows_of
 
 from hfpatch.reporting import document as doc
 from hfpatch.reporting.comparison.frontier import (
@@ -40,7 +40,7 @@ def test_the_table_has_each_gain_and_rate_and_findings_the_tones_of_their_verdic
     tones = {finding.subject: finding.tone for finding in findings.items}
     assert tones == {"ahead": "better", "behind": "worse", "turning": "mixed", "alone": "not tested"}
     assert [column.name for column in table.columns] == ["method", *BUDGETS, "its one size", "for equal gain"]
-    rows = {str(row.cells[0]): [*map(str, row.cells[1:])] for row in table.rows}
+    rows = rows_of(table)
     assert rows["ahead"] == ["+0.20", "+0.30", "+0.40", "–", "0.1 [0.05, 0.2]"]
     assert rows["lora"][-1] == "1"
     assert rows["turning"][-1] == "cannot be told"

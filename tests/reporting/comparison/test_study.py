@@ -4,7 +4,7 @@ import math
 import re
 
 import pytest
-from reporting.conftest import document_of, read_csv, write_run
+from reporting.conftest import document_of, read_csv, rows_of, write_run
 from reporting.study_example import LOSSES, SIZES, STEPS, TEXT, curve, difference, study
 
 from hfpatch.reporting import write_report
@@ -31,7 +31,7 @@ def test_the_first_screen_has_losses_the_outcome_against_the_baseline_and_sizes_
     assert [column.name for column in table.columns] == [
         "variant", "loss", "improvement", "against linear", "params", "size", "s/step",
     ]  # fmt: skip
-    rows = {str(row.cells[0]): list(map(str, row.cells[1:])) for row in table.rows}
+    rows = rows_of(table)
     mean = {name: sum(losses) / 3 for name, losses in LOSSES.items()}
     for name in LOSSES:
         share = 100 * (1 - mean[name] / mean["linear"])
@@ -79,8 +79,7 @@ def test_the_document_has_its_sections_and_what_is_missing_is_named(results):
     (part,) = document_of(results).parts
     names = [section.name for section in part.sections]
     assert names == ["answer", "cautions", "training", "tuning", "diagnostics", "paired", "results", "protocol"]
-    variants = {str(row.cells[0]): list(map(str, row.cells[1:])) for row in method_table(results).rows}
-    assert variants["identity"] == ["Q = x", "query {path identity}", "1,400,000"]
+    assert rows_of(method_table(results))["identity"] == ["Q = x", "query {path identity}", "1,400,000"]
     raw = study()
     del raw["methods"]["identity"]["runs"]["2"], raw["methods"]["identity"]["runs"]["1"]["evaluation"][TEXT]
     absent = str(document_of(ComparisonResults.model_validate(raw)))
@@ -99,9 +98,10 @@ def test_seeds_that_no_look_asked_for_are_neither_missing_nor_in_an_improvement(
         del raw["methods"][name]["runs"]["2"]
     results = ComparisonResults.model_validate(raw)
     assert "no finished run" not in str(document_of(results))
-    rows = {str(row.cells[0]): str(row.cells[2]) for row in headline_table(results).rows}
     of_two = [sum(LOSSES[name][:2]) for name in ("identity", "linear")]
-    assert rows["identity"] == f"{100 * (1 - of_two[0] / of_two[1]):.2f} %".replace("-", "−")
+    assert rows_of(headline_table(results))["identity"][1] == f"{100 * (1 - of_two[0] / of_two[1]):.2f} %".replace(
+        "-", "−"
+    )
     del raw["methods"]["identity"]["runs"]["2"]
     assert "identity: no finished run with seed 2." in str(document_of(ComparisonResults.model_validate(raw)))
 
@@ -124,9 +124,9 @@ def test_a_variant_that_diverged_has_no_loss(results):
         run["train"]["diverged_step"] = 7
         run["evaluation"] = {}
     raw["comparisons"] = raw["comparisons"][:1]
-    row = next(row for row in headline_table(ComparisonResults.model_validate(raw)).rows if row.cells[0] == "identity")
-    assert list(map(str, row.cells))[1:3] == ["–", "–"]
-    assert str(row.cells[3]).startswith("diverged at step 7")
+    loss, improvement, outcome, *_ = rows_of(headline_table(ComparisonResults.model_validate(raw)))["identity"]
+    assert (loss, improvement) == ("–", "–")
+    assert outcome.startswith("diverged at step 7")
 
 
 def test_pairs_with_several_references_are_named(results):
@@ -136,7 +136,7 @@ def test_pairs_with_several_references_are_named(results):
     results = ComparisonResults.model_validate(raw)
     assert lead(results).startswith("On held-out text, nonlinear beats linear.")
     table = headline_table(results)
-    outcomes = {str(row.cells[0]): str(row.cells[3]) for row in table.rows}
+    outcomes = {name: cells[2] for name, cells in rows_of(table).items()}
     assert table.columns[3].name == "against"
     assert outcomes["nonlinear"].startswith("linear: better by")
     assert outcomes["identity"].startswith("nonlinear: worse by")

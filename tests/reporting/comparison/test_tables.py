@@ -1,4 +1,4 @@
-from reporting.conftest import read_csv
+from reporting.conftest import read_csv, rows_of
 from scipy import stats
 
 from hfpatch.reporting.comparison.tables import (
@@ -13,22 +13,18 @@ from hfpatch.reporting.markdown import markdown_table
 SKIP = "pre_projection_skip"
 
 
-def rows(table):
-    return {str(row.cells[0]): [str(cell) for cell in row.cells[1:]] for row in table.rows}
-
-
 def test_scores_are_means_with_cost_and_the_baseline_has_its_standard_error(results, build, raw):
     table = score_table(results)
     *_, cloze, _, text = table.columns
     assert (cloze.name, cloze.notes) == ("tinyworld_cloze", ("acc, n = 400", "higher is better"))
     assert text.notes[1] == "lower is better"
-    cells = rows(table)
+    cells = rows_of(table)
     assert cells["baseline"] == ["40.0 ± 2.0 %", "50.0 ± 2.0 %", "20.00 ± 0.020"]
     assert cells[SKIP] == ["45.0 %", "51.5 %", "17.60"]
     assert [row.cells[0] for row in table.rows if row.strong] == ["baseline"]
     for run in raw["methods"]["lora"]["runs"].values():
         del run["evaluation"]["tinyworld_cloze"]
-    assert rows(score_table(build(raw | {"comparisons": []})))["lora"][0] == "–"
+    assert rows_of(score_table(build(raw | {"comparisons": []})))["lora"][0] == "–"
 
 
 def test_every_difference_is_in_one_table_once(results):
