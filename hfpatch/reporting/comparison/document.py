@@ -123,14 +123,15 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
         headings = "of the runs", "verdict", *labels, "what follows"
         table = replace(doc.Table.of("common", "What the runs have in common", headings, rows), heading=False)
         compared.append(doc.Section("comparability", "Comparability", (doc.Text(words), table)))
+    bases = [run.study.baseline if run.study else str(run.model.get("name") or NOTHING) for run in results]
     times = [time for source in sources if isinstance(time := source.provenance.get("wall_s"), int | float)]
     return doc.Document(
         title=" and ".join(run.name or "Comparison" for run in results),
         description="Several runs, side by side." if several else first.results.description,
         complete=all(run.complete for run in results),
         glance=(
-            of_what(results),
-            ("Variants" if results[0].study else "Methods", count(len({e for run in results for e in run.others}))),
+            ("Baseline" if first.results.study else "Frozen model", ", ".join(dict.fromkeys(bases))),
+            ("Variants" if first.results.study else "Methods", count(len({e for run in results for e in run.others}))),
             ("Tasks", count(len({name for run in results for name in run.tasks}))),
             ("Seeds", count(len({seed for run in results for seed in run.seeds}))),
             ("Protocol", ", ".join(dict.fromkeys(run.protocol.replace("_", " ") for run in results))),
@@ -144,12 +145,6 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
         closing=(citation_section(sources),),
         summary=_summary(first),
     )
-
-
-def of_what(results: Sequence[ComparisonResults]) -> doc.Fact:
-    """Return the frozen model, or the baseline of models from scratch."""
-    names = [run.study.baseline if run.study else str(run.model.get("name") or NOTHING) for run in results]
-    return "Baseline" if results[0].study else "Frozen model", ", ".join(dict.fromkeys(names))
 
 
 def _summary(material: RunData) -> tuple[doc.Block, ...]:

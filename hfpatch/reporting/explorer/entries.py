@@ -67,12 +67,6 @@ def entries(results: Results) -> list[Entry]:
             return list(_evaluated(results))
 
 
-def _identity(model: Mapping[str, Any]) -> str:
-    name = f"{str(model.get('sha256') or model.get('revision') or '')[:12]} {model.get('dtype') or ''}".strip()
-    rest = {key: value for key, value in base_identity(model).items() if key not in ("base_weights", "dtype") and value}
-    return f"{name} {hash_values(rest)[:8]}" if rest else name
-
-
 def _axis(
     task: str,
     metric: str,
@@ -83,13 +77,15 @@ def _axis(
     """Return the axis of a metric of a task; other prompts, metrics or code of the task are another axis."""
     higher = LOW_NOISE.get(metric, info.higher_is_better)
     unit = {Scale.POINTS: "points", Scale.RELATIVE: "% lower"}.get(scale_of(metric, higher))
+    weights = f"{str(model.get('sha256') or model.get('revision') or '')[:12]} {model.get('dtype') or ''}".strip()
+    rest = {key: value for key, value in base_identity(model).items() if key not in ("base_weights", "dtype") and value}
     asked = {name: value for name, value in task_identity(info).items() if name != "data_sha256"}
     return Axis(
         task=task,
         metric=metric.replace("_", " "),
         unit=unit or "its own unit",
         model=str(model.get("name") or "unknown"),
-        identity=_identity(model),
+        identity=f"{weights} {hash_values(rest)[:8]}" if rest else weights,
         documents=f"{info.n:,} documents{f' in {info.clusters.groups:,} groups' if info.clusters else ''}",
         data=info.data_sha256[:12],
         prompts=f"prompts {hash_values(asked)[:8]}",
