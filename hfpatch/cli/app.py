@@ -332,9 +332,8 @@ def explore(
     from hfpatch.reporting.explorer.page import write_explorer
     from hfpatch.reporting.terminal import print_document
 
-    written = write_explorer(folders, out)
-    print_document(written.document)
-    print(f"page: {written.page}")
+    print_document(write_explorer(folders, out))
+    print(f"page: {out}")
 
 
 app.command("new-method")(creating.new_method)

@@ -51,17 +51,8 @@ class Source:
     report: str = ""
 
 
-@dataclass(frozen=True)
-class Written:
-    """The page, its document, and the folders that could not be read and why."""
-
-    page: Path
-    document: Document
-    left_out: tuple[str, ...]
-
-
-def write_explorer(roots: Sequence[Path], out: Path) -> Written:
-    """Write one page over all runs among ``roots`` and in the folders below them.
+def write_explorer(roots: Sequence[Path], out: Path) -> Document:
+    """Write one page over all runs among ``roots`` and in the folders below them, and return its document.
 
     Args:
         roots: folders that ``hfpatch compare``, ``pretrain`` or ``eval --output`` wrote, or folders that hold them.
@@ -101,7 +92,7 @@ def write_explorer(roots: Sequence[Path], out: Path) -> Written:
         raise HfpatchError(left_out[0])
     document = explorer_document(sources, left_out)
     write_text(out, html(document))
-    return Written(out, document, tuple(left_out))
+    return document
 
 
 def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -> Document:
