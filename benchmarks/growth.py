@@ -389,7 +389,7 @@ def compare_complete(recipe: Any, made: Path, out: Path, found: dict[str, Any]) 
     from hfpatch import reporting
     from hfpatch.runs import compare
     from hfpatch.runs.session import Session
-    from hfpatch.runs.train_eval import ComparisonSession, TrainEvalSession
+    from hfpatch.runs.train_eval import TrainEvalSession
 
     stages = {"set-up": 0.0, "results": 0.0, "report": 0.0, "units": 0.0}
 
@@ -412,7 +412,7 @@ def compare_complete(recipe: Any, made: Path, out: Path, found: dict[str, Any]) 
             elif (source / name).is_file():
                 os.link(source / name, run.folder / name)
 
-    ComparisonSession.train = lambda self, run: link(("metrics.jsonl", "patch", "training.json"), run)
+    TrainEvalSession.train = lambda self, run: link(("metrics.jsonl", "patch", "training.json"), run)
     TrainEvalSession._evaluate = lambda self, run: link(("evaluations", "result.json"), run)
     Session.set_up = timed("set-up", Session.set_up)
     TrainEvalSession.write_results = timed("results", TrainEvalSession.write_results)

@@ -12,7 +12,6 @@ MODULES = [
     "hfpatch.models",
     "hfpatch.runs.comparison",
     "hfpatch.runs.pretraining",
-    "hfpatch.runs.study",
     "hfpatch.runs.train_eval",
     "hfpatch.training.pretrain",
     "hfpatch.training.probe",

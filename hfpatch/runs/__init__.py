@@ -8,7 +8,7 @@ from hfpatch.support.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hfpatch.runs.checking import check
-    from hfpatch.runs.comparison import compare, train
+    from hfpatch.runs.comparison import compare, pretrain_study, train
     from hfpatch.runs.corpus import tokenize
     from hfpatch.runs.evaluation import evaluate, evaluate_models
     from hfpatch.runs.forecasting import forecast
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from hfpatch.runs.pretraining import pretrain
     from hfpatch.runs.previewing import preview
     from hfpatch.runs.progress import Progress
-    from hfpatch.runs.study import pretrain_study
 
 __all__ = [
     "Progress",
@@ -42,7 +41,7 @@ _HOMES = {
     "forecast": "forecasting",
     "inspect": "inspection",
     "pretrain": "pretraining",
-    "pretrain_study": "study",
+    "pretrain_study": "comparison",
     "preview": "previewing",
     "tokenize": "corpus",
     "train": "comparison",

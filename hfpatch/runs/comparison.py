@@ -1,4 +1,4 @@
-"""`compare`: a recipe in, a run folder out; and `train`, the trainings of one of its methods."""
+"""`compare` and `pretrain_study`: a recipe in, a run folder out; and `train`, the trainings of one method."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.looks import is_wanted
-from hfpatch.runs.plan import plan_comparison, plan_training
+from hfpatch.runs.plan import plan_runs
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import Trained
 from hfpatch.runs.session import check_start, open_runs
-from hfpatch.runs.train_eval import ComparisonSession
+from hfpatch.runs.train_eval import TrainEvalSession
 from hfpatch.support.paths import takes_text
 from hfpatch.training.processes import start_processes
 from hfpatch.training.sharding import cuts_tensors
@@ -56,7 +56,7 @@ def compare(
             "compare evaluates a whole model on each process, which FSDP and DeepSpeed cut in pieces; launch with "
             "plain DDP, or launch hfpatch train for each method, then compare --resume"
         )
-    return ComparisonSession(plan_comparison(recipe, out), progress).run(resume=resume, engine=engine)
+    return TrainEvalSession(plan_runs(recipe, out), progress).run(resume=resume, engine=engine)
 
 
 @takes_text
@@ -82,15 +82,50 @@ def train(
     Raises:
         HfpatchError: as `compare`, and if there is no such method or nothing in it to train.
     """
-    plan = plan_training(recipe, out, method)
+    plan = plan_runs(recipe, out, method)
     check_start(plan, resume=resume)
-    session = ComparisonSession(plan, progress)
+    session = TrainEvalSession(plan, progress)
     with open_runs(session, resume=resume):
         if method in session.setup.left_out:
             raise HfpatchError(f"{method} is left out: {session.setup.left_out[method]}")
         for unit in plan.units:
             session.complete(unit)
-    trained = [
-        RunPaths(unit.run.folder) for unit in plan.units if unit.action == "train" and is_wanted(recipe, out, unit.run)
-    ]
+    trained = [unit.run.paths for unit in plan.units if unit.action == "train" and is_wanted(recipe, out, unit.run)]
     return [paths.patch for paths in trained if Trained.read(paths.training).diverged_step is None]
+
+
+@takes_text
+def pretrain_study(
+    recipe: StudyRecipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    variant: str | None = None,
+    progress: Progress | None = None,
+    engine: EngineSettings | None = None,
+) -> dict[str, Any]:
+    """Tune every variant of a study, train it with every seed on the same batches, compare them and report.
+
+    All runs with one seed see the same blocks in the same order and start from the same weights where they share
+    any. A run that diverges is a result like others. Each run leaves its result.json when it is complete; with
+    ``resume`` such runs are not repeated, and one that was interrupted continues from its newest checkpoint. Where
+    seeds grow (``training.seeds.looks``), it ends when every primary pair is decided, or after the last look. On
+    several processes every run is shared by all of them.
+
+    Args:
+        recipe: what to compare.
+        out: the folder of the study.
+        resume: continue the study in ``out``.
+        variant: train this one's runs alone, and leave the report to a later call; several such calls may work in
+            one folder at a time.
+        progress: called at every step; None shows nothing.
+        engine: where the runs take place; None is one after the other in this process.
+
+    Returns:
+        The content of ``out/results.json``.
+
+    Raises:
+        HfpatchError: if ``out`` cannot take this study, a variant cannot be built, or something that the recipe names
+            cannot be loaded or used.
+    """
+    return TrainEvalSession(plan_runs(recipe, out, variant), progress).run(resume=resume, engine=engine)

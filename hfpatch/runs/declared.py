@@ -11,6 +11,8 @@ from pathlib import Path
 from hfpatch.errors import HfpatchError, listed
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.verdicts import PrimaryQuestion
+from hfpatch.runs.folder import Changes
+from hfpatch.runs.plan import Plan
 from hfpatch.runs.records import Questions
 from hfpatch.runs.setup import Setup
 
@@ -18,25 +20,29 @@ FILE = "questions.json"
 _LATER = "when results existed already"
 
 
-def declare(out: Path, setup: Setup, *, begun: bool, late: bool) -> None:
+def declare(plan: Plan, setup: Setup, added: Changes) -> None:
     """Write the questions, margins, seeds and limits of a comparison with their hash, unless some are declared already.
 
-    Before the first training, which may measure the held-out text, they may still change.
+    Before the first training, which may measure the held-out text, they may still change. What is first declared when a
+    method was scored already, or was trained with a recipe that asked something else, is marked.
 
     Args:
-        out: the run folder.
-        setup: the comparison.
-        begun: whether a training has begun.
-        late: whether what is first declared now is marked: a method was scored already, or was trained with a recipe
-            that asked something else.
+        plan: the comparison's.
+        setup: its inputs.
+        added: how its recipe differs from the one that was in the folder.
 
     Raises:
         HfpatchError: if the file was changed by hand.
     """
-    if begun and _read(out) is not None:
+    trained = [run.paths for run in plan.runs if run.variant in setup.recipe.trained and not run.point]
+    # where tasks get more documents, only the records are left of a method's results
+    scored = any(run.result.is_file() or any(run.evaluations.glob("*.jsonl")) for run in trained)
+    begun = scored or any(run.metrics.is_file() for run in trained)
+    if begun and _read(plan.out) is not None:
         return
-    asked = _asked(setup).model_copy(update={"later": late})
-    asked.model_copy(update={"sha256": asked.hash}).write(out / FILE)
+    asked_else = any(key.partition(".")[0] in ("questions", "margin", "evaluation", "training") for key in added)
+    asked = _asked(setup).model_copy(update={"later": scored or (begun and asked_else)})
+    asked.model_copy(update={"sha256": asked.hash}).write(plan.out / FILE)
 
 
 def questions_of(out: Path, setup: Setup) -> list[PrimaryQuestion]:

@@ -23,7 +23,7 @@ from hfpatch.results.parts import Comparison
 from hfpatch.results.planning import cheapest, level_of, stored_for
 from hfpatch.results.verdicts import look_parts, margin_for
 from hfpatch.runs.measuring import LATE_S, SECONDS, Measured, measure
-from hfpatch.runs.plan import Unit, plan_comparison, plan_study
+from hfpatch.runs.plan import Unit, plan_runs
 from hfpatch.runs.pretraining import StudySetup
 from hfpatch.runs.progress import Progress
 from hfpatch.support.paths import takes_text
@@ -61,7 +61,7 @@ def forecast(
         raise HfpatchError("plan runs in one process; start it without a launcher")
     earlier = None if like is None else load_results(like)
     clock, out = Clock(), Path("runs") / recipe.name
-    units = (plan_study(recipe, out) if isinstance(recipe, StudyRecipe) else plan_comparison(recipe, out)).units
+    units = plan_runs(recipe, out).units
     measured = measure(recipe, seconds, progress or Progress(), spread=True)
     setup, recipe = measured.setup, measured.setup.recipe
     first = [unit for unit in units if unit.run.seed in recipe.training.first_seeds or unit.run.point]

@@ -9,7 +9,6 @@ Engines execute the units in any order that their ``needs`` allow.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
@@ -48,9 +47,9 @@ class PlannedRun:
     lock: str
 
     @property
-    def result(self) -> Path:
-        """The run's outcome; written last, so that it marks the run as complete."""
-        return self.folder / "result.json"
+    def paths(self) -> RunPaths:
+        """The paths of its files."""
+        return RunPaths(self.folder)
 
 
 @dataclass(frozen=True)
@@ -137,93 +136,62 @@ def training_steps(recipe: AnyRecipe, unit: Unit) -> int | None:
     return recipe.training.steps if recipe.training.epochs is None else None
 
 
-def plan_comparison(recipe: Recipe, out: Path) -> Plan:
-    """Plan all of a comparison: nothing is trained before the baseline is evaluated and has passed its check.
+def plan_runs(recipe: Recipe | StudyRecipe, out: Path, part: str | None = None) -> Plan:
+    """Plan a comparison or a study, or a part of it: the training of one method, or the runs of one variant.
 
-    Where seeds grow, the units of all seeds are there; `hfpatch.runs.looks` says which of them are wanted.
-    """
-    baseline, *others = planned_runs(recipe, out)
-    evaluated = Unit("evaluate", baseline, baseline.result)
-    checked = Unit("check_baseline", baseline, None, (evaluated,))
-    tuning, trials = _plan_tuning(recipe, out, (checked,))
-    before = [evaluated, checked, *_further(recipe, evaluated), *trials]
-    return _with_runs(recipe, out, others, before, tuple(trials) or (checked,), tuning)
-
-
-def plan_study(recipe: StudyRecipe, out: Path, variant: str | None = None) -> Plan:
-    """Plan all of a study, or the runs of one variant, whose rates are then extended by its own trials alone.
+    Nothing of a comparison is trained before its baseline is evaluated and has passed its check; a method alone does
+    not wait for that. The rates of a part are extended by its own trials, as the others' are not known here; the whole
+    plan then adds what theirs ask for. Where seeds grow, the units of all seeds are there; `hfpatch.runs.looks` says
+    which of them are wanted.
 
     Raises:
-        HfpatchError: if there is no such variant.
+        HfpatchError: if there is no such part, or nothing in it to train.
     """
-    if variant is not None:
-        _check_name("variant", variant, recipe.variants)
-    tuning, trials = _plan_tuning(recipe, out, (), variant)
-    runs = planned_runs(recipe, out)
-    return _with_runs(recipe, out, runs, trials, tuple(trials), tuning, variant)
+    runs, is_comparison = planned_runs(recipe, out), isinstance(recipe, Recipe)
+    if part is not None and part not in recipe.methods:
+        hint = nearest(part, recipe.methods) or f"; there are {', '.join(recipe.methods)}"
+        raise HfpatchError(f"no {'method' if is_comparison else 'variant'} {part!r} in the recipe{hint}")
+    if part is not None and part not in recipe.trained:
+        raise HfpatchError(f"{part!r} is the unchanged model: there is nothing to train")
 
+    units, needs = list[Unit](), tuple[Unit, ...]()
+    if is_comparison and part is None:
+        evaluated, *further = _measurements(recipe, runs[0])
+        needs = (Unit("check_baseline", runs[0], None, (evaluated,)),)
+        units = [evaluated, *needs, *further]
+    of_baseline = units[:2]
+    tuning, trials = _plan_tuning(recipe, out, needs, part and recipe.tuned_at(part))
+    units, needs = [*units, *trials], tuple(trials) or needs
 
-def _with_runs(
-    recipe: Recipe | StudyRecipe,
-    out: Path,
-    runs: Sequence[PlannedRun],
-    before: Sequence[Unit],
-    needs: tuple[Unit, ...],
-    tuning: tuple[Round, ...],
-    part: str | None = None,
-) -> Plan:
-    """Return the plan of the units ``before``, which the first of the final ``runs`` need, and of these."""
-    units, looks = list(before), recipe.training.looks
+    final = [run for run in runs if run.variant in recipe.trained and part in (None, run.variant)]
+    is_measured, looks = part is None or not is_comparison, recipe.training.looks
     for fewest, most in pairwise((0, *looks)) if looks else [(0, None)]:
-        of_seeds = []
-        for run in [run for run in runs if most is None or fewest <= run.seed < most]:
-            if part not in (None, run.variant):
-                continue
-            trained = Unit("train", run, RunPaths(run.folder).training, needs)
-            evaluated = Unit("evaluate", run, run.result, (trained,))
-            of_seeds += [trained, evaluated, *(_further(recipe, evaluated) if isinstance(recipe, Recipe) else ())]
+        of_seeds = list[Unit]()
+        for run in [run for run in final if most is None or fewest <= run.seed < most]:
+            trained = Unit("train", run, run.paths.training, needs)
+            of_seeds += [trained, *(_measurements(recipe, run, trained) if is_measured else ())]
         units += of_seeds
         if most is not None and part is None:  # the next seeds wait for it
-            evaluations = [unit for unit in before if unit.action in ("evaluate", "check_baseline")]
-            units.append(Unit("look", planned_runs(recipe, out)[0], None, (*evaluations, *of_seeds), seeds=most))
-            needs = (units[-1],)
-    planned = (*planned_runs(recipe, out), *(run for trials in tuning for run in trials.runs))
-    return Plan(recipe, out, planned, tuple(units), part, tuning)
+            needs = (Unit("look", runs[0], None, (*of_baseline, *of_seeds), seeds=most),)
+            units += needs
+    return Plan(recipe, out, (*runs, *(run for trials in tuning for run in trials.runs)), tuple(units), part, tuning)
 
 
-def _further(recipe: Recipe, evaluated: Unit) -> list[Unit]:
-    """Return the units that follow an evaluation, one after the other as they share its lock."""
-    run, paths = evaluated.run, RunPaths(evaluated.run.folder)
-    units = [evaluated]
-    if recipe.retention is not None:
-        units.append(Unit("retain", run, paths.retention, (units[-1],)))
-    for scale in (*recipe.rewind, 1.0) if recipe.rewind and run.variant != recipe.baseline else ():
-        units.append(Unit("rewind", run, paths.rewound(scale), (units[-1],), scale))
-    return units[1:]
-
-
-def plan_training(recipe: Recipe, out: Path, method: str) -> Plan:
-    """Plan the training of one method of a comparison with every seed; it does not wait for the baseline.
-
-    Where the recipe tunes, the method is tuned first, and its rates are extended by its own trials alone: the other
-    methods' are not known here. `plan_comparison` then adds what theirs ask for.
-
-    Raises:
-        HfpatchError: if there is no such method, or nothing in it to train.
-    """
-    _check_name("method", method, recipe.methods)
-    if method == recipe.baseline:
-        raise HfpatchError(f"{method!r} is the unchanged model: there is nothing to train")
-    runs, (tuning, trials) = planned_runs(recipe, out), _plan_tuning(recipe, out, (), recipe.tuned_at(method))
-    units = (Unit("train", run, RunPaths(run.folder).training, tuple(trials)) for run in runs if run.variant == method)
-    all_runs = (*runs, *(run for trials in tuning for run in trials.runs))
-    return Plan(recipe, out, all_runs, (*trials, *units), part=method, tuning=tuning)
+def _measurements(recipe: Recipe | StudyRecipe, run: PlannedRun, *needs: Unit) -> list[Unit]:
+    """Return the evaluation of a run and what follows it, one after the other as they share its lock."""
+    units = [Unit("evaluate", run, run.paths.result, needs)]
+    if isinstance(recipe, Recipe):
+        if recipe.retention is not None:
+            units.append(Unit("retain", run, run.paths.retention, (units[-1],)))
+        for scale in (*recipe.rewind, 1.0) if recipe.rewind and run.variant != recipe.baseline else ():
+            units.append(Unit("rewind", run, run.paths.rewound(scale), (units[-1],), scale))
+    return units
 
 
 def plan_pretraining(recipe: PretrainRecipe, out: Path) -> Plan:
     """Plan the training of one model."""
     (run,) = runs = planned_runs(recipe, out)
-    return Plan(recipe, out, runs, (Unit("pretrain", run, run.result),))
+    return Plan(recipe, out, runs, (Unit("pretrain", run, run.paths.result),))
 
 
 def planned_runs(recipe: AnyRecipe, out: Path) -> tuple[PlannedRun, ...]:
@@ -283,13 +251,5 @@ def _plan_tuning(
                 name, folder = f"{method} · {point_name(point)} · tuning", f"tuning/{point_name(point)}"
                 runs.append(_planned(name, method, point, recipe.tuning_seed, out, folder))
         made.append(Round(edge, tuple(runs), least))
-        units += [
-            Unit("tune", run, RunPaths(run.folder).training, before) for run in runs if part in (None, run.variant)
-        ]
+        units += [Unit("tune", run, run.paths.training, before) for run in runs if part in (None, run.variant)]
     return tuple(made), units
-
-
-def _check_name(kind: str, name: str, names: Collection[str]) -> None:
-    if name not in names:
-        hint = nearest(name, names) or f"; there are {', '.join(names)}"
-        raise HfpatchError(f"no {kind} {name!r} in the recipe{hint}")

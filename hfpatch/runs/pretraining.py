@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from accelerate import PartialState
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpatch.data.load import Splits, load_splits
 from hfpatch.data.plan import draw_plans
 from hfpatch.errors import HfpatchError
-from hfpatch.models import non_embedding_parameters
+from hfpatch.models import non_embedding_parameters, register_scratch
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.recipes.questions import Asked
 from hfpatch.recipes.training import with_steps
@@ -117,6 +119,13 @@ class StudySetup(Setup):
         """The primary question of the study."""
         return self.recipe.asked()
 
+    def saved(self, run: PlannedRun) -> AbstractContextManager[PreTrainedModel]:
+        """Yield the model that a run has saved; no code of its folder is run."""
+        folder = run.paths.model
+        register_scratch(folder)
+        model = AutoModelForCausalLM.from_pretrained(str(folder), dtype="float32", trust_remote_code=False)
+        return nullcontext(model.to(PartialState().device))
+
     def single(self, run: PlannedRun) -> PretrainRecipe:
         """Return the recipe of one run: a trial's with its values, a final run's with the chosen ones."""
         values = run.point or self.tuning.chosen(run.variant)
@@ -212,7 +221,7 @@ class PretrainingSession(Session):
             train=outcome,
         )
         if state.is_main_process:
-            result.write(run.result)
+            result.write(run.paths.result)
             if not setup.recipe.training.keep_finished:  # they are of use to an interrupted run only
                 shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
         state.wait_for_everyone()
@@ -247,5 +256,5 @@ def pretrain(
         session = PretrainingSession(plan, progress)
         with open_runs(session, resume=resume):
             session.complete(unit)
-    result: dict[str, Any] = read_json(unit.run.result)
+    result: dict[str, Any] = read_json(unit.run.paths.result)
     return result

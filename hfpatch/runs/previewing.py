@@ -10,9 +10,9 @@ from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs.engines.driver import open_engine
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.folder import RunPaths, check_folder
+from hfpatch.runs.folder import check_folder
 from hfpatch.runs.measuring import SECONDS, measure
-from hfpatch.runs.plan import MEASURING, Plan, Unit, plan_comparison, plan_study, training_steps
+from hfpatch.runs.plan import MEASURING, Plan, Unit, plan_runs, training_steps
 from hfpatch.runs.progress import Progress
 from hfpatch.support.paths import takes_text
 from hfpatch.training.records import MetricsFile
@@ -90,7 +90,7 @@ def preview(
     check_folder(out, recipe, resume=resume, part=variant)
     with open_engine(engine, progress) as executor:
         devices = executor.at_once
-    plan = plan_study(recipe, out, variant) if isinstance(recipe, StudyRecipe) else plan_comparison(recipe, out)
+    plan = plan_runs(recipe, out, variant)
     optional = {
         run.folder for trials in plan.tuning if (trials.edge, trials.enough) != (None, None) for run in trials.runs
     }
@@ -125,7 +125,7 @@ def _seconds_of_finished(plan: Plan) -> list[float | None]:
     of_epochs: int | None = None
     for unit in plan.units:
         if unit.action not in MEASURING and unit.is_complete():
-            taken = [record for record in MetricsFile(RunPaths(unit.run.folder).metrics).read() if record.step]
+            taken = [record for record in MetricsFile(unit.run.paths.metrics).read() if record.step]
             of_step.setdefault(unit.run.variant, []).extend(record.seconds for record in taken)
             if training_steps(plan.recipe, unit) is None:  # equal for all runs but the ones that end early
                 of_epochs = max([of_epochs or 0, *(record.step for record in taken)])

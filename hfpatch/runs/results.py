@@ -65,8 +65,8 @@ def collect(
     looks = read_looks(out) if looks is None else looks
     done: dict[str, dict[int, RunResult]] = {name: {} for name in recipe.methods}
     for run in planned_runs(recipe, out):
-        if run.result.is_file() and (seeds is None or run.seed in seeds):
-            done[run.variant][run.seed] = RunResult.read(run.result)
+        if run.paths.result.is_file() and (seeds is None or run.seed in seeds):
+            done[run.variant][run.seed] = RunResult.read(run.paths.result)
     results_of = [result for name in (recipe.baseline, *done) for result in done[name].values()]
     scored = next((result.evaluation for result in results_of if result.evaluation), {})
     methods = _methods(setup, out, done)

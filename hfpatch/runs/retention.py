@@ -47,7 +47,7 @@ def measure_further(unit: Unit, setup: ComparisonSetup, progress: Progress) -> s
     identity = setup.identify_retention(run)
     if not unit.is_complete():
         check_run(run.folder, setup.identify(run))  # code may have changed since, in another process
-        training = RunPaths(run.folder).training
+        training = run.paths.training
         diverged = training.is_file() and Trained.read(training).diverged_step is not None
         measured = Measurement() if diverged else _measure(unit, setup, progress, ranks)
         if ranks.is_first:
@@ -65,7 +65,7 @@ def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Rank
     """Measure the texts of a unit, and write its records."""
     from hfpatch.evaluation.retention import retained_result
 
-    run, paths = unit.run, RunPaths(unit.run.folder)
+    run, paths = unit.run, unit.run.paths
     assert unit.marker is not None
     folder = paths.evaluations if unit.action == "retain" else unit.marker.parent
     records = folder if ranks.is_first else None
@@ -89,7 +89,7 @@ def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Rank
             progress.evaluating(run.name, HELD_OUT)
             scores[HELD_OUT] = measure_held_out(model, setup, records, ranks)
     if records is not None and scores:
-        scored = RunResult.read(run.result).evaluation if unit.action == "retain" else ()
+        scored = RunResult.read(run.paths.result).evaluation if unit.action == "retain" else ()
         write_values(records, [*scored, *scores])
     return Measurement(tuning_loss=tuning_loss, evaluation=scores)
 

@@ -6,14 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 from hfpatch.runs.folder import Changes, adds_documents, changes, check_folder, discard_failed_start, reopen
 from hfpatch.runs.identity import check_measured, check_run, check_scores, check_shared, stored_library, write_shared
 from hfpatch.runs.locks import hold, hold_shared
 from hfpatch.runs.plan import Plan, Unit
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.records import ResultsHead
 from hfpatch.runs.setup import Inputs
 from hfpatch.support.cpu import pinned_library
 from hfpatch.support.provenance import Clock
@@ -116,7 +114,7 @@ def open_runs(session: Session, *, resume: bool) -> Iterator[None]:
         if state.is_main_process:
             plans = {} if plan.runs[0].folder == out else setup.plans  # the identity of a single run names its plan
             evaluates = any(unit.action == "evaluate" for unit in plan.units)
-            has_scores = evaluates and any(run.result.is_file() for run in plan.runs)
+            has_scores = evaluates and any(run.paths.result.is_file() for run in plan.runs)
             scores = setup.identify_scores() if has_scores else {}
             with hold_shared(out):
                 check_folder(out, recipe, resume=resume, part=plan.part)  # another process may have written it
@@ -129,7 +127,7 @@ def open_runs(session: Session, *, resume: bool) -> Iterator[None]:
                     methods.add(run.variant)
                     check_run(run.folder, setup.identify(run))
                     if not adds_documents(added):
-                        check_scores(run.result, scores)
+                        check_scores(run.paths.result, scores)
                 for unit in plan.units:
                     if unit.action in ("retain", "rewind") and unit.marker is not None and unit.is_complete():
                         check_measured(unit.marker, setup.identify_retention(unit.run))
@@ -139,11 +137,3 @@ def open_runs(session: Session, *, resume: bool) -> Iterator[None]:
                 session.declare(added)
         stack.enter_context(pinned_library(setup.matmul))
         yield
-
-
-def resumed_clock(out: Path) -> Clock:
-    """Return a clock that continues from the wall time in a folder's results.json."""
-    if not (out / "results.json").is_file():
-        return Clock()
-    last = ResultsHead.read(out / "results.json").provenance
-    return Clock(started=last.started, before=last.wall_s)

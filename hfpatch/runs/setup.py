@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -107,6 +107,10 @@ class Setup(Inputs):
     def questions(self) -> list[Asked]:
         """The primary questions of the comparison."""
 
+    @abstractmethod
+    def saved(self, run: PlannedRun) -> AbstractContextManager[PreTrainedModel]:
+        """Yield the model that a run has trained, or the bare base."""
+
     @cached_property
     def held_out_documents(self) -> Documents:
         """The hashes and lengths of the held-out documents."""
@@ -193,6 +197,10 @@ class ComparisonSetup(Setup):
             chosen = select(self.recipe.evaluation, self.recipe.data_dir)
         asked = collect_requests(self.base.model, self.base.tokenizer, chosen)
         return {task: requests.identity for task, requests in asked.items()}
+
+    def saved(self, run: PlannedRun) -> AbstractContextManager[PreTrainedModel]:
+        """Yield the base with the patch that a run has saved."""
+        return self.patched(run, run.paths.patch)
 
     @contextmanager
     def patched(self, run: PlannedRun, saved: Path | None = None, *, scale: float = 1.0) -> Iterator[PreTrainedModel]:

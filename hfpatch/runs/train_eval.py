@@ -9,38 +9,39 @@ import math
 import shutil
 import time
 import warnings
-from abc import abstractmethod
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import numpy as np
 from accelerate import PartialState
-from transformers import PreTrainedModel
 
 from hfpatch.errors import HfpatchError, listed
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.questions import HELD_OUT
 from hfpatch.recipes.tuning import point_name
+from hfpatch.results.folder import RESULTS
 from hfpatch.results.identity import task_identity
-from hfpatch.results.parts import TaskResult, TrainResult
-from hfpatch.results.records import loss_of
+from hfpatch.results.parts import TaskResult
+from hfpatch.results.records import loss_of, write_values
 from hfpatch.results.series import patch_norms
 from hfpatch.runs.declared import declare
 from hfpatch.runs.engines.driver import open_engine
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.folder import COSTS, Changes, RunPaths, changes, is_complete
+from hfpatch.runs.folder import COSTS, Changes, changes, is_complete
 from hfpatch.runs.identity import check_run, check_scores, check_seeds
 from hfpatch.runs.looks import FILE as LOOKS
 from hfpatch.runs.looks import is_wanted, read_looks
 from hfpatch.runs.plan import MEASURING, PlannedRun, Unit
-from hfpatch.runs.records import Costs, Identity, Looks, Losses, RunResult, Trained
+from hfpatch.runs.pretraining import StudySetup, set_up_study, train_model
+from hfpatch.runs.records import Costs, Looks, Losses, ResultsHead, RunResult, Trained
 from hfpatch.runs.retention import by_document, measure_further, measure_held_out
-from hfpatch.runs.session import Session, check_start, open_runs, resumed_clock
-from hfpatch.runs.setup import ComparisonSetup, Setup, set_up
+from hfpatch.runs.session import Session, check_start, open_runs
+from hfpatch.runs.setup import ComparisonSetup, set_up
 from hfpatch.runs.tuning import Outcome, Tuning
 from hfpatch.support.files import read_json, write_json
-from hfpatch.support.provenance import checkout_state
+from hfpatch.support.provenance import Clock, checkout_state
 from hfpatch.surgery.folder import save_patch
 from hfpatch.training.probe import train_probe
 from hfpatch.training.processes import start_processes, start_ranks
@@ -55,11 +56,25 @@ COST_SHARE = 0.05
 
 
 class TrainEvalSession(Session):
-    """The units of a comparison of patches, or of models from scratch."""
+    """The units of a comparison of patches or of models from scratch, or of one method or variant."""
 
-    setup: Setup
+    setup: ComparisonSetup | StudySetup
     _next_write = -math.inf
     _is_unwritten = False
+
+    def load(self) -> ComparisonSetup | StudySetup:
+        """Load what the recipe names, and try each method or variant."""
+        recipe, rounds, part = self.plan.recipe, self.plan.tuning, self.plan.part
+        if isinstance(recipe, StudyRecipe):
+            return set_up_study(recipe, Tuning(rounds, part), self.progress)
+        assert isinstance(recipe, Recipe)
+        base = self.plan.runs[0].paths.tuning_losses
+        return set_up(recipe, Tuning(rounds, part and recipe.tuned_at(part), base), self.progress)
+
+    def declare(self, added: Changes) -> None:
+        """Write the questions, unless this is the training of one method, which does not load the tasks."""
+        if self.plan.part is None or isinstance(self.setup, StudySetup):
+            declare(self.plan, self.setup, added)
 
     def run(self, *, resume: bool, engine: EngineSettings | None) -> dict[str, Any]:
         """Complete the units of the plan and, unless it is of a part, report.
@@ -77,7 +92,9 @@ class TrainEvalSession(Session):
         check_start(plan, resume=resume)
         with ExitStack() as stack:  # which holds the locks until the report is written
             if not (is_complete(out) and not changes(out, plan.recipe)[0]):
-                self.clock = resumed_clock(out)
+                if (out / RESULTS).is_file():
+                    times = ResultsHead.read(out / RESULTS).provenance
+                    self.clock = Clock(started=times.started, before=times.wall_s)
                 executor = stack.enter_context(open_engine(engine, self.progress))
                 stack.enter_context(open_runs(self, resume=resume))
                 try:
@@ -92,27 +109,9 @@ class TrainEvalSession(Session):
             state = start_processes()
             if state.is_main_process and is_whole:
                 reporting.write_report(out)
-            results: dict[str, Any] = read_json(out / "results.json")
+            results: dict[str, Any] = read_json(out / RESULTS)
             state.wait_for_everyone()
         return results
-
-    @abstractmethod
-    def train(self, run: PlannedRun) -> None:
-        """Train a method, or a variant, and save it unless it diverged or is a trial; write its outcome."""
-
-    @abstractmethod
-    def score(self, run: PlannedRun) -> RunResult:
-        """Return the scores of the bare base or of what was saved, and how they were computed."""
-
-    def declare(self, added: Changes) -> None:
-        """Write the questions, unless the folder has them."""
-        final = [run for run in self.plan.runs if run.variant in self.setup.recipe.trained and not run.point]
-        trained = [RunPaths(run.folder) for run in final]
-        # where tasks get more documents, only the records are left of a method's results
-        scored = any(run.result.is_file() or any(run.evaluations.glob("*.jsonl")) for run in trained)
-        begun = scored or any(run.metrics.is_file() for run in trained)
-        asked = any(key.partition(".")[0] in ("questions", "margin", "evaluation", "training") for key in added)
-        declare(self.plan.out, self.setup, begun=begun, late=scored or (begun and asked))
 
     def record(self, unit: Unit) -> None:
         """Note that a unit is complete, and write results.json unless that was done a short while ago.
@@ -139,7 +138,7 @@ class TrainEvalSession(Session):
             results = collect(self.setup, out, self.clock, complete=complete)
             if complete and results.comparisons:
                 publish_values(out, results, self.setup.tuning.losses(self.setup.recipe.baseline))
-            write_json(out / "results.json", results.to_json())
+            write_json(out / RESULTS, results.to_json())
 
     def is_due(self, unit: Unit) -> bool:
         """Return whether `complete` would train or evaluate something; the units that this one needs are complete."""
@@ -147,7 +146,7 @@ class TrainEvalSession(Session):
             return False
         if unit.action == "tune":
             return self.setup.tuning.needs(unit.run)
-        return unit.action in MEASURING or not unit.run.result.is_file()
+        return unit.action in MEASURING or not unit.run.paths.result.is_file()
 
     def _is_wanted(self, run: PlannedRun) -> bool:
         """Return whether a run is needed: its method is not left out, and no look made its seed unnecessary."""
@@ -164,30 +163,41 @@ class TrainEvalSession(Session):
             elif unit.action == "evaluate":
                 if not unit.is_complete():
                     self._evaluate(run)
-                progress.finished(run.name, RunResult.read(run.result).summary)
+                progress.finished(run.name, RunResult.read(run.paths.result).summary)
             elif unit.action == "tune":
                 if setup.tuning.needs(run):
                     if not unit.is_complete():
                         self.train(run)
-                        trial = Outcome(run, Trained.read(RunPaths(run.folder).training))
+                        trial = Outcome(run, Trained.read(run.paths.training))
                         step, loss = trial.trained.diverged_step, f"loss on the text of tuning {trial.loss:.4f}"
                         progress.finished(run.name, loss if step is None else f"diverged at step {step}")
                     if PartialState().is_main_process:
-                        shutil.rmtree(RunPaths(run.folder).checkpoints, ignore_errors=True)
+                        shutil.rmtree(run.paths.checkpoints, ignore_errors=True)
             elif unit.action == "train":
                 self._complete_training(unit)
-            else:
-                self.complete_other(unit)
+            elif isinstance(setup, ComparisonSetup):
+                if unit.action == "check_baseline":
+                    self._check_baseline(setup, run)
+                else:
+                    progress.finished(run.name, measure_further(unit, setup, progress))
         except HfpatchError as error:
             raise HfpatchError(f"{run.name}: {error}") from error
 
-    def complete_other(self, unit: Unit) -> None:
-        """Complete a unit that only one kind of comparison has."""
-        raise AssertionError(unit.action)
-
     def measure_costs(self) -> None:
-        """Measure what a training step of each method costs; nothing in a study, whose own steps say that."""
-        return
+        """Measure what a training step of each method costs, once, for at most a twentieth of the run's time.
+
+        A study needs none of that: its runs' own steps say it.
+        """
+        path, setup = self.plan.out / COSTS, self.setup
+        if not isinstance(setup, ComparisonSetup) or PartialState().num_processes > 1:
+            return
+        names = {name for name, method in setup.methods.items() if method.configs}
+        if path.is_file() and Costs.read(path).methods.keys() == names:
+            return
+        from hfpatch.runs.costs import measure_costs
+
+        if costs := measure_costs(setup, COST_SHARE * self.clock.seconds):
+            Costs(methods=costs).write(path)
 
     def _look(self, seeds: int) -> None:
         """Test which primary pairs are decided with so many seeds, unless the looks before ask for no more."""
@@ -216,7 +226,7 @@ class TrainEvalSession(Session):
         Raises:
             HfpatchError: if it was trained at other values than tuning chooses.
         """
-        run, setup, training = unit.run, self.setup, RunPaths(unit.run.folder).training
+        run, setup, training = unit.run, self.setup, unit.run.paths.training
         is_tuned = unit.is_complete() and setup.recipe.tuning is not None
         if is_tuned and Trained.read(training).identity != setup.identify(run):
             chosen = point_name(setup.tuning.chosen(setup.recipe.tuned_at(run.variant))).replace(",", ", ")
@@ -224,14 +234,14 @@ class TrainEvalSession(Session):
                 f"was trained before the rates were extended, and tuning now chooses {chosen}; delete {run.folder} "
                 "and resume to train it again"
             )
-        if run.result.is_file():
+        if run.paths.result.is_file():
             return
         if not unit.is_complete():
             self.train(run)
         if not PartialState().is_main_process:
             return
         if not setup.recipe.training.keep_finished:
-            shutil.rmtree(RunPaths(run.folder).checkpoints, ignore_errors=True)
+            shutil.rmtree(run.paths.checkpoints, ignore_errors=True)
         if (step := Trained.read(training).diverged_step) is not None:
             is_patch = isinstance(setup.recipe, Recipe)
             stop = ", and training.on_bad_loss=stop names the blocks of the step" if is_patch else ""
@@ -241,167 +251,125 @@ class TrainEvalSession(Session):
                 stacklevel=2,
             )
 
-    def finish_training(
-        self, run: PlannedRun, identity: Identity, model: PreTrainedModel, outcome: TrainResult
-    ) -> None:
-        """Write the outcome of a training; of a trial also its loss on the text of tuning, and its commit.
-
-        ``identity`` is that of the run when it began: files that a method's code names may change meanwhile.
-        """
-        trained = Trained(**dict(outcome), identity=identity)
-        if run.point:
-            trained = trained.model_copy(update={"commit": checkout_state()[0]})
-            if trained.diverged_step is None:
-                assert self.setup.tuning_text is not None
-                losses = by_document(document_losses, model, self.setup, self.setup.tuning_text, start_ranks())
-                measured = {"final_eval_loss": loss_of(losses.tolist()), "losses": losses.tolist()}
-                diverged = {"diverged_step": outcome.steps}
-                trained = trained.model_copy(update=measured if np.isfinite(losses).all() else diverged)
-        if PartialState().is_main_process:
-            trained.write(RunPaths(run.folder).training)
-        PartialState().wait_for_everyone()
-
-    def _evaluate(self, run: PlannedRun) -> None:
-        """Evaluate the bare base or what was saved, and write the run's result; a run that diverged has no scores."""
-        paths, identity = RunPaths(run.folder), self.setup.identify(run)
-        trained = Trained.read(paths.training) if paths.training.is_file() else None
-        if trained is not None:
-            check_run(run.folder, identity)  # code may have changed since, in another process
-        scored = RunResult()
-        if trained is None or trained.diverged_step is None:
-            scored = self.score(run)
-            trained = trained and Trained.read(paths.training)  # where scores may show that it diverged
-        if PartialState().is_main_process:
-            facts = {"commit": checkout_state()[0], "identity": identity, "train": trained}
-            scored.model_copy(update={**facts, "layers": patch_norms(paths.patch)}).write(paths.result)
-        PartialState().wait_for_everyone()
-
-
-class ComparisonSession(TrainEvalSession):
-    """The units of a comparison of patches, or the training of one of its methods."""
-
-    setup: ComparisonSetup
-
-    def load(self) -> ComparisonSetup:
-        """Load the base and the data, and try each method on the base."""
-        recipe, part = self.plan.recipe, self.plan.part
-        assert isinstance(recipe, Recipe)
-        base = RunPaths(self.plan.runs[0].folder).tuning_losses
-        return set_up(recipe, Tuning(self.plan.tuning, part and recipe.tuned_at(part), base), self.progress)
-
-    def declare(self, added: Changes) -> None:
-        """Write the questions, unless this is the training of one method, which does not load the tasks."""
-        if self.plan.part is None:
-            super().declare(added)
-
-    def measure_costs(self) -> None:
-        """Measure what a training step of each method costs, once, for at most a twentieth of the run's time."""
-        path, state = self.plan.out / COSTS, PartialState()
-        names = {name for name, method in self.setup.methods.items() if method.configs}
-        if state.num_processes > 1 or (path.is_file() and Costs.read(path).methods.keys() == names):
-            return
-        from hfpatch.runs.costs import measure_costs
-
-        costs = measure_costs(self.setup, COST_SHARE * self.clock.seconds)
-        if costs:
-            Costs(methods=costs).write(path)
-
-    def complete_other(self, unit: Unit) -> None:
-        """Check the baseline's scores, or measure a saved patch further."""
-        if unit.action == "check_baseline":
-            self._check_baseline(unit.run)
-        else:
-            self.progress.finished(unit.run.name, measure_further(unit, self.setup, self.progress))
-
     def train(self, run: PlannedRun) -> None:
-        """Train a method and save its patch, unless it diverged or is a trial; afterwards the base is as it was."""
-        setup, identity = self.setup, self.setup.identify(run)
-        settings = setup.recipe_of(run).training
+        """Train a method or a variant, save it unless it diverged or is a trial, and write its outcome.
+
+        A trial's outcome has its loss on the text of tuning, and its commit. Afterwards a base is as it was.
+        """
+        setup, progress = self.setup, self.progress
+        identity = setup.identify(run)  # of now: files that a method's code names may change while it trains
         if not run.point:
             check_seeds(run.folder.parent, identity)
-        self.progress.started(run.name, settings.steps)
-        with setup.patched(run) as model:
-            outcome = train_probe(
-                model,
-                settings=settings,
-                blocks=setup.blocks,
-                plan=setup.plans[run.seed],
-                seed=run.seed,
-                run_dir=run.folder,
-                held_out=None if run.point else setup.held_out,
-                resume=True,
-                on_step=partial(self.progress.stepped, run.name),
-                origin=identity.to_json(),
-            )
-            if PartialState().is_main_process and outcome.diverged_step is None and not run.point:
-                save_patch(model, RunPaths(run.folder).patch)
-            self.finish_training(run, identity, model, outcome)
+        with ExitStack() as stack:
+            if isinstance(setup, ComparisonSetup):
+                settings = setup.recipe_of(run).training
+                progress.started(run.name, settings.steps)
+                model = stack.enter_context(setup.patched(run))
+                outcome = train_probe(
+                    model,
+                    settings=settings,
+                    blocks=setup.blocks,
+                    plan=setup.plans[run.seed],
+                    seed=run.seed,
+                    run_dir=run.folder,
+                    held_out=None if run.point else setup.held_out,
+                    resume=True,
+                    on_step=partial(progress.stepped, run.name),
+                    origin=identity.to_json(),
+                )
+                if PartialState().is_main_process and outcome.diverged_step is None and not run.point:
+                    save_patch(model, run.paths.patch)
+            else:
+                model, outcome = train_model(setup, setup.single(run), run, progress)
+            trained = Trained(**dict(outcome), identity=identity)
+            if run.point:
+                trained = trained.model_copy(update={"commit": checkout_state()[0]})
+                if trained.diverged_step is None:
+                    assert setup.tuning_text is not None
+                    losses = by_document(document_losses, model, setup, setup.tuning_text, start_ranks())
+                    measured = {"final_eval_loss": loss_of(losses.tolist()), "losses": losses.tolist()}
+                    diverged = {"diverged_step": outcome.steps}
+                    trained = trained.model_copy(update=measured if np.isfinite(losses).all() else diverged)
+            if PartialState().is_main_process:
+                trained.write(run.paths.training)
+            PartialState().wait_for_everyone()
 
-    def score(self, run: PlannedRun) -> RunResult:
-        """Return the scores of the bare base or of a saved patch, and how they were computed.
+    def _evaluate(self, run: PlannedRun) -> None:
+        """Evaluate the bare base or what was saved, and write the run's result; a run that diverged has no scores.
 
         A patch whose model gives a document no finite log-likelihood counts as diverged. (On several processes that is
         an error, as the others wait for its scores.)
         """
         from hfpatch.evaluation.model import BrokenModelError
 
-        paths = RunPaths(run.folder)
-        try:
-            return self._score(run)
-        except BrokenModelError as error:
-            if not paths.training.is_file() or start_ranks().count > 1:
-                raise
-            trained = Trained.read(paths.training)
-            trained.model_copy(update={"diverged_step": trained.steps}).write(paths.training)
-            shutil.rmtree(paths.patch, ignore_errors=True)
-            warnings.warn(
-                f"{run.name}: {error}: it counts as diverged, has no patch and no scores, and is left out of the "
-                "comparisons; a lower learning rate may help",
-                stacklevel=2,
-            )
-            return RunResult()
+        paths, identity = run.paths, self.setup.identify(run)
+        trained = Trained.read(paths.training) if paths.training.is_file() else None
+        if trained is not None:
+            check_run(run.folder, identity)  # code may have changed since, in another process
+        scored = RunResult()
+        if trained is None or trained.diverged_step is None:
+            try:
+                scored = self._score(run)
+            except BrokenModelError as error:
+                if trained is None or start_ranks().count > 1:
+                    raise
+                trained = trained.model_copy(update={"diverged_step": trained.steps})
+                trained.write(paths.training)
+                shutil.rmtree(paths.patch, ignore_errors=True)
+                warnings.warn(
+                    f"{run.name}: {error}: it counts as diverged, has no patch and no scores, and is left out of the "
+                    "comparisons; a lower learning rate may help",
+                    stacklevel=2,
+                )
+        if PartialState().is_main_process:
+            facts = {"commit": checkout_state()[0], "identity": identity, "train": trained}
+            scored.model_copy(update={**facts, "layers": patch_norms(paths.patch)}).write(paths.result)
+        PartialState().wait_for_everyone()
 
     def _score(self, run: PlannedRun) -> RunResult:
+        """Return the scores on the tasks, of a study on held-out text alone, and how they were computed."""
         from hfpatch.evaluation.cache import computed_with
         from hfpatch.evaluation.run import Storage, evaluate
         from hfpatch.evaluation.selection import select
 
-        setup, progress, paths, ranks = self.setup, self.progress, RunPaths(run.folder), start_ranks()
-        recipe = setup.recipe
+        setup, progress, paths, ranks = self.setup, self.progress, run.paths, start_ranks()
+        recipe, records = setup.recipe, paths.evaluations if ranks.is_first else None
+        is_base = isinstance(setup, ComparisonSetup) and run.variant == recipe.baseline
         scores: dict[str, TaskResult] = {}
-        with setup.patched(run, paths.patch) as model:
+        with setup.saved(run) as model:
             model.eval()
-            if run.variant == recipe.baseline and setup.tuning_text is not None:  # which bounds the losses of trials
+            if is_base and setup.tuning_text is not None:  # which bounds the losses of trials
                 losses = by_document(document_losses, model, setup, setup.tuning_text, ranks)
                 if ranks.is_first:
                     Losses(losses=losses.tolist()).write(paths.tuning_losses)
             if setup.held_out is not None:
                 progress.evaluating(run.name, HELD_OUT)
-                records, is_base = paths.evaluations if ranks.is_first else None, run.variant == recipe.baseline
                 scores[HELD_OUT] = measure_held_out(model, setup, records, ranks, with_starts=is_base)
-            scores = evaluate(
-                model,
-                setup.base.tokenizer,
-                select(recipe.evaluation, recipe.data_dir),
-                storage=Storage(paths.evaluations, answers=paths.answers, base_sha256=setup.base.sha256),
-                scored=scores,
-                on_task=partial(progress.evaluating, run.name),
-                on_scored=partial(progress.scored, run.name),
-                ranks=ranks,
-            )
-            baseline, *_ = self.plan.runs
-            check_scores(baseline.result, {task: task_identity(score) for task, score in scores.items()})
+            if isinstance(setup, ComparisonSetup):
+                scores = evaluate(
+                    model,
+                    setup.base.tokenizer,
+                    select(setup.recipe.evaluation, recipe.data_dir),
+                    storage=Storage(paths.evaluations, answers=paths.answers, base_sha256=setup.base.sha256),
+                    scored=scores,
+                    on_task=partial(progress.evaluating, run.name),
+                    on_scored=partial(progress.scored, run.name),
+                    ranks=ranks,
+                )
+                baseline, *_ = self.plan.runs
+                check_scores(baseline.paths.result, {task: task_identity(score) for task, score in scores.items()})
+            elif records is not None:
+                write_values(records, scores)
             return RunResult(evaluation=scores, computed_with=computed_with(model))
 
-    def _check_baseline(self, run: PlannedRun) -> None:
+    def _check_baseline(self, setup: ComparisonSetup, run: PlannedRun) -> None:
         """Stop if a metric allows no comparison, or the base's scores are not the published ones."""
         from hfpatch.evaluation import all_aggregations, check_comparable, check_known_scores
         from hfpatch.evaluation.selection import select
 
-        recipe = self.setup.recipe
-        scores = RunResult.read(run.result).evaluation
+        recipe, scores = setup.recipe, RunResult.read(run.paths.result).evaluation
         tasks = select(recipe.evaluation, recipe.data_dir).tasks
-        check_comparable(RunPaths(run.folder).evaluations, scores, all_aggregations(tasks))
+        check_comparable(run.paths.evaluations, scores, all_aggregations(tasks))
         surprises, _ = check_known_scores(recipe.model, scores, plain=recipe.evaluation.plain)
         if surprises and not recipe.evaluation.allow_unknown_base:
             raise HfpatchError(f"{' '.join(surprises)} evaluation.allow_unknown_base=true continues anyway")

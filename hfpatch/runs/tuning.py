@@ -17,7 +17,6 @@ from hfpatch.recipes.tuning import Edge, Values
 from hfpatch.results import tuning as results
 from hfpatch.results.decision import rate_error
 from hfpatch.results.records import DocumentLosses, loss_of
-from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.plan import PlannedRun, Round
 from hfpatch.runs.records import Losses, Trained
 
@@ -114,7 +113,7 @@ class Tuning:
         """Return the trials of a round that are complete."""
         trials = []
         for run in tried.runs:
-            file = RunPaths(run.folder).training
+            file = run.paths.training
             with suppress(FileNotFoundError):
                 changed = file.stat().st_mtime_ns
                 if self._read.get(file, (None,))[0] != changed:

@@ -32,9 +32,9 @@ from hfpatch.results.identity import COMPUTED_WITH, OF_BASE, OF_TASK
 from hfpatch.results.records import read_values
 from hfpatch.runs import compare, pretrain, train
 from hfpatch.runs.folder import changes
-from hfpatch.runs.plan import plan_comparison
+from hfpatch.runs.plan import plan_runs
 from hfpatch.runs.session import open_runs
-from hfpatch.runs.train_eval import ComparisonSession
+from hfpatch.runs.train_eval import TrainEvalSession
 from hfpatch.support.files import read_json, write_json
 from hfpatch.surgery.bases import load_base
 from hfpatch.surgery.folder import load_patch
@@ -397,8 +397,8 @@ def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe,
 
 
 def test_units_may_run_in_any_order_that_their_needs_allow(straight, recipe, tmp_path, no_report):
-    plan, log, done = plan_comparison(recipe, tmp_path / "out"), Trained(), []
-    session = ComparisonSession(plan, log)
+    plan, log, done = plan_runs(recipe, tmp_path / "out"), Trained(), []
+    session = TrainEvalSession(plan, log)
     with open_runs(session, resume=False):
         while left := [unit for unit in plan.units if unit not in done]:
             done.append(next(unit for unit in reversed(left) if all(need in done for need in unit.needs)))

@@ -26,7 +26,7 @@ from hfpatch.results.decision import Design
 from hfpatch.results.forecast import Forecast
 from hfpatch.results.identity import OF_TASK
 from hfpatch.runs import forecast
-from hfpatch.runs.plan import plan_comparison
+from hfpatch.runs.plan import plan_runs
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.setup import set_up
 from hfpatch.support.files import write_json
@@ -158,7 +158,7 @@ def test_texts_are_planned_by_the_losses_of_their_documents():
 
 
 def test_it_counts_the_units_of_the_plan_and_the_tokens_of_the_requests(planned):
-    units = Counter(unit.action for unit in plan_comparison(make_recipe(), Path("out")).units)
+    units = Counter(unit.action for unit in plan_runs(make_recipe(), Path("out")).units)
     assert {action: work.units for action, work in planned.work.items()} == {"train": units["train"], "evaluate": 7}
     assert planned.work["train"].steps == 3 * 2 * 7
     assert planned.work["train"].tokens == 3 * 2 * 7 * 4 * 32

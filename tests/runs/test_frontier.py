@@ -11,7 +11,7 @@ from hfpatch.recipes.comparison import load_recipe
 from hfpatch.results import load_results
 from hfpatch.runs import compare, train
 from hfpatch.runs.forecasting import forecast
-from hfpatch.runs.plan import plan_comparison, plan_training
+from hfpatch.runs.plan import plan_runs
 
 pytestmark = pytest.mark.usefixtures("one_commit")
 COLUMN, RANK = 2 * 16, (16 + 48) + (16 + 16)
@@ -99,10 +99,10 @@ def test_one_budget_can_be_trained_alone_and_one_that_is_left_out_cannot(read, t
 
 def test_tuning_at_the_middle_serves_all_budgets(read, tmp_path, no_report):
     recipe = read("budgets=[96, 192, 480]", TUNED, "training.seeds=[0]")
-    plan = plan_comparison(recipe, tmp_path / "out")
+    plan = plan_runs(recipe, tmp_path / "out")
     tried = {unit.run.variant for unit in plan.units if unit.action == "tune"}
     assert tried == {"pre@192", "lora@192", "heat"}
-    assert {unit.run.variant for unit in plan_training(recipe, tmp_path, "pre@480").units} == {"pre@192", "pre@480"}
+    assert {unit.run.variant for unit in plan_runs(recipe, tmp_path, "pre@480").units} == {"pre@192", "pre@480"}
     compare(recipe, tmp_path / "out")
     tuning = load_results(tmp_path / "out").tuning
     assert {trial.method for trial in tuning.trials} == tried

@@ -16,10 +16,10 @@ import hfpatch.runs.setup
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import load_recipe
 from hfpatch.runs import compare, train
-from hfpatch.runs.plan import plan_comparison
+from hfpatch.runs.plan import plan_runs
 from hfpatch.runs.session import open_runs
 from hfpatch.runs.setup import set_up
-from hfpatch.runs.train_eval import ComparisonSession
+from hfpatch.runs.train_eval import TrainEvalSession
 from hfpatch.surgery.bases import hash_weights, load_base, place_base
 from hfpatch.surgery.patch import patch_summary
 
@@ -165,7 +165,7 @@ def test_without_bitsandbytes_it_is_one_clear_line(recipe, monkeypatch):
 def test_a_run_has_one_recipe_whose_epochs_are_steps_and_the_folder_that_which_was_read(recipe, here, tmp_path):
     whole = recipe()
     assert whole.training.epochs == 0.75
-    session = ComparisonSession(plan_comparison(whole, tmp_path / "out"))
+    session = TrainEvalSession(plan_runs(whole, tmp_path / "out"))
     with open_runs(session, resume=False):
         assert session.plan.recipe is session.setup.recipe
         training = session.plan.recipe.training

@@ -8,7 +8,7 @@ import pytest
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
-from hfpatch.runs.plan import plan_comparison, plan_pretraining, plan_study, plan_training
+from hfpatch.runs.plan import plan_pretraining, plan_runs
 
 OUT = Path("out")
 COMPARISON = Recipe.model_validate(
@@ -45,7 +45,7 @@ def listed(plan):
 
 
 def test_a_comparison_trains_after_its_baseline_has_passed_the_check():
-    plan = plan_comparison(COMPARISON, OUT)
+    plan = plan_runs(COMPARISON, OUT)
     runs = [(method, f"{method}/seed-{seed}") for seed in (3, 5) for method in ("skip", "lora")]
     baseline = [("evaluate", "baseline/seed-0"), ("check_baseline", "baseline/seed-0")]
     assert listed(plan) == [*baseline, *((action, folder) for _, folder in runs for action in ("train", "evaluate"))]
@@ -62,19 +62,19 @@ def test_a_comparison_trains_after_its_baseline_has_passed_the_check():
 
 
 def test_training_one_method_plans_nothing_else():
-    plan = plan_training(COMPARISON, OUT, "lora")
+    plan = plan_runs(COMPARISON, OUT, "lora")
     assert listed(plan) == [("train", "lora/seed-3"), ("train", "lora/seed-5")]
     assert {unit.needs for unit in plan.units} == {()}
     assert len(plan.runs) == 5
     with pytest.raises(HfpatchError, match="did you mean 'lora'"):
-        plan_training(COMPARISON, OUT, "lorra")
+        plan_runs(COMPARISON, OUT, "lorra")
     with pytest.raises(HfpatchError, match="nothing to train"):
-        plan_training(COMPARISON, OUT, "baseline")
+        plan_runs(COMPARISON, OUT, "baseline")
 
 
 @pytest.mark.parametrize("variant", [None, "wide", "fixed"])
 def test_a_study_tunes_each_variant_at_its_own_values_and_trains_all_seed_by_seed(variant):
-    plan = plan_study(STUDY, OUT, variant)
+    plan = plan_runs(STUDY, OUT, variant)
     wide = {rate: [f"wide/tuning/lr={rate},weight_decay={decay}" for decay in (0.0, 0.1)] for rate in (0.2, 0.3)}
     wide |= {rate: [f"wide/tuning/lr={rate},weight_decay={decay}" for decay in (0.0, 0.1)] for rate in (0.133, 0.45)}
     rounds = [

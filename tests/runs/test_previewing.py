@@ -12,7 +12,7 @@ from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import previewing
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.folder import RunPaths
-from hfpatch.runs.plan import plan_study
+from hfpatch.runs.plan import plan_runs
 from hfpatch.runs.previewing import preview
 
 SECONDS = {"evaluate": 2.0, "tune": 3.0, "train": 10.0}
@@ -56,7 +56,7 @@ def test_a_study_takes_the_time_of_its_finished_runs(tmp_path, monkeypatch, dura
     out = tmp_path / "out"
     out.mkdir()
     (out / "recipe.yaml").write_text(study.to_yaml())
-    for unit in plan_study(study, out).units[:4]:  # two runs
+    for unit in plan_runs(study, out).units[:4]:  # two runs
         unit.run.folder.mkdir(parents=True, exist_ok=True)
         unit.marker.write_text("{}")
         record = {"loss": 1.0, "lr": 0.1, "tokens": 9, "seconds": 0.5}

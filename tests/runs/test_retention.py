@@ -18,7 +18,7 @@ from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.forecast import MeasuredKind
 from hfpatch.runs import compare
 from hfpatch.runs.measuring import Measured
-from hfpatch.runs.plan import plan_comparison
+from hfpatch.runs.plan import plan_runs
 from hfpatch.runs.setup import set_up
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -166,7 +166,7 @@ def test_text_that_is_trained_on_and_a_method_that_cannot_be_scaled_are_refused_
 
 def test_a_plan_counts_the_passes_over_text(model_folder):
     recipe = make_recipe(model_folder, retention=RETENTION, rewind=[0.5])
-    setup, plan = set_up(recipe), plan_comparison(recipe, Path("nowhere"))
+    setup, plan = set_up(recipe), plan_runs(recipe, Path("nowhere"))
     kinds = {kind: MeasuredKind(method="lora", step_s=12.0) for kind in ("lora", "pre_projection", "base")}
     kinds["base"] = MeasuredKind(method="baseline")
     work = Measured(setup, {}, kinds=kinds).work(plan.units)

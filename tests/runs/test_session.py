@@ -1,7 +1,7 @@
 from types import SimpleNamespace
 
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.runs.plan import plan_comparison
+from hfpatch.runs.plan import plan_runs
 from hfpatch.runs.records import Identity
 from hfpatch.runs.session import Session, open_runs
 
@@ -35,7 +35,7 @@ def test_a_methods_code_is_hashed_once_before_its_runs_are_there(tmp_path):
     )
     out, expected = tmp_path / "out", ["baseline · seed 0", "lora · seed 0", "ia3 · seed 0"]
     for number in (0, 1):
-        session = Counting(plan_comparison(recipe, out))
+        session = Counting(plan_runs(recipe, out))
         with open_runs(session, resume=number > 0):
             (out / "runs" / "ia3" / "seed-2").mkdir(parents=True, exist_ok=True)
         assert session.identified == [*expected, "ia3 · seed 2"][: len(expected) + number]

@@ -20,7 +20,7 @@ from hfpatch.results import load_results
 from hfpatch.runs import forecast, pretrain_study
 from hfpatch.runs.engines.driver import Engine
 from hfpatch.runs.folder import RunPaths
-from hfpatch.runs.plan import plan_study
+from hfpatch.runs.plan import plan_runs
 from hfpatch.support.files import read_json
 from hfpatch.tinyworld import documents
 
@@ -245,7 +245,7 @@ def test_seeds_grow_until_the_pair_is_decided(tmp_path, no_report):
     assert results["runs_saved"] == 2 * (4 - 2)
     assert results["verdicts"][0]["outcome"] == "equivalent"
     narrow = study(training=looks, tuning=None, margin={"nats_per_token": None})
-    assert [unit.seeds for unit in plan_study(narrow, tmp_path).units if unit.action == "look"] == [2, 3, 4]
+    assert [unit.seeds for unit in plan_runs(narrow, tmp_path).units if unit.action == "look"] == [2, 3, 4]
 
 
 def test_a_variant_that_cannot_be_built_stops_before_any_training(tmp_path):

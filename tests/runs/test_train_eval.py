@@ -1,5 +1,6 @@
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -7,7 +8,8 @@ from hfpatch.results.parts import TrainResult
 from hfpatch.runs import train_eval
 from hfpatch.runs.plan import Plan, PlannedRun, Unit
 from hfpatch.runs.records import Identity, Trained
-from hfpatch.runs.train_eval import EVERY_S, SHARE, ComparisonSession
+from hfpatch.runs.setup import ComparisonSetup
+from hfpatch.runs.train_eval import EVERY_S, SHARE, TrainEvalSession
 from hfpatch.support.files import read_json, write_json
 
 
@@ -15,7 +17,7 @@ def test_results_are_written_at_once_then_rarely(monkeypatch, tmp_path):
     now, written, cost = [0.0], [], [1.0]
     monkeypatch.setattr(train_eval.time, "monotonic", lambda: now[0])
 
-    class Writes(ComparisonSession):
+    class Writes(TrainEvalSession):
         def write_results(self, *, complete=False):
             now[0] += cost[0]
             written.append(now[0])
@@ -48,7 +50,7 @@ def test_runs_stay_locked_until_their_report_is_written(monkeypatch, tmp_path):
         events.append("released")
         write_json(tmp_path / "results.json", {"of": "another command that waited for the locks"})
 
-    class Empty(ComparisonSession):
+    class Empty(TrainEvalSession):
         def write_results(self, *, complete=False):
             write_json(tmp_path / "results.json", {"complete": complete})
 
@@ -70,15 +72,10 @@ def test_what_was_trained_names_the_method_that_the_training_began_with(monkeypa
 
     monkeypatch.setattr(train_eval, "train_probe", train_probe)
     monkeypatch.setattr(train_eval, "save_patch", lambda model, folder: None)
-    session, run = ComparisonSession(SimpleNamespace()), PlannedRun("pre", "pre", {}, 0, tmp_path / "seed-0", "pre")
-    session.setup = SimpleNamespace(
-        identify=lambda run: Identity(method=code[0]),
-        recipe_of=lambda run: SimpleNamespace(training=SimpleNamespace(steps=1)),
-        patched=lambda run: nullcontext(),
-        blocks=None,
-        held_out=None,
-        plans={0: None},
-    )
+    session, run = TrainEvalSession(SimpleNamespace()), PlannedRun("pre", "pre", {}, 0, tmp_path / "seed-0", "pre")
+    session.setup = Mock(spec=ComparisonSetup, blocks=None, held_out=None, plans={0: None})
+    session.setup.identify = lambda run: Identity(method=code[0])
+    session.setup.patched = lambda run: nullcontext()
     session.train(run)
     assert Trained.read(run.folder / "training.json").identity == Identity(method="before")
 
@@ -87,7 +84,7 @@ def test_what_was_trained_names_the_method_that_the_training_began_with(monkeypa
 def test_results_that_wait_are_written_before_an_error_leaves(monkeypatch, tmp_path, units):
     written, run = [], PlannedRun("pre", "pre", {}, 0, tmp_path, "pre")
 
-    class Writes(ComparisonSession):
+    class Writes(TrainEvalSession):
         def write_results(self, *, complete=False):
             written.append(complete)
 

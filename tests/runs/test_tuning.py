@@ -21,7 +21,7 @@ from hfpatch.results.folder import load_results
 from hfpatch.results.tuning import Tuning as Found
 from hfpatch.runs import compare, records, train
 from hfpatch.runs.folder import RunPaths
-from hfpatch.runs.plan import Plan, plan_comparison, plan_study, plan_training
+from hfpatch.runs.plan import Plan, plan_runs
 from hfpatch.runs.setup import set_up
 from hfpatch.runs.tuning import Tuning, best_of, collect_tuning
 from hfpatch.support.files import read_json, write_json
@@ -67,7 +67,7 @@ def outcomes(
     tuning = {**TUNING, "learning_rates": [0.1, 0.2], "extend": extend, "refine": refine}
     methods = {"baseline": [], **{name: [{"type": "lora", "r": 1}] for name in losses}}
     recipe = make_recipe(out, tuning=tuning, methods=methods)
-    return decided(out, recipe, plan_comparison(recipe, out), losses, base=base)
+    return decided(out, recipe, plan_runs(recipe, out), losses, base=base)
 
 
 def decided(
@@ -137,7 +137,7 @@ def test_variants_of_a_study_are_refined_at_their_own_rates(tmp_path):
     variants = {"a": {}, "b": {"tuning": {"learning_rates": [1.0, 4.0]}}, "fixed": {"tuning": None}}
     recipe = StudyRecipe.model_validate({**given, "tuning": tuning, "baseline": "a", "variants": variants})
     losses = {"a": {0.1: 1.0, 0.2: 2.0, 0.0707: 1.1, 0.141: 0.9}, "b": {1.0: 2.0, 4.0: 1.0, 2.0: 1.5, 8.0: 3.0}}
-    tuning, trials, found = decided(tmp_path, recipe, plan_study(recipe, tmp_path), losses, base=math.inf)
+    tuning, trials, found = decided(tmp_path, recipe, plan_runs(recipe, tmp_path), losses, base=math.inf)
     assert trials == ["a 0.1", "a 0.2", "b 1", "b 4", "a 0.0707", "a 0.141", "b 2", "b 8"]
     assert {name: choice.values["lr"] for name, choice in found.chosen.items()} == {"a": 0.141, "b": 4.0}
     assert (found.refined, found.added) == ([0.0707, 0.141, 2.0, 8.0], [])
@@ -173,7 +173,7 @@ def test_what_was_found_is_the_same_in_memory_and_in_the_file(tmp_path):
 
 def test_a_plan_has_as_many_trials_of_every_method_before_any_final_run(recipe):
     out = Path("out")
-    plan = plan_comparison(recipe, out)
+    plan = plan_runs(recipe, out)
     actions = [unit.action for unit in plan.units]
     assert actions[:2] == ["evaluate", "check_baseline"]
     tunes = [unit for unit in plan.units if unit.action == "tune"]
@@ -191,7 +191,7 @@ def test_a_plan_has_as_many_trials_of_every_method_before_any_final_run(recipe):
     markers = {unit.marker for unit in tunes}
     finals = [unit for unit in plan.units if unit.action == "train"]
     assert all({need.marker for need in unit.needs} == markers for unit in finals)
-    one = plan_training(recipe, out, "lora")
+    one = plan_runs(recipe, out, "lora")
     assert [unit.run.variant for unit in one.units] == ["lora"] * 6
     assert {lock.partition("@")[0] for lock in one.locks} == {"lora"}
 
@@ -254,7 +254,7 @@ def test_what_a_choice_is_worth_follows_from_the_kept_values(model_folder, tmp_p
 
 
 def test_the_text_of_tuning_is_in_no_training_and_no_task(recipe, straight):
-    setup = set_up(recipe, Tuning(plan_comparison(recipe, straight).tuning))
+    setup = set_up(recipe, Tuning(plan_runs(recipe, straight).tuning))
     parts = {"train": setup.blocks, "held_out": setup.held_out, "tuning": setup.tuning_text}
 
     def texts(blocks: TokenBlocks) -> set[tuple[int, ...]]:
@@ -307,7 +307,7 @@ def test_a_run_trained_before_its_rate_changed_is_named(recipe, straight, tmp_pa
     out = shutil.copytree(straight, tmp_path / "out")
     for path in (*out.glob("results.*"), *out.glob("runs/*/seed-*/result.json")):
         path.unlink()
-    setup = set_up(recipe, Tuning(plan_comparison(recipe, out).tuning))
+    setup = set_up(recipe, Tuning(plan_runs(recipe, out).tuning))
     best = best_of(setup.tuning.outcomes(), "lora")
     other = next(each for each in setup.tuning.outcomes() if each.run.variant == "lora" and each.run != best.run)
     told = RunPaths(other.run.folder).training
@@ -413,7 +413,7 @@ def test_a_loss_is_that_of_the_text_of_tuning(recipe, straight):
     from hfpatch.training.probe import train_probe
     from hfpatch.training.validation import mean_loss
 
-    setup = set_up(recipe, Tuning(plan_comparison(recipe, straight).tuning))
+    setup = set_up(recipe, Tuning(plan_runs(recipe, straight).tuning))
     best = best_of(setup.tuning.outcomes(), "pre")
     settings = recipe.training.model_copy(update={"lr": best.rate})
     patch(setup.base.model, setup.methods["pre"].configs, seed=1000)
