@@ -21,7 +21,7 @@ from hfpatch.evaluation.scorer import Scorer
 from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.evaluation import EvaluationSettings
-from hfpatch.runs import compare, evaluate, evaluate_models
+from hfpatch.runs import compare, evaluate
 from hfpatch.support import ranks
 from hfpatch.surgery.bases import hash_weights
 from hfpatch.surgery.placement import tensor_parallel_plan
@@ -34,7 +34,7 @@ def evaluate_patches(out: Path, *, model: str, patches: list[str], settings: dic
 
 
 def evaluate_several(out: Path, *, models: list[str], settings: dict) -> None:
-    evaluate_models([ModelSettings(name=name) for name in models], settings=EvaluationSettings(**settings), output=out)
+    evaluate(*[ModelSettings(name=name) for name in models], settings=EvaluationSettings(**settings), output=out)
 
 
 def run_comparison(out: Path, *, recipe: dict) -> None:

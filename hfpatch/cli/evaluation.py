@@ -192,15 +192,20 @@ def evaluate(given: EvalOptions) -> None:
     folder = given.output or kept
     advice = f"the same command continues from what is in {folder}" if folder else "nothing is kept with --no-cache"
     with interruptible(advice), choose_progress() as progress:
-        common: dict[str, Any] = {"settings": settings, "data_dir": given.data_dir, "output": given.output}
-        common |= {"log_samples": given.log_samples, "cache_dir": kept, "placement": placement, "progress": progress}
-        if len(models) > 1:
-            from hfpatch.runs import evaluate_models
-
-            results = evaluate_models(models, **common)
-        else:
-            of_one: dict[str, Any] = {"patches": given.patch or [], "baseline": given.baseline, "scales": scales}
-            results = run_evaluate(models[0], allow_other_base=given.allow_other_base, **of_one, **common)
+        results = run_evaluate(
+            *models,
+            patches=given.patch or [],
+            scales=scales,
+            allow_other_base=given.allow_other_base,
+            baseline=given.baseline,
+            settings=settings,
+            data_dir=given.data_dir,
+            output=given.output,
+            log_samples=given.log_samples,
+            cache_dir=kept,
+            progress=progress,
+            placement=placement,
+        )
     if ranks.is_first:
         _print(results, given)
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hfpatch.runs.checking import check
     from hfpatch.runs.comparison import compare, pretrain_study, train
     from hfpatch.runs.corpus import tokenize
-    from hfpatch.runs.evaluation import evaluate, evaluate_models
+    from hfpatch.runs.evaluation import evaluate
     from hfpatch.runs.forecasting import forecast
     from hfpatch.runs.inspection import inspect
     from hfpatch.runs.pretraining import pretrain
@@ -22,7 +22,6 @@ __all__ = [
     "check",
     "compare",
     "evaluate",
-    "evaluate_models",
     "forecast",
     "inspect",
     "pretrain",
@@ -37,7 +36,6 @@ _HOMES = {
     "check": "checking",
     "compare": "comparison",
     "evaluate": "evaluation",
-    "evaluate_models": "evaluation",
     "forecast": "forecasting",
     "inspect": "inspection",
     "pretrain": "pretraining",

@@ -1,4 +1,4 @@
-"""`evaluate` and `evaluate_models`: score models on lm-eval tasks and compare them."""
+"""`evaluate`: score models on lm-eval tasks and compare them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ from hfpatch.results.parts import Comparison, TaskResult
 from hfpatch.runs.folder import check_place
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.records import EvaluationIdentity
-from hfpatch.runs.variants import ANSWERS, BASE, Models, Patches, Variant, Variants
+from hfpatch.runs.variants import ANSWERS, BASE, Variant, Variants, model_variants, patch_variants
 from hfpatch.support.files import write_json
 from hfpatch.support.paths import takes_text
 from hfpatch.support.provenance import Clock, provenance
-from hfpatch.support.ranks import Ranks
 from hfpatch.surgery.placement import Placement
 
 IDENTITY = "evaluation.json"  # identifies the folder's evaluation; written before its first answer
@@ -40,8 +39,7 @@ _NOT_IDENTITY = {"allow_unknown_base", "batch_size", "token_budget"}  # change n
 
 @takes_text
 def evaluate(
-    model: ModelSettings,
-    *,
+    *models: ModelSettings,
     patches: Sequence[Path] = (),
     scales: Sequence[float] = (1.0,),
     allow_other_base: bool = False,
@@ -54,10 +52,14 @@ def evaluate(
     progress: Progress | None = None,
     placement: Placement | None = None,
 ) -> EvaluationResults:
-    """Evaluate a base with each of several patches on the tasks of ``settings``; the base is loaded once.
+    """Evaluate a base with each of several patches on the tasks of ``settings``, or several whole models.
+
+    The base of patches is loaded once. Of several models each has its own tokenizer, and is compared with all before
+    it. Each is loaded twice: before anything is scored, so that one that cannot be loaded shows then, and to be scored.
+    Only one is in memory at a time.
 
     Args:
-        model: the base.
+        models: the base, or the models.
         patches: folders that `save_patch` or PEFT wrote; without any, the bare base is evaluated.
         scales: factors of each patch's change, see :func:`hfpatch.scale_patch`; each is a variant.
         allow_other_base: take patches whose base had other weights.
@@ -72,86 +74,44 @@ def evaluate(
         placement: where the weights go; None takes one device for each process.
 
     Raises:
-        HfpatchError: if the model, a patch, a task or its data cannot be loaded, or ``output`` has another evaluation;
-            or if patches are to be compared with a base whose scores are not the published ones, or by a metric that
-            allows no comparison.
+        HfpatchError: if a model, a patch, a task or its data cannot be loaded, a model or patch is named twice, two
+            models are the same, or ``output`` has another evaluation; or if something is to be compared with a base
+            whose scores are not the published ones, or by a metric that allows no comparison.
     """
-    chosen, placement = {"allow_other_base": allow_other_base, "baseline": baseline}, placement or Placement()
-    variants = Patches(model, patches, scales, **chosen, placement=placement)
-    return _evaluate(variants, settings, data_dir, output, log_samples, cache_dir, progress or Progress())
-
-
-@takes_text
-def evaluate_models(
-    models: Sequence[ModelSettings],
-    *,
-    settings: EvaluationSettings,
-    data_dir: Path | None = None,
-    output: Path | None = None,
-    log_samples: bool = False,
-    cache_dir: Path | None = None,
-    progress: Progress | None = None,
-    placement: Placement | None = None,
-) -> EvaluationResults:
-    """Evaluate whole models, each with its own tokenizer, and compare each with all before it.
-
-    Each model is loaded twice: before anything is scored, so that one that cannot be loaded shows then, and to be
-    scored. Only one is in memory at a time. ``models`` are two or more; the other arguments are those of `evaluate`.
-
-    Raises:
-        HfpatchError: if a model is named twice, two are the same, a model, a task or its data cannot be loaded,
-            ``output`` has another evaluation, a model's scores are not the published ones, or a metric allows no
-            comparison.
-    """
-    variants = Models(models, placement or Placement())
-    return _evaluate(variants, settings, data_dir, output, log_samples, cache_dir, progress or Progress())
-
-
-def _evaluate(
-    variants: Variants,
-    settings: EvaluationSettings,
-    data_dir: Path | None,
-    output: Path | None,
-    log_samples: bool,
-    cache_dir: Path | None,
-    progress: Progress,
-) -> EvaluationResults:
-    """Score each variant, compare it with its references, and write the results into their folder, if there is one."""
     # What can be refused before anything is loaded, then what can be before anything is scored
-    ranks, clock = variants.ranks, Clock()
+    clock, progress, placement = Clock(), progress or Progress(), placement or Placement()
+    if len(models) > 1:
+        if patches or baseline:
+            raise HfpatchError("patches go with one base; compare whole models with each other in another call")
+        compared = model_variants(models)
+    else:
+        compared = patch_variants(models[0], patches, scales, baseline=baseline)
+    variants = Variants(compared, placement, progress, allow_other_base=allow_other_base)
+    ranks = variants.ranks
     decides = settings.model_dump(mode="json", exclude={*_NOT_IDENTITY, "limit"}) | {"tasks": list(settings.tasks)}
-    variants.identity = variants.identity.model_copy(update={"settings": decides})
-    ranks.on_first(check_output, output, variants.identity)
+    ranks.on_first(check_output, output, EvaluationIdentity(models=variants.identities, settings=decides))
     progress.preparing("reading the tasks")
     selection = select(settings, data_dir)
-    variants.progress = progress
-    variants.identity = variants.identity.model_copy(update={"limits": selection.limits})
     variants.prepare(settings)
-    ranks.on_first(check_output, output, variants.identity)
+    identity = EvaluationIdentity(models=variants.identities, settings=decides, limits=selection.limits)
+    ranks.on_first(check_output, output, identity)
     if output is not None and ranks.is_first:
-        variants.identity.write(output / IDENTITY)
+        identity.write(output / IDENTITY)
 
     # One variant after the other; a bare model's scores are checked before the next one's
-    answers = cache_dir if output is None else output / ANSWERS
-    scored: dict[str, EvaluatedVariant] = {}
     warnings = variants.warnings(selection.tasks)
     with nullcontext(output) if output is not None else TemporaryDirectory() as folder:
-        records = Path(folder)
+        scored: dict[str, EvaluatedVariant] = {}
         for variant in variants.variants:
-            log, model = None, variant.model
+            answers = cache_dir if output is None else output / ANSWERS
+            storage = Storage(Path(folder, variant.label), answers=answers, answers_optional=output is None)
             if log_samples and output is not None:  # lm-eval's own files
-                arguments = {"pretrained": model.full_name, "dtype": model.dtype}
-                arguments |= {"revision": model.revision} if model.revision is not None else {}
-                arguments |= {"patch": str(variant.patch)} if variant.patch is not None else {}
-                log = SampleLog(output, variant.log_name, arguments)
-            storage = Storage(records / variant.label, log, answers, answers_optional=output is None)
-            scored[variant.label] = _score(variants, variant, selection, storage, progress, ranks)
+                storage = replace(storage, log=_sample_log(variant, output))
+            scored[variant.label] = _score(variants, variant, selection, storage)
             progress.finished(variant.label, "")
             if variant.patch is None:
-                scores, compared = scored[variant.label].scores, variants.compared
-                of_base = (model, settings, scores, records / variant.label, selection.tasks)
-                warnings += ranks.on_first(check_base, *of_base, compared=compared)
-
+                of_base = (variant.model, settings, scored[variant.label].scores, Path(folder, variant.label))
+                warnings += ranks.on_first(check_base, *of_base, selection.tasks, compared=variants.compared)
         for label, evaluated in scored.items():
             cautions = [*document_cautions(evaluated.scores), *tie_cautions(evaluated.scores, label)]
             warnings += [caution for caution in cautions if caution not in warnings]
@@ -164,7 +124,7 @@ def _evaluate(
             comparisons = ranks.on_first(
                 evaluation.compare,
                 evaluation.Records(
-                    {label: {0: records / label} for label in scored},
+                    {label: {0: Path(folder, label)} for label in scored},
                     baseline=BASE if BASE in scored else "",
                     aggregations=evaluation.all_aggregations(selection.tasks),
                 ),
@@ -173,18 +133,27 @@ def _evaluate(
                 without_low_noise=variants.cut_by_tokens(selection.tasks),
             )
 
-    warnings += dependence_cautions(comparisons, selection.tasks)
+    facts = dict(next(iter(variants.facts.values())))
+    computed = {} if variants.of_models else {name: facts.pop(name) for name in ("matmul", "computed_with")}
     results = EvaluationResults(
-        model=variants.model,
+        model=facts,
         settings=settings.model_dump(mode="json"),
         variants=scored,
         comparisons=comparisons,
-        warnings=warnings,
-        provenance={**provenance(clock), **variants.computed},
+        warnings=[*warnings, *dependence_cautions(comparisons, selection.tasks)],
+        provenance={**provenance(clock), **computed},
     )
     if output is not None and ranks.is_first:
         write_json(output / RESULTS, results.to_json())
     return ranks.same(results)
+
+
+def _sample_log(variant: Variant, output: Path) -> SampleLog:
+    model = variant.model
+    arguments = {"pretrained": model.full_name, "dtype": model.dtype}
+    arguments |= {"revision": model.revision} if model.revision is not None else {}
+    arguments |= {"patch": variant.log_name} if variant.patch is not None else {}
+    return SampleLog(output, variant.log_name, arguments)
 
 
 def _common(scored: Mapping[str, EvaluatedVariant]) -> tuple[dict[str, TaskResult], list[str]]:
@@ -203,10 +172,9 @@ def _common(scored: Mapping[str, EvaluatedVariant]) -> tuple[dict[str, TaskResul
     return common, said
 
 
-def _score(
-    variants: Variants, variant: Variant, selection: Selection, storage: Storage, progress: Progress, ranks: Ranks
-) -> EvaluatedVariant:
+def _score(variants: Variants, variant: Variant, selection: Selection, storage: Storage) -> EvaluatedVariant:
     """Run the tasks; no model is left in a variable here when the next one is loaded."""
+    progress = variants.progress
     with variants.opened(variant) as (base, added):
         scores = run_tasks(
             base.model,
@@ -215,13 +183,12 @@ def _score(
             storage=replace(storage, base_sha256=base.sha256),
             on_task=partial(progress.evaluating, variant.label),
             on_scored=partial(progress.scored, variant.label),
-            ranks=ranks,
+            ranks=variants.ranks,
         )
-    patch = variant.patch
     return EvaluatedVariant(
-        model=variants.models.get(variant.label),
-        patch=None if patch is None else str(patch.folder),
-        scale=None if patch is None or patch.scale == 1 else patch.scale,
+        model=variants.facts[variant.label] if variants.of_models else None,
+        patch=None if variant.patch is None else str(variant.patch),
+        scale=None if variant.scale == 1 else variant.scale,
         added=added,
         scores=scores,
         groups=selection.group_results(scores) or None,

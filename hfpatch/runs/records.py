@@ -102,26 +102,28 @@ class Questions(Stored):
 
 
 class Looks(Stored):
-    """``looks.json``: the looks that were taken in a run folder, in their order."""
+    """``looks.json``: the looks that were taken in a run folder, in their order; every session takes them again."""
 
+    file: ClassVar = "looks.json"
     looks: list[LookTaken] = Field(default_factory=list)
+
+    @classmethod
+    def of(cls, out: Path) -> list[LookTaken]:
+        """Return the looks of a run folder."""
+        return cls.read(out / cls.file).looks if (out / cls.file).is_file() else []
 
 
 class EvaluationIdentity(Stored):
     """``evaluation.json``: what decides the scores in the folder of an evaluation.
 
     Attributes:
-        model: the base.
-        variants: the hash of each patch by label; None for the bare base.
-        models: in their place each whole model, by label.
+        models: each base or model, by label: how it is loaded, and the hashes of its weights and its ``patch``.
         settings: the settings, without the limits.
         limits: how many documents of each task are scored, which may grow; None is all.
     """
 
     as_given = True
-    model: Values = Field(default_factory=dict)
-    variants: dict[str, str | None] = Field(default_factory=dict)
-    models: dict[str, Values] = Field(default_factory=dict)
+    models: dict[str, Values]
     settings: Values = Field(default_factory=dict)
     limits: dict[str, int | None] = Field(default_factory=dict)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,9 +24,9 @@ from hfpatch.evaluation.selection import template_arguments
 from hfpatch.nn.matmul import choose_library
 from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.results.parts import Values
 from hfpatch.runs.identity import describe_base
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.records import EvaluationIdentity
 from hfpatch.sites import count_values
 from hfpatch.support.cpu import pinned_library
 from hfpatch.support.files import hash_values, sha256_file
@@ -43,32 +42,6 @@ _PATCH_FILES = ("adapter_config.json", "patch.json")
 
 
 @dataclass(frozen=True)
-class Patch:
-    """A saved patch of an evaluated base.
-
-    Attributes:
-        folder: where it is.
-        scale: the factor of its change.
-        allow_other_base: whether its base may have had other weights.
-    """
-
-    folder: Path
-    scale: float = 1.0
-    allow_other_base: bool = False
-
-    def __str__(self) -> str:
-        return str(self.folder) if self.scale == 1 else f"{self.folder} at {self.scale:g}"
-
-    @property
-    def sha256(self) -> str:
-        """The hash of the files that decide its scores, which its cards do not."""
-        files = sorted(self.folder.rglob("*"))
-        files = [path for path in files if path.suffix == ".safetensors" or path.name in _PATCH_FILES]
-        listing = "".join(f"{path.relative_to(self.folder).as_posix()} {sha256_file(path)}\n" for path in files)
-        return hashlib.sha256(listing.encode()).hexdigest()
-
-
-@dataclass(frozen=True)
 class Variant:
     """One of the models that an evaluation compares.
 
@@ -76,58 +49,108 @@ class Variant:
         label: its name in the results, and its folder of records.
         log_name: its name in lm-eval's own files.
         model: how its base is loaded.
-        patch: the patch; None for the bare model.
         references: the labels that it is compared with.
+        patch: the folder of its patch; None for the bare model.
+        scale: the factor of the patch's change.
     """
 
     label: str
     log_name: str
     model: ModelSettings
-    patch: Patch | None = None
     references: tuple[str, ...] = ()
+    patch: Path | None = None
+    scale: float = 1.0
 
 
-class Variants(ABC):
+class Variants:
     """The variants of one evaluation. One model is in memory at a time, if callers keep none.
 
     Args:
         variants: the variants, in the order in which they are scored.
         placement: where the weights go.
+        progress: called when a model is loaded.
+        allow_other_base: take patches whose base had other weights.
 
     Attributes:
         variants: the variants.
+        of_models: whether they are several whole models, and not one base with patches.
         ranks: the processes that evaluate together.
-        identity: identifies the evaluation; `prepare` adds the hashes of the weights.
         compared: the models compared with a bare one, as messages call them; empty for none.
-        model: the facts that results give of the base, or of the first model; `prepare` finds them.
-        models: those of each whole model, by label; `prepare` finds them.
-        computed: how the scores are computed, where that is the same for all variants; `prepare` finds it.
-        progress: called when a model is loaded.
+        facts: those of each model that results have, by label; of one base only the first. `prepare` collects them.
 
     Raises:
         HfpatchError: if the processes cannot meet, or the placement does not go with their number.
     """
 
-    identity: EvaluationIdentity
-    model: dict[str, Any]
-    compared: str
-
-    def __init__(self, variants: Sequence[Variant], placement: Placement) -> None:
+    def __init__(
+        self, variants: Sequence[Variant], placement: Placement, progress: Progress, *, allow_other_base: bool = False
+    ) -> None:
         self.ranks = start_ranks(split=placement.tp)
         placement.check(self.ranks.count)
-        self.models: dict[str, dict[str, Any]] = {}
-        self.computed: dict[str, Any] = {}
-        self.progress = Progress()
-        self.variants, self._placement = variants, placement
+        self.variants, self.progress = variants, progress
+        self._placement, self._allow_other_base = placement, allow_other_base
+        self.of_models = len(variants) > 1 and all(variant.patch is None for variant in variants)
+        self.compared = "the other models" if self.of_models else "the patches" if len(variants) > 1 else ""
+        self.facts: dict[str, dict[str, Any]] = {}
         self._loaded: tuple[ModelSettings, Base] | None = None
 
-    @abstractmethod
+    @property
+    def identities(self) -> dict[str, Values]:
+        """What decides the weights of each variant: how its model is loaded, and the hashes of weights and patch."""
+        identities: dict[str, Values] = {}
+        for variant in self.variants:
+            identity = identities[variant.label] = dict(variant.model.identity)
+            if facts := self.facts.get(variant.label if self.of_models else self.variants[0].label):
+                identity["sha256"] = facts["sha256"]
+            if variant.patch is not None:
+                identity["patch"] = hash_patch(variant.patch)
+        return identities
+
     def prepare(self, settings: EvaluationSettings) -> None:
         """Load everything once, so that a mistake shows before anything is scored.
 
         Raises:
-            HfpatchError: if a model or a patch cannot be loaded, or not be compared with the others.
+            HfpatchError: if a model or a patch cannot be loaded or scored, or two models are the same.
         """
+        first, *_ = self.variants
+        for variant in reversed(self.variants):  # as the first one, which is scored first, then stays in memory
+            base = self.load(variant.model)
+            if variant.patch is None or variant is first:
+                self.facts[variant.label] = self._describe(base, variant, settings)
+            if variant.patch is not None:
+                with self.opened(variant):
+                    pass
+            del base  # one model is in memory at a time
+        self.facts = self.ranks.same(dict(reversed(self.facts.items())))
+        labels: dict[str, str] = {}
+        for label, facts in self.facts.items():
+            other = labels.setdefault(facts["identity_sha256"], label)
+            if other != label:
+                raise HfpatchError(
+                    f"--model {facts['name']}: {label} is the same model as {other} (weights, configuration, code "
+                    "and tokenizer); leave one of them out"
+                )
+
+    def _describe(self, base: Base, variant: Variant, settings: EvaluationSettings) -> dict[str, Any]:
+        """Return the facts of a bare model, after a check that it can be scored."""
+        try:
+            with quiet():
+                template_arguments(base.tokenizer, settings.apply_chat_template)
+                scorer = HfpatchLM(base.model, tokenizer=base.tokenizer, max_length=settings.max_length)
+        except HfpatchError as error:
+            raise HfpatchError(f"--model {variant.model.name}: {error}") from error
+        described, tokenizer = describe_base(base, variant.model), hash_tokenizer(base.tokenizer)
+        chat = bool(settings.apply_chat_template)  # else its template writes no prompt
+        identity = {**described["identity"], **({} if chat else {"tokenizer": tokenizer})}
+        return {
+            **described,
+            "parameters": sum(map(count_values, base.model.parameters())),
+            "max_length": scorer.max_length,
+            "tokenizer_sha256": tokenizer,
+            "identity_sha256": hash_values([base.sha256, identity]),
+            "matmul": choose_library(base.model),
+            "computed_with": computed_with(base.model),
+        }
 
     @contextmanager
     def opened(self, variant: Variant) -> Iterator[tuple[Base, int]]:
@@ -146,14 +169,14 @@ class Variants(ABC):
                 from hfpatch.surgery.folder import load_patch  # here, as a bare model needs no PEFT
                 from hfpatch.surgery.patch import patch_summary, unpatch
 
-                load_patch(base.model, patch.folder, allow_other_base=patch.allow_other_base, scale=patch.scale)
+                load_patch(base.model, patch, allow_other_base=self._allow_other_base, scale=variant.scale)
                 stack.callback(unpatch, base.model)
                 added = patch_summary(base.model).added
             yield base, added
 
     def cut_by_tokens(self, tasks: Mapping[str, Any]) -> list[str]:
         """Return the tasks that count or cut by tokens, where the models' tokenizers differ."""
-        if len({facts["tokenizer_sha256"] for facts in self.models.values()}) <= 1:
+        if len({facts["tokenizer_sha256"] for facts in self.facts.values()}) <= 1:
             return []
         return [name for name, task in tasks.items() if isinstance(task, TokenTask)]
 
@@ -166,7 +189,7 @@ class Variants(ABC):
                 "do not compare; accuracies, bits per byte and perplexities per word or byte do."
             )
         rolling = [name for name, task in tasks.items() if task.OUTPUT_TYPE == "loglikelihood_rolling"]
-        lengths = {label: facts["max_length"] for label, facts in self.models.items()}
+        lengths = {label: facts["max_length"] for label, facts in self.facts.items()}
         if rolling and len(set(lengths.values())) > 1:
             shown = ", ".join(f"{label} {length:,}" for label, length in lengths.items())
             said.append(
@@ -197,123 +220,62 @@ class Variants(ABC):
         return self._loaded[1]
 
 
-class Patches(Variants):
-    """One base with each of several patches at every scale, and bare; the arguments are those of `evaluate`.
+def patch_variants(
+    model: ModelSettings, patches: Sequence[Path], scales: Sequence[float] = (1.0,), *, baseline: bool = False
+) -> list[Variant]:
+    """Return a base with each of several patches at every scale, after the bare one; the arguments are `evaluate`'s.
 
     Raises:
-        HfpatchError: if a folder or a scale is given twice, a scale is no finite number, or as `Variants`.
+        HfpatchError: if a folder or a scale is given twice, or a scale is no finite number.
     """
-
-    def __init__(
-        self,
-        model: ModelSettings,
-        patches: Sequence[Path],
-        scales: Sequence[float],
-        *,
-        allow_other_base: bool,
-        baseline: bool,
-        placement: Placement,
-    ) -> None:
-        parts = [patch.absolute().parts[1:] for patch in patches]
-        for index, folder in enumerate(patches):
-            if parts[index] in parts[:index]:
-                raise HfpatchError(f"--patch {folder}: named twice")
-        if not all(map(math.isfinite, scales)) or len(set(scales)) < len(scales) or not scales:
-            raise HfpatchError(f"--scale {','.join(map(str, scales))}: give different finite numbers, such as 0.5,1")
-        if tuple(scales) != (1.0,) and not patches:
-            raise HfpatchError("--scale: there is no patch to scale; give --patch DIR")
-        names = [f"{name} (patch)" if name in (BASE, *RESERVED) else name for name in short_names(parts)]
-        self._model = model
-        variants = [Variant(BASE, model.full_name, model)] if baseline or not patches else []
-        references = (BASE,) if variants else ()
-        for label, folder in zip(names, patches, strict=True):
-            for scale in scales:
-                patch = Patch(folder, scale, allow_other_base)
-                scaled = label if scale == 1 else f"{label} at {scale:g}"
-                variants.append(Variant(scaled, str(patch), model, patch, references))
-        super().__init__(variants, placement)
-        self.compared = "the patches" if len(variants) > 1 else ""
-        hashes = {variant.label: variant.patch and variant.patch.sha256 for variant in variants}
-        self.identity = EvaluationIdentity(model=model.identity, variants=hashes)
-
-    def prepare(self, settings: EvaluationSettings) -> None:
-        """Load the base and, of several variants, try every patch on it."""
-        base = self.load(self._model)
-        for variant in self.variants if len(self.variants) > 1 else ():
-            with self.opened(variant):
-                pass
-        self.identity = self.identity.model_copy(update={"model": {**self.identity.model, "sha256": base.sha256}})
-        self.model = describe_base(base, self._model)
-        self.computed = {"matmul": choose_library(base.model), "computed_with": computed_with(base.model)}
+    parts = [patch.absolute().parts[1:] for patch in patches]
+    for index, folder in enumerate(patches):
+        if parts[index] in parts[:index]:
+            raise HfpatchError(f"--patch {folder}: named twice")
+    if not all(map(math.isfinite, scales)) or len(set(scales)) < len(scales) or not scales:
+        raise HfpatchError(f"--scale {','.join(map(str, scales))}: give different finite numbers, such as 0.5,1")
+    if tuple(scales) != (1.0,) and not patches:
+        raise HfpatchError("--scale: there is no patch to scale; give --patch DIR")
+    names = [f"{name} (patch)" if name in (BASE, *RESERVED) else name for name in short_names(parts)]
+    variants = [Variant(BASE, model.full_name, model)] if baseline or not patches else []
+    references = (BASE,) if variants else ()
+    for name, folder in zip(names, patches, strict=True):
+        for scale in scales:
+            at = "" if scale == 1 else f" at {scale:g}"
+            variants.append(Variant(f"{name}{at}", f"{folder}{at}", model, references, folder, scale))
+    return variants
 
 
-class Models(Variants):
-    """Several whole models, each with its own tokenizer and compared with all before it.
+def model_variants(models: Sequence[ModelSettings]) -> list[Variant]:
+    """Return several whole models, each compared with all before it.
+
+    They are called by the last parts of their ids or folders, and their revisions.
 
     Raises:
-        HfpatchError: if a model is given twice, or as `Variants`.
+        HfpatchError: if a model is given twice.
     """
+    parts = []
+    for model in models:
+        path = Path(model.full_name)
+        *above, last = path.absolute().parts[1:] if path.exists() else model.full_name.split("/")
+        ending = f"@{model.revision.replace('/', '-')}" if model.revision else ""
+        parts.append((*above, f"{last}{ending}"))
+        if parts[-1] in parts[:-1]:
+            raise HfpatchError(f"--model {model.name}: named twice; a model is compared with others")
+    labels = tuple(f"{name} (model)" if name in RESERVED else name for name in short_names(parts))
+    variants = []
+    for number, (label, model) in enumerate(zip(labels, models, strict=True)):
+        log_name = f"{model.full_name}@{model.revision}" if model.revision else model.full_name
+        variants.append(Variant(label, log_name, model, labels[:number]))
+    return variants
 
-    compared = "the other models"
 
-    def __init__(self, models: Sequence[ModelSettings], placement: Placement) -> None:
-        # The labels: the last parts of each id or folder, and the revision
-        parts = []
-        for model in models:
-            path = Path(model.full_name)
-            *above, last = path.absolute().parts[1:] if path.exists() else model.full_name.split("/")
-            ending = f"@{model.revision.replace('/', '-')}" if model.revision else ""
-            parts.append((*above, f"{last}{ending}"))
-            if parts[-1] in parts[:-1]:
-                raise HfpatchError(f"--model {model.name}: named twice; a model is compared with others")
-        labels = tuple(f"{name} (model)" if name in RESERVED else name for name in short_names(parts))
-        named = dict(zip(labels, models, strict=True))
-        self.identity = EvaluationIdentity(models={label: model.identity for label, model in named.items()})
-        variants = []
-        for number, (label, model) in enumerate(named.items()):
-            log_name = f"{model.full_name}@{model.revision}" if model.revision else model.full_name
-            variants.append(Variant(label, log_name, model, references=labels[:number]))
-        super().__init__(variants, placement)
-
-    def prepare(self, settings: EvaluationSettings) -> None:
-        """Load every model and check that each can be scored and no two are the same."""
-        facts_of = {}
-        for variant in reversed(self.variants):  # as the first one, which is scored first, then stays in memory
-            base = self.load(variant.model)
-            try:
-                with quiet():
-                    template_arguments(base.tokenizer, settings.apply_chat_template)
-                    scorer = HfpatchLM(base.model, tokenizer=base.tokenizer, max_length=settings.max_length)
-            except HfpatchError as error:
-                raise HfpatchError(f"--model {variant.model.name}: {error}") from error
-            described, tokenizer = describe_base(base, variant.model), hash_tokenizer(base.tokenizer)
-            chat = bool(settings.apply_chat_template)  # else its template writes no prompt
-            identity = {**described["identity"], **({} if chat else {"tokenizer": tokenizer})}
-            facts_of[variant.label] = {
-                **described,
-                "parameters": sum(map(count_values, base.model.parameters())),
-                "max_length": scorer.max_length,
-                "tokenizer_sha256": tokenizer,
-                "identity_sha256": hash_values([base.sha256, identity]),
-                "matmul": choose_library(base.model),
-                "computed_with": computed_with(base.model),
-            }
-            del base, scorer  # one model is in memory at a time
-        self.models = self.ranks.same({variant.label: facts_of[variant.label] for variant in self.variants})
-        self.model = next(iter(self.models.values()))
-        first: dict[str, str] = {}
-        for label, facts in self.models.items():
-            other = first.setdefault(facts["identity_sha256"], label)
-            if other != label:
-                raise HfpatchError(
-                    f"--model {facts['name']}: {label} is the same model as {other} (weights, configuration, code "
-                    "and tokenizer); leave one of them out"
-                )
-        hashed = {
-            label: {**settings, "sha256": self.models[label]["sha256"]}
-            for label, settings in self.identity.models.items()
-        }
-        self.identity = self.identity.model_copy(update={"models": hashed})
+def hash_patch(folder: Path) -> str:
+    """Return the hash of the files of a patch that decide its scores, which its cards do not."""
+    files = sorted(folder.rglob("*"))
+    files = [path for path in files if path.suffix == ".safetensors" or path.name in _PATCH_FILES]
+    listing = "".join(f"{path.relative_to(folder).as_posix()} {sha256_file(path)}\n" for path in files)
+    return hashlib.sha256(listing.encode()).hexdigest()
 
 
 def short_names(paths: Sequence[tuple[str, ...]]) -> list[str]:

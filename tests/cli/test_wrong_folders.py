@@ -124,16 +124,16 @@ def test_each_command_on_each_folder(kind, folders, recipes, capsys):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--model", "tinyworld/gpt2"], "(model.name is 'tinyworld/gpt-neox' there, 'tinyworld/gpt2' here)"),
+        (["--model", "tinyworld/gpt2"], "(models.base.name is 'tinyworld/gpt-neox' there, 'tinyworld/gpt2' here)"),
         (
             ["--model", MODEL, "--model", "tinyworld/gpt2"],
             "(models.gpt-neox.name is 'absent' there, 'tinyworld/gpt-neox' here)",
         ),
-        (["--dtype", "bfloat16"], "(model.dtype is 'float32' there, 'bfloat16' here)"),
+        (["--dtype", "bfloat16"], "(models.base.dtype is 'float32' there, 'bfloat16' here)"),
         (["--tasks", "tinyworld_endings"], "(settings.tasks is ['tinyworld_cloze'] there, ['tinyworld_endings'] here)"),
         (["--limit", "2"], "holds 3 documents of tinyworld_cloze, and --limit asks for the first 2"),
         (["--max-length", "64"], "(settings.max_length is None there, 64 here)"),
-        (["--patch", "PATCH"], "variants."),
+        (["--patch", "PATCH"], "(models."),
         (["--token-budget", "100", "--allow-unknown-base"], None),
     ],
 )
@@ -163,9 +163,9 @@ def test_a_patch_or_a_base_that_was_changed_is_another_evaluation(folders, tmp_p
     file = tmp_path / "patch" / "pre_projection" / "adapter_config.json"
     file.write_text(file.read_text() + "\n")
     assert main(arguments) == 2
-    assert "holds another evaluation (variants.patch is" in capsys.readouterr().err
+    assert "holds another evaluation (models.patch.patch is" in capsys.readouterr().err
     file.write_text(file.read_text()[:-1])
     load = variants.load_base
     monkeypatch.setattr(variants, "load_base", lambda *given, **more: replace(load(*given, **more), sha256="other"))
     assert main(arguments) == 2
-    assert "model.sha256" in capsys.readouterr().err
+    assert "models.patch.sha256 is" in capsys.readouterr().err

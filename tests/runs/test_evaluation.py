@@ -16,7 +16,7 @@ from hfpatch.evaluation import known_scores
 from hfpatch.recipes.base import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results import load_results
-from hfpatch.runs import evaluate, evaluate_models, evaluation, variants
+from hfpatch.runs import evaluate, evaluation, variants
 from hfpatch.support.files import read_json
 from hfpatch.surgery.bases import load_base
 from hfpatch.tinyworld import documents
@@ -65,8 +65,8 @@ def outcome(folder):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(variants, "load_base", load)
-        found = evaluate_models(
-            settings_of(folder), settings=evaluation_of(), data_dir=folder / "data", output=folder / "out"
+        found = evaluate(
+            *settings_of(folder), settings=evaluation_of(), data_dir=folder / "data", output=folder / "out"
         )
     return found, folder / "out", alive
 
@@ -126,7 +126,7 @@ def test_what_does_not_compare_across_models_is_said(outcome, folder):
     assert "c 640" in windows
     assert "--max-length 640" in windows
     chosen = evaluation_of("paper_wikitext", "tinyworld_text", max_length=600)
-    same = evaluate_models(settings_of(folder, "ac"), settings=chosen, data_dir=folder / "data")
+    same = evaluate(*settings_of(folder, "ac"), settings=chosen, data_dir=folder / "data")
     assert not any("windows" in warning or "per token" in warning for warning in same.warnings)
 
 
@@ -134,14 +134,14 @@ def test_the_same_call_continues_and_another_is_refused(outcome, folder, monkeyp
     found, out, _ = outcome
     assert load_results(out, "evaluation") == found
     assert set(read_json(out / "evaluation.json")["models"]) == {"a", "b", "c"}
-    again = evaluate_models(settings_of(folder), settings=evaluation_of(), data_dir=folder / "data", output=out)
+    again = evaluate(*settings_of(folder), settings=evaluation_of(), data_dir=folder / "data", output=out)
     assert again.comparisons == found.comparisons
     assert all(score.reused for variant in again.variants.values() for score in variant.scores.values())
     monkeypatch.setattr(variants, "load_base", lambda *_, **__: pytest.fail("loaded"))
     for names, key in (("ab", "models.c.name"), ("abc", "settings.num_fewshot")):
         chosen = evaluation_of(**({} if names == "ab" else {"num_fewshot": 1}))
         with pytest.raises(HfpatchError, match=rf"holds another evaluation \({key}"):
-            evaluate_models(settings_of(folder, names), settings=chosen, data_dir=folder / "data", output=out)
+            evaluate(*settings_of(folder, names), settings=chosen, data_dir=folder / "data", output=out)
 
 
 def test_models_that_leave_out_other_documents_are_scored_and_not_compared_there(folder, tmp_path):
@@ -159,7 +159,7 @@ def test_models_that_leave_out_other_documents_are_scored_and_not_compared_there
     ending = {"output_type": "loglikelihood", "doc_to_text": "{{text}}", "doc_to_target": "{{word}}"}
     write_task(tmp_path, "words", **ending, target_delimiter="", metric_list=[{"metric": "acc"}])
     chosen = EvaluationSettings(tasks=("words", "tinyworld_endings"), limit=25, include_path=str(tmp_path))
-    found = evaluate_models(settings_of(folder, "ab"), settings=chosen)
+    found = evaluate(*settings_of(folder, "ab"), settings=chosen)
     assert [variant.scores["words"].n for variant in found.variants.values()] == [25, 24]
     assert {each.task for each in found.comparisons} == {"tinyworld_endings"}
     assert any(text.startswith("words: not compared") and "(a 25, b 24)" in text for text in found.warnings)
@@ -222,7 +222,7 @@ def test_models_that_cannot_be_compared_are_refused_before_any_is_scored(
     monkeypatch.setattr(evaluation, "run_tasks", lambda *_, **__: pytest.fail("scored"))
     named = [ModelSettings(name=str(folder / name)) for name in ("a", second)]
     with pytest.raises(HfpatchError, match=message) as error:
-        evaluate_models(named, settings=evaluation_of("tinyworld_endings"), output=tmp_path / "out")
+        evaluate(*named, settings=evaluation_of("tinyworld_endings"), output=tmp_path / "out")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
 
@@ -231,9 +231,9 @@ def test_a_model_outside_its_known_score_stops_the_comparison(folder, monkeypatc
     known = known_scores.KnownScore(str(folder / "b"), ("main",), "tinyworld_endings", "acc", 0.99, 24, "x")
     monkeypatch.setattr(known_scores, "KNOWN_SCORES", (known,))
     with pytest.raises(HfpatchError, match=r"0\.990 .*--allow-unknown-base evaluates the other models anyway"):
-        evaluate_models(settings_of(folder, "ab"), settings=evaluation_of("tinyworld_endings"))
+        evaluate(*settings_of(folder, "ab"), settings=evaluation_of("tinyworld_endings"))
     chosen = evaluation_of("tinyworld_endings", allow_unknown_base=True)
-    assert any("0.990" in text for text in evaluate_models(settings_of(folder, "ab"), settings=chosen).warnings)
+    assert any("0.990" in text for text in evaluate(*settings_of(folder, "ab"), settings=chosen).warnings)
 
 
 def test_models_that_differ_in_their_template_alone_differ_where_it_is_used(folder, tmp_path):
@@ -242,8 +242,8 @@ def test_models_that_differ_in_their_template_alone_differ_where_it_is_used(fold
         write_model(tmp_path / name, base.model, base.tokenizer, template)
     given = [ModelSettings(name=str(tmp_path / name)) for name in ("one", "two")]
     with pytest.raises(HfpatchError, match="two is the same model as one"):
-        evaluate_models(given, settings=evaluation_of("tinyworld_endings"))
-    found = evaluate_models(given, settings=evaluation_of("tinyworld_endings", apply_chat_template=True))
+        evaluate(*given, settings=evaluation_of("tinyworld_endings"))
+    found = evaluate(*given, settings=evaluation_of("tinyworld_endings", apply_chat_template=True))
     one, two = (found.variants[name] for name in ("one", "two"))
     assert one.model["identity"]["tokenizer"] != two.model["identity"]["tokenizer"]
     assert one.scores["tinyworld_endings"].prompts_sha256 != two.scores["tinyworld_endings"].prompts_sha256
